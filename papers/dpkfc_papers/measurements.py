@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpkfc.app.assembly import public_data
+from dpkfc.app.assembly import read_public_data
 from dpkfc.app.plots import SensitivityMap
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
@@ -447,7 +447,7 @@ def _sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe
     other = next((_OTHER[name] for name in _OTHER if config.recipe.startswith(f"{name}-")), "")
     if other:
         path = Path(resolved(f"@{other}:2000", public, data_dir))
-        inputs, _ = public_data(path, shape)
+        inputs, _ = read_public_data(path, shape)
         found["public"] = PublicData(inputs, provenance=f"2,000 training images of {other}")
     inputs, labels = prepared.data.train
     half = len(labels) // 2
@@ -493,9 +493,9 @@ def figures_of(prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, s
 
 def _base(prepared: Prepared) -> KFAC:
     """Factors without any cut: every position, every eigenpair, both sides."""
-    from dpkfc.app.assembly import kfac
+    from dpkfc.app.assembly import make_kfac
 
-    settings = kfac(replace(prepared.config, source="pink", output_source=""), prepared.recipe.input_shape)
+    settings = make_kfac(replace(prepared.config, source="pink", output_source=""), prepared.recipe.input_shape)
     return replace(
         settings, labels="model", sides="both", rows_per_dim=None, max_rank=None, control="none", layer_rules=None
     )

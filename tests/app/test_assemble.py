@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dpkfc.app.assembly import kfac, make_optimizer, make_plan, privacy_config
+from dpkfc.app.assembly import make_kfac, make_optimizer, make_plan, make_privacy_config
 from dpkfc.app.models import digits_mlp
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
@@ -20,23 +20,24 @@ SHAPE = (1, 8, 8)
 
 
 def test_settings_reach_the_preconditioner():
-    built = kfac(replace(CONFIG, sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4), SHAPE)
+    built = make_kfac(replace(CONFIG, sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4), SHAPE)
     assert (built.sides, built.damping, built.every, built.scale, built.labels, built.seed) == (
         "input", 0.3, 9, "trace", "uniform", 4,
     )  # fmt: skip
     assert built.probe == PinkNoise(SHAPE) and built.layer_rules is None
-    assert kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == ("linear", "conv")
-    assert kfac(replace(CONFIG, source="white"), SHAPE).probe == WhiteNoise(SHAPE)
-    assert kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(SHAPE, power_exponent=2.0)
-    assert kfac(CONFIG, (7,)).probe == FeatureNoise(7)
-    assert isinstance(kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
+    assert make_kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == ("linear", "conv")
+    assert make_kfac(replace(CONFIG, source="white"), SHAPE).probe == WhiteNoise(SHAPE)
+    assert make_kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(SHAPE, power_exponent=2.0)
+    assert make_kfac(CONFIG, (7,)).probe == FeatureNoise(7)
+    assert isinstance(make_kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
 
 
 def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
     refined = replace(CONFIG, source="dead-leaves", output_source="dead-leaves", refine=3)
-    built = kfac(refined, SHAPE)
+    built = make_kfac(refined, SHAPE)
     assert built.probe == Refined(DeadLeaves(SHAPE), 3) and built.output_probe == DeadLeaves(SHAPE)
-    ngd = privacy_config(replace(refined, output_source="", preconditioner="ngd", readout="natural"), SHAPE, dataset_size=200)
+    of_ngd = replace(refined, output_source="", preconditioner="ngd", readout="natural")
+    ngd = make_privacy_config(of_ngd, SHAPE, dataset_size=200)
     assert ngd.preconditioner.probe == Refined(DeadLeaves(SHAPE), 3)
     unused = replace(refined, preconditioner="none")
     assert make_plan(unused, SHAPE, 200).hash == make_plan(replace(unused, refine=0), SHAPE, 200).hash
@@ -58,25 +59,25 @@ def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str
 
 def make_plan_of(config: RunConfig):
     private = (torch.randn(200, *SHAPE), torch.zeros(200, dtype=torch.long))
-    return make_plan(config, SHAPE, 200, own=lambda config: FeatureNoise(64), private=private)
+    return make_plan(config, SHAPE, 200, recipe_probe=lambda config: FeatureNoise(64), private=private)
 
 
 def test_a_public_probe_comes_from_a_file(tmp_path: Path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
-    probe = kfac(replace(CONFIG, source="public", public_data=str(path)), SHAPE).probe
+    probe = make_kfac(replace(CONFIG, source="public", public_data=str(path)), SHAPE).probe
     assert probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
     with pytest.raises(ConfigError, match="expected `inputs`"):
-        kfac(replace(CONFIG, source="public", public_data=str(path)), (3, 8, 8))
+        make_kfac(replace(CONFIG, source="public", public_data=str(path)), (3, 8, 8))
     path.write_bytes(b"junk")
     for name in (path, tmp_path / "none.safetensors"):
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
-            kfac(replace(CONFIG, source="public", public_data=str(name)), SHAPE)
+            make_kfac(replace(CONFIG, source="public", public_data=str(name)), SHAPE)
 
 
 def test_a_plain_method_has_no_preconditioner():
-    assert privacy_config(CONFIG, SHAPE).preconditioner is not None
-    assert privacy_config(replace(CONFIG, preconditioner="none"), SHAPE).preconditioner is None
+    assert make_privacy_config(CONFIG, SHAPE).preconditioner is not None
+    assert make_privacy_config(replace(CONFIG, preconditioner="none"), SHAPE).preconditioner is None
 
 
 def test_the_plan_is_that_of_the_settings():
@@ -120,7 +121,7 @@ def test_the_seed_never_seeds_the_noise():
     ],
 )
 def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
-    plan = privacy_config(replace(CONFIG, optimizer="adam-bc", **settings), SHAPE, 200)
+    plan = make_privacy_config(replace(CONFIG, optimizer="adam-bc", **settings), SHAPE, 200)
     assert plan.postprocess == (expected,)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.assembly import how_chosen
+from dpkfc.app.assembly import describe_choice
 from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS
@@ -19,7 +19,7 @@ from tests.app.accounting import remembered
 def test_the_settings_of_a_recipe_are_its_own(recipe: str):
     for method in METHODS:
         config = run_config({"recipe": recipe, "method": method, "public_data": "x.safetensors", "epsilon": 1.0, "seed": 3})
-        assert how_chosen(config) == config.chosen_by, method
+        assert describe_choice(config) == config.chosen_by, method
 
 
 @pytest.mark.parametrize(
@@ -35,17 +35,17 @@ def test_the_settings_of_a_recipe_are_its_own(recipe: str):
     ],
 )  # fmt: skip
 def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
-    told = how_chosen(run_config({"recipe": "digits", **chosen}))
+    told = describe_choice(run_config({"recipe": "digits", **chosen}))
     assert f"{named}: given, not stated how they were found; not covered by ε" in told and told.endswith(RECIPE_DEFAULTS)
 
 
 def test_a_rate_that_follows_from_another_setting_is_the_recipes():
     config = run_config({"recipe": "digits", "method": "disk", "momentum": 0.5})
-    assert config.lr == run_config({"recipe": "digits", "method": "disk"}).lr or "lr" not in how_chosen(config).split(":")[0]
+    assert config.lr == run_config({"recipe": "digits", "method": "disk"}).lr or "lr" not in describe_choice(config).split(":")[0]
 
 
 def test_published_settings_that_were_changed_are_no_longer_the_published_ones():
-    told = how_chosen(run_config({"recipe": "cifar10-wrn", "lr": 0.77}))
+    told = describe_choice(run_config({"recipe": "cifar10-wrn", "lr": 0.77}))
     assert told.startswith("lr: given, not stated") and "All others: published settings" in told
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc.app.assembly import make_augment, privacy_config
+from dpkfc.app.assembly import make_augment, make_privacy_config
 from dpkfc.app.models import WideResNet, standardised_conv
 from dpkfc.app.recipes import catalogue, images
 from dpkfc.app.recipes.catalogue import run_config
@@ -59,7 +59,7 @@ def test_impossible_sizes(depth: int, width: int, message: str) -> None:
 
 def test_the_defaults_are_the_published_settings() -> None:
     config = run_config({"recipe": "cifar10-wrn"})
-    made = privacy_config(config, (3, 32, 32))
+    made = make_privacy_config(config, (3, 32, 32))
     assert (made.augmentations, made.expected_batch_size, made.clipping, made.max_grad_norm) == (16, 4096, "normalised", 1)
     assert (config.method, config.optimizer, config.lr, config.momentum) == ("dp-sgd", "sgd", 2.0, 0.0)
     assert make_augment(config, (3, 32, 32)) is not None

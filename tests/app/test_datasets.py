@@ -26,7 +26,7 @@ from dpkfc.app.datasets.formats import (
     read_digits,
     read_idx,
     split,
-    with_validation,
+    split_off_validation,
 )
 from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
 from dpkfc.app.recipes.catalogue import find_recipe
@@ -272,7 +272,7 @@ def test_a_split_that_leaves_nothing_is_refused(size: float):
 
 def test_no_validation_changes_nothing():
     images = ExampleSet(train=(torch.zeros(3, 1), torch.zeros(3)), test=(torch.zeros(1, 1), torch.zeros(1)))
-    assert with_validation(images, 0) is images
+    assert split_off_validation(images, 0) is images
 
 
 def test_a_recipe_delivers_normalised_tensors(tmp_path: Path):

@@ -166,7 +166,7 @@ def test_public_data_that_nothing_has_compared_are_in_no_figure(tmp_path: Path, 
     train = find_recipe("digits").data(config).train
     save_file({"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()}, tmp_path / "public.safetensors")
     config = dataclasses.replace(config, public_data=str(tmp_path / "public.safetensors"))
-    monkeypatch.setattr("dpkfc.app.assembly.public_data", lambda *_: pytest.fail("private rows are read as public ones"))
+    monkeypatch.setattr("dpkfc.app.assembly.read_public_data", lambda *_: pytest.fail("private rows are read as public ones"))
     assert run(config).stamp == ""
 
 

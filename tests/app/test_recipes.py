@@ -20,8 +20,8 @@ from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, words_of
 from dpkfc.app.pretrained import gpt2_lora
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encoded
-from dpkfc.app.recipes.recipe import Judged, capped
+from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encode_pairs
+from dpkfc.app.recipes.recipe import Judged, cap_for_smoke
 from dpkfc.app.recipes.words import COMMON_WORDS, HashedZipf, ZipfBytes
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import run
@@ -170,10 +170,10 @@ def test_bytes_of_the_probe_end_and_are_padded():
 
 
 def test_only_the_reference_is_predicted():
-    ids, targets = encoded([("ab", "c")], BYTES, 8)
+    ids, targets = encode_pairs([("ab", "c")], BYTES, 8)
     assert ids.tolist() == [[100, 101, 2, 102, 1, 0, 0, 0]]
     assert targets.tolist() == [[IGNORED, IGNORED, 102, 1, IGNORED, IGNORED, IGNORED, IGNORED]]
-    long, cut = encoded([("p" * 50, "r" * 50)], BYTES, 16)
+    long, cut = encode_pairs([("p" * 50, "r" * 50)], BYTES, 16)
     assert int((cut != IGNORED).sum()) == 9 and long.ne(0).all()
 
 
@@ -181,7 +181,7 @@ def test_the_loss_of_a_pair_is_the_mean_over_its_reference():
     pytest.importorskip("peft")
     torch.manual_seed(0)
     model = gpt2_lora(BYTES.size, 12).double().eval()
-    ids, targets = encoded([("ab", "cd"), ("a", "bcde")], BYTES, 12)
+    ids, targets = encode_pairs([("ab", "cd"), ("a", "bcde")], BYTES, 12)
     with torch.no_grad():
         losses, log_p = GENERATION.loss(model, (ids, targets)), torch.log_softmax(model(ids), -1)
         judged = GENERATION.judge(model, (ids, targets))
@@ -239,13 +239,13 @@ def test_labels_of_another_set_are_named(tmp_path: Path):
 def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
     config = run_config({"recipe": "cifar10-wrn", "smoke": True})
     assert config.steps <= 3 and config.expected_batch_size <= 16 and config.augmentations <= 2
-    assert capped(config) == config and config.epsilon == 3.0
+    assert cap_for_smoke(config) == config and config.epsilon == 3.0
 
 
 def test_a_smoke_run_of_a_slow_model_takes_less(planted: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
     config = run_config({"recipe": "cifar100-vit", "smoke": True})
-    assert config.expected_batch_size == config.probe_size == 4 and capped(config, heavy=True) == config
+    assert config.expected_batch_size == config.probe_size == 4 and cap_for_smoke(config, heavy=True) == config
     write_cifar(planted.parent / "more" / "cifar100", train=200, test=40)
     recipe = find_recipe("cifar100-vit")
     data = recipe.data(replace(config, data_dir=str(planted.parent / "more")))

@@ -10,9 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpkfc.app.assembly import make_kfac, make_privacy_config
 from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.settings import SECTIONS, ConfigError, RunConfig, flatten, layered, nearest, read_toml, to_toml, tomllib
+from dpkfc.app.settings import (
+    SECTIONS,
+    ConfigError,
+    RunConfig,
+    flatten,
+    known_settings,
+    layer_settings,
+    nearest,
+    read_toml,
+    to_toml,
+    tomllib,
+)
+from dpkfc.config import PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
 
 FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
 
@@ -74,6 +88,57 @@ def test_flat_and_sectioned_files_are_the_same():
     assert flatten({"lr": 0.1, "steps": 3}, "x") == flatten({"optimizer": {"lr": 0.1}, "privacy": {"steps": 3}}, "x")
 
 
+def test_a_section_takes_the_fields_of_the_library():
+    content = {
+        "optimizer": {"kind": "adam-bc"},
+        "privacy": {"norm_methods": {"conv1": "gram", "head": "materialised"}, "max_physical_batch_size": "auto"},
+        "preconditioner": {"kind": "kfac", "probe": "white", "decay": 0.5, "layer_rules": ["linear", "conv"],
+                           "ranks": {"a.A": 3}},
+        "postprocess": {"kappa": 0.6, "floor": "auto"},
+    }  # fmt: skip
+    assert flatten(content, "x") == {
+        "optimizer": "adam-bc", "norm_methods": "conv1=gram head=materialised", "max_physical_batch_size": -1,
+        "preconditioner": "kfac", "source": "white", "factor_decay": 0.5, "layer_rules": "linear conv", "ranks": "a.A=3",
+        "filter_kappa": 0.6, "adam_bc_floor": 0.0,
+    }  # fmt: skip
+    config = RunConfig(**flatten(content, "x"))
+    assert RunConfig(**flatten(tomllib.loads(to_toml(config)), "x")) == config
+    kfac = make_kfac(config, (1, 8, 8))
+    assert (kfac.decay, kfac.layer_rules, kfac.ranks) == (0.5, ("linear", "conv"), {"a.A": 3})
+
+
+def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
+    for setting in FIELDS.values():
+        assert setting.metadata["help"], setting.name
+        for owner in setting.metadata["owners"]:
+            assert setting.metadata["key"] in {field.name for field in dataclasses.fields(owner)}
+    kfac = make_kfac(RunConfig(), (1, 8, 8))
+    assert kfac == KFAC(probe=kfac.probe)
+    config = make_privacy_config(RunConfig(), (1, 8, 8), dataset_size=1000)
+    assert config == PrivacyConfig(expected_batch_size=256, epochs=5.0)
+
+
+def test_the_library_says_what_is_wrong_with_its_field():
+    with pytest.raises(ConfigError, match=r"^decay must lie in \[0, 1\), got 1\.0"):
+        make_kfac(RunConfig(factor_decay=1.0), (1, 8, 8))
+
+
+def test_a_key_means_one_setting_in_sections_of_now_and_before():
+    keys = {name: (setting.metadata["section"], setting.metadata["key"] or name) for name, setting in FIELDS.items()}
+    assert len(set(keys.values())) == len(keys) and {section for section, _ in keys.values()} == set(SECTIONS)
+    for name, (section, key) in keys.items():
+        assert list(flatten({section: {key: 1}}, "x")) == [name]
+
+
+def test_files_of_before_still_load():
+    path = Path(__file__).with_name("config_before.toml")
+    config = RunConfig(**flatten(read_toml(path), "config.toml"))
+    flat = {name: value for table in tomllib.loads(path.read_text("utf-8")).values() for name, value in table.items()}
+    assert set(flat) == set(FIELDS) - {"out"} and config == RunConfig(**flat) == RunConfig(**flatten(flat, "x"))
+    assert known_settings(tomllib.loads(to_toml(config))) == flat
+    assert known_settings({"x": 1, "run": {"note": "a", "seed": 3}}) == {"x": 1, "note": "a", "seed": 3}
+
+
 @pytest.mark.parametrize(
     ("content", "what"),
     [
@@ -81,6 +146,10 @@ def test_flat_and_sectioned_files_are_the_same():
         ({"privacy": {"epsilom": 1}}, "unknown key 'epsilom'; did you mean 'epsilon'"),
         ({"privcy": {"epsilon": 1}}, r"unknown section \[privcy\]; did you mean 'privacy'"),
         ({"optimizer": {"epsilon": 1}}, r"epsilon stands in \[optimizer\] and belongs into \[privacy\]"),
+        ({"optimizer": {"kappa": 1}}, r"kappa stands in \[optimizer\] and belongs into \[postprocess\]"),
+        ({"preconditioner": {"source": "pink"}}, r"source stands .* belongs into \[preconditioner\] as probe"),
+        ({"run": {"seed": 1}, "seed": 2}, "seed is given twice"),
+        ({"seed": 2, "run": {"seed": 1}}, "seed is given twice"),
         ({"qqq": 1}, "unknown key 'qqq'; known: "),
     ],
 )
@@ -131,14 +200,14 @@ def test_layers_lie_over_one_another():
         "lr": 0.5,
         "method": {"dp-kfc": {"optimizer": "adam", "every": 7, "adam": {"lr": 0.01}, "sgd": {"lr": 0.2}}},
     }
-    plain = layered(defaults, {"method": "dp-sgd"})
+    plain = layer_settings(defaults, {"method": "dp-sgd"})
     assert (plain.lr, plain.epochs, plain.every, plain.optimizer) == (0.5, 9.0, RunConfig.every, "sgd")
-    adam = layered(defaults, {"method": "dp-kfc"})
+    adam = layer_settings(defaults, {"method": "dp-kfc"})
     assert (adam.lr, adam.every, adam.optimizer) == (0.01, 7, "adam")
-    assert layered(defaults, {"method": "dp-kfc", "optimizer": "sgd"}).lr == 0.2
-    assert layered(defaults, {"method": "dp-kfc", "lr": 3.0}).lr == 3.0
+    assert layer_settings(defaults, {"method": "dp-kfc", "optimizer": "sgd"}).lr == 0.2
+    assert layer_settings(defaults, {"method": "dp-kfc", "lr": 3.0}).lr == 3.0
     with pytest.raises(ConfigError, match="unknown key 'evry'"):
-        layered({"method": {"dp-kfc": {"evry": 3}}}, {"method": "dp-kfc"})
+        layer_settings({"method": {"dp-kfc": {"evry": 3}}}, {"method": "dp-kfc"})
 
 
 @pytest.mark.parametrize(
@@ -158,7 +227,7 @@ def test_layers_lie_over_one_another():
 )
 def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
     defaults = {"privacy": {"max_grad_norm": 0.5}, "method": {"dp-sgd": {"lr": 0.1}}}
-    assert layered(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(lr)
+    assert layer_settings(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(lr)
 
 
 @pytest.mark.parametrize(
@@ -176,29 +245,29 @@ def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
 )
 def test_adam_bc_takes_steps_as_long_as_adam_where_most_entries_are_noise(chosen, lr):
     rates = {"dp-sgd": {"lr": 0.1}, "dp-adam": {"lr": 0.01}, "dp-kfc": {"adam": {"lr": 0.02}}}
-    assert layered({"method": rates}, chosen).lr == pytest.approx(lr, rel=1e-3)
+    assert layer_settings({"method": rates}, chosen).lr == pytest.approx(lr, rel=1e-3)
 
 
 def test_a_table_of_adam_bc_is_taken_as_it_is():
     whole = {"dp-kfc": {"lr": 0.7, "adam": {"lr": 0.02}}}
-    assert layered({"method": whole}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.7
+    assert layer_settings({"method": whole}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.7
     rates = {"dp-kfc": {"adam": {"lr": 0.02}, "adam-bc": {"lr": 0.3}}}
-    assert layered({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.3
+    assert layer_settings({"method": rates}, {"method": "dp-kfc", "optimizer": "adam-bc"}).lr == 0.3
 
 
 def test_a_rate_of_its_own_or_without_momentum_stays_as_it_is():
-    assert layered({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
-    assert layered({"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
-    assert layered({}, {"method": "disk"}).lr == RunConfig.lr
+    assert layer_settings({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layer_settings({"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert layer_settings({}, {"method": "disk"}).lr == RunConfig.lr
 
 
 @pytest.mark.parametrize("wrong", [{"max_grad_norm": "a"}, {"max_grad_norm": 0.0}, {"lambda_safe": -1.0}, {"momentum": 1.0}])
 def test_a_wrong_value_behind_a_rate_is_named(wrong):
     chosen = {"method": "dp-ngd", "public_data": "x.safetensors", **wrong}
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        layered({"method": {"dp-sgd": {"lr": 0.1}}}, chosen)
+        layer_settings({"method": {"dp-sgd": {"lr": 0.1}}}, chosen)
     with pytest.raises(ConfigError, match="adam_bc_resolution"):
-        layered({"method": {"dp-adam": {"lr": 0.1}}}, {"method": "dp-adambc", "adam_bc_resolution": 0.0})
+        layer_settings({"method": {"dp-adam": {"lr": 0.1}}}, {"method": "dp-adambc", "adam_bc_resolution": 0.0})
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
@@ -241,9 +310,8 @@ def test_a_recipe_may_name_its_method():
 
 
 def test_later_refreshes_are_as_small_as_was_asked_for():
-    from dpkfc.app.assembly import kfac
     from dpkfc.app.recipes.catalogue import run_config
 
     more = {"factor_decay": 0.875, "later_probe_size": 32}
-    made = [kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]
+    made = [make_kfac(run_config({"recipe": "digits", **given}), (1, 8, 8)) for given in ({}, more)]
     assert [of.later_probe_size for of in made] == [None, 32]

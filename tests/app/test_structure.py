@@ -9,8 +9,8 @@ import pytest
 
 from dpkfc.app import assembly as module
 from dpkfc.app import train as train_module
-from dpkfc.app.assembly import as_asked, kfac, make_plan, structured, told
-from dpkfc.app.launch import _same
+from dpkfc.app.assembly import describe_structure, make_kfac, make_plan, measure_structure, undo_measurement
+from dpkfc.app.launch import _has_settings
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, flatten, read_toml, to_toml
@@ -81,32 +81,32 @@ def test_a_study_measures_for_itself(measured) -> None:
 def test_a_command_that_is_started_again_finds_its_run(measured, tmp_path: Path) -> None:
     asked = run_config({**QUICK, "out": str(tmp_path / "run")})
     folder = RunFolder.create(tmp_path / "run")
-    folder.begin(to_toml(structured(asked)))
-    assert _same(folder, asked) and not _same(folder, replace(asked, lr=0.5))
-    assert not _same(folder, replace(asked, structure="shape"))
-    assert as_asked(structured(asked), asked) == asked
+    folder.begin(to_toml(measure_structure(asked)))
+    assert _has_settings(folder, asked) and not _has_settings(folder, replace(asked, lr=0.5))
+    assert not _has_settings(folder, replace(asked, structure="shape"))
+    assert undo_measurement(measure_structure(asked), asked) == asked
     plain = replace(asked, structure="shape")
-    assert as_asked(plain, asked) == plain and structured(plain) is plain and told(plain) == ""
+    assert undo_measurement(plain, asked) == plain and measure_structure(plain) is plain and describe_structure(plain) == ""
 
 
 def test_the_user_is_told_what_was_taken(measured) -> None:
-    line = told(structured(run_config(QUICK)))
+    line = describe_structure(measure_structure(run_config(QUICK)))
     assert "3.A=8 7.A=0" in line and "norms by 3=gram" in line and "every 3 steps" in line
 
 
 def test_what_has_no_factors_or_private_ones_is_refused(measured) -> None:
     with pytest.raises(ConfigError, match=r"chooses sides of K-FAC, and method = 'dp-sgd' has none"):
-        structured(run_config({**QUICK, "method": "dp-sgd"}))
+        measure_structure(run_config({**QUICK, "method": "dp-sgd"}))
     with pytest.raises(ConfigError, match="measured on private data"):
-        structured(run_config({**QUICK, "source": "private-oracle"}))
+        measure_structure(run_config({**QUICK, "source": "private-oracle"}))
     for own in ({"ranks": "3.A=8"}, {"norm_methods": "3=gram"}):
         with pytest.raises(ConfigError, match="both would be lost"):
-            structured(run_config({**QUICK, **own}))
+            measure_structure(run_config({**QUICK, **own}))
     assert measured == []
 
 
 def test_views_are_rows_of_a_step(measured) -> None:
-    structured(run_config({**QUICK, "augmentations": 4, "augment": "reflect-pad-crop-flip"}))
+    measure_structure(run_config({**QUICK, "augmentations": 4, "augment": "reflect-pad-crop-flip"}))
     assert measured == [96]
 
 
@@ -116,10 +116,10 @@ def test_a_plan_needs_what_was_measured() -> None:
 
 
 def test_ranks_are_whole_numbers() -> None:
-    assert kfac(run_config({**QUICK, "ranks": "a.A=3, b.G=0"}), (1, 8, 8)).ranks == {"a.A": 3, "b.G": 0}
+    assert make_kfac(run_config({**QUICK, "ranks": "a.A=3, b.G=0"}), (1, 8, 8)).ranks == {"a.A": 3, "b.G": 0}
     for wrong, why in (("a.A=x", "takes whole numbers"), ("a.A=-1", "takes whole numbers"), ("a=3", "ranks maps sides")):
         with pytest.raises(ConfigError, match=why):
-            kfac(run_config({**QUICK, "ranks": wrong}), (1, 8, 8))
+            make_kfac(run_config({**QUICK, "ranks": wrong}), (1, 8, 8))
 
 
 def test_a_run_that_cannot_be_measured_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

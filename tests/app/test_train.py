@@ -234,7 +234,7 @@ def test_a_run_goes_on_with_the_settings_it_was_begun_with(
         assert not resume(tmp_path / "run").interrupted
         return
     spent = (tmp_path / "run" / "ledger.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match=f"{name} is .*, and the run was begun with"):
+    with pytest.raises(ConfigError, match=f"{name} is .*, and the run was started with"):
         resume(tmp_path / "run")
     assert (tmp_path / "run" / "ledger.jsonl").read_bytes() == spent
 

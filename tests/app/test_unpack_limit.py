@@ -17,7 +17,7 @@ from scipy.io import savemat
 
 from dpkfc.app.datasets.formats import read_cifar, read_idx
 from dpkfc.app.datasets.images import read_medmnist, read_svhn, read_utkface
-from dpkfc.app.datasets.text import E2E, opened
+from dpkfc.app.datasets.text import E2E, open_text
 from dpkfc.app.run_folder import Metrics, Row
 from dpkfc.app.unpack_limit import VARIABLE, UnpackedSizeError, check_unpacked_size
 
@@ -43,7 +43,7 @@ def tar(path: Path) -> None:
 
 
 def text(path: Path) -> None:
-    with opened(path) as file:
+    with open_text(path) as file:
         file.read()
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from dpkfc.app.assembly import public_data
+from dpkfc.app.assembly import read_public_data
 from dpkfc.app.datasets.formats import read_cifar, read_idx
 from dpkfc.app.datasets.text import SST2, load_texts
 from dpkfc.app.recipes.images import CIFAR10_CNN as CIFAR10
@@ -185,7 +185,7 @@ def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
         return save({rng.choice(("inputs", "inputs", "x")): inputs, rng.choice(("labels", "labels", "y")): labels})
 
     def use() -> None:
-        public_data(path, (3, 2, 2))
+        read_public_data(path, (3, 2, 2))
         pretrain(config, net, (3, 2, 2), private)
 
     mutator = Mutator([save({"inputs": torch.rand(4, 3, 2, 2), "labels": torch.tensor([0, 1, 2, 0])}), PICKLE], 10)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.commands import _settings
+from dpkfc.app.commands import _parse_settings
 from dpkfc.app.html.read import winners_tests
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.runs import Store, StudyError
@@ -99,7 +99,7 @@ def test_an_interrupted_study_says_how_to_go_on(capsys, monkeypatch, tmp_path):
 
 
 def test_settings_are_read_as_what_they_are():
-    found = _settings(["steps=3", "lr=0.5", "expected-batch-size=64", "uncertified=false", "source=white"])
+    found = _parse_settings(["steps=3", "lr=0.5", "expected-batch-size=64", "uncertified=false", "source=white"])
     assert found == {"steps": 3, "lr": 0.5, "expected_batch_size": 64, "uncertified": False, "source": "white"}
     with pytest.raises(StudyError, match="KEY=VALUE"):
-        _settings(["steps"])
+        _parse_settings(["steps"])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, named_values
+from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
@@ -24,93 +25,85 @@ from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, PinkNoise, Probe, PublicData, Refined, WhiteNoise
+from dpkfc.curvature.probes import (
+    DeadLeaves,
+    FeatureNoise,
+    PinkNoise,
+    Probe,
+    PublicData,
+    Refined,
+    WhiteNoise,
+)
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
-from dpkfc.report.costs import default_cache, measure_structure
+from dpkfc.report import costs
 
 # --------------------------------------------------------------------------------------------------
-# From settings to the values on the axes: preconditioner, post-processing, and where curvature
-# comes from.
+# Preconditioner, post-processing, and where curvature comes from.
 
-OwnProbe = Callable[[RunConfig], Probe]
+RecipeProbe = Callable[[RunConfig], Probe]
 
 
-def kfac(
-    config: RunConfig,
-    input_shape: tuple[int, ...],
-    inputs: Tensor | None = None,
-    own: OwnProbe | None = None,
-    private: Any = None,
-) -> KFAC:
-    """The K-FAC curvature that the settings describe, whether or not the method uses it.
-
-    Args:
-        config: settings.
-        input_shape: of one input.
-        inputs: public example inputs, instead of the source that the settings name.
-        own: the recipe's own probe, for `source = "tokens"`.
-        private: the private training set, for `source = "private-oracle"`.
-
-    Raises:
-        ConfigError: settings of the curvature that do not go together.
-    """
-    rules = tuple(config.layer_rules.replace(",", " ").split())
-    given = None if inputs is None else PublicData(inputs, provenance="example inputs")
-    other = config.output_source if given is None else ""
+@contextmanager
+def _library_errors() -> Iterator[None]:
+    """Raise what the library says about a setting as a `ConfigError`."""
     try:
-        return KFAC(
-            probe=given or _main_probe(config, input_shape, own, private),
-            output_probe=_probe(config, other, input_shape, own, private) if other else None,
-            control=config.control,
-            probe_size=config.probe_size,
-            labels=config.labels,
-            likelihood=config.likelihood,
-            sides=config.sides,
-            damping=config.damping,
-            damping_mode=config.damping_mode,
-            gamma=config.gamma,
-            exponent=config.exponent,
-            scale=config.scale,
-            every=config.every,
-            sharing=config.sharing,
-            max_factor_size=config.max_factor_size,
-            oversize=config.oversize,
-            max_rank=config.max_rank or None,
-            ranks=_ranks(config),
-            tail_mass=config.tail_mass,
-            decay=config.factor_decay,
-            later_probe_size=config.later_probe_size or None,
-            drift=config.factor_drift,
-            layer_rules=rules or None,
-            seed=config.seed,
-        )
+        yield
     except ConfigError:
         raise
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _ranks(config: RunConfig) -> dict[str, int]:
-    named = named_values("ranks", config.ranks)
-    wrong = [f"{name}={value}" for name, value in named.items() if not value.isdecimal()]
-    if wrong:
-        raise ConfigError(f"ranks takes whole numbers, 0 for all eigenpairs; got {wrong[0]!r}")
-    return {name: int(value) for name, value in named.items()}
+def make_kfac(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    inputs: Tensor | None = None,
+    recipe_probe: RecipeProbe | None = None,
+    private: Any = None,
+) -> KFAC:
+    """Return the K-FAC curvature that the settings describe, whether or not the method uses it.
+
+    Args:
+        config: settings.
+        input_shape: of one input.
+        inputs: public example inputs, instead of the source that the settings name.
+        recipe_probe: the recipe's own probe, for `source = "tokens"`.
+        private: the private training set, for `source = "private-oracle"`.
+
+    Raises:
+        ConfigError: settings of the curvature that do not go together.
+    """
+    output_probe = None
+    with _library_errors():
+        if inputs is not None:
+            probe: Probe = PublicData(inputs, provenance="example inputs")
+        else:
+            probe = _main_probe(config, input_shape, recipe_probe, private)
+            if config.output_source:
+                output_probe = _make_probe(
+                    config, config.output_source, input_shape, recipe_probe, private
+                )
+        values = library_values(config, KFAC)
+        return KFAC(probe=probe, output_probe=output_probe, seed=config.seed, **values)
 
 
-def preconditioner(
-    config: RunConfig, input_shape: tuple[int, ...], steps: int, own: OwnProbe | None = None, private: Any = None
+def make_preconditioner(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    steps: int,
+    recipe_probe: RecipeProbe | None = None,
+    private: Any = None,
 ) -> Preconditioner | None:
-    """What stands in `PrivacyConfig.preconditioner`; None for plain coordinates.
+    """Return what stands in `PrivacyConfig.preconditioner`, None for plain coordinates.
 
     Args:
         config: settings.
         input_shape: of one input.
         steps: of the plan, for schedules.
-        own: the recipe's own probe.
+        recipe_probe: the recipe's own probe.
         private: the private training set, for an oracle.
 
     Raises:
@@ -120,285 +113,366 @@ def preconditioner(
     if kind == "none":
         return None
     if kind == "kfac":
-        return kfac(config, input_shape, own=own, private=private)
+        return make_kfac(config, input_shape, recipe_probe=recipe_probe, private=private)
     if kind == "dp2":
-        return DP2(phase=config.dp2_phase, ratio=config.dp2_ratio, corrected=config.dp2_corrected)
-    probe = _main_probe(config, input_shape, own, private)
+        return DP2(**library_values(config, DP2))
+    probe = _main_probe(config, input_shape, recipe_probe, private)
+    # A file of public data is used whole.
     size = None if config.source == "public" else config.probe_size
+    common: dict[str, Any] = {"probe": probe, "probe_size": size, "seed": config.seed}
     if kind == "adadps":
-        return AdaDPS(
-            probe=probe, probe_size=size, floor=config.adadps_floor, every=config.every, seed=config.seed,
-            batch_size=20 if size is None else min(20, size), likelihood=config.likelihood,
-        )  # fmt: skip
+        batch_size = 20 if size is None else min(20, size)
+        return AdaDPS(batch_size=batch_size, **common, **library_values(config, AdaDPS))
     if kind == "ngd":
-        return NGD(
-            probe=probe, probe_size=size, lambda_safe=config.lambda_safe, lambda_base=config.lambda_base or None, steps=steps,
-            every=config.every, order=config.ngd_order, max_factor_size=config.max_factor_size, labels=config.labels,
-            seed=config.seed, likelihood=config.likelihood,
-        )  # fmt: skip
-    return GEP(
-        probe=probe, probe_size=size, rank=config.gep_rank, embedding_norm=config.gep_embedding_norm,
-        residual_norm=config.gep_residual_norm or None, every=config.every, seed=config.seed, likelihood=config.likelihood,
-    )  # fmt: skip
+        return NGD(steps=steps, **common, **library_values(config, NGD))
+    return GEP(**common, **library_values(config, GEP))
 
 
-def postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
-    """The steps between release and optimizer.
+def make_postprocess(config: RunConfig) -> tuple[PostProcess, ...]:
+    """Return the steps between release and optimizer.
 
     Raises:
         ConfigError: a setting outside its range.
     """
-    try:
-        filters: dict[str, Callable[[], PostProcess]] = {
-            "disk": lambda: DiSK(config.filter_kappa, config.disk_gamma, momentum_allowed=config.filter_momentum),
-            "disk-look-ahead": lambda: DiSK(
-                config.filter_kappa, mode="look_ahead", momentum_allowed=config.filter_momentum
-            ),
-            "storm": lambda: DiSK(config.filter_kappa, mode="storm", momentum_allowed=config.filter_momentum),
-            "ema": lambda: EMA(config.filter_kappa, momentum_allowed=config.filter_momentum),
-            "doppler": lambda: LowPass.butterworth(2, config.doppler_cutoff, config.filter_momentum),
-            "doppler-first-order": lambda: LowPass.first_order(config.filter_kappa, config.filter_momentum),
-            "doppler-chebyshev": lambda: LowPass.chebyshev(config.filter_momentum),
-        }
-        steps = [filters[config.filter]()] if config.filter != "none" else []
+    steps: list[PostProcess] = []
+    with _library_errors():
+        if config.filter != "none":
+            steps.append(_make_filter(config))
         if config.optimizer == "adam-bc":
-            steps.append(AdamBC(floor=config.adam_bc_floor or "auto", resolution=config.adam_bc_resolution))
+            steps.append(AdamBC(**library_values(config, AdamBC)))
         if config.optimizer == "sofim":
-            steps.append(SOFIM(config.sofim_rho, config.sofim_beta, config.sofim_direction))
-        return tuple(steps)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+            steps.append(SOFIM(**library_values(config, SOFIM)))
+    return tuple(steps)
 
 
-def _main_probe(config: RunConfig, input_shape: tuple[int, ...], own: OwnProbe | None, private: Any) -> Probe:
-    """That of `source`, refined where the settings say so; `output_source` stays as it is drawn."""
-    probe = _probe(config, config.source, input_shape, own, private)
+def _make_filter(config: RunConfig) -> PostProcess:
+    kappa, momentum_allowed = config.filter_kappa, config.filter_momentum
+    if config.filter == "disk":
+        return DiSK(kappa, config.disk_gamma, momentum_allowed=momentum_allowed)
+    if config.filter == "disk-look-ahead":
+        return DiSK(kappa, mode="look_ahead", momentum_allowed=momentum_allowed)
+    if config.filter == "storm":
+        return DiSK(kappa, mode="storm", momentum_allowed=momentum_allowed)
+    if config.filter == "ema":
+        return EMA(kappa, momentum_allowed=momentum_allowed)
+    if config.filter == "doppler":
+        return LowPass.butterworth(2, config.doppler_cutoff, momentum_allowed)
+    if config.filter == "doppler-first-order":
+        return LowPass.first_order(kappa, momentum_allowed)
+    return LowPass.chebyshev(momentum_allowed)
+
+
+def _main_probe(
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    recipe_probe: RecipeProbe | None,
+    private: Any,
+) -> Probe:
+    """Return the probe of `source`, refined where the settings say so."""
+    probe = _make_probe(config, config.source, input_shape, recipe_probe, private)
     if not config.refine:
         return probe
     if config.source in ("tokens", "private-oracle"):
-        raise ConfigError(f"refine moves images, and source = {config.source!r} gives others; leave it out, or take dead-leaves")
+        raise ConfigError(
+            f"refine moves images, and source = {config.source!r} gives others; leave it out, or "
+            "take dead-leaves"
+        )
     if config.labels == "given":
-        raise ConfigError("refine moves images towards classes of its own, so labels = 'given' do not fit them; take 'model'")
+        raise ConfigError(
+            "refine moves images to classes of its own, and labels = 'given' do not fit; take 'model'"
+        )
     if config.likelihood == "gaussian":
-        raise ConfigError("refine moves images towards classes, and likelihood = 'gaussian' has none; leave it out")
+        raise ConfigError(
+            "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it out"
+        )
     return Refined(probe, steps=config.refine)
 
 
-def _probe(
-    config: RunConfig, source: str, input_shape: tuple[int, ...], own: OwnProbe | None, private: Any
+def _make_probe(
+    config: RunConfig,
+    source: str,
+    input_shape: tuple[int, ...],
+    recipe_probe: RecipeProbe | None,
+    private: Any,
 ) -> Probe:
     if source == "tokens":
-        if own is None:
+        if recipe_probe is None:
             raise ConfigError(
-                f"source = 'tokens' is for text; the recipe {config.recipe!r} takes pink, dead-leaves, white or public"
+                f"source = 'tokens' is for text; the recipe {config.recipe!r} takes pink, "
+                "dead-leaves, white or public"
             )
-        return own(config)
+        return recipe_probe(config)
     if source == "private-oracle":
         if private is None:
-            raise ConfigError("source = 'private-oracle' needs the private training set: it is for `dpkfc train`")
+            raise ConfigError(
+                "source = 'private-oracle' needs the private training set; use it with `dpkfc train`"
+            )
         return PrivateOracle(private)
     if source == "public":
         path = Path(config.public_data)
-        return PublicData(*public_data(path, input_shape), provenance=f"file {path.name}, declared public by its user")
+        inputs, labels = read_public_data(path, input_shape)
+        return PublicData(inputs, labels, provenance=f"file {path.name}, declared public by its user")
     if len(input_shape) == 1:
         return FeatureNoise(input_shape[0])
     if source == "dead-leaves":
-        return DeadLeaves(input_shape, leaves=config.leaves)
-    return PinkNoise(input_shape, power_exponent=config.power_exponent) if source == "pink" else WhiteNoise(input_shape)
+        return DeadLeaves(input_shape, **library_values(config, DeadLeaves))
+    if source == "pink":
+        return PinkNoise(input_shape, **library_values(config, PinkNoise))
+    return WhiteNoise(input_shape)
 
 
-def public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
-    """Public examples of a safetensors file with `inputs` `[n, *input_shape]` and, if given, `labels` `[n]`.
+def read_public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+    """Return public examples: `inputs` `[n, *input_shape]` and, if given, `labels` `[n]`.
+
+    Args:
+        path: a safetensors file.
+        input_shape: of one input.
 
     Raises:
-        ConfigError: the file cannot be read, its inputs have another shape or are no finite numbers, or its labels are not one
-            whole number for each.
+        ConfigError: the file cannot be read, its inputs have another shape or are not finite
+            numbers, or its labels are not one whole number for each input.
     """
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"public_data {path} cannot be read as safetensors ({error})") from None
-    inputs = tensors.get("inputs")
-    if inputs is None or tuple(inputs.shape[1:]) != tuple(input_shape):
-        found = "no `inputs`" if inputs is None else f"inputs of shape {list(inputs.shape)}"
-        expected = ", ".join(map(str, input_shape))
-        raise ConfigError(f"public_data {path} holds {found}; expected `inputs` [n, {expected}]")
-    _check_values(path, inputs, tensors.get("labels"), images=len(input_shape) > 1)
-    return inputs, tensors.get("labels")
+    inputs, labels = tensors.get("inputs"), tensors.get("labels")
+    expected = ", ".join(map(str, input_shape))
+    if inputs is None:
+        raise ConfigError(f"public_data {path} holds no `inputs`; expected `inputs` [n, {expected}]")
+    if tuple(inputs.shape[1:]) != tuple(input_shape):
+        raise ConfigError(
+            f"public_data {path} holds inputs of shape {list(inputs.shape)}; "
+            f"expected `inputs` [n, {expected}]"
+        )
+    _check_values(path, inputs, labels, images=len(input_shape) > 1)
+    return inputs, labels
+
+
+_WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _check_values(path: Path, inputs: Tensor, labels: Tensor | None, *, images: bool) -> None:
-    """Raise where a model could not run on them.
+    """Refuse public examples that a model cannot run on.
 
     Raises:
         ConfigError: naming the file and what is wrong.
     """
-    whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    if len(inputs) == 0 or (images and not inputs.is_floating_point()) or not bool(torch.isfinite(inputs).all()):
+    wrong_kind = images and not inputs.is_floating_point()
+    if len(inputs) == 0 or wrong_kind or not bool(torch.isfinite(inputs).all()):
         wanted = "finite floats" if images else "finite numbers"
         raise ConfigError(f"public_data {path}: `inputs` must be {wanted}, one example or more")
-    if labels is not None and (labels.shape != inputs.shape[:1] or labels.dtype not in whole):
-        found = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
-        raise ConfigError(f"public_data {path}: `labels` are {found}; expected a whole number for each of {len(inputs)} inputs")
+    if labels is None:
+        return
+    if labels.shape != inputs.shape[:1] or labels.dtype not in _WHOLE_NUMBERS:
+        given = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
+        raise ConfigError(
+            f"public_data {path}: `labels` are {given}; expected a whole number for each of "
+            f"{len(inputs)} inputs"
+        )
 
 
 # --------------------------------------------------------------------------------------------------
+# Privacy settings, plan, augmentation and optimizer.
 
 
-def privacy_config(
+def make_privacy_config(
     config: RunConfig,
     input_shape: tuple[int, ...],
-    own: OwnProbe | None = None,
+    recipe_probe: RecipeProbe | None = None,
     *,
     dataset_size: int = 0,
     private: Any = None,
 ) -> PrivacyConfig:
-    """The privacy settings.
+    """Return the privacy settings.
 
     Raises:
         ConfigError: settings that do not go together.
     """
     try:
-        steps = config.steps or max(1, round(config.epochs * dataset_size / config.expected_batch_size))
-        chosen = preconditioner(config, input_shape, steps, own, private)
+        steps = config.steps
+        if not steps:
+            steps = max(1, round(config.epochs * dataset_size / config.expected_batch_size))
+    except OverflowError:
+        raise ConfigError(
+            f"epochs = {config.epochs} are more steps than can be counted; choose fewer"
+        ) from None
+    with _library_errors():
+        preconditioner = make_preconditioner(config, input_shape, steps, recipe_probe, private)
+        values = library_values(config, PrivacyConfig)
+        # A basis along which gradients are split has a clipping of its own.
+        values["clipping"] = getattr(preconditioner, "clipping", config.clipping)
         return PrivacyConfig(
-            expected_batch_size=config.expected_batch_size,
             epochs=None if config.steps else config.epochs,
             steps=config.steps or None,
-            max_grad_norm=config.max_grad_norm,
-            clipping=(None if chosen is None else chosen.required_clipping) or config.clipping,
-            readout=config.readout,
-            postprocess=postprocess(config),
+            postprocess=make_postprocess(config),
             weight_average=WeightEMA(config.weight_average) if config.weight_average else None,
-            automatic_gamma=config.automatic_gamma,
-            noise=config.noise,
-            augmentations=config.augmentations,
-            sampler=config.sampler,
-            max_batch_size=config.max_batch_size or None,
-            uncertified=config.uncertified,
-            accountant=config.accountant or None,
-            preconditioner=chosen,
-            max_physical_batch_size="auto" if config.max_physical_batch_size < 0 else config.max_physical_batch_size or None,
-            norm_methods=named_values("norm_methods", config.norm_methods),
-            pad_to_multiple=config.pad_to_multiple or None,
+            preconditioner=preconditioner,
             test_mode_seed=config.seed if config.test_mode else None,
+            **values,
         )
-    except OverflowError:
-        raise ConfigError(f"epochs = {config.epochs} are more steps than can be counted; choose fewer") from None
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def make_plan(
-    config: RunConfig, input_shape: tuple[int, ...], dataset_size: int, own: OwnProbe | None = None, private: Any = None
+    config: RunConfig,
+    input_shape: tuple[int, ...],
+    dataset_size: int,
+    recipe_probe: RecipeProbe | None = None,
+    private: Any = None,
 ) -> Plan:
-    """The calibrated plan.
+    """Return the calibrated plan.
 
     Raises:
-        ConfigError: an impossible target, settings that do not go together, or a structure that is still to be measured.
+        ConfigError: an impossible target, settings that do not go together, or a structure that is
+            still to be measured.
     """
     if config.structure == "auto":
-        raise ConfigError("structure = 'auto' is measured when a run of `dpkfc train` begins; leave it out here")
-    try:
-        made = privacy_config(config, input_shape, own, dataset_size=dataset_size, private=private)
+        raise ConfigError(
+            "structure = 'auto' is measured when a run of `dpkfc train` begins; leave it out here"
+        )
+    with _library_errors():
+        privacy = make_privacy_config(
+            config, input_shape, recipe_probe, dataset_size=dataset_size, private=private
+        )
         if config.noise_multiplier:
-            return made.with_noise(config.noise_multiplier, config.delta, dataset_size)
-        return made.calibrate(config.epsilon, config.delta, dataset_size)
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+            return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)
+        return privacy.calibrate(config.epsilon, config.delta, dataset_size)
+
+
+_AUGMENTS = {
+    "reflect-pad-crop-flip": reflect_pad_crop_flip,
+    "random-crop": random_crop,
+    "horizontal-flip": horizontal_flip,
+}
 
 
 def make_augment(config: RunConfig, input_shape: tuple[int, ...]) -> Augment | None:
-    """What changes every view of an example, None where nothing does.
+    """Return what changes every view of an example, None where nothing does.
 
     Raises:
-        ConfigError: it is for images, and the recipe has none.
+        ConfigError: the recipe has no images.
     """
     if not config.augment:
         return None
     if len(input_shape) != 3:
-        raise ConfigError(f"augment = {config.augment!r} is for images; the recipe {config.recipe!r} has none: leave it out")
-    makers = {"reflect-pad-crop-flip": reflect_pad_crop_flip, "random-crop": random_crop, "horizontal-flip": horizontal_flip}
-    return makers[config.augment]()
+        raise ConfigError(
+            f"augment = {config.augment!r} is for images; the recipe {config.recipe!r} has none: "
+            "leave it out"
+        )
+    return _AUGMENTS[config.augment]()
 
 
 def make_optimizer(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """SGD, Adam with decoupled weight decay (AdamW), or plain SGD for steps that post-processing makes (adam-bc, sofim)."""
+    """Return SGD, or Adam with decoupled weight decay (AdamW).
+
+    Steps that post-processing makes (adam-bc, sofim) are taken by SGD without momentum.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if config.optimizer == "adam":
         return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-    momentum = config.momentum if config.optimizer == "sgd" else 0.0
     # Torch adds the decay of SGD to the released gradient, so it passes through the momentum.
     return torch.optim.SGD(
-        parameters, lr=config.lr, momentum=momentum, weight_decay=config.weight_decay, nesterov=config.nesterov
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum if config.optimizer == "sgd" else 0.0,
+        weight_decay=config.weight_decay,
+        nesterov=config.nesterov,
     )
 
 
 def learning_rate(config: RunConfig, step: int, steps: int) -> float:
-    """The learning rate of a step (from 0): a linear warm-up, then constant, or linear or cosine down to zero.
+    """Return the learning rate of a step (from 0).
 
-    A function of public numbers, so a resumed run takes up where it was.
+    A linear warm-up comes first, then a constant rate, or one that falls to zero, linearly or as a
+    cosine. The rate follows from public numbers, so a resumed run takes up where it was.
 
     Raises:
         ConfigError: warm-up and schedule are longer than the plan.
     """
     length = config.schedule_steps or steps
-    if max(length, config.warmup_steps) > steps:
-        raise ConfigError(f"a schedule of {max(length, config.warmup_steps)} steps is longer than the plan of {steps}")
+    longest = max(length, config.warmup_steps)
+    if longest > steps:
+        raise ConfigError(f"a schedule of {longest} steps is longer than the plan of {steps}")
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
     done = min(1.0, (step - config.warmup_steps) / max(1, length - config.warmup_steps))
-    return config.lr * (1 - done if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+    if config.schedule == "linear":
+        return config.lr * (1 - done)
+    return config.lr * (0.5 * (1 + math.cos(math.pi * done)))
 
 
 # --------------------------------------------------------------------------------------------------
-# How the settings of a run were chosen, as its card says it.
+# How the settings of a run were chosen, for its card.
 
-_SECTIONS = ("optimizer", "filter", "curvature")
-_OTHERS = {"epochs", "steps", "expected_batch_size", "max_grad_norm", "clipping", "automatic_gamma", "augmentations", "augment"}
-_OTHERS |= {"pretrain_epochs", "pretrain_lr"}
-_KIND = ("recipe", "method", "optimizer", "smoke", "public_data", "validation_size", "eval_on")  # what the recipe's follow from
+# Settings that can be searched: all of these sections, and these of the others.
+_SEARCHED_SECTIONS = ("optimizer", "postprocess", "preconditioner")
+_SEARCHED = {
+    "epochs",
+    "steps",
+    "expected_batch_size",
+    "max_grad_norm",
+    "clipping",
+    "automatic_gamma",
+    "augmentations",
+    "augment",
+    "readout",
+    "norm_methods",
+    "weight_average",
+    "pretrain_epochs",
+    "pretrain_lr",
+}
+# Settings that the recipe's own settings follow from.
+_KIND = ("recipe", "method", "optimizer", "smoke", "public_data", "validation_size", "eval_on")
 _FIRST = ("lr", "max_grad_norm", "damping")
 _MOST = 8
 
 
-def how_chosen(config: RunConfig) -> str:
-    """What was stated, or else which settings are not the recipe's own.
+def describe_choice(config: RunConfig) -> str:
+    """Return what was stated about the choice, or else which settings differ from the recipe's.
 
-    Budget, sampler and what only decides speed are no matter of a search and are left out. A learning rate that the recipe
-    itself derives from other settings is its own.
+    Budget, sampler and settings that only decide speed are left out. A learning rate that the
+    recipe itself derives from other settings counts as the recipe's.
     """
     try:
-        own = _recipe_of(config, _KIND)
-        names = _given(config, own) if config.chosen_by == own.chosen_by else []
-    except ConfigError:  # the recipe's own do not go together with this method or optimizer
+        recipe_config = _recipe_config(config, _KIND)
+    except ConfigError:
+        # The recipe's own settings do not go together with this method or optimizer.
         names = ["settings"] if config.chosen_by == RECIPE_DEFAULTS else []
+    else:
+        stated = config.chosen_by != recipe_config.chosen_by
+        names = [] if stated else _differing_settings(config, recipe_config)
     if not names:
         return config.chosen_by
-    listed = ", ".join(names[:_MOST]) + (f" and {len(names) - _MOST} more" if len(names) > _MOST else "")
-    return f"{listed}: given, not stated how they were found; not covered by ε. All others: {config.chosen_by}"
+    listed = ", ".join(names[:_MOST])
+    if len(names) > _MOST:
+        listed += f" and {len(names) - _MOST} more"
+    return (
+        f"{listed}: given, not stated how they were found; not covered by ε. "
+        f"All others: {config.chosen_by}"
+    )
 
 
-def _given(config: RunConfig, own: RunConfig) -> list[str]:
-    """Settings that can be searched and are not what the recipe has for this method."""
-    fields = dataclasses.fields(RunConfig)
-    found = [f.name for f in fields if f.metadata["section"] in _SECTIONS or f.name in _OTHERS]
-    found = [name for name in found if name not in _KIND and getattr(config, name) != getattr(own, name)]
-    if "lr" in found and _recipe_of(config, tuple(f.name for f in fields if f.name not in ("lr", "out"))).lr == config.lr:
-        found.remove("lr")
-    if _recipe_of(config, ("recipe", "method", "public_data")).optimizer != config.optimizer:
-        found.append("optimizer")
-    return sorted(found, key=lambda name: (_FIRST.index(name) if name in _FIRST else len(_FIRST), name))
+def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str]:
+    """Return settings that can be searched and differ from what the recipe has for this method."""
+    names = set()
+    for setting in dataclasses.fields(RunConfig):
+        name = setting.name
+        searched = setting.metadata["section"] in _SEARCHED_SECTIONS or name in _SEARCHED
+        if searched and name not in _KIND and getattr(config, name) != getattr(recipe_config, name):
+            names.add(name)
+    if "lr" in names:
+        others = [f.name for f in dataclasses.fields(RunConfig) if f.name not in ("lr", "out")]
+        if _recipe_config(config, tuple(others)).lr == config.lr:
+            names.remove("lr")
+    if _recipe_config(config, ("recipe", "method", "public_data")).optimizer != config.optimizer:
+        names.add("optimizer")
+    return [name for name in _FIRST if name in names] + sorted(names.difference(_FIRST))
 
 
-def _recipe_of(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
-    """The recipe with these settings of a run."""
+def _recipe_config(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
+    """Return the settings of the recipe under those of a run that are named."""
     return run_config({name: getattr(config, name) for name in names})
 
 
@@ -407,65 +481,87 @@ def _recipe_of(config: RunConfig, names: tuple[str, ...]) -> RunConfig:
 # machine.
 #
 # What is measured becomes settings before the plan is made (`structure = "measured"`, with `ranks`,
-# `norm_methods` and `every`), so that the plan's hash holds it, a run that goes on keeps it, and
-# its config.toml replays it anywhere.
+# `norm_methods` and `every`). The plan's hash then holds it, a continued run keeps it, and the
+# run's config.toml replays it anywhere.
 
 
-def structured(config: RunConfig) -> RunConfig:
-    """The settings with what "auto" comes to on this machine; as they are where they do not ask for it.
+def measure_structure(config: RunConfig) -> RunConfig:
+    """Return the settings with what "auto" comes to on this machine, or as they are without it.
 
-    Nothing but the probe and the initial weights is looked at. Times of layers are kept in the user's cache folder.
+    Only the probe and the initial weights are used. Times of layers are kept in the user's cache
+    folder.
 
     Raises:
-        ConfigError: a method without factors, curvature of private data, or choices that were made already.
+        ConfigError: a method without factors, curvature of private data, or a choice that was made
+            already.
     """
     if config.structure != "auto":
         return config
-    if config.preconditioner != "kfac":
-        raise ConfigError(f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; leave it out")
-    if "private-oracle" in (config.source, config.output_source):
-        raise ConfigError("structure = 'auto' would be measured on private data with source = 'private-oracle'; leave it out")
-    if config.ranks or config.norm_methods:
-        raise ConfigError(
-            "structure = 'auto' chooses ranks and norm_methods itself, and both would be lost; leave those out (--ranks '' "
-            "--norm-methods ''), or keep them and leave structure out"
-        )
+    _check_measurable(config)
     if config.threads:
         torch.set_num_threads(config.threads)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
-        curvature = kfac(config, recipe.input_shape, own=recipe.probe)
-        rows = config.expected_batch_size * config.augmentations
-        found = measure_structure(model, curvature, expected_batch_size=rows, cache=default_cache())
+        measured = costs.measure_structure(
+            model,
+            make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe),
+            expected_batch_size=config.expected_batch_size * config.augmentations,
+            cache=costs.default_cache(),
+        )
     except ConfigError:
         raise
     except (ValueError, RuntimeError, AssertionError) as error:
-        raise ConfigError(f"structure = 'auto' could not be measured: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"structure = 'auto' could not be measured: {reason}") from error
     return replace(
-        config, structure="measured", every=found.every, ranks=_written(found.ranks), norm_methods=_written(found.norm_methods)
+        config,
+        structure="measured",
+        every=measured.every,
+        ranks=_as_pairs(measured.ranks),
+        norm_methods=_as_pairs(measured.norm_methods),
     )
 
 
-def as_asked(measured: RunConfig, config: RunConfig) -> RunConfig:
-    """The settings of a run with what was measured taken out again, where these settings leave it to the machine."""
+def _check_measurable(config: RunConfig) -> None:
+    if config.preconditioner != "kfac":
+        raise ConfigError(
+            f"structure = 'auto' chooses sides of K-FAC, and method = {config.method!r} has none; "
+            "leave it out"
+        )
+    if "private-oracle" in (config.source, config.output_source):
+        raise ConfigError(
+            "structure = 'auto' would be measured on private data with source = 'private-oracle'; "
+            "leave it out"
+        )
+    if config.ranks or config.norm_methods:
+        raise ConfigError(
+            "structure = 'auto' chooses ranks and norm_methods, so both would be lost; leave those "
+            "out (--ranks '' --norm-methods ''), or leave structure out"
+        )
+
+
+def undo_measurement(measured: RunConfig, config: RunConfig) -> RunConfig:
+    """Return the settings of a run without what was measured, where `config` leaves it open."""
     if config.structure != "auto" or measured.structure != "measured":
         return measured
-    left = {name: getattr(config, name) for name in ("structure", "every", "ranks", "norm_methods")}
-    return replace(measured, **left)
+    return replace(
+        measured,
+        structure=config.structure,
+        every=config.every,
+        ranks=config.ranks,
+        norm_methods=config.norm_methods,
+    )
 
 
-def told(config: RunConfig) -> str:
-    """What was measured, in one line for the user; empty where nothing was."""
+def describe_structure(config: RunConfig) -> str:
+    """Return what was measured, in one line for the user; empty where nothing was."""
     if config.structure != "measured":
         return ""
-    parts = [
-        f"eigenpairs kept, 0 for all: {config.ranks}" if config.ranks else "no side has a choice",
-        f"norms by {config.norm_methods}" if config.norm_methods else "norms by the rule",
-        f"refreshes every {config.every} steps",
-    ]
-    return "measured on this machine: " + "; ".join(parts)
+    ranks = f"eigenpairs kept, 0 for all: {config.ranks}" if config.ranks else "no side has a choice"
+    norms = f"norms by {config.norm_methods}" if config.norm_methods else "norms by the rule"
+    return f"measured on this machine: {ranks}; {norms}; refreshes every {config.every} steps"
 
 
-def _written(values: Mapping[str, object]) -> str:
+def _as_pairs(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -42,15 +42,15 @@ from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
 from dpkfc.report.verify import Card, CardError, agrees, check_weights, read_card, verify_history
 
 # --------------------------------------------------------------------------------------------------
-# Whether the privacy card in a run folder is what its settings and its ledger give, and its weights
-# those it names.
+# The privacy card of a run folder against its settings and its ledger, and its weights against the
+# card.
 
 _COMPARED = ("plan_hash", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature")
 _MISSING = "nothing"
 
 
 def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
-    """Whether the card beside a ledger states what plan and ledger give, and the weights beside it are those it names.
+    """Check that the card beside a ledger states what plan and ledger give, and names its weights.
 
     Args:
         ledger: of the run folder.
@@ -58,83 +58,104 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
         device: of the settings.
 
     Returns:
-        None where no card lies there: the run has not ended.
+        The finding, or None where there is no card because the run has not ended.
     """
     try:
         card = read_card(ledger)
         if card is None:
             return None
-        wrong = _unlike_card(card, plan, len(verify(ledger).releases), device) or _other_weights(card)
+        releases = len(verify(ledger).releases)
+        problem = _card_problem(card, plan, releases, device) or _weights_problem(card)
     except (CardError, LedgerError) as error:
-        wrong = str(error)
+        problem = str(error)
+    agreed = "ε, mechanism and plan are those of settings and ledger, the weights those it names"
     return Finding(
-        check="card", measured="differs" if wrong else "as plan and ledger give it", bound="what plan and ledger give",
-        passed=not wrong, detail=wrong or "ε, mechanism and plan are those of settings and ledger, the weights those it names",
-    )  # fmt: skip
+        check="card",
+        measured="differs" if problem else "as plan and ledger give it",
+        bound="what plan and ledger give",
+        passed=not problem,
+        detail=problem or agreed,
+    )
 
 
-def _unlike_card(card: Card, plan: Plan, releases: int, device: str) -> str:
-    """The first statement of a card that is not what it would be; empty where all are."""
-    kept = {"releases": releases}
-    facts = CardFacts(title="", releases=releases, ledger=kept, assumed_public={}, chosen_by="", not_private={}, device=device)
+def _card_problem(card: Card, plan: Plan, releases: int, device: str) -> str:
+    """Return the first statement of a card that differs from what it should be, or nothing."""
+    facts = CardFacts(
+        title="",
+        releases=releases,
+        ledger={"releases": releases},
+        assumed_public={},
+        chosen_by="",
+        not_private={},
+        device=device,
+    )
     try:
-        expected = _compared(json.loads(json.dumps(build_card(plan, facts))))
-    except ValueError as error:  # more releases than the plan's
+        expected = _compared_parts(json.loads(json.dumps(build_card(plan, facts))))
+    except ValueError as error:
+        # The ledger holds more releases than the plan has.
         return str(error)
-    held = _compared(card.content)
+    stated = _compared_parts(card.content)
     for name in _COMPARED:
-        if where := _difference(held.get(name), expected.get(name), name):
-            return where
+        difference = _difference(stated.get(name), expected.get(name), name)
+        if difference:
+            return difference
     return ""
 
 
-def _compared(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts that plan and ledger decide: without the refreshes, and without the number of an accelerator."""
+def _compared_parts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what plan and ledger decide: no refreshes, and no number of an accelerator."""
     parts = {name: content.get(name) for name in _COMPARED}
-    if isinstance(curvature := parts["curvature"], Mapping):
-        parts["curvature"] = {name: value for name, value in curvature.items() if name != "refreshes"}
-    if isinstance(mechanism := parts["mechanism"], Mapping):
-        noise = re.sub(r" on ([a-z]+):\d+,", r" on \1,", str(mechanism.get("noise_generator")))
+    curvature, mechanism = parts["curvature"], parts["mechanism"]
+    if isinstance(curvature, Mapping):
+        parts["curvature"] = {n: value for n, value in curvature.items() if n != "refreshes"}
+    if isinstance(mechanism, Mapping):
+        noise = str(mechanism.get("noise_generator"))
+        noise = re.sub(r" on ([a-z]+):\d+,", r" on \1,", noise)
         parts["mechanism"] = {**mechanism, "noise_generator": noise}
     return parts
 
 
 def _difference(stated: Any, expected: Any, where: str) -> str:
-    """Where two values differ first, and how; empty where they agree."""
+    """Return where two values differ first, and how; nothing where they agree."""
     if agrees(stated, expected):
         return ""
     if isinstance(stated, Mapping) and isinstance(expected, Mapping):
-        for name in [*expected, *(name for name in stated if name not in expected)]:
-            both = stated.get(name, _MISSING), expected.get(name, _MISSING)
-            if found := _difference(*both, f"{where}, {str(name)[:60]}"):
-                return found
-    return f"{where}: the card says {_told(stated)}, plan and ledger give {_told(expected)}"
+        for name in dict.fromkeys([*expected, *stated]):
+            inner = _difference(
+                stated.get(name, _MISSING),
+                expected.get(name, _MISSING),
+                f"{where}, {str(name)[:60]}",
+            )
+            if inner:
+                return inner
+    return f"{where}: the card says {_show(stated)}, plan and ledger give {_show(expected)}"
 
 
-def _told(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:120]
 
 
-def _other_weights(card: Card) -> str:
-    told = check_weights(card)
-    return "" if told.startswith("those of") else f"weights {told}"
+def _weights_problem(card: Card) -> str:
+    message = check_weights(card)
+    return "" if message.startswith("those of") else f"weights {message}"
 
 
 # --------------------------------------------------------------------------------------------------
 
 KINDS = ("step", "one-run", "membership")
 _FEWEST_RUNS = 10
-EXAMPLES = 512  # of the training set, among which canaries are put
+# Examples of the training set that canaries are put among.
+EXAMPLES = 512
 MEMBERS = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the audits of one run found.
+    """Results of the audits of one run.
 
     Attributes:
-        ledger: of a run folder, whether its ledger holds and is that of its settings.
-        card: of a run folder with a card, whether card and weights are those of settings and ledger.
+        ledger: of a run folder, whether its ledger holds and belongs to its settings.
+        card: of a run folder with a card, whether card and weights belong to settings and ledger.
         step, one_run, membership: each that was asked for.
     """
 
@@ -146,30 +167,37 @@ class Verdict:
 
     @property
     def findings(self) -> list[Finding]:
-        """All of them, one a check."""
-        first = [found for found in (self.ledger, self.card) if found is not None]
-        others = [found.finding() for found in (self.one_run, self.membership) if found is not None]
-        return [*first, *(self.step.findings if self.step else ()), *others]
+        """The findings of all audits, one for each check."""
+        findings = [finding for finding in (self.ledger, self.card) if finding is not None]
+        if self.step is not None:
+            findings += self.step.findings
+        findings += [part.finding() for part in (self.one_run, self.membership) if part is not None]
+        return findings
 
     @property
     def passed(self) -> bool:
-        """Whether every check held."""
-        return bool(self.findings) and all(finding.passed for finding in self.findings)
+        """Whether there are findings and every check held."""
+        findings = self.findings
+        return bool(findings) and all(finding.passed for finding in findings)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for the card, with the date of each part."""
-        now = {"date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"}
-        parts = {"ledger": self.ledger, "card": self.card, "step": self.step}
-        found = {name: now | part.describe() for name, part in parts.items() if part is not None}
-        others = {"one_run": self.one_run, "membership": self.membership}
-        found |= {n: now | {"detail": x.finding().detail} | x.describe() for n, x in others.items() if x is not None}
-        text = json.dumps({"passed": self.passed, **found}, default=lambda x: x.item())  # numbers of numpy among them
-        plain: dict[str, Any] = json.loads(text)
+        """Return plain values for the card, with the date of each part."""
+        date = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
+        described: dict[str, Any] = {"passed": self.passed}
+        for name, part in (("ledger", self.ledger), ("card", self.card), ("step", self.step)):
+            if part is not None:
+                described[name] = {"date": date, **part.describe()}
+        for name, attack in (("one_run", self.one_run), ("membership", self.membership)):
+            if attack is not None:
+                detail = attack.finding().detail
+                described[name] = {"date": date, "detail": detail, **attack.describe()}
+        # Numbers of numpy among the values become plain ones.
+        plain: dict[str, Any] = json.loads(json.dumps(described, default=lambda x: x.item()))
         return plain
 
 
-def subject_of(prepared: Prepared) -> Subject:
-    """The step of a run, for `audit_step`; a few hundred of its training examples serve as company."""
+def make_subject(prepared: Prepared) -> Subject:
+    """Return the step of a run for `audit_step`, among a few hundred of its training examples."""
     return Subject(
         plan=prepared.plan,
         model=lambda: copy.deepcopy(prepared.model),
@@ -194,7 +222,7 @@ def audit(
         config: settings of the run.
         kinds: of `KINDS`.
         canaries: of the one-run audit.
-        runs: releases of each world of the two-world test.
+        runs: releases for each dataset of the neighbouring-dataset distinguishing test.
         weights: of the trained model, for membership inference.
         console: where progress is drawn; None draws nothing.
 
@@ -203,9 +231,8 @@ def audit(
         DatasetError: missing or damaged data.
     """
     _check_kinds(kinds, runs, weights)
-    return _audited(
-        prepare(replace(config, test_mode=False)), kinds, canaries=canaries, runs=runs, weights=weights, console=console
-    )
+    prepared = prepare(replace(config, test_mode=False))
+    return _run_audits(prepared, kinds, canaries, runs, weights, console)
 
 
 def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
@@ -213,59 +240,87 @@ def _check_kinds(kinds: Sequence[str], runs: int, weights: Path | None) -> None:
         if kind not in KINDS:
             raise ConfigError(f"unknown audit {kind!r}; choose from {', '.join(KINDS)}")
     if runs < _FEWEST_RUNS:
-        raise ConfigError(f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), got {runs}")
+        raise ConfigError(
+            f"the two-world test needs {_FEWEST_RUNS} releases of each world or more (--runs), "
+            f"got {runs}"
+        )
     if "membership" in kinds and weights is None:
-        raise ConfigError("membership inference needs a trained model: give the run folder of a finished run")
-
-
-def _audited(
-    prepared: Prepared, kinds: Sequence[str], *, canaries: int, runs: int, weights: Path | None, console: Console | None
-) -> Verdict:
-    with _Bars(console) as bars:
-        return Verdict(
-            step=_step(prepared, runs, bars) if "step" in kinds else None,
-            one_run=_one_run(prepared, canaries, bars) if "one-run" in kinds else None,
-            membership=_membership(prepared, weights) if weights is not None and "membership" in kinds else None,
+        raise ConfigError(
+            "membership inference needs a trained model: give the run folder of a finished run"
         )
 
 
-def audit_folder(
-    path: Path, kinds: Sequence[str], *, canaries: int = 1000, runs: int = RUNS, console: Console | None = None
+def _run_audits(
+    prepared: Prepared,
+    kinds: Sequence[str],
+    canaries: int,
+    runs: int,
+    weights: Path | None,
+    console: Console | None,
 ) -> Verdict:
-    """Audit a run folder, and write the verdict into it: audit.json, and a section of the card where the run is finished.
+    step, one_run_result, membership_result = None, None, None
+    with _Bars(console) as bars:
+        if "step" in kinds:
+            step = _audit_step(prepared, runs, bars)
+        if "one-run" in kinds:
+            one_run_result = _audit_one_run(prepared, canaries, bars)
+        if "membership" in kinds and weights is not None:
+            membership_result = _infer_membership(prepared, weights)
+    return Verdict(step=step, one_run=one_run_result, membership=membership_result)
 
-    The folder's own ledger, card and weights are looked at first, whatever else is asked for.
+
+def audit_folder(
+    path: Path,
+    kinds: Sequence[str],
+    *,
+    canaries: int = 1000,
+    runs: int = RUNS,
+    console: Console | None = None,
+) -> Verdict:
+    """Audit a run folder and write the verdict into it: audit.json, and a section of its card.
+
+    The folder's own ledger, card and weights are checked whatever else is asked for.
 
     Raises:
         RunFolderError: no run folder.
-        ConfigError: as `audit`; a run in test mode, which promises nothing that could be disproved.
+        ConfigError: as `audit`; a run in test mode, which promises nothing.
     """
     folder = RunFolder.open(path)
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
     if config.test_mode:
-        raise ConfigError(f"{path} was trained in test mode, where noise can be repeated from a seed: NOT PRIVATE, not audited")
+        raise ConfigError(
+            f"{path} was trained in test mode, where noise can be repeated from a seed: "
+            "NOT PRIVATE, not audited"
+        )
     weights = folder.model if folder.model.is_file() else None
     _check_kinds(kinds, runs, weights)
     prepared = prepare(replace(config, out=""))
-    found = ledger_finding(folder.ledger, prepared.plan)
-    verdict = _audited(prepared, kinds, canaries=canaries, runs=runs, weights=weights, console=console)
-    verdict = replace(verdict, ledger=found, card=card_finding(folder.ledger, prepared.plan, config.device))
+    # The ledger is read before training, as an audit may run long.
+    ledger = ledger_finding(folder.ledger, prepared.plan)
+    verdict = _run_audits(prepared, kinds, canaries, runs, weights, console)
+    card = card_finding(folder.ledger, prepared.plan, config.device)
+    verdict = replace(verdict, ledger=ledger, card=card)
     described = verdict.describe()
     folder.write_json(folder.path / "audit.json", described)
-    _note(folder, verdict, described)
+    _write_into_card(folder, verdict, described)
     return verdict
 
 
-def _note(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
-    """Write a verdict into the card; one that was damaged beyond being shown stays as it is, and audit.json says so."""
+def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
+    """Write a verdict into the card.
+
+    A card too damaged to be shown stays as it is, and audit.json says so.
+    """
     if verdict.card is None:
         return
     try:
         card = json.loads(folder.card.read_text("utf-8"))
         before = card.get("audit", {})
-        card["audit"] = {name: before[name] for name in ("step", "one_run", "membership") if name in before} | described
-        card["audit"]["passed"] = not failed_checks(card["audit"])
-        card["not_private"] = {**card.get("not_private", {}), **_unprotected(described)}
+        section = {name: before[name] for name in ("step", "one_run", "membership") if name in before}
+        section |= described
+        section["passed"] = not failed_checks(section)
+        card["audit"] = section
+        card["not_private"] = {**card.get("not_private", {}), **_unprotected_figures(described)}
         text = to_markdown(card)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         if verdict.card.passed:
@@ -276,65 +331,78 @@ def _note(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> Non
 
 
 def ledger_finding(path: Path, plan: Plan) -> Finding:
-    """Whether a run's ledger holds, begins with what card and checkpoint remember, and has no release but the plan's.
+    """Check a run's ledger: its chain, what card and checkpoint remember, and the plan's releases.
 
     Args:
         path: the ledger.
         plan: of the run's settings.
     """
     try:
-        found = verify_history(path)
-        wrong = _unlike(found, plan)
-        measured = f"{len(found.releases):,} releases"
+        ledger = verify_history(path)
+        problem = _ledger_problem(ledger, plan)
+        measured = f"{len(ledger.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:
-        measured, wrong = "cannot be trusted", str(error)
+        measured, problem = "cannot be trusted", str(error)
     return Finding(
-        check="ledger of the run", measured=measured, bound=f"at most the plan's {plan.steps:,}, each with its event",
-        passed=not wrong, detail=wrong or "the chain holds; card and checkpoint remember the same history",
-    )  # fmt: skip
+        check="ledger of the run",
+        measured=measured,
+        bound=f"at most the plan's {plan.steps:,}, each with its event",
+        passed=not problem,
+        detail=problem or "the chain holds; card and checkpoint remember the same history",
+    )
 
 
-def _unlike(found: Verified, plan: Plan) -> str:
-    """What a ledger says that its plan does not; empty where they agree."""
-    if found.header["plan_hash"] != plan.hash:
+def _ledger_problem(ledger: Verified, plan: Plan) -> str:
+    """Return what a ledger says and its plan does not, or nothing."""
+    header = ledger.header
+    if header["plan_hash"] != plan.hash:
         return "it belongs to another plan than the settings in the folder"
-    if found.header.get("certified") is not plan.certified and not certified_before(found.header, plan.ledger_header):
-        return f"it says certified: {found.header.get('certified')}, the plan {plan.certified}"
-    if len(found.releases) > plan.steps:
+    is_certified = header.get("certified") is plan.certified
+    if not is_certified and not certified_before(header, plan.ledger_header):
+        return f"it says certified: {header.get('certified')}, the plan {plan.certified}"
+    if len(ledger.releases) > plan.steps:
         return f"it has more releases than the plan's {plan.steps:,}"
-    own = {"event": event_to_dict(plan.event), "noise_multiplier": plan.noise_multiplier, "stddev": plan.stddev}
-    own |= {"sensitivity": plan.sensitivity}
-    for release in found.releases:
-        for name, value in own.items():
+    expected = {
+        "event": event_to_dict(plan.event),
+        "noise_multiplier": plan.noise_multiplier,
+        "stddev": plan.stddev,
+        "sensitivity": plan.sensitivity,
+    }
+    for release in ledger.releases:
+        for name, value in expected.items():
             if release.get(name) != value:
-                return f"release {release.get('release')} was charged with another {name} than the plan's"
+                number = release.get("release")
+                return f"release {number} was charged with another {name} than the plan's"
     return ""
 
 
 _MEASURED = "measured on private examples, without noise; for the operator, not for publication"
-_TRAINED = f"{_MEASURED}; the audit trained once more on the private examples, and what is published of it adds to ε"
+_TRAINED = (
+    f"{_MEASURED}; the audit trained once more on the private examples, and what is published of it "
+    "adds to ε"
+)
 
 
-def _unprotected(described: Mapping[str, Any]) -> dict[str, str]:
-    """Figures of an audit that ε does not protect, and why."""
-    told = {"one_run": _TRAINED}
-    parts = {f"audit: {name}": told.get(name, _MEASURED) for name, part in described.items() if isinstance(part, dict)}
-    for public in ("audit: ledger", "audit: card"):
-        parts.pop(public, None)
-    return {**parts, "audit.json": _MEASURED}
+def _unprotected_figures(described: Mapping[str, Any]) -> dict[str, str]:
+    """Return the figures of an audit that ε does not protect, with the reason."""
+    figures = {}
+    for name, part in described.items():
+        if isinstance(part, dict) and name not in ("ledger", "card"):
+            figures[f"audit: {name}"] = _TRAINED if name == "one_run" else _MEASURED
+    return {**figures, "audit.json": _MEASURED}
 
 
-def _step(prepared: Prepared, runs: int, bars: _Bars) -> Audit:
-    """The audit of one step; on one thread, as thousands of small steps on two take four times as long."""
+def _audit_step(prepared: Prepared, runs: int, bars: _Bars) -> Audit:
+    """Audit one step, on one thread: thousands of small steps on two take four times as long."""
     threads = torch.get_num_threads()
     torch.set_num_threads(prepared.config.threads or 1)
     try:
-        return audit_step(subject_of(prepared), runs=runs, progress=bars.said)
+        return audit_step(make_subject(prepared), runs=runs, progress=bars.update)
     finally:
         torch.set_num_threads(threads)
 
 
-def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRunResult:
+def _audit_one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRunResult:
     model = copy.deepcopy(prepared.model)
     return audit_one_run(
         prepared.plan,
@@ -344,11 +412,11 @@ def _one_run(prepared: Prepared, canaries: int, bars: _Bars) -> OneRunResult:
         prepared.recipe.task.loss,
         canaries=canaries,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
-        progress=lambda done, of: bars.said("one run with canaries", done, of),
+        progress=lambda done, total: bars.update("one run with canaries", done, total),
     )
 
 
-def _membership(prepared: Prepared, weights: Path) -> MembershipResult:
+def _infer_membership(prepared: Prepared, weights: Path) -> MembershipResult:
     model = copy.deepcopy(prepared.model)
     model.load_state_dict(load_file(weights), strict=False)
     return infer_membership(
@@ -362,44 +430,39 @@ def _membership(prepared: Prepared, weights: Path) -> MembershipResult:
 
 
 class _Bars:
-    """One bar a check."""
+    """One progress bar for each check."""
 
     def __init__(self, console: Console | None) -> None:
-        self._progress = None
-        if console is not None:
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}/{task.total:,}"))
-            self._progress = Progress(*columns, TimeRemainingColumn(), console=console)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:,}/{task.total:,}"),
+            TimeRemainingColumn(),
+            console=console or Console(quiet=True),
+            disable=console is None,
+        )
         self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> _Bars:
-        if self._progress is not None:
-            self._progress.start()
+        self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+        self._progress.stop()
 
-    @property
-    def said(self) -> Callable[[str, int, int], None]:
-        """Told (name, done, of all)."""
-
-        def told(name: str, done: int, of: int) -> None:
-            if self._progress is not None:
-                task = self._tasks.get(name)
-                if task is None:
-                    task = self._tasks[name] = self._progress.add_task(name, total=of)
-                self._progress.update(task, completed=done)
-
-        return told
+    def update(self, name: str, done: int, total: int) -> None:
+        """Show how far a check has come."""
+        if name not in self._tasks:
+            self._tasks[name] = self._progress.add_task(name, total=total)
+        self._progress.update(self._tasks[name], completed=done)
 
 
 def verdict_table(verdict: Verdict) -> Table:
-    """One row a check."""
+    """Return a table with one row for each check."""
     table = Table(header_style="bold", show_lines=False)
     for column in ("check", "measured", "allowed", "verdict", "how"):
         table.add_column(column, overflow="fold")
-    for row in to_rows(verdict.findings):
-        colour = "green" if row[3] == "held" else "bold red"
-        table.add_row(row[0], row[1], row[2], f"[{colour}]{row[3]}[/{colour}]", row[4])
+    for check, measured, allowed, result, how in to_rows(verdict.findings):
+        colour = "green" if result == "held" else "bold red"
+        table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)
     return table

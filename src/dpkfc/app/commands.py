@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
 from dpkfc.app.methods import METHODS, Method
-from dpkfc.app.settings import ConfigError, RunConfig, chosen, nearest
+from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
 from dpkfc.report.numbers import plain, rounded_up
@@ -40,64 +40,77 @@ def demo_federated(
     engine: Annotated[str, typer.Option(help="here (one process), flower (its simulation), or both.")] = "both",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
-    """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients, in this process and on Flower's simulation.
+    """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients.
 
-    No telemetry leaves the machine: Flower's and Ray's are switched off unless the environment switches them on.
+    It runs in this process and on Flower's simulation. No telemetry leaves the machine: Flower's and Ray's are off unless
+    the environment switches them on.
     """
     from dpkfc.app.federated_demo import ENGINES, federated_demo
 
     console = Console()
-    console = console if console.is_terminal else Console(width=140)
-    engines = ENGINES if engine == "both" else (engine,)
-    done = federated_demo(out, None if quiet else console, epsilon=epsilon, rounds=rounds, engines=engines)
-    console.print(done.table)
-    console.print("One run each, with noise of its own: differences of a point or two are that noise.")
-    console.print(f"pictures, ledgers and privacy cards: {done.folder}", soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(width=140)
+    result = federated_demo(
+        out,
+        None if quiet else console,
+        epsilon=epsilon,
+        rounds=rounds,
+        engines=ENGINES if engine == "both" else (engine,),
+    )
+    console.print(result.table)
+    console.print("One run each, with its own noise: differences of a point or two are that noise.")
+    console.print(f"pictures, ledgers and privacy cards: {result.folder}", soft_wrap=True)
 
 
 # --------------------------------------------------------------------------------------------------
 # The tables of `dpkfc methods`.
 
 
-_SHOWN = {
-    "acts on": "acts", "side data": "side_data", "extra privacy cost": "privacy", "state": "state", "cost of a step": "cost",
+# Columns, and the attributes of `Method` that they hold.
+_COLUMNS = {
+    "acts on": "acts",
+    "side data": "side_data",
+    "extra privacy cost": "privacy",
+    "state": "state",
+    "cost of a step": "cost",
     "source": "source",
-}  # fmt: skip
-_NARROW = 110  # columns of a terminal below which words of the whole table would be cut
+}
+# In a narrower terminal the whole table would cut words.
+_NARROW = 110
 
 
 def methods_table(width: int = 140) -> Table:
-    """Every method, one a row; what each keeps and costs only where there is room.
+    """Return every method, one for each row, with what it keeps and costs where there is room.
 
     Args:
         width: of the console, in characters.
     """
     table = Table(header_style="bold", show_lines=True)
-    names = ["acts on", "side data", "source"] if width < _NARROW else list(_SHOWN)
-    for column in ("method", *names):
-        table.add_column(column, overflow="fold", min_width=max(map(len, METHODS)) if column == "method" else None)
-    for row in METHODS.values():
-        table.add_row(f"[bold]{row.name}[/bold]", *(getattr(row, _SHOWN[name]) for name in names))
+    table.add_column("method", overflow="fold", min_width=max(map(len, METHODS)))
+    columns = list(_COLUMNS)
+    if width < _NARROW:
+        columns = ["acts on", "side data", "source"]
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for method in METHODS.values():
+        cells = [getattr(method, _COLUMNS[column]) for column in columns]
+        table.add_row(f"[bold]{method.name}[/bold]", *cells)
     return table
 
 
 def method_sheet(method: Method) -> Table:
-    """One method in full."""
+    """Return all that is known of one method."""
     table = Table(show_header=False)
-    settings = ", ".join(f"{name} = {value!r}" for name, value in method.settings.items()) or "the defaults"
-    for what, text in (
-        ("method", f"{method.name} ({method.label})"),
-        ("equation", method.equation),
-        ("acts on", method.acts),
-        ("side data", method.side_data),
-        ("extra privacy cost", method.privacy),
-        ("state", method.state),
-        ("cost of a step", method.cost),
-        ("source", method.source),
-        ("settings", settings),
-        ("page", f"docs/methods/{method.page}"),
-    ):
-        table.add_row(what, Text(text))
+    settings = [f"{name} = {value!r}" for name, value in method.settings.items()]
+    rows = {
+        "method": f"{method.name} ({method.label})",
+        "equation": method.equation,
+        **{column: getattr(method, name) for column, name in _COLUMNS.items()},
+        "settings": ", ".join(settings) or "the defaults",
+        "page": f"docs/methods/{method.page}",
+    }
+    for column, text in rows.items():
+        table.add_row(column, Text(text))
     return table
 
 
@@ -111,20 +124,26 @@ def report(
     out: Annotated[Path, typer.Option(help="The page; an earlier report is replaced.")] = Path("report.html"),
     title: Annotated[str, typer.Option(help="Heading of the page.")] = "Report of private training runs",
 ) -> None:
-    """One HTML page of run folders and results files (RUNS): accuracy against ε, curves, curvature, privacy cards, commands.
+    """Write one HTML page of run folders and results files (RUNS).
 
-    The page fetches nothing. What cannot be read is named, on the page too; the others are shown.
+    It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing. Files that cannot be
+    read are named, on the page too.
     """
     from dpkfc.app.html.render import counted, write_page
     from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
-    console = Console(stderr=True)
     for path, why in contents.broken:
-        console.print(f"dpkfc: not shown: {plain(path)}: {why}", markup=False, highlight=False, soft_wrap=True)
-    shown = f"{counted(len(contents.runs), 'run')}, {counted(len(contents.sheets), 'table')}"
-    shown += f", {counted(len(contents.charts), 'figure')}" if contents.charts else ""
-    Console().print(f"report: {out} ({shown})", markup=False, highlight=False, soft_wrap=True)
+        _print_line(Console(stderr=True), f"dpkfc: not shown: {plain(path)}: {why}")
+    shown = [counted(len(contents.runs), "run"), counted(len(contents.sheets), "table")]
+    if contents.charts:
+        shown.append(counted(len(contents.charts), "figure"))
+    _print_line(Console(), f"report: {out} ({', '.join(shown)})")
+
+
+def _print_line(console: Console, text: str) -> None:
+    """Print a line as it is, without markup, colours or breaks."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -148,39 +167,51 @@ def tune(
     budget: Budget = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tune methods alike on a validation split of the training set, and say what that costs.
+    """Tune methods in the same way on a validation split of the training set, and say what that costs.
 
-    Every method has the same number of trials, matched controls included. Stopped studies go on with the same --out.
+    Every method has the same number of trials, matched controls included. A stopped study continues with the same --out.
     """
-    from dpkfc.app.settings import chosen
+    from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
     console = open_console()
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = chosen(None, _settings(setting or []) | ({} if epsilon is None else {"epsilon": epsilon}))
+    settings = _parse_settings(setting or [])
+    if epsilon is not None:
+        settings["epsilon"] = epsilon
     study = TuneSettings(
-        recipe=recipe, methods=tuple(method), trials=trials, controls=controls, search=search, count=count,
-        optimizer=optimizer, settings=settings,
-    )  # fmt: skip
+        recipe=recipe,
+        methods=tuple(method),
+        trials=trials,
+        controls=controls,
+        search=search,
+        count=count,
+        optimizer=optimizer,
+        settings=read_choices(None, settings),
+    )
     with resumable(console, f"go on with the same command and --out {folder}"):
         tuned = run_tuning(
-            study, folder, data_dir=data_dir, workers=worker_count(workers), budget_minutes=budget,
+            study,
+            folder,
+            data_dir=data_dir,
+            workers=worker_count(workers),
+            budget_minutes=budget,
             console=None if quiet else console,
-        )  # fmt: skip
+        )
     console.print(_tuned_table(tuned))
-    for name, why in tuned.failures.items():
-        console.print(f"{name}: {why}", soft_wrap=True, highlight=False)
+    lines = [f"{name}: {why}" for name, why in tuned.failures.items()]
     if not tuned.complete:
-        console.print(f"not finished: go on with the same command and --out {folder}", soft_wrap=True, highlight=False)
-    for said in filter(None, (tuned.statement.replace("**", ""), tuned.unpublished)):
-        console.print(said, soft_wrap=True, highlight=False)
+        lines.append(f"not finished: go on with the same command and --out {folder}")
+    lines += [tuned.statement.replace("**", ""), tuned.unpublished]
+    for line in filter(None, lines):
+        console.print(line, soft_wrap=True, highlight=False)
     console.print(f"report: {folder / 'tune.md'}", soft_wrap=True)
 
 
-def _settings(pairs: list[str]) -> dict[str, Any]:
-    """KEY=VALUE texts as settings.
+def _parse_settings(pairs: list[str]) -> dict[str, Any]:
+    """Return KEY=VALUE texts as settings.
 
     Raises:
         StudyError: a text without "=".
@@ -188,16 +219,16 @@ def _settings(pairs: list[str]) -> dict[str, Any]:
     """
     from dpkfc.app.settings import flatten
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals:
             raise StudyError(f"--set {pair!r}: write KEY=VALUE, for example --set epochs=3")
-        found[name.strip().replace("-", "_")] = _setting_value(text.strip())
-    return flatten(found, "--set")
+        settings[name.strip().replace("-", "_")] = _parse_value(text.strip())
+    return flatten(settings, "--set")
 
 
-def _setting_value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for kind in (int, float):
@@ -211,15 +242,23 @@ def _setting_value(text: str) -> Any:
 def _tuned_table(tuned: Any) -> Table:
     from dpkfc.app.tuning.tune import percent, settings_text
 
-    title = f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on {tuned.validation:,} validation examples"
+    title = (
+        f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on "
+        f"{tuned.validation:,} validation examples"
+    )
     table = Table(title=title, header_style="bold", title_justify="left")
     table.add_column("method")
     for name in ("validation %", "trials", "pruned"):
         table.add_column(name, justify="right")
     table.add_column("settings")
     for arm in tuned.arms:
-        name = f"{arm.label} (control)" if arm.control else arm.label
-        table.add_row(name, percent(arm.accuracy), str(arm.trials), str(arm.pruned), settings_text(arm.params))
+        table.add_row(
+            f"{arm.label} (control)" if arm.control else arm.label,
+            percent(arm.accuracy),
+            str(arm.trials),
+            str(arm.pruned),
+            settings_text(arm.params),
+        )
     return table
 
 
@@ -228,28 +267,35 @@ def _tuned_table(tuned: Any) -> Table:
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 
 
-def _with_settings(leave_out: tuple[str, ...] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag per field of `RunConfig`; it receives those that were given as `settings`."""
+def _with_settings(
+    leave_out: tuple[str, ...] = (),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one flag for each field of `RunConfig`; it receives those given as `settings`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
 
-        def called(**given: Any) -> None:
-            settings = {f: given.pop(f.name) for f in fields}
-            command(**given, settings={f.name: _value(f, v) for f, v in settings.items() if v is not None})
+        def run_command(**arguments: Any) -> None:
+            settings = {}
+            for setting in fields:
+                text = arguments.pop(setting.name)
+                if text is not None:
+                    settings[setting.name] = _parse_flag(setting, text)
+            command(**arguments, settings=settings)
 
-        parameters = [*own, *(_flag(f) for f in fields)]
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {p.name: p.annotation for p in parameters}
-        called.__doc__, called.__name__ = command.__doc__, command.__name__
-        return called
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [p for p in signature.parameters.values() if p.name != "settings"]
+        parameters += map(_flag, fields)
+        run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run_command.__annotations__ = {p.name: p.annotation for p in parameters}
+        run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
+        return run_command
 
     return decorate
 
 
-def _value(setting: dataclasses.Field[Any], text: str | bool) -> Any:
-    """The value of a flag; a text that is no number is left for `RunConfig` to name."""
+def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
+    """Return the value of a flag; a text that is not a number is left for `RunConfig` to name."""
     for convert in {"int": (int, float), "float": (float,)}.get(str(setting.type), ()):
         with contextlib.suppress(ValueError):
             return convert(text)
@@ -257,14 +303,25 @@ def _value(setting: dataclasses.Field[Any], text: str | bool) -> Any:
 
 
 def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
+    """Return the parameter of a command that stands for a setting."""
     kind, flag = str(setting.type), "--" + setting.name.replace("_", "-")
-    declared = f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag
+    text = setting.metadata["help"]
     choices = [choice for choice in setting.metadata["choices"] if choice]
-    text = setting.metadata["help"] + (f" ({' | '.join(choices)})" if choices else "")
-    panel = setting.metadata["section"]
-    option = typer.Option(declared, help=text, rich_help_panel=panel, show_default=False, metavar=_METAVARS.get(kind))
-    annotation = Annotated[bool | None, option] if kind == "bool" else Annotated[str | None, option]
-    return inspect.Parameter(setting.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    if choices:
+        text += f" ({' | '.join(choices)})"
+    option = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag,
+        help=text,
+        rich_help_panel=setting.metadata["section"],
+        show_default=False,
+        metavar=_METAVARS.get(kind),
+    )
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[bool | None if kind == "bool" else str | None, option],
+    )
 
 
 @_with_settings()
@@ -278,7 +335,8 @@ def train(
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
 
-    Every setting is a flag or a key of a TOML file; what is not given comes from the recipe. The seed never seeds noise.
+    Every setting is a flag, or a key in a section of a TOML file. Settings that are not given come from the recipe. The seed
+    never seeds noise.
     """
     if resume is not None and (settings or config is not None):
         raise ConfigError("--resume continues a run with its own settings; leave out every other setting")
@@ -290,12 +348,13 @@ def train(
     if resume is not None:
         result = continue_run(resume, console, any_world_size=any_world_size)
     else:
-        result = run(run_config(chosen(config, settings)), console, any_world_size=any_world_size)
+        run_settings = run_config(read_choices(config, settings))
+        result = run(run_settings, console, any_world_size=any_world_size)
     _announce(result)
 
 
 def _announce(result: Result) -> None:
-    """What came of a run, and how to go on."""
+    """Print the result of a run, and how to continue it."""
     if result.interrupted:
         again = "the same command" if is_launched() else f"dpkfc train --resume {result.folder}"
         print_error(f"stopped after step {result.steps}; continue with: {again}")
@@ -308,7 +367,10 @@ def _announce(result: Result) -> None:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     console.print(f"run folder: {result.folder}", soft_wrap=True)
     if result.head:
-        console.print(f"ledger: {result.steps} releases, head {result.head} (give both to whoever will check it)", soft_wrap=True)
+        console.print(
+            f"ledger: {result.steps} releases, head {result.head} (give both to whoever will check it)",
+            soft_wrap=True,
+        )
 
 
 def _results_table(results: dict[str, Result]) -> Table:
@@ -317,8 +379,13 @@ def _results_table(results: dict[str, Result]) -> Table:
     for name in ("accuracy", "ε spent", "steps", "seconds"):
         table.add_column(name, justify="right")
     for label, result in results.items():
-        accuracy = f"{100 * result.accuracy:.1f} % ({result.measured_on})"
-        table.add_row(label, accuracy, rounded_up(result.epsilon), f"{result.steps:,}", f"{result.seconds:.1f}")
+        table.add_row(
+            label,
+            f"{100 * result.accuracy:.1f} % ({result.measured_on})",
+            rounded_up(result.epsilon),
+            f"{result.steps:,}",
+            f"{result.seconds:.1f}",
+        )
     return table
 
 
@@ -334,12 +401,12 @@ def demo(
     from dpkfc.app.preparation import LABELS
 
     console = open_console()
-    done = run_demo(chosen(None, settings), out, None if quiet else console)
-    if done.interrupted:
-        stopped = next(result for result in done.results.values() if result.interrupted)
-        _announce(stopped)
-    console.print(_results_table({LABELS[method]: result for method, result in done.results.items()}))
-    console.print(f"pictures and privacy cards: {done.folder}", soft_wrap=True)
+    result = run_demo(read_choices(None, settings), out, None if quiet else console)
+    for run in result.results.values():
+        if run.interrupted:
+            _announce(run)
+    console.print(_results_table({LABELS[method]: run for method, run in result.results.items()}))
+    console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
 
 
 @_with_settings(leave_out=("out",))
@@ -348,14 +415,14 @@ def every_setting(
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
 ) -> None:
-    """Every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
+    """Print every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
 
-    Nothing is trained. Save it to a file, change what you like, and give it to train --config.
+    Nothing is trained. Save the output to a file, change it, and give it to train --config.
     """
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.settings import to_toml
 
-    sys.stdout.write(to_toml(run_config(chosen(config, settings))))
+    sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
 @_with_settings(leave_out=("recipe", "out", "method"))
@@ -368,7 +435,7 @@ def doctor(
     rows: Annotated[int, typer.Option(help="Examples of the step that --cost measures.")] = 32,
     again: Annotated[bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")] = False,
 ) -> None:
-    """What would be done with each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
+    """Show the treatment of each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
     from dpkfc.app.doctor import doctor_report
 
     if rows < 1:
@@ -379,9 +446,7 @@ def doctor(
 def methods(
     name: Annotated[str, typer.Argument(help="One method, with its equation and settings; left out: all of them.")] = "",
 ) -> None:
-    """The methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
-    from dpkfc.app.methods import METHODS
-
+    """Show the methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
     if name:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
@@ -403,18 +468,23 @@ def audit(
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
 ) -> None:
-    """Try to disprove the guarantee of a run: neighbours under frozen noise, the law of the noise, two worlds, one run."""
+    """Try to disprove the guarantee of a run, by neighbouring batches, noise tests, a distinguishing test and attacks."""
     from dpkfc.app import audit_run as audits
     from dpkfc.app.recipes.catalogue import run_config
 
-    console, kinds = open_console(), kind or ["step"]
+    console = open_console()
     if run is not None and (settings or config is not None):
         raise ConfigError("a run folder is audited with its own settings; leave out every other setting")
-    bars = None if quiet else console
+    options: dict[str, Any] = {
+        "kinds": kind or ["step"],
+        "canaries": canaries,
+        "runs": runs,
+        "console": None if quiet else console,
+    }
     if run is not None:
-        verdict = audits.audit_folder(run, kinds, canaries=canaries, runs=runs, console=bars)
+        verdict = audits.audit_folder(run, **options)
     else:
-        verdict = audits.audit(run_config(chosen(config, settings)), kinds, canaries=canaries, runs=runs, console=bars)
+        verdict = audits.audit(run_config(read_choices(config, settings)), **options)
     console.print(audits.verdict_table(verdict))
     if not verdict.passed:
         raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold, or not for what lies in the folder")

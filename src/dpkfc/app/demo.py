@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ METHODS = ("dp-sgd", "dp-kfc")
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What the demo came to.
+    """Result of the demo.
 
     Attributes:
-        folder: with one run folder a method and the comparison below it.
+        folder: holds one run folder for each method, and the comparison.
         results: method to result.
     """
 
@@ -50,24 +50,16 @@ def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) 
     folder = RunFolder.create(out) if out else RunFolder.fresh("runs", f"demo-{datetime.now():%Y%m%d-%H%M%S}")
     results: dict[str, Result] = {}
     for method in METHODS:
-        settings = {"recipe": "digits", **chosen, "method": method, "out": str(folder.path / method)}
+        run_folder = str(folder.path / method)
+        settings = {"recipe": "digits", **chosen, "method": method, "out": run_folder}
         results[method] = run(run_config(settings), console)
         if results[method].interrupted:
             return Demo(folder=folder.path, results=results)
-    curves = [_named(LABELS[method], result) for method, result in results.items()]
-    first = curves[0]
-    figure = plots.comparison(curves, "The same privacy budget, with and without the preconditioner", first.caption)
+    curves = []
+    for method, result in results.items():
+        caption = f"digits: {result.curve.caption}"
+        curves.append(replace(result.curve, label=LABELS[method], caption=caption))
+    title = "The same privacy budget, with and without the preconditioner"
+    figure = plots.comparison(curves, title, curves[0].caption)
     plots.save(figure, folder.path / "comparison.png")
     return Demo(folder=folder.path, results=results)
-
-
-def _named(label: str, result: Result) -> plots.Curve:
-    curve = result.curve
-    return plots.Curve(
-        label=label,
-        steps=curve.steps,
-        accuracy=curve.accuracy,
-        caption=f"digits: {curve.caption}",
-        measured_on=curve.measured_on,
-        stamp=curve.stamp,
-    )

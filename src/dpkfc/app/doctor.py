@@ -1,31 +1,31 @@
-"""What `dpkfc doctor` prints."""
+"""The report of `dpkfc doctor` on a model."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import kfac
+from dpkfc.app.assembly import make_kfac
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
 from dpkfc.report.costs import Costs, SideChoice, Timings, choose_sides, default_cache, measure_costs
 from dpkfc.report.doctor import diagnose, layer_table
 
 # --------------------------------------------------------------------------------------------------
-# What the doctor is asked to look at: a recipe, or a factory in any module.
+# The target of the report: a recipe, or a factory in any module.
 
 Target = tuple[nn.Module, tuple[int, ...], "Tensor | None", str]
 
 
 def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
-    """A model with the shape of its input.
+    """Return a model with the shape of its input.
 
     Args:
         target: name of a recipe, or `module:factory`. The factory takes nothing and returns a model, or a model and a
@@ -44,27 +44,29 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
             raise ConfigError(f"unknown recipe {target!r}; {nearest(target, RECIPES)} (or give module:factory)")
         recipe = find_recipe(target)
         return recipe.model(seed), recipe.input_shape, None, target
-    made = _made(target)
-    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    built = _call_factory(target)
+    model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module) or not (inputs is None or isinstance(inputs, Tensor)):
         raise ConfigError(
-            f"{target} returned {type(made).__name__}; it must return a torch module, or (module, inputs)"
+            f"{target} returned {type(built).__name__}; it must return a torch module, or (module, inputs)"
         )
     if inputs is not None:
         return model, tuple(inputs.shape[1:]), inputs, target
-    return model, _shape(target, input_shape), None, target
+    return model, _parse_shape(target, input_shape), None, target
 
 
-def _made(target: str) -> object:
-    """What the factory returns; what it raises, whatever that is, becomes one line that names it."""
-    factory = _factory(target)
+def _call_factory(target: str) -> object:
+    """Return what the factory returns; any error of it becomes one line with its name."""
+    factory = _find_factory(target)
     try:
         return factory()
     except Exception as error:
-        raise ConfigError(f"{target} raised {type(error).__name__}: {error}; it is called without arguments") from error
+        raise ConfigError(
+            f"{target} raised {type(error).__name__}: {error}; it is called without arguments"
+        ) from error
 
 
-def _factory(target: str):  # noqa: ANN202 - whatever the module holds under that name
+def _find_factory(target: str) -> Callable[[], object]:
     module_name, _, name = target.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -74,11 +76,12 @@ def _factory(target: str):  # noqa: ANN202 - whatever the module holds under tha
         raise ConfigError(f"{target}: module {module_name!r} cannot be imported ({error})") from None
     factory = getattr(module, name, None)
     if not callable(factory):
-        raise ConfigError(f"{target}: {module_name} has no function {name!r}; {nearest(name, vars(module))[:200]}")
-    return factory
+        hint = nearest(name, vars(module))[:200]
+        raise ConfigError(f"{target}: {module_name} has no function {name!r}; {hint}")
+    return cast("Callable[[], object]", factory)
 
 
-def _shape(target: str, text: str) -> tuple[int, ...]:
+def _parse_shape(target: str, text: str) -> tuple[int, ...]:
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(
@@ -94,7 +97,7 @@ def _shape(target: str, text: str) -> tuple[int, ...]:
 def doctor_report(
     target: str, settings: dict[str, Any], input_shape: str, rows: int, console: Console, *, again: bool = False
 ) -> None:
-    """Examine a model and print what would be done with it.
+    """Examine a model and print how it would be trained.
 
     Args:
         target: a recipe, or `module:factory`.
@@ -111,9 +114,11 @@ def doctor_report(
         raise ConfigError("--again measures anew what --cost has kept: give both")
     seed = RunConfig(seed=settings.get("seed", 0)).seed
     model, shape, inputs, name = load_target(target, input_shape, seed)
-    defaults = {"recipe": target if ":" not in target else "digits"}
-    own = find_recipe(target).probe if ":" not in target else None
-    curvature = kfac(run_config({**defaults, **settings}), shape, inputs, own)
+    recipe, recipe_probe = "digits", None
+    if ":" not in target:
+        recipe, recipe_probe = target, find_recipe(target).probe
+    config = run_config({"recipe": recipe, **settings})
+    curvature = make_kfac(config, shape, inputs, recipe_probe)
     diagnosis = diagnose(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
@@ -130,48 +135,83 @@ def doctor_report(
             console.print(sides_table(sides))
 
 
+_NORM_METHODS = ("gram", "materialised")
+
+
 def layers_table(costs: Costs) -> Table:
-    """What the norms of each layer cost by method, and what its sides cost."""
-    table = Table(title=f"norms of {costs.rows} examples, milliseconds", title_justify="left", header_style="bold")
-    for column in ("layer", "T × in × out", "gram", "materialised", "by rule", "fastest", "sides (a full matrix instead)"):
-        table.add_column(column, overflow="fold", justify="right" if column in ("gram", "materialised") else "left")
+    """Return what the norms of each layer cost by method, and what its sides cost."""
+    title = f"norms of {costs.rows} examples, milliseconds"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("layer", overflow="fold")
+    table.add_column("T × in × out", overflow="fold")
+    for method in _NORM_METHODS:
+        table.add_column(method, overflow="fold", justify="right")
+    for column in ("by rule", "fastest", "sides (a full matrix instead)"):
+        table.add_column(column, overflow="fold")
     for layer in costs.layers:
-        times = [_ms(layer.seconds[m]) if m in layer.seconds else "too large" for m in ("gram", "materialised")]
-        sides = [f"{s.side} {s.width:,} {s.kind}: {_ms(s.seconds)} ({_ms(s.dense_seconds)})" for s in layer.sides]
-        shape = f"{layer.positions:,} × {layer.d_in:,} × {layer.d_out:,}"
-        table.add_row(layer.name, shape, *times, layer.by_rule, layer.chosen, "\n".join(sides) or "–")
+        times = []
+        for method in _NORM_METHODS:
+            seconds = layer.seconds.get(method)
+            times.append("too large" if seconds is None else _ms(seconds))
+        sides = []
+        for side in layer.sides:
+            dense = _ms(side.dense_seconds)
+            sides.append(f"{side.side} {side.width:,} {side.kind}: {_ms(side.seconds)} ({dense})")
+        table.add_row(
+            layer.name,
+            f"{layer.positions:,} × {layer.d_in:,} × {layer.d_out:,}",
+            *times,
+            layer.by_rule,
+            layer.chosen,
+            "\n".join(sides) or "–",
+        )
     return table
 
 
 def sides_table(sides: Sequence[SideChoice]) -> Table:
-    """What `--structure auto` would take of each side, and why."""
-    table = Table(title="sides as --structure auto takes them", title_justify="left", header_style="bold")
-    for column in ("side", "width", "norms with a full matrix, ms", "with few eigenpairs, ms", "keeps"):
-        table.add_column(column, overflow="fold", justify="left" if column in ("side", "keeps") else "right")
+    """Return what `--structure auto` would keep of each side, and why."""
+    title = "sides as --structure auto takes them"
+    table = Table(title=title, title_justify="left", header_style="bold")
+    table.add_column("side", overflow="fold")
+    for column in ("width", "norms with a full matrix, ms", "with few eigenpairs, ms"):
+        table.add_column(column, overflow="fold", justify="right")
+    table.add_column("keeps", overflow="fold")
     for side in sides:
-        kept = f"{side.rank} eigenpairs" if side.rank else "all"
-        table.add_row(side.name, f"{side.width:,}", _ms(side.dense_seconds), _ms(side.low_rank_seconds), kept)
+        table.add_row(
+            side.name,
+            f"{side.width:,}",
+            _ms(side.dense_seconds),
+            _ms(side.low_rank_seconds),
+            f"{side.rank} eigenpairs" if side.rank else "all",
+        )
     return table
 
 
 def steps_table(costs: Costs) -> Table:
-    """What a step costs, and a refresh."""
+    """Return what a step and a refresh cost."""
     title = f"a step of {costs.rows} examples on {costs.threads} threads"
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in ("", "milliseconds", "÷ without privacy"):
         table.add_column(column, justify="left" if not column else "right")
     rows = {
-        "without privacy": costs.plain, "DP-SGD": costs.dp_sgd, "DP-KFC": costs.preconditioned,
-        "DP-KFC, fastest norm methods": costs.chosen, "one refresh": costs.refresh,
-    }  # fmt: skip
+        "without privacy": costs.plain,
+        "DP-SGD": costs.dp_sgd,
+        "DP-KFC": costs.preconditioned,
+        "DP-KFC, fastest norm methods": costs.chosen,
+        "one refresh": costs.refresh,
+    }
     for name, seconds in rows.items():
         table.add_row(name, _ms(seconds), f"{seconds / costs.plain:.2f}")
     return table
 
 
 def _advice(costs: Costs, every: int, probe_size: int) -> str:
-    share = costs.refresh / (costs.refresh + every * costs.chosen)
-    lines = [f"refreshes every {every} steps take {100 * share:.1f} % of the time at this batch; --every {costs.every} takes 5 %"]
+    """Return how often to refresh, and which norms to take, on this machine."""
+    fraction = costs.refresh / (costs.refresh + every * costs.chosen)
+    lines = [
+        f"refreshes every {every} steps take {100 * fraction:.1f} % of the time at this batch; "
+        f"--every {costs.every} takes 5 %"
+    ]
     size, decay, seconds = costs.averaged
     if costs.every > every and decay > 0:
         often = max(costs.interval(seconds), every * size // probe_size)
@@ -183,7 +223,10 @@ def _advice(costs: Costs, every: int, probe_size: int) -> str:
         lines.append(f"faster norms: PrivacyConfig(norm_methods={costs.norm_methods})")
     else:
         lines.append("no norm method is clearly faster than the one the rule takes")
-    lines.append(f"measured on the probe with torch {torch.__version__}; times of layers are kept in {default_cache()}")
+    lines.append(
+        f"measured on the probe with torch {torch.__version__}; times of layers are kept in "
+        f"{default_cache()}"
+    )
     lines.append("--again measures these anew")
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""A run on the processes that torchrun has started: one group, one run folder, and one budget however often it starts again."""
+"""A run on the processes of torchrun: one group, one run folder, one budget over all restarts."""
 
 from __future__ import annotations
 
@@ -12,130 +12,147 @@ import torch
 import torch.distributed as dist
 
 from dpkfc import checkpoint
-from dpkfc.app.assembly import as_asked
+from dpkfc.app.assembly import undo_measurement
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.run_folder import RunFolder, RunFolderError
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, of_the_run, read_toml, to_toml
+from dpkfc.app.settings import ConfigError, RunConfig, deciding_settings, flatten, read_toml
 from dpkfc.distributed import DistributedContext, is_launched
 from dpkfc.privacy.ledger import verify
 
-_PATIENCE = 20.0  # seconds
+# Seconds until a network disk must show a new folder.
+_PATIENCE = 20.0
 
 
 @contextmanager
 def processes() -> Iterator[DistributedContext]:
-    """The processes of a run: those of torchrun, joined for its time, those of a group that is there, or this one alone.
+    """Yield the processes of a run: those of torchrun, those of a group that exists, or this one.
 
-    A group that was joined is left at the end; an error ends the process, and torchrun the others.
+    The processes of torchrun are joined, and the group is left at the end. An error ends the
+    process, and torchrun ends the others.
     """
     joins = is_launched() and not dist.is_initialized()
     if joins:
-        dist.init_process_group()  # gloo between CPUs, NCCL between GPUs
+        # gloo between CPUs, NCCL between GPUs.
+        dist.init_process_group()
     yield DistributedContext.current()
     if joins:
         dist.destroy_process_group()
 
 
 def check_named(config: RunConfig) -> None:
-    """A command that torchrun may start again (a process died, a host came) must find the run that it began.
+    """Refuse a command that could not find its run when torchrun starts it again.
 
     Raises:
-        ConfigError: it names no folder, so that it would begin a second run with a budget of its own; or one device for all.
+        ConfigError: the command names no folder, so that it would start a second run with a budget
+            of its own, or it names one device for all processes.
     """
-    if is_launched() and not config.out:
+    if not is_launched():
+        return
+    if not config.out:
         raise ConfigError(
-            "torchrun may start this command again, which would begin a second run with a budget of its own; name the run folder "
-            "with --out: the same command continues the run that is there"
+            "torchrun may start this command again, as a second run with its own budget; name the "
+            "run folder with --out: the same command continues it"
         )
-    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and is_launched() and ":" in config.device:
-        raise ConfigError(f"device = {config.device!r} would be that of all processes of a host; give its kind alone, as cuda")
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device:
+        raise ConfigError(
+            f"device = {config.device!r} would be used by all processes of a host; give its kind "
+            "alone, as cuda"
+        )
 
 
-def check_alike(config: RunConfig, ranks: DistributedContext) -> None:
-    """Processes that decide by different settings would wait for one another in different places.
+def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
+    """Refuse processes with different settings, which would wait for one another.
 
     Raises:
         RuntimeError: naming a process and the first setting that differs.
     """
-    ranks.check_consistent(lambda: {f"setting {name}": (repr(value), None) for name, value in of_the_run(config).items()})
+    values = {f"setting {n}": (repr(value), None) for n, value in deciding_settings(config).items()}
+    ranks.check_consistent(lambda: values)
 
 
-def is_begun(config: RunConfig, ranks: DistributedContext) -> bool:
-    """Whether torchrun has started this command before: its folder holds a run of the same settings.
+def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
+    """Return whether torchrun has started this command before.
 
-    What was cut off before its first checkpoint, which comes before the first release, is taken away and begun anew.
+    Then its folder holds a run of the same settings. A run that was cut off before its first
+    checkpoint, which comes before the first release, is removed and started anew.
 
     Raises:
-        RunFolderError: the run there has other settings, or some processes alone see it.
+        RunFolderError: the run there has other settings, or only some processes see it.
     """
     folder = RunFolder.at(config.out)
 
-    def begun() -> tuple[bool, bool]:
+    def look() -> tuple[bool, bool]:
         if not (is_launched() and folder.config.is_file()):
             return False, False
-        if not _same(folder, config):
+        if not _has_settings(folder, config):
             raise RunFolderError(
-                f"run folder {config.out} holds a run of other settings: give those of its config.toml to continue it; another "
-                "--out begins a second run, with a budget of its own"
+                f"run folder {config.out} holds a run of other settings: give those of its "
+                "config.toml to continue it, or another --out"
             )
-        return True, not checkpoint.exists(folder.checkpoint) and not _spent(folder)
+        return True, not checkpoint.exists(folder.checkpoint) and not _has_releases(folder)
 
-    seen = ranks.all_gather(ranks.run_on_all(begun))
-    if len(set(seen)) > 1:
-        raise _apart(config.out)
-    found, cut_off = seen[0]
-    if cut_off:
+    answers = ranks.all_gather(ranks.run_on_all(look))
+    if len(set(answers)) > 1:
+        raise _not_shared(config.out)
+    is_there, is_cut_off = answers[0]
+    if is_cut_off:
         ranks.broadcast_from_rank0(folder.take_away, "cut off")
-    return found and not cut_off
+    return is_there and not is_cut_off
 
 
-def _same(folder: RunFolder, config: RunConfig) -> bool:
-    """Whether a run folder was begun with these settings."""
-    if config.structure != "auto":
-        return folder.config.read_text("utf-8") == to_toml(config)
+def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
+    """Return whether a run folder was started with these settings."""
     written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
-    return to_toml(as_asked(written, config)) == to_toml(config)
+    # A file does not hold the folder that it lies in.
+    return replace(undo_measurement(written, config), out=config.out) == config
 
 
-def _spent(folder: RunFolder) -> bool:
-    """Whether the ledger of a run holds a release."""
-    return folder.ledger.is_file() and folder.ledger.stat().st_size > 0 and bool(verify(folder.ledger).releases)
+def _has_releases(folder: RunFolder) -> bool:
+    """Return whether the ledger of a run holds a release."""
+    ledger = folder.ledger
+    return ledger.is_file() and ledger.stat().st_size > 0 and bool(verify(ledger).releases)
 
 
-def check_seen(folder: RunFolder, ranks: DistributedContext) -> None:
-    """A restart may make another host the first: the run must be where every process sees it.
+def check_visible(folder: RunFolder, ranks: DistributedContext) -> None:
+    """Refuse a run folder that some process does not see: a restart may make another host first.
 
     Raises:
-        RunFolderError: some processes do not see the folder that the first has made.
+        RunFolderError: some processes do not see the folder that the first process has made.
     """
     until = time.monotonic() + _PATIENCE
     while not folder.config.is_file() and time.monotonic() < until:
-        time.sleep(0.2)  # a network disk shows a new file late
+        time.sleep(0.2)
     if not all(ranks.all_gather(folder.config.is_file())):
-        raise _apart(str(folder.path))
+        raise _not_shared(str(folder.path))
 
 
-def _apart(path: str) -> RunFolderError:
+def _not_shared(path: str) -> RunFolderError:
     return RunFolderError(
-        f"not every process sees the run in {path}: --out must be on a disk that all hosts share, since after a restart another "
-        "host may be the first"
+        f"not every process sees the run in {path}: --out must be on a disk that all hosts share, "
+        "since a restart may make another host the first"
     )
 
 
-def on_own_device(config: RunConfig) -> RunConfig:
-    """The settings of this process: of several accelerators on a host each process takes its own."""
+def use_own_device(config: RunConfig) -> RunConfig:
+    """Return the settings of this process: each process takes its own accelerator of the host."""
     if not (is_launched() and config.device in ("cuda", "xpu")):
         return config
     return replace(config, device=f"{config.device}:{os.environ.get('LOCAL_RANK', '0')}")
 
 
-def apart(ranks: DistributedContext, prepared: Prepared) -> None:
-    """Let several processes begin with equal weights and with random numbers of their own, for dropout and augmentation."""
+def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
+    """Give several processes equal weights and different random numbers.
+
+    The random numbers are those of dropout and augmentation.
+    """
     if ranks.world_size == 1:
         return
     torch.manual_seed(torch.initial_seed() + ranks.rank)
-    if prepared.start:  # pre-trained on every process, whose threads may have rounded otherwise
-        own = dict(prepared.model.named_parameters())
-        with torch.no_grad():
-            for name, value in ranks.broadcast_tensors(own, own, next(iter(own.values())).device).items():
-                own[name].copy_(value)
+    if not prepared.start:
+        return
+    # Every process has pre-trained, and its threads may have rounded differently.
+    parameters = dict(prepared.model.named_parameters())
+    device = next(iter(parameters.values())).device
+    with torch.no_grad():
+        for name, value in ranks.broadcast_tensors(parameters, parameters, device).items():
+            parameters[name].copy_(value)

@@ -1,4 +1,4 @@
-"""Small networks for 28×28 images."""
+"""The networks of the recipes, and their initialisation by a public seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 
 def digits_cnn(num_classes: int = 10) -> nn.Sequential:
-    """Two convolutions and two linear layers, 13,706 parameters for ten classes.
+    """Build two convolutions and two linear layers, 13,706 parameters for ten classes.
 
     Input `[N, 1, 8, 8]`, output `[N, num_classes]`.
     """
@@ -35,7 +35,7 @@ def digits_cnn(num_classes: int = 10) -> nn.Sequential:
 
 
 def digits_mlp(num_classes: int = 10) -> nn.Sequential:
-    """One hidden layer of 64. Input `[N, 1, 8, 8]`, output `[N, num_classes]`."""
+    """Build one hidden layer of 64. Input `[N, 1, 8, 8]`, output `[N, num_classes]`."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
 
 
@@ -48,10 +48,10 @@ _STEM = 16
 
 
 class WeightStandardisation(nn.Module):
-    """A parametrization: every filter with mean zero and a norm that one gain an output channel decides.
+    """A parametrization that gives every filter mean zero and a norm set by one gain a channel.
 
-    `Ŵ = gain ⊙ (W - mean(W)) / √max(var(W) · fan_in, 1e-4)`, mean and (population) variance over one filter, so that `Ŵ` has
-    variance `gain² / fan_in` (De et al. 2022). Nothing here depends on an example.
+    `Ŵ = gain ⊙ (W - mean(W)) / √max(var(W) · fan_in, 1e-4)`, with mean and population variance over
+    one filter, so that `Ŵ` has variance `gain² / fan_in` (De et al. 2022). It depends on no example.
 
     Args:
         channels: output channels c_out; W is `[c_out, c_in / groups, *kernel]`.
@@ -62,37 +62,50 @@ class WeightStandardisation(nn.Module):
         self.gain = nn.Parameter(torch.ones(channels))
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The standardised weight, of the same shape."""
+        """Return the standardised weight, of the same shape."""
         filters = weight.flatten(1)
         centred = filters - filters.mean(1, keepdim=True)
         scale = (centred.square().mean(1) * filters.shape[1]).clamp(min=1e-4).rsqrt()
         return (centred * (self.gain * scale).unsqueeze(1)).view_as(weight)
 
 
-def standardised_conv(channels_in: int, channels_out: int, kernel_size: int, stride: int = 1) -> nn.Module:
-    """A convolution with a standardised weight, padded to keep the size at stride 1; its bias starts at zero."""
+def standardised_conv(
+    channels_in: int, channels_out: int, kernel_size: int, stride: int = 1
+) -> nn.Module:
+    """Build a convolution with a standardised weight and a bias that starts at zero.
+
+    It is padded to keep the size at stride 1.
+    """
     conv = nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding=kernel_size // 2)
     nn.init.normal_(conv.weight, std=1 / math.sqrt(conv.weight[0].numel()))
     nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-    return parametrize.register_parametrization(conv, "weight", WeightStandardisation(channels_out))
+    standardisation = WeightStandardisation(channels_out)
+    return parametrize.register_parametrization(conv, "weight", standardisation)
 
 
-def _wide_stage(channels_in: int, channels_out: int, kernel_size: int, stride: int = 1) -> nn.Sequential:
-    """Activation, normalisation, convolution: in this order, the norm after the activation."""
-    norm = nn.GroupNorm(_GROUPS, channels_in)
-    return nn.Sequential(nn.ReLU(), norm, standardised_conv(channels_in, channels_out, kernel_size, stride))
+def _wide_stage(
+    channels_in: int, channels_out: int, kernel_size: int, stride: int = 1
+) -> nn.Sequential:
+    """Build activation, normalisation and convolution, in this order."""
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.GroupNorm(_GROUPS, channels_in),
+        standardised_conv(channels_in, channels_out, kernel_size, stride),
+    )
 
 
 class _WideBlock(nn.Module):
-    """Two stages and a skip, which has a stage of its own (1×1) where the shape changes."""
+    """Two stages and a skip, which has its own stage (1×1) where the shape changes."""
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
         self.residual = nn.Sequential(
-            _wide_stage(channels_in, channels_out, 3, stride), _wide_stage(channels_out, channels_out, 3)
+            _wide_stage(channels_in, channels_out, 3, stride),
+            _wide_stage(channels_out, channels_out, 3),
         )
-        same = channels_in == channels_out and stride == 1
-        self.skip: nn.Module = nn.Identity() if same else _wide_stage(channels_in, channels_out, 1, stride)
+        self.skip: nn.Module = nn.Identity()
+        if channels_in != channels_out or stride != 1:
+            self.skip = _wide_stage(channels_in, channels_out, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.residual(x) + self.skip(x)
@@ -118,11 +131,13 @@ class WideResNet(nn.Module):
             raise ValueError(f"depth must be 6 n + 4 (10, 16, 22, 28, 40, ...), got {depth}")
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
-        blocks, channels = list[nn.Module](), _STEM
+        blocks: list[nn.Module] = []
+        channels = _STEM
         for stride, wide in ((1, 16 * width), (2, 32 * width), (2, 64 * width)):
-            for i in range((depth - 4) // 6):
-                blocks.append(_WideBlock(channels, wide, stride if i == 0 else 1))
-                channels = wide
+            blocks.append(_WideBlock(channels, wide, stride))
+            channels = wide
+            for _ in range((depth - 4) // 6 - 1):
+                blocks.append(_WideBlock(channels, wide, 1))
         self.stem = standardised_conv(3, _STEM, 3)
         self.blocks = nn.Sequential(*blocks)
         self.last = nn.Sequential(nn.ReLU(), nn.GroupNorm(_GROUPS, channels))
@@ -131,12 +146,13 @@ class WideResNet(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of images."""
-        return self.head(self.last(self.blocks(self.stem(x))).mean((2, 3)))
+        """Return logits of images."""
+        features = self.last(self.blocks(self.stem(x)))
+        return self.head(features.mean((2, 3)))
 
 
 def wide_resnet(num_classes: int = 10) -> WideResNet:
-    """WRN-16-4, the network of De et al. (2022) for CIFAR."""
+    """Build WRN-16-4, the network of De et al. (2022) for CIFAR."""
     return WideResNet(16, 4, num_classes)
 
 
@@ -147,7 +163,10 @@ _RESNET_GROUPS = 8
 
 
 class _ResidualBlock(nn.Module):
-    """Two 3×3 convolutions; where the shape changes the skip takes every second pixel and pads channels with zeros."""
+    """Two 3×3 convolutions and a skip.
+
+    Where the shape changes the skip takes every second pixel and pads channels with zeros.
+    """
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
@@ -159,20 +178,24 @@ class _ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         skip = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
-        residual = self.second_norm(self.second(F.relu(self.first_norm(self.first(x)))))
+        hidden = F.relu(self.first_norm(self.first(x)))
+        residual = self.second_norm(self.second(hidden))
         return F.relu(residual + skip)
 
 
 def resnet20(num_classes: int = 10) -> nn.Sequential:
-    """Nineteen convolutions with GroupNorm in place of BatchNorm and one linear layer, 269,722 parameters for ten classes.
+    """Build nineteen convolutions with GroupNorm in place of BatchNorm, and one linear layer.
 
-    Shortcuts without parameters (option A of He et al. 2016). Input `[N, 3, 32, 32]`, output `[N, num_classes]`.
+    It has 269,722 parameters for ten classes, and shortcuts without parameters (option A of He et
+    al. 2016). Input `[N, 3, 32, 32]`, output `[N, num_classes]`.
     """
-    blocks, channels = list[nn.Module](), 16
+    blocks: list[nn.Module] = []
+    channels = 16
     for stride, wide in ((1, 16), (2, 32), (2, 64)):
-        for i in range(3):
-            blocks.append(_ResidualBlock(channels, wide, stride if i == 0 else 1))
-            channels = wide
+        blocks.append(_ResidualBlock(channels, wide, stride))
+        blocks.append(_ResidualBlock(wide, wide, 1))
+        blocks.append(_ResidualBlock(wide, wide, 1))
+        channels = wide
     stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
     return nn.Sequential(
         stem,
@@ -186,29 +209,36 @@ def resnet20(num_classes: int = 10) -> nn.Sequential:
 
 
 # --------------------------------------------------------------------------------------------------
-# A small vision transformer whose every map is a linear layer of its own, so that each has its
-# Kronecker factors.
+# A small vision transformer. Every map is its own linear layer, so that each has its Kronecker
+# factors.
 
 
 class _TransformerBlock(nn.Module):
-    """Pre-norm attention and a two-layer map, six linear layers."""
+    """Pre-norm attention and a two-layer map: six linear layers."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm, self.map_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.attention_norm = nn.LayerNorm(width)
+        self.map_norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.attention_norm(x)
-        query, key, value = (self._split(linear(normed)) for linear in (self.query, self.key, self.value))
-        mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        x = x + self.out(mixed)
+        query = self._split(self.query(normed))
+        key = self._split(self.key(normed))
+        value = self._split(self.value(normed))
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.narrow(F.gelu(self.wide(self.map_norm(x))))
 
     def _split(self, x: Tensor) -> Tensor:
-        """`[N, T, width]` to `[N, heads, T, width / heads]`."""
+        """Map `[N, T, width]` to `[N, heads, T, width / heads]`."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -225,7 +255,14 @@ class VisionTransformer(nn.Module):
     """
 
     def __init__(
-        self, image: tuple[int, int], *, patch: int, width: int, depth: int, heads: int = 4, num_classes: int = 10
+        self,
+        image: tuple[int, int],
+        *,
+        patch: int,
+        width: int,
+        depth: int,
+        heads: int = 4,
+        num_classes: int = 10,
     ) -> None:
         super().__init__()
         channels, side = image
@@ -234,10 +271,11 @@ class VisionTransformer(nn.Module):
         self.positions = nn.Embedding((side // patch) ** 2, width)
         nn.init.normal_(self.positions.weight, std=0.02)
         self.blocks = nn.Sequential(*(_TransformerBlock(width, heads) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, num_classes)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits `[N, num_classes]` of images `[N, C, side, side]`."""
+        """Return logits `[N, num_classes]` of images `[N, C, side, side]`."""
         patches = F.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
         rows = torch.arange(patches.shape[1], device=x.device).expand(len(x), -1)
         tokens = self.embed(patches) + self.positions(rows)
@@ -245,24 +283,27 @@ class VisionTransformer(nn.Module):
 
 
 def mnist_vit(num_classes: int = 10) -> VisionTransformer:
-    """Two blocks of width 64 with four heads, 14 linear layers: the transformer of the DP-KFC paper's tracking study."""
+    """Build the transformer of the DP-KFC paper's tracking study.
+
+    It has two blocks of width 64 with four heads: 14 linear layers.
+    """
     return VisionTransformer((1, 28), patch=7, width=64, depth=2, num_classes=num_classes)
 
 
 def cifar_vit(num_classes: int = 10) -> VisionTransformer:
-    """Four blocks of width 128 on 64 patches of 4×4."""
+    """Build four blocks of width 128 on 64 patches of 4×4."""
     return VisionTransformer((3, 32), patch=4, width=128, depth=4, num_classes=num_classes)
 
 
 # --------------------------------------------------------------------------------------------------
-# Initialisation by a public seed, without disturbing the global generator.
+# Initialisation by a public seed, which leaves the global generator as it was.
 
 
 def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build a model whose initial weights are a function of `seed` alone.
 
-    Torch initialises layers from its global generator; it is seeded for the construction and put back afterwards.
-    The noise of the mechanism comes from another stream and is not touched by this seed.
+    Torch initialises layers from its global generator, which is seeded for the construction and
+    restored afterwards. The noise of the mechanism comes from another stream.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -274,19 +315,23 @@ def seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def channels_last(model: nn.Sequential) -> nn.Sequential:
-    """The model with the channels of its convolutions last, which max pooling on a CPU is faster with; nothing else changes."""
-    laid_out: nn.Sequential = cast(Any, model).to(memory_format=torch.channels_last)  # torch does not declare the argument
-    return laid_out
+    """Return the model with the channels of its convolutions last in memory.
+
+    Max pooling on a CPU is then faster, and nothing else changes.
+    """
+    # Torch does not declare the argument.
+    converted: nn.Sequential = cast(Any, model).to(memory_format=torch.channels_last)
+    return converted
 
 
 # --------------------------------------------------------------------------------------------------
 
 
 def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
-    """Two convolutions and two linear layers, 206,922 parameters for ten classes and grey images.
+    """Build two convolutions and two linear layers, 206,922 parameters for ten classes.
 
-    Input `[N, channels, 28, 28]`, output `[N, num_classes]`. The network of the DP-KFC experiments on MNIST. Channels lie last
-    in memory.
+    This is the network of the DP-KFC experiments on MNIST. Input `[N, channels, 28, 28]`, output
+    `[N, num_classes]`. Channels lie last in memory.
     """
     layers = nn.Sequential(
         nn.Conv2d(channels, 16, 3, padding=1),
@@ -304,10 +349,18 @@ def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
 
 
 def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
-    """Two hidden layers of 256 (784-256-256-10), 269,322 parameters. Input `[N, 1, 28, 28]`, output `[N, num_classes]`."""
-    widths = (784, 256, 256)
-    hidden = [layer for w, v in zip(widths, widths[1:], strict=False) for layer in (nn.Linear(w, v), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(256, num_classes))
+    """Build two hidden layers of 256 (784-256-256-10), 269,322 parameters.
+
+    Input `[N, 1, 28, 28]`, output `[N, num_classes]`.
+    """
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(784, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, num_classes),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -315,15 +368,20 @@ def mnist_mlp(num_classes: int = 10) -> nn.Sequential:
 
 
 def _stage(channels_in: int, channels_out: int) -> list[nn.Module]:
-    """Convolution, GroupNorm and tanh at one resolution."""
-    return [nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.GroupNorm(_GROUPS, channels_out), nn.Tanh()]
+    """Build convolution, GroupNorm and tanh at one resolution."""
+    return [
+        nn.Conv2d(channels_in, channels_out, 3, padding=1),
+        nn.GroupNorm(_GROUPS, channels_out),
+        nn.Tanh(),
+    ]
 
 
 def cifar_cnn(num_classes: int = 10) -> nn.Sequential:
-    """Four convolutions with GroupNorm and tanh, a mean over positions and one linear layer: 522,122 parameters.
+    """Build four convolutions with GroupNorm and tanh, a mean over positions and a linear layer.
 
-    Bounded activations and normalisation within an example follow what works for private training from scratch
-    (Papernot et al. 2021; De et al. 2022). Input `[N, 3, 32, 32]`, output `[N, num_classes]`. Channels lie last in memory.
+    It has 522,122 parameters. Bounded activations and normalisation within an example work well for
+    private training from scratch (Papernot et al. 2021; De et al. 2022). Input `[N, 3, 32, 32]`,
+    output `[N, num_classes]`. Channels lie last in memory.
     """
     layers = nn.Sequential(
         *_stage(3, 64),

@@ -1,4 +1,4 @@
-"""What a run needs before its first step, and what it comes to."""
+"""The values that a run needs before its first step, and its result."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a run came to.
+    """Result of a run.
 
     Attributes:
         folder: the run folder.
-        accuracy: of the released weights on the test or validation set, in [0, 1]; where the task has no classes, its score.
+        accuracy: of the released weights on the test or validation set, in [0, 1]; the score of a
+            task without classes.
         measured_on: which of the two.
         epsilon: spent.
         steps: releases made.
@@ -54,7 +55,7 @@ class Result:
         stamp: empty where ε is certified.
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
-        head: of the ledger at the end, for whoever will check it later.
+        head: of the ledger at the end, for a later check.
     """
 
     folder: Path

@@ -82,9 +82,18 @@ def gpt2_lora(vocabulary: int, length: int, rank: int = 8) -> Logits:
     """
     transformers = _transformers()
     config = transformers.GPT2Config(
-        vocab_size=vocabulary, n_positions=length, n_embd=96, n_layer=2, n_head=4,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=1, eos_token_id=1, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        n_positions=length,
+        n_embd=96,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
     return _adapted(transformers.GPT2LMHeadModel(config), rank)
 
 

@@ -16,8 +16,8 @@ _SMOOTHING = 0.1
 class TrainingProgress:
     """Step, ε spent so far, clipped fraction, examples per second and time left.
 
-    The clipped fraction and the speed are computed from private batches: they are for the operator's eyes. Use it in a
-    `with`.
+    The clipped fraction and the speed are computed from private batches: they are for the operator
+    only. Use it in a `with`.
 
     Args:
         total: steps of the plan.
@@ -50,7 +50,7 @@ class TrainingProgress:
 
         Args:
             epsilon: ε spent, or an upper bound of it.
-            clipped_fraction: share of the batch that was clipped.
+            clipped_fraction: fraction of the batch that was clipped.
             batch_size: realised batch.
         """
         now = time.perf_counter()

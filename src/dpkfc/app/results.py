@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dpkfc.app import plots
-from dpkfc.app.assembly import how_chosen, kfac
+from dpkfc.app.assembly import describe_choice, make_kfac
+from dpkfc.app.datasets.formats import Examples
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
 from dpkfc.app.preparation import LABELS, Prepared
 from dpkfc.app.recipes.recipe import Judged
@@ -30,107 +29,138 @@ from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, to_mar
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
 
-_LOG = logging.getLogger(__name__)
 _EPSILON_POINTS = 32
 
 
-def judged_weights(session: Session) -> AbstractContextManager[None]:
-    """The weights that are evaluated and delivered: the average where the plan keeps one, else those of the last step."""
-    return session.averaged_weights() if session.plan.config.weight_average and session.steps_done else nullcontext()
+def evaluated_weights(session: Session) -> AbstractContextManager[None]:
+    """Return a context with the weights that are evaluated and delivered.
+
+    They are the average where the plan keeps one, and those of the last step elsewhere.
+    """
+    if session.plan.config.weight_average and session.steps_done:
+        return session.averaged_weights()
+    return nullcontext()
 
 
-def write_results(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics) -> None:
-    """Everything that a finished run leaves in its folder beside settings, ledger and checkpoint."""
+def write_results(
+    prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics
+) -> None:
+    """Write what a finished run leaves beside settings, ledger and checkpoint."""
     facts = _facts(prepared, session, metrics)
-    with judged_weights(session):
+    with evaluated_weights(session):
         _save_model(prepared.model, folder, build_card(prepared.plan, facts))
     weights = {"file": folder.model.name, "sha256": file_digest(folder.model)}
     card = build_card(prepared.plan, dataclasses.replace(facts, weights=weights))
     metrics.write(folder.metrics)
     folder.write_json(folder.card, card)
     folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
-    plots.save(plots.history(curve_of(prepared, metrics)), folder.plots / "accuracy_and_epsilon.png")
+    history = plots.history(curve_of(prepared, metrics))
+    plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     _plot_curvature(prepared, folder, session)
 
 
 def _save_model(model: nn.Module, folder: RunFolder, card: dict[str, Any]) -> None:
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in model.state_dict().items()}
-    promise = card["guarantee"]
-    metadata = {"epsilon": str(promise["epsilon"]), "delta": str(promise["delta"]), "plan_hash": card["plan_hash"]}
-    metadata |= {"certified": str(promise["certified"]), "stamp": card["stamp"] or ""}
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        tensors[name] = tensor.detach().cpu().clone().contiguous()
+    guarantee = card["guarantee"]
+    metadata = {
+        "epsilon": str(guarantee["epsilon"]),
+        "delta": str(guarantee["delta"]),
+        "plan_hash": card["plan_hash"],
+        "certified": str(guarantee["certified"]),
+        "stamp": card["stamp"] or "",
+    }
     placed(folder.model, lambda part: save_file(tensors, part, metadata=metadata))
 
 
 def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
-    config, task, judged = prepared.config, prepared.recipe.task, metrics.evaluated()[-1]
+    config = prepared.config
     seeds = {"initial weights and probes": config.seed}
     if config.validation_size:
         seeds["validation split"] = config.split_seed
+    ledger = session.ledger
     return CardFacts(
         title=_title(prepared),
         releases=session.steps_done,
-        ledger={"file": "ledger.jsonl", "releases": session.ledger.count, "head": session.ledger.head},
+        ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_assumed_public(prepared),
-        chosen_by=how_chosen(config),
+        chosen_by=describe_choice(config),
         not_private=_unprotected(prepared),
-        results={
-            f"{task.score} on the {config.eval_on} set": judged.accuracy,
-            f"{task.mean_loss} on the {config.eval_on} set": judged.loss,
-            **_also(prepared, judged),
-            f"{config.eval_on} examples": len(_held_out(prepared)),
-        },
+        results=_scores(prepared, metrics.evaluated()[-1]),
         seeds=seeds,
         refreshes=metrics.refreshes,
-        settings={
-            "method": LABELS[config.method],
-            "optimizer": config.optimizer,
-            "lr": config.lr,
-            **({"momentum": config.momentum} if config.optimizer == "sgd" else {}),
-            "weight_decay": config.weight_decay,
-            **({"schedule": config.schedule, "warmup_steps": config.warmup_steps} if _scheduled(config) else {}),
-            **({"augment": config.augment, "augmentations": config.augmentations} if config.augment else {}),
-            "gradients": session.gradients,
-        },
+        settings={**_card_settings(config), "gradients": session.gradients},
         device=config.device,
     )
 
 
-def _also(prepared: Prepared, judged: Row) -> dict[str, float]:
-    """Figures that the task makes of score and mean loss."""
-    task = prepared.recipe.task
-    if task.also is None or judged.accuracy is None or judged.loss is None:
-        return {}
-    made = task.also(Judged(judged.accuracy, judged.loss))
-    return {f"{name} on the {prepared.config.eval_on} set": value for name, value in made.items()}
+def _scores(prepared: Prepared, last: Row) -> dict[str, Any]:
+    """Return score, mean loss and the further figures of the task, by name."""
+    task, measured_on = prepared.recipe.task, prepared.config.eval_on
+    figures: dict[str, Any] = {task.score: last.accuracy, task.mean_loss: last.loss}
+    if task.also is not None and last.accuracy is not None and last.loss is not None:
+        figures |= task.also(Judged(last.accuracy, last.loss))
+    scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
+    return {**scores, f"{measured_on} examples": len(_held_out(prepared)[1])}
 
 
-def _scheduled(config: RunConfig) -> bool:
-    return config.schedule != "constant" or config.warmup_steps > 0
+def _card_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that the card lists as hyper-parameters."""
+    settings: dict[str, Any] = {
+        "method": LABELS[config.method],
+        "optimizer": config.optimizer,
+        "lr": config.lr,
+    }
+    if config.optimizer == "sgd":
+        settings["momentum"] = config.momentum
+    settings["weight_decay"] = config.weight_decay
+    if config.schedule != "constant" or config.warmup_steps > 0:
+        settings |= {"schedule": config.schedule, "warmup_steps": config.warmup_steps}
+    if config.augment:
+        settings |= {"augment": config.augment, "augmentations": config.augmentations}
+    return settings
 
 
 def _title(prepared: Prepared) -> str:
-    smoke = ", smoke run: a few steps on a slice of the data" if prepared.config.smoke else ""
-    return f"{LABELS[prepared.config.method]} on {prepared.recipe.title}{smoke}"
+    title = f"{LABELS[prepared.config.method]} on {prepared.recipe.title}"
+    if prepared.config.smoke:
+        title += ", smoke run: a few steps on a slice of the data"
+    return title
 
 
-def _held_out(prepared: Prepared) -> Any:
+def _held_out(prepared: Prepared) -> Examples:
     data = prepared.data
-    on_validation = prepared.config.eval_on == "validation" and data.validation is not None
-    return (data.validation if on_validation and data.validation else data.test)[1]
+    if prepared.config.eval_on == "validation" and data.validation:
+        return data.validation
+    return data.test
 
 
 def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
-    recipe, plan = prepared.recipe, prepared.plan
-    return {
-        "data set": (f"{recipe.title}, {prepared.data.source}", "which data a model was trained on is stated"),
-        **dataset_size(plan),
+    """Return what is taken as public, with the reason."""
+    recipe = prepared.recipe
+    public: dict[str, tuple[Any, str]] = {
+        "data set": (
+            f"{recipe.title}, {prepared.data.source}",
+            "which data a model was trained on is stated",
+        ),
+        **dataset_size(prepared.plan),
         "number of classes": (recipe.num_classes, "the shape of the model's output"),
-        "input shape": (list(recipe.input_shape), "the shape of the model's input and of the probe"),
+        "input shape": (
+            list(recipe.input_shape),
+            "the shape of the model's input and of the probe",
+        ),
         **recipe.constants,
         "hyper-parameters": ("see below", "their choice is not accounted for"),
-        "model and initial weights": (f"{_size(prepared.model):,} parameters", "architecture and seed are public"),
-        **({"pre-training": (prepared.start, "the public data are declared so by their user")} if prepared.start else {}),
+        "model and initial weights": (
+            f"{_size(prepared.model):,} parameters",
+            "architecture and seed are public",
+        ),
     }
+    if prepared.start:
+        reason = "the public data are declared so by their user"
+        public["pre-training"] = (prepared.start, reason)
+    return public
 
 
 def _size(model: nn.Module) -> int:
@@ -138,29 +168,37 @@ def _size(model: nn.Module) -> int:
 
 
 def _unprotected(prepared: Prepared) -> dict[str, str]:
-    listed = {f"metrics.parquet: {name}": why for name, why in not_private(prepared.config.eval_on).items()}
-    listed["progress bar: clipped fraction, examples/s"] = "computed from private examples before noise"
-    judged = next(why for name, why in not_private(prepared.config.eval_on).items() if name == "accuracy")
-    return listed | {"this card: results; plots/accuracy_and_epsilon.png: accuracy": judged}
+    """Return the figures that ε does not protect, with the reason."""
+    columns = not_private(prepared.config.eval_on)
+    figures = {f"metrics.parquet: {name}": why for name, why in columns.items()}
+    figures["progress bar: clipped fraction, examples/s"] = (
+        "computed from private examples before noise"
+    )
+    results = "this card: results; plots/accuracy_and_epsilon.png: accuracy"
+    return {**figures, results: columns["accuracy"]}
 
 
 def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
-    """Accuracy and ε of a run for plots; ε is computed at a few dozen steps and is exact there."""
-    plan, judged = prepared.plan, metrics.evaluated()
+    """Return accuracy and ε of a run for plots, with the exact ε of a few dozen steps."""
+    plan, evaluated = prepared.plan, metrics.evaluated()
     done = metrics.rows[-1].step if metrics.rows else 0
-    points = sorted({round(done * (i / _EPSILON_POINTS) ** 1.5) for i in range(_EPSILON_POINTS + 1)})
-    epsilon = [plan.epsilon(step) for step in points]
-    finite = [(step, value) for step, value in zip(points, epsilon, strict=True) if math.isfinite(value)]
-    relation = "added or removed" if plan.neighbouring_relation == "add_or_remove_one" else "replaced"
+    fractions = [(i / _EPSILON_POINTS) ** 1.5 for i in range(_EPSILON_POINTS + 1)]
+    epsilon = {}
+    for step in sorted({round(done * fraction) for fraction in fractions}):
+        value = plan.epsilon(step)
+        if math.isfinite(value):
+            epsilon[step] = value
+    added = plan.neighbouring_relation == "add_or_remove_one"
     return Curve(
         label=_title(prepared),
-        steps=[row.step for row in judged],
-        accuracy=[row.accuracy or 0.0 for row in judged],
-        epsilon_steps=[step for step, _ in finite],
-        epsilon=[value for _, value in finite],
+        steps=[row.step for row in evaluated],
+        accuracy=[row.accuracy or 0.0 for row in evaluated],
+        epsilon_steps=list(epsilon),
+        epsilon=list(epsilon.values()),
         target_epsilon=plan.target_epsilon,
         caption=(
-            f"ε = {rounded_up(plan.epsilon(done))}, δ = {plan.delta:g}, one example {relation}; {done:,} steps of "
+            f"ε = {rounded_up(plan.epsilon(done))}, δ = {plan.delta:g}, "
+            f"one example {'added or removed' if added else 'replaced'}; {done:,} steps of "
             f"{plan.expected_batch_size:,} expected examples, σ = {plan.noise_multiplier:.3g}"
         ),
         measured_on=prepared.config.eval_on,
@@ -170,96 +208,99 @@ def curve_of(prepared: Prepared, metrics: Metrics) -> Curve:
 
 
 def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> None:
-    """Signal-to-noise ratio and spectra, measured on the probe at the released weights: public figures.
+    """Draw signal-to-noise ratio and spectra, measured on the probe at the released weights.
 
-    A method without K-FAC is shown with the factors that the settings describe.
+    Both are public figures. A method without K-FAC is shown with the factors that the settings
+    describe.
     """
     plan, model = prepared.plan, prepared.model
     layers = find_layers(model)
-    capture_layers = functools.partial(_capture, layers)
-    settings, probe = _shown(prepared)
-    rows = refresh_microbatch_size(settings, plan.config.refresh_rows()[0])  # as in the run
-    settings = dataclasses.replace(settings, chunk=rows or settings.chunk)
+    def capture_layers(model: nn.Module, loss: Any) -> Any:
+        return capture(model, layers, loss)
+
+    kfac, probe = _drawn_kfac(prepared)
+    # Take the probe in pieces as small as those of the run.
+    rows = refresh_microbatch_size(kfac, plan.config.refresh_rows()[0])
+    kfac = dataclasses.replace(kfac, chunk=rows or kfac.chunk)
     rules = {layer.name: layer.rule for layer in layers}
-    built = settings.build(model, capture_layers, session.steps_done, rules=rules)
-    where = f"at the released weights, on {probe}"
+    state = kfac.build(model, capture_layers, session.steps_done, rules=rules)
+    caption = f"{_title(prepared)}, at the released weights, on {probe}"
     if not prepared.config.uses_preconditioner:
-        where += "; preconditioner not used"
+        caption += "; preconditioner not used"
     signal: list[LayerSignal] = []
     if plan.noise_multiplier > 0:
         ratios = signal_to_noise(
-            settings,
+            kfac,
             model,
             capture_layers,
-            built,
+            state,
             max_grad_norm=plan.max_grad_norm,
             noise_multiplier=plan.noise_multiplier,
         )
-        amplitude = plan.expected_batch_size
-        signal = [
-            LayerSignal(
+        batch_size = plan.expected_batch_size
+        for name, ratio in ratios.items():
+            layer_signal = LayerSignal(
                 name=_layer_name(model, name),
-                plain=amplitude * math.sqrt(ratio.plain),
-                preconditioned=amplitude * math.sqrt(ratio.preconditioned),
+                plain=batch_size * math.sqrt(ratio.plain),
+                preconditioned=batch_size * math.sqrt(ratio.preconditioned),
             )
-            for name, ratio in ratios.items()
-        ]
-        caption = f"{_title(prepared)}, {where}; {amplitude:,} examples"
-        plots.save(plots.signal_to_noise(signal, caption, stamp(plan)), folder.plots / "signal_to_noise.png")
-    spectra = _spectra(model, settings, built)
-    Figures(measured=f"{_title(prepared)}, {where}", spectra=spectra, signal_to_noise=signal).write(folder.path / FILE)
-    plots.save(plots.spectra(spectra, f"{_title(prepared)}, {where}", stamp(plan)), folder.plots / LAST_PLOT)
+            signal.append(layer_signal)
+        figure = plots.signal_to_noise(signal, f"{caption}; {batch_size:,} examples", stamp(plan))
+        plots.save(figure, folder.plots / "signal_to_noise.png")
+    spectra = _spectra(model, kfac, state)
+    Figures(measured=caption, spectra=spectra, signal_to_noise=signal).write(folder.path / FILE)
+    plots.save(plots.spectra(spectra, caption, stamp(plan)), folder.plots / LAST_PLOT)
 
 
-def _shown(prepared: Prepared) -> tuple[KFAC, str]:
-    """The factors of the figures, and what they are measured on.
+def _drawn_kfac(prepared: Prepared) -> tuple[KFAC, str]:
+    """Return the factors of the figures, and the name of what they are measured on.
 
-    Those that the plan does not use are measured on noise: nothing has looked whether their source is public and disjoint from
-    the private examples.
+    Factors that the plan does not use are measured on noise, since nothing has checked whether
+    their source is public and disjoint from the private examples.
     """
-    config, recipe, used = prepared.config, prepared.recipe, prepared.plan.config.preconditioner
+    config, recipe = prepared.config, prepared.recipe
+    used = prepared.plan.config.preconditioner
     if isinstance(used, KFAC):
         return used, "the probe"
     sources = ("tokens",) if recipe.probe else ("pink", "dead-leaves", "white")
+    probe = "the probe"
     config = dataclasses.replace(config, refine=0)
-    other = config.source not in sources or config.output_source not in ("", *sources)
-    if other:
+    if config.source not in sources or config.output_source not in ("", *sources):
         config = dataclasses.replace(config, source=sources[0], output_source="")
+        probe = "noise"
     if config.labels == "given":
         config = dataclasses.replace(config, labels="model")
-    return kfac(config, recipe.input_shape, own=recipe.probe), "noise" if other else "the probe"
-
-
-def _capture(layers: Any, model: nn.Module, loss: Any) -> Any:
-    return capture(model, layers, loss)
+    return make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe), probe
 
 
 def _layer_name(model: nn.Module, name: str) -> str:
-    """The path of a layer and what it is, since a path like `3` says nothing."""
+    """Return the path of a layer and its class, since a path like `3` says nothing."""
     return f"{name or '(root)'} · {type(model.get_submodule(name)).__name__}"
 
 
-def _spectra(model: nn.Module, settings: KFAC, built: PreconditionerState) -> list[LayerSpectra]:
-    """Undamped eigenvalues with what damping adds, for layers that have both factors."""
-    shown = []
+def _spectra(model: nn.Module, kfac: KFAC, state: PreconditionerState) -> list[LayerSpectra]:
+    """Return undamped eigenvalues and what damping adds, for layers that have both factors."""
     short = {"input": "A", "output": "G"}
-    traces = {(row["layer"], short.get(row["side"], row["side"])): row["trace"] for row in built.report}
-    for name, sides in built.spectra.items():
-        if set(sides) != {"A", "G"}:
+    traces = {}
+    for row in state.report:
+        traces[row["layer"], short.get(row["side"], row["side"])] = row["trace"]
+    spectra = []
+    for name, eigenvalues in state.spectra.items():
+        if set(eigenvalues) != {"A", "G"}:
             continue
-        shapes = built.shapes[name]
+        shapes = state.shapes[name]
         sizes = {"A": math.prod(shapes["input"]), "G": math.prod(shapes["output"])}
-        means = {side: traces[name, side] / sizes[side] for side in sides}
-        relative = settings.damping_mode == "relative"
-        shown.append(
-            LayerSpectra(
-                name=_layer_name(model, name),
-                values={side: values.tolist() for side, values in sides.items()},
-                sizes=sizes,
-                damping={
-                    side: settings.damping * mean if relative else settings.damping + settings.gamma
-                    for side, mean in means.items()
-                },
-            )
+        damping = {}
+        for side in eigenvalues:
+            if kfac.damping_mode == "relative":
+                damping[side] = kfac.damping * (traces[name, side] / sizes[side])
+            else:
+                damping[side] = kfac.damping + kfac.gamma
+        layer = LayerSpectra(
+            name=_layer_name(model, name),
+            values={side: values.tolist() for side, values in eigenvalues.items()},
+            sizes=sizes,
+            damping=damping,
         )
-    return shown
+        spectra.append(layer)
+    return spectra

@@ -7,8 +7,8 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from safetensors import SafetensorError
 
 from dpkfc.app.unpack_limit import UnpackedSizeError, check_unpacked_size
 
-LAST_PLOT = "spectra.png"  # the file that a finished run writes last
+# The file that a finished run writes last.
+LAST_PLOT = "spectra.png"
 
 
 class RunFolderError(ValueError):
@@ -33,10 +34,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """A new, empty, writable folder.
+        """Create an empty, writable folder.
 
         Raises:
-            RunFolderError: it exists and holds files, is no folder, or cannot be written.
+            RunFolderError: the path is a file, holds files, or cannot be written.
         """
         path = _expanded(path)
         try:
@@ -44,7 +45,8 @@ class RunFolder:
                 raise RunFolderError(f"run folder {path} is a file; choose another name with --out")
             if path.is_dir() and any(path.iterdir()):
                 raise RunFolderError(
-                    f"run folder {path} is not empty; choose another with --out, or continue it with --resume {path}"
+                    f"run folder {path} is not empty; choose another with --out, or continue it "
+                    f"with --resume {path}"
                 )
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -53,7 +55,7 @@ class RunFolder:
 
     @classmethod
     def fresh(cls, parent: str | os.PathLike[str], name: str) -> RunFolder:
-        """A new folder below a parent: `name`, or `name-2`, `name-3`, … where that is taken.
+        """Create a folder below a parent: `name`, or `name-2`, `name-3`, … where that is taken.
 
         Raises:
             RunFolderError: the parent cannot be written.
@@ -72,32 +74,41 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of a run that was begun before.
+        """Return the folder of an earlier run.
 
         Raises:
-            RunFolderError: it is no run folder, has no checkpoint, or cannot be written.
+            RunFolderError: the path is not a run folder, has no checkpoint, or cannot be written.
         """
         folder = cls(_expanded(path))
-        before = folder.checkpoint.with_name(folder.checkpoint.name + ".old")  # left by a crash while the next was put in place
+        # A crash while a new checkpoint was put in place leaves the old one under this name.
+        old_checkpoint = folder.checkpoint.with_name(folder.checkpoint.name + ".old")
         try:
             if not folder.config.is_file():
-                raise RunFolderError(f"{path} is not a run folder (no config.toml); give the folder of an earlier run")
-            if not (folder.checkpoint.is_dir() or before.is_dir()):
-                raise RunFolderError(f"{path} holds no checkpoint to resume; start a new run with --config config.toml")
+                raise RunFolderError(
+                    f"{path} is not a run folder (no config.toml); give the folder of an earlier run"
+                )
+            if not (folder.checkpoint.is_dir() or old_checkpoint.is_dir()):
+                raise RunFolderError(
+                    f"{path} holds no checkpoint to resume; start a new run with --config config.toml"
+                )
         except OSError as error:
-            raise RunFolderError(f"run folder {path} cannot be read ({error.strerror or error}); change its rights") from None
+            reason = error.strerror or error
+            raise RunFolderError(
+                f"run folder {path} cannot be read ({reason}); change its rights"
+            ) from None
         return folder._writable()
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> RunFolder:
-        """The folder of this name, whatever is there.
+        """Return the folder of this name, whatever is there.
 
         Raises:
-            RunFolderError: no folder can have such a name.
+            RunFolderError: a folder cannot have such a name.
         """
         return cls(_expanded(path))
 
     def _writable(self) -> RunFolder:
+        """Return the folder, or refuse one that cannot be written."""
         trial = self.path / f".writable-{os.getpid()}"
         try:
             trial.touch()
@@ -143,42 +154,49 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that a finished run leaves is there; a run that ended while it was written goes on from here."""
-        return all(path.is_file() for path in (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT))
+        """Whether all files of a finished run exist.
+
+        A run that was killed while it wrote them continues from here.
+        """
+        files = (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT)
+        return all(path.is_file() for path in files)
 
     def begin(self, settings: str) -> Path:
-        """Write the settings of a new run; of two runs that begin in one folder the second is refused.
+        """Write the settings of a new run, and refuse the second of two runs in one folder.
 
         Raises:
-            RunFolderError: another run has begun here, or the disk cannot take them.
+            RunFolderError: another run has started here, or the disk cannot take the file.
         """
         try:
             with self.config.open("x", encoding="utf-8") as file:
                 file.write(settings)
             _sync(self.config)
         except FileExistsError:
-            raise RunFolderError(f"another run has begun in {self.path} just now; choose another folder with --out") from None
+            raise RunFolderError(
+                f"another run has begun in {self.path} just now; choose another folder with --out"
+            ) from None
         except OSError as error:
             self.config.unlink(missing_ok=True)
             raise _unwritable(self.config, error, "file") from None
         return self.config
 
     def take_away(self) -> None:
-        """Remove what a run has written that was cut off before its first checkpoint, which nothing can go on from.
+        """Remove the files of a run that was cut off before its first checkpoint.
 
         Raises:
             RunFolderError: the files cannot be removed.
         """
-        fresh = self.checkpoint.with_name(self.checkpoint.name + ".new")
+        new_checkpoint = self.checkpoint.with_name(self.checkpoint.name + ".new")
+        part = self.metrics.with_name(self.metrics.name + ".part")
         try:
-            shutil.rmtree(fresh, ignore_errors=True)
-            for path in (self.ledger, self.metrics, self.metrics.with_name(self.metrics.name + ".part"), self.config):
+            shutil.rmtree(new_checkpoint, ignore_errors=True)
+            for path in (self.ledger, self.metrics, part, self.config):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.path, error) from None
 
     def remove_if_empty(self) -> None:
-        """Take the folder away again if nothing was written into it."""
+        """Remove the folder if nothing was written into it."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -188,27 +206,30 @@ class RunFolder:
 
     def write_json(self, path: Path, content: Mapping[str, Any]) -> Path:
         """Write JSON in the same way."""
-        return self.write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+        return self.write_text(path, text + "\n")
 
 
 def placed(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
-    """A file that a crash leaves as it was or as it will be: written under another name, synced, renamed.
+    """Write a file that a crash leaves either old or new: write another name, sync, rename.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created.
         write: writes the content to the path that it is given.
         private: let the owner alone read the file (mode 0600), because ε does not protect what the file holds.
 
     Raises:
-        RunFolderError: the disk cannot take it; an earlier file of that name is still there.
+        RunFolderError: the disk cannot take the file; an earlier file of that name remains.
     """
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # a crash may have left the part with another mode
+        # A crash may have left the part with another mode.
+        part.unlink(missing_ok=True)
         part.touch(0o600 if private else 0o666)
-        mode = part.stat().st_mode  # safetensors renames a file over it that its owner alone may read
+        mode = part.stat().st_mode
         write(part)
+        # Safetensors replaces the part by a file that only its owner may read.
         part.chmod(mode)
         _sync(part)
         part.replace(path)
@@ -220,7 +241,7 @@ def placed(path: Path, write: Callable[[Path], object], *, private: bool = False
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file: its name must not come before its content."""
+    """Wait until the disk has the content of a file, before the file gets its name."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
@@ -229,14 +250,20 @@ def _expanded(path: str | os.PathLike[str]) -> Path:
     try:
         if b"\0" not in os.fsencode(path):
             return Path(path).expanduser()
-    except (UnicodeEncodeError, RuntimeError):  # half a character, or the home of nobody
+    # Half a character, or the home of an unknown user.
+    except (UnicodeEncodeError, RuntimeError):
         pass
-    raise RunFolderError(f"run folder {str(path)!r} is no name that a folder can have; choose another with --out")
+    raise RunFolderError(
+        f"run folder {str(path)!r} is no name that a folder can have; choose another with --out"
+    )
 
 
 def _unwritable(path: Path, error: Exception, what: str = "run folder") -> RunFolderError:
     reason = getattr(error, "strerror", None) or error
-    return RunFolderError(f"{what} {path} cannot be written ({reason}); make room, change its rights, or choose another --out")
+    return RunFolderError(
+        f"{what} {path} cannot be written ({reason}); make room, change its rights, or choose "
+        "another --out"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -283,14 +310,15 @@ class Row:
     floor_fraction: float | None = None
 
 
-_BYTES_OF_ROW = 1024  # of a row as Python objects
+# Bytes of a row as Python objects.
+_BYTES_OF_ROW = 1024
 _TYPES = {"step": pa.int64(), "batch_size": pa.int64()}
 
 
 def not_private(measured_on: str) -> dict[str, str]:
-    """Columns of the metrics that ε does not protect, with the reason."""
-    judged = _HELD_OUT if measured_on == "validation" else _OUTSIDE
-    return {**_NOTES, "accuracy": judged, "loss": judged}
+    """Return the columns of the metrics that ε does not protect, with the reason."""
+    reason = _HELD_OUT if measured_on == "validation" else _OUTSIDE
+    return {**_NOTES, "accuracy": reason, "loss": reason}
 
 
 @dataclass
@@ -301,7 +329,7 @@ class Metrics:
         measured_on: what accuracy and loss are computed on, test or validation.
         rows: one a step.
         refreshes: step, digest and scale of every preconditioner.
-        settings: what the run was begun with, by which one that goes on is held against; empty where nobody said.
+        settings: what the run was started with, to compare when it continues; may be empty.
     """
 
     measured_on: str = "test"
@@ -310,43 +338,66 @@ class Metrics:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Append a row, or replace the last one of the same step; a figure that is not finite becomes "not known"."""
-        known = {k: v for k, v in _items(row) if k == "epsilon" or not isinstance(v, float) or math.isfinite(v)}
+        """Append a row, or replace the last row of the same step.
+
+        A figure that is not finite becomes None.
+        """
+        known = {}
+        for name, value in vars(row).items():
+            if name == "epsilon" or not isinstance(value, float) or math.isfinite(value):
+                known[name] = value
         if self.rows and self.rows[-1].step == row.step:
             self.rows.pop()
         self.rows.append(Row(**known))
 
     def evaluated(self) -> list[Row]:
-        """Rows at which accuracy was measured."""
+        """Return the rows at which accuracy was measured."""
         return [row for row in self.rows if row.accuracy is not None]
 
     def without_private(self) -> Metrics:
-        """The same run without what private examples told before noise was added: batch sizes, clipped shares, norms."""
+        """Return the metrics without figures of private examples before noise.
+
+        Those are batch sizes, clipped fractions, norms and times.
+        """
         hidden: dict[str, Any] = dict.fromkeys(_NOTES)
-        return Metrics(self.measured_on, [replace(row, **hidden) for row in self.rows], list(self.refreshes), self.settings)
+        rows = [replace(row, **hidden) for row in self.rows]
+        return Metrics(self.measured_on, rows, list(self.refreshes), self.settings)
 
     def write(self, path: Path) -> None:
-        """Write the Parquet file for its owner alone; the schema marks each column `private` or not and says why.
+        """Write the Parquet file for its owner alone.
+
+        The schema marks each column `private` or not and says why.
 
         Raises:
-            RunFolderError: the disk cannot take it; the file that was there before still is.
+            RunFolderError: the disk cannot take the file; an earlier file remains.
         """
-        table = pa.Table.from_pylist([asdict(row) for row in self.rows], schema=self._schema())
-        placed(path, lambda part: pq.write_table(table, part, write_page_checksum=True), private=True)
+        table = pa.Table.from_pylist([vars(row) for row in self.rows], schema=self._schema())
+
+        def write(part: Path) -> None:
+            pq.write_table(table, part, write_page_checksum=True)
+
+        placed(path, write, private=True)
 
     def _schema(self) -> pa.Schema:
         notes = not_private(self.measured_on)
         columns = []
-        for f in fields(Row):
-            private = f.name in _NOTES or (f.name in notes and self.measured_on == "validation")
-            metadata = {"private": str(private).lower(), "note": notes.get(f.name, "")}
-            columns.append(pa.field(f.name, _type(f.name), metadata=metadata))
-        stored = {"refreshes": json.dumps(self.refreshes), "settings": json.dumps(dict(self.settings))}
-        return pa.schema(columns, metadata={"measured_on": self.measured_on, **stored})
+        for column in fields(Row):
+            name = column.name
+            private = name in _NOTES or (name in notes and self.measured_on == "validation")
+            metadata = {"private": str(private).lower(), "note": notes.get(name, "")}
+            columns.append(pa.field(name, _column_type(name), metadata=metadata))
+        metadata = {
+            "measured_on": self.measured_on,
+            "refreshes": json.dumps(self.refreshes),
+            "settings": json.dumps(dict(self.settings)),
+        }
+        return pa.schema(columns, metadata=metadata)
 
     @classmethod
     def read(cls, path: Path) -> Metrics:
-        """What `write` wrote, ε as `never_falling` has it: older versions wrote grid values beside exact ones.
+        """Read what `write` wrote, with ε as `never_falling` gives it.
+
+        Older versions wrote ε of a grid beside exact values.
 
         Raises:
             ValueError: the file is damaged.
@@ -359,8 +410,10 @@ class Metrics:
                 check_unpacked_size(path, file.metadata.num_rows * _BYTES_OF_ROW)
                 rows = file.read().to_pylist()
             stored = schema.metadata or {}
-            measured_on, refreshes = stored[b"measured_on"].decode(), json.loads(stored[b"refreshes"])
-            settings = json.loads(stored.get(b"settings", b"{}"))  # an older version wrote none
+            measured_on = stored[b"measured_on"].decode()
+            refreshes = json.loads(stored[b"refreshes"])
+            # An older version wrote no settings.
+            settings = json.loads(stored.get(b"settings", b"{}"))
             missing = any(row["step"] is None or row["epsilon"] is None for row in rows)
             if missing or not _are_refreshes(refreshes) or not isinstance(settings, dict):
                 raise ValueError("figures are missing")
@@ -368,48 +421,53 @@ class Metrics:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, RecursionError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise ValueError(f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on") from None
+            raise ValueError(
+                f"{path}: is no readable Parquet file of metrics ({reason}); delete it to go on"
+            ) from None
         return cls(measured_on, never_falling([Row(**row) for row in rows]), refreshes, settings)
 
 
 def never_falling(rows: Sequence[Row]) -> list[Row]:
-    """Rows with the least ε that a row at the same step or a later one holds.
+    """Return the rows with the least ε of the row itself and all later rows.
 
-    What bounds the ε of more steps bounds that of fewer, so an upper bound stays one, and none is larger than the next.
+    A bound on the ε of more steps is a bound for fewer steps. So each ε stays an upper bound, and
+    none is larger than the next.
 
     Args:
         rows: by step; ε of each is at least the truth.
     """
-    found: list[Row] = []
+    result: list[Row] = []
     least = math.inf
     for row in reversed(rows):
         least = min(least, row.epsilon)
-        found.append(row if row.epsilon == least else replace(row, epsilon=least))
-    return found[::-1]
+        result.append(row if row.epsilon == least else replace(row, epsilon=least))
+    return result[::-1]
 
 
-def _type(column: str) -> pa.DataType:
+def _column_type(column: str) -> pa.DataType:
     return _TYPES.get(column, pa.float64())
 
 
 def _check_columns(schema: pa.Schema) -> None:
-    """Raise unless these are columns of `Row`; an older version may have written fewer.
+    """Refuse columns that are not those of `Row`; an older version may have written fewer.
 
     Raises:
         ValueError: naming the column.
     """
+    known = {column.name for column in fields(Row)}
     names = [column.name for column in schema]
-    known = {f.name for f in fields(Row)}
-    wrong = [column.name for column in schema if column.name not in known or column.type != _type(column.name)]
-    wrong += [name for name in ("step", "epsilon") if names.count(name) != 1]
-    if wrong or len(set(names)) < len(names):
-        raise ValueError(f"the column {wrong[0] if wrong else names[0]!r} is not one of a run")
+    for column in schema:
+        if column.name not in known or column.type != _column_type(column.name):
+            raise ValueError(f"the column {column.name!r} is not one of a run")
+    for name in ("step", "epsilon"):
+        if names.count(name) != 1:
+            raise ValueError(f"the column {name!r} is not one of a run")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the column {names[0]!r} is not one of a run")
 
 
-def _are_refreshes(found: Any) -> bool:
-    """Whether these are rows of step, digest and scale."""
-    return isinstance(found, list) and all(isinstance(row, dict) and {"step", "digest", "scale"} <= set(row) for row in found)
-
-
-def _items(row: Row) -> Iterable[tuple[str, Any]]:
-    return ((f.name, getattr(row, f.name)) for f in fields(row))
+def _are_refreshes(rows: Any) -> bool:
+    """Return whether these are rows of step, digest and scale."""
+    if not isinstance(rows, list):
+        return False
+    return all(isinstance(row, dict) and {"step", "digest", "scale"} <= set(row) for row in rows)

@@ -1,39 +1,86 @@
-"""Every setting of a run, with its type, its range and what it means."""
+"""Every setting of a run: its type, its range, what it means, and the TOML files that hold it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import math
+import re
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.methods import METHODS
-from dpkfc.postprocess.optimizers import AdamBC
+from dpkfc.app.methods import METHODS, Method
+from dpkfc.config import SAMPLERS, PrivacyConfig
+from dpkfc.curvature.adadps import AdaDPS
+from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.gep import GEP
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.ngd import NGD
+from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
+from dpkfc.curvature.probes import DeadLeaves, PinkNoise
+from dpkfc.gradients.clipping import CLIPPINGS
+from dpkfc.postprocess.filters import DiSK
+from dpkfc.postprocess.optimizers import SOFIM, AdamBC
+from dpkfc.postprocess.pipeline import READOUTS
+from dpkfc.privacy.accounting import ACCOUNTANTS
+from dpkfc.privacy.mechanism import NOISES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 OPTIMIZERS = ("sgd", "adam", "adam-bc", "sofim")
 PRECONDITIONERS = ("none", "kfac", "ngd", "adadps", "dp2", "gep")
-FILTERS = ("none", "disk", "disk-look-ahead", "storm", "ema", "doppler", "doppler-first-order", "doppler-chebyshev")
-READOUTS = ("whitened", "natural", "inverse")
+FILTERS = (
+    "none",
+    "disk",
+    "disk-look-ahead",
+    "storm",
+    "ema",
+    "doppler",
+    "doppler-first-order",
+    "doppler-chebyshev",
+)
 SCHEDULES = ("constant", "linear", "cosine")
-CLIPPINGS = ("flat", "automatic", "normalised", "per_layer")
-SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
-LIKELIHOODS = ("categorical", "gaussian", "bernoulli")
 STRUCTURES = ("shape", "auto", "measured")
-SCALES = ("probe", "trace", "balanced", "raw")
-SECTIONS = ("run", "privacy", "optimizer", "filter", "curvature", "machine")
+SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer")
 
 
 class ConfigError(ValueError):
     """A setting that does not exist, has the wrong type, or lies outside its range."""
+
+
+# --------------------------------------------------------------------------------------------------
+# How a setting is declared.
+#
+# A setting has two names: that of its flag, which is the attribute of `RunConfig`, and a key in a
+# section of a TOML file. Most settings are fields of dataclasses of the library. Their key,
+# default and help text are taken from those dataclasses, and `library_values` gives them back
+# under the names of the fields.
+
+_SECTION_OF: dict[type, str] = {
+    PrivacyConfig: "privacy",
+    KFAC: "preconditioner",
+    NGD: "preconditioner",
+    AdaDPS: "preconditioner",
+    DP2: "preconditioner",
+    GEP: "preconditioner",
+    PinkNoise: "preconditioner",
+    DeadLeaves: "preconditioner",
+    DiSK: "postprocess",
+    AdamBC: "postprocess",
+    SOFIM: "postprocess",
+}
 
 
 def _setting(
@@ -41,196 +88,521 @@ def _setting(
     section: str,
     text: str,
     *,
+    key: str = "",
+    owners: tuple[type, ...] = (),
     choices: Iterable[str] = (),
     least: float | None = None,
     above: float | None = None,
+    words: Mapping[str, float] | None = None,
 ) -> Any:
-    metadata = {"section": section, "help": text, "choices": tuple(choices), "least": least, "above": above}
+    """Declare a setting.
+
+    Args:
+        default: its value where nothing is given.
+        section: section of a TOML file.
+        text: what it means.
+        key: its key in that section, where this is not the attribute's name.
+        owners: dataclasses of the library with a field of that key.
+        choices: allowed texts.
+        least: the least allowed number.
+        above: a number that the value must exceed.
+        words: words of the library that numbers stand for here.
+    """
+    metadata = {
+        "section": section,
+        "help": text,
+        "key": key,
+        "owners": owners,
+        "choices": tuple(choices),
+        "least": least,
+        "above": above,
+        "words": words or {},
+    }
     return field(default=default, metadata=types.MappingProxyType(metadata))
+
+
+def _library(
+    owners: type | tuple[type, ...],
+    key: str,
+    *,
+    default: Any = None,
+    text: str = "",
+    **rules: Any,
+) -> Any:
+    """Declare a setting that is a field of a dataclass of the library, or of several.
+
+    Args:
+        owners: the dataclasses; default and help text come from the first one.
+        key: name of the field.
+        default: another default than the field's.
+        text: another help text than the one in the docstring of the dataclass.
+        rules: as for `_setting`.
+    """
+    owners = owners if isinstance(owners, tuple) else (owners,)
+    library_field = _library_field(owners[0], key)
+    if default is None:
+        default = library_field.default
+    if default is None:
+        default = "" if "str" in str(library_field.type) else 0
+    text = text or _documentation(owners[0], key)
+    return _setting(default, _SECTION_OF[owners[0]], text, key=key, owners=owners, **rules)
+
+
+def _library_field(owner: type, key: str) -> dataclasses.Field[Any]:
+    return next(found for found in dataclasses.fields(owner) if found.name == key)
+
+
+def _documentation(owner: type, key: str) -> str:
+    """Return the first clause about a field in the docstring of its dataclass."""
+    block = re.search(
+        rf"^ +{key}: (.*?)(?=^ +[\w, ]+: |^ *$|\Z)",
+        inspect.getdoc(owner) or "",
+        re.MULTILINE | re.DOTALL,
+    )
+    text = " ".join(block[1].split()) if block else ""
+    return re.split(r"(?<!et al)[.:;] ", text)[0].removesuffix(".")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """All settings of a run; plain values, so that a TOML file holds them exactly.
+    """All settings of a run, as plain values, so that a TOML file holds them exactly.
 
-    An empty text and a zero where the help says so mean "not given".
+    An empty text, and a zero where the help says so, mean "not given".
 
     Raises:
-        ConfigError: a value of the wrong type or outside its range, an unknown choice, or settings that contradict.
+        ConfigError: a value of the wrong type or outside its range, an unknown choice, or settings
+            that contradict one another.
     """
 
-    recipe: str = _setting("", "run", "which recipe, for example mnist-cnn; see the README, or give a wrong one for the list")
-    method: str = _setting("dp-kfc-a", "run", "what a run starts from; see `dpkfc methods`", choices=METHODS)
-    data_dir: str = _setting("", "run", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets")
-    seed: int = _setting(0, "run", "public seed of initial weights and probes; never of the noise", least=0)
-    smoke: bool = _setting(False, "run", "a few steps on a slice of the data, to see that all is in place")
-    pretrained: str = _setting("", "run", "folder or file of public pretrained weights, for recipes that start from some")
-    vocabulary: str = _setting("hashed", "run", "how a bag of words is made: hashed, which fits nothing to private text")
-    validation_size: int = _setting(0, "run", "examples cut from the training set for validation", least=0)
-    split_seed: int = _setting(0, "run", "public seed of the validation split", least=0)
-    eval_on: str = _setting("test", "run", "what accuracy is measured on", choices=("test", "validation"))
-    evaluate_every: int = _setting(0, "run", "steps between evaluations; 0: once an epoch or more", least=0)
-    pretrain_epochs: int = _setting(0, "run", "epochs on labelled public_data before the private run; 0: none", least=0)
-    pretrain_lr: float = _setting(0.1, "run", "learning rate of those epochs (SGD, momentum 0.9, cosine)", above=0)
-    chosen_by: str = _setting(RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card")
+    # What is run, and where.
+    recipe: str = _setting(
+        "", "run", "which recipe, for example mnist-cnn; a wrong name shows the list"
+    )
+    method: str = _setting(
+        "dp-kfc-a", "run", "what a run starts from; see `dpkfc methods`", choices=METHODS
+    )
+    seed: int = _setting(
+        0, "run", "public seed of initial weights and probes; never of the noise", least=0
+    )
+    smoke: bool = _setting(False, "run", "a few steps on a slice of the data, as a trial")
+    eval_on: str = _setting(
+        "test", "run", "what accuracy is measured on", choices=("test", "validation")
+    )
+    evaluate_every: int = _setting(
+        0, "run", "steps between evaluations; 0: once an epoch or more", least=0
+    )
+    chosen_by: str = _setting(
+        RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
+    )
     out: str = _setting("", "run", "run folder; empty: a new folder below runs/")
+    num_workers: int = _setting(0, "run", "loader processes", least=0)
+    threads: int = _setting(0, "run", "numerical threads; 0: torch's own choice", least=0)
+    device: str = _setting("cpu", "run", "torch device")
 
+    # Examples, private and public.
+    data_dir: str = _setting(
+        "", "data", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets"
+    )
+    vocabulary: str = _setting(
+        "hashed", "data", "how a bag of words is made: hashed, which fits nothing to private text"
+    )
+    validation_size: int = _setting(
+        0, "data", "examples cut from the training set for validation", least=0
+    )
+    split_seed: int = _setting(0, "data", "public seed of the validation split", least=0)
+    augment: str = _setting(
+        "", "data", "random change of every view of an image; empty: none", choices=AUGMENTS
+    )
+    public_data: str = _setting(
+        "",
+        "data",
+        "safetensors file of public inputs (and labels) for `public` and pre-training",
+    )
+
+    # Where weights start from.
+    pretrained: str = _setting(
+        "",
+        "model",
+        "folder or file of public pretrained weights, for recipes that start from some",
+    )
+    pretrain_epochs: int = _setting(
+        0, "model", "epochs on labelled public_data before the private run; 0: none", least=0
+    )
+    pretrain_lr: float = _setting(
+        0.1, "model", "learning rate of those epochs (SGD, momentum 0.9, cosine)", above=0
+    )
+
+    # `PrivacyConfig`, and the arguments of `calibrate` and `with_noise`.
     epsilon: float = _setting(3.0, "privacy", "target ε of the whole run", above=0)
     delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
-    noise_multiplier: float = _setting(0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0)
-    epochs: float = _setting(5.0, "privacy", "expected passes over the data; ignored when steps is given", above=0)
+    noise_multiplier: float = _setting(
+        0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
+    )
+    epochs: float = _setting(
+        5.0, "privacy", "expected passes over the data; ignored when steps is given", above=0
+    )
     steps: int = _setting(0, "privacy", "number of steps; 0: as epochs say", least=0)
-    expected_batch_size: int = _setting(256, "privacy", "expected size of a logical batch, the divisor", least=1)
-    max_grad_norm: float = _setting(1.0, "privacy", "clipping bound C", above=0)
-    clipping: str = _setting("flat", "privacy", "how examples are bounded", choices=CLIPPINGS)
-    automatic_gamma: float = _setting(0.01, "privacy", "stabiliser of automatic clipping", above=0)
-    noise: str = _setting("gaussian", "privacy", "rounded: sum and noise on one grid", choices=("gaussian", "rounded"))
-    augmentations: int = _setting(1, "privacy", "views of every example, averaged before the clip", least=1)
-    augment: str = _setting("", "privacy", "random change of every view of an image; empty: none", choices=AUGMENTS)
-    sampler: str = _setting("poisson", "privacy", "how batches are drawn", choices=SAMPLERS)
-    max_batch_size: int = _setting(0, "privacy", "most examples in a batch of truncated_poisson; 0: no bound", least=0)
-    uncertified: bool = _setting(False, "privacy", "allow a sampler without a certified ε (stamped on the card)")
-    accountant: str = _setting("", "privacy", "pld or rdp; empty: what suits the sampler", choices=("", "pld", "rdp"))
-    test_mode: bool = _setting(False, "privacy", "repeatable noise from the seed: NOT PRIVATE, stamped on the card")
+    expected_batch_size: int = _library(PrivacyConfig, "expected_batch_size", default=256, least=1)
+    max_grad_norm: float = _library(PrivacyConfig, "max_grad_norm", above=0)
+    clipping: str = _library(
+        PrivacyConfig, "clipping", text="how examples are bounded", choices=CLIPPINGS
+    )
+    automatic_gamma: float = _library(PrivacyConfig, "automatic_gamma", above=0)
+    noise: str = _library(
+        PrivacyConfig, "noise", text="rounded: sum and noise on one grid", choices=NOISES
+    )
+    augmentations: int = _library(PrivacyConfig, "augmentations", least=1)
+    sampler: str = _library(
+        PrivacyConfig, "sampler", text="how batches are drawn", choices=SAMPLERS
+    )
+    max_batch_size: int = _library(
+        PrivacyConfig,
+        "max_batch_size",
+        text="most examples in a batch of truncated_poisson; 0: no bound",
+        least=0,
+    )
+    uncertified: bool = _library(
+        PrivacyConfig,
+        "uncertified",
+        text="allow a sampler without a certified ε (stamped on the card)",
+    )
+    accountant: str = _library(
+        PrivacyConfig,
+        "accountant",
+        text="pld or rdp; empty: the one that suits the sampler",
+        choices=("", *ACCOUNTANTS),
+    )
+    readout: str = _library(
+        PrivacyConfig,
+        "readout",
+        text="from the coordinates of the clip to the step",
+        choices=READOUTS,
+    )
+    weight_average: float = _setting(
+        0.0, "privacy", "decay of averaged weights, which are evaluated; 0: none", least=0
+    )
+    max_physical_batch_size: int = _library(
+        PrivacyConfig,
+        "max_physical_batch_size",
+        default=0,
+        text="rows in memory at once; 0: all; -1: as many as fit",
+        least=-1,
+        words={"auto": -1},
+    )
+    pad_to_multiple: int = _library(
+        PrivacyConfig,
+        "pad_to_multiple",
+        text="micro-batches are padded to a multiple; 0: not at all",
+        least=0,
+    )
+    norm_methods: str = _library(
+        PrivacyConfig,
+        "norm_methods",
+        default="",
+        text="norms of single layers, for example 'conv1=gram head=materialised'",
+    )
+    test_mode: bool = _setting(
+        False, "privacy", "repeatable noise from the seed: NOT PRIVATE, stamped on the card"
+    )
 
-    optimizer: str = _setting("", "optimizer", "what takes the step; empty: as the method says", choices=("", *OPTIMIZERS))
+    # The preconditioner: `KFAC`, `NGD`, `AdaDPS`, `DP2` or `GEP`, and its probe.
+    preconditioner: str = _setting(
+        "none", "preconditioner", "coordinates of clip and noise", key="kind", choices=PRECONDITIONERS
+    )
+    source: str = _setting(
+        "pink", "preconditioner", "where curvature comes from", key="probe", choices=SOURCES
+    )
+    output_source: str = _setting(
+        "",
+        "preconditioner",
+        "another source for output factors G; empty: the same",
+        key="output_probe",
+        choices=("", *SOURCES),
+    )
+    zipf_exponent: float = _setting(
+        1.0, "preconditioner", "exponent of Zipf's law of token noise; 0: uniform tokens", least=0
+    )
+    power_exponent: float = _library(PinkNoise, "power_exponent", least=0)
+    leaves: int = _library(DeadLeaves, "leaves", least=1)
+    refine: int = _setting(
+        0,
+        "preconditioner",
+        "moves of probe images towards classes of the released model; 0: none",
+        least=0,
+    )
+    probe_size: int = _library(KFAC, "probe_size", least=1)
+    every: int = _library((KFAC, NGD, AdaDPS, GEP), "every", least=1)
+    labels: str = _library((KFAC, NGD), "labels", text="labels of the probe", choices=LABELS)
+    likelihood: str = _library(
+        (KFAC, NGD, AdaDPS, GEP),
+        "likelihood",
+        text="of the output, for the probe's loss",
+        choices=LIKELIHOODS,
+    )
+    sides: str = _library(KFAC, "sides", choices=("input", "both", "output"))
+    damping: float = _library(KFAC, "damping", above=0)
+    damping_mode: str = _library(KFAC, "damping_mode", choices=("relative", "absolute"))
+    gamma: float = _library(KFAC, "gamma", least=0)
+    exponent: float = _library(KFAC, "exponent", above=0)
+    scale: str = _library(
+        KFAC,
+        "scale",
+        text="scale of the factors and of the whole preconditioner",
+        choices=("probe", "trace", "balanced", "raw"),
+    )
+    sharing: str = _library(KFAC, "sharing", choices=("expand", "reduce"))
+    control: str = _library(
+        KFAC,
+        "control",
+        text="random eigenvectors with the same spectrum",
+        choices=("none", "random"),
+    )
+    max_factor_size: int = _library((KFAC, NGD), "max_factor_size", least=1)
+    oversize: str = _library(KFAC, "oversize", choices=("diagonal", "identity", "low_rank"))
+    structure: str = _setting(
+        "shape",
+        "preconditioner",
+        "wide sides low-rank by shape, or by measured cost",
+        choices=STRUCTURES,
+    )
+    ranks: str = _library(
+        KFAC,
+        "ranks",
+        default="",
+        text="eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all",
+    )
+    max_rank: int = _library(
+        KFAC,
+        "max_rank",
+        text="eigenpairs kept of sides four times as wide or more; 0: all",
+        least=0,
+    )
+    tail_mass: float = _library(KFAC, "tail_mass", least=0)
+    layer_rules: str = _library(
+        KFAC,
+        "layer_rules",
+        text="kinds of layers to precondition, for example 'linear conv'; empty: all",
+    )
+    factor_decay: float = _library(KFAC, "decay", least=0)
+    later_probe_size: int = _library(
+        KFAC,
+        "later_probe_size",
+        text="probe examples of later refreshes, averaged factors; 0: as many",
+        least=0,
+    )
+    factor_drift: float = _library(
+        KFAC,
+        "drift",
+        text="a refresh that shows less movement keeps the preconditioner; 0: never",
+        least=0,
+    )
+    lambda_safe: float = _library(NGD, "lambda_safe", default=0.0025, above=0)
+    lambda_base: float = _library(
+        NGD, "lambda_base", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
+    )
+    ngd_order: str = _library(
+        NGD, "order", text="DP-NGD and its ablations", choices=("split", "before", "after")
+    )
+    adadps_floor: float = _library(AdaDPS, "floor", above=0)
+    dp2_phase: int = _library(DP2, "phase", default=50, least=1)
+    dp2_ratio: float = _library(DP2, "ratio", above=0)
+    dp2_corrected: bool = _library(DP2, "corrected")
+    gep_rank: int = _library(GEP, "rank", default=100, least=1)
+    gep_embedding_norm: float = _library(GEP, "embedding_norm", above=0)
+    gep_residual_norm: float = _library(
+        GEP, "residual_norm", text="S₂ of GEP; 0 drops the residual (B-GEP)", least=0
+    )
+
+    # What happens to releases before the optimizer.
+    filter: str = _setting(
+        "none", "postprocess", "filter of releases over time; see docs/methods", choices=FILTERS
+    )
+    filter_kappa: float = _library(
+        DiSK,
+        "kappa",
+        text="κ, weight of the new release (DiSK, storm, ema, first order)",
+        above=0,
+    )
+    disk_gamma: float = _library(DiSK, "gamma", default=0.5)
+    doppler_cutoff: float = _setting(
+        0.1,
+        "postprocess",
+        "cutoff of the Butterworth filter, fraction of the Nyquist rate",
+        key="cutoff",
+        above=0,
+    )
+    filter_momentum: bool = _library(
+        DiSK, "momentum_allowed", text="allow momentum behind a filter"
+    )
+    adam_bc_floor: float = _library(
+        AdamBC,
+        "floor",
+        default=0.0,
+        text="γ' of DP-AdamBC, on v; 0: as adam_bc_resolution says",
+        least=0,
+        words={"auto": 0.0},
+    )
+    adam_bc_resolution: float = _library(
+        AdamBC, "resolution", text="γ' of DP-AdamBC in units of what v resolves", above=0
+    )
+    sofim_rho: float = _library(SOFIM, "rho", text="ρ of the SOFIM step", above=0)
+    sofim_beta: float = _library(SOFIM, "beta", text="β of the SOFIM step", least=0)
+    sofim_direction: str = _library(SOFIM, "direction", choices=("gradient", "momentum"))
+
+    # The optimizer and its learning rate.
+    optimizer: str = _setting(
+        "",
+        "optimizer",
+        "which optimizer takes the step; empty: as the method says",
+        key="kind",
+        choices=("", *OPTIMIZERS),
+    )
     lr: float = _setting(1e-3, "optimizer", "learning rate", above=0)
     momentum: float = _setting(0.9, "optimizer", "momentum of SGD", least=0)
-    nesterov: bool = _setting(False, "optimizer", "momentum of Nesterov's kind")
-    weight_decay: float = _setting(0.0, "optimizer", "after the release, never in a clipped gradient", least=0)
-
-    schedule: str = _setting("constant", "optimizer", "learning rate after the warm-up", choices=SCHEDULES)
-    schedule_steps: int = _setting(0, "optimizer", "steps of schedule and warm-up together; 0: the plan's", least=0)
-    warmup_steps: int = _setting(0, "optimizer", "first steps, in which the learning rate rises linearly", least=0)
-    weight_average: float = _setting(0.0, "optimizer", "decay of averaged weights, which are evaluated; 0: none", least=0)
-    adam_bc_floor: float = _setting(0.0, "optimizer", "γ' of DP-AdamBC, on v; 0: as adam_bc_resolution says", least=0)
-    adam_bc_resolution: float = _setting(2.0, "optimizer", "γ' of DP-AdamBC in units of what v resolves", above=0)
-    sofim_rho: float = _setting(0.5, "optimizer", "ρ of the SOFIM step", above=0)
-    sofim_beta: float = _setting(0.9, "optimizer", "β of the SOFIM step", least=0)
-    sofim_direction: str = _setting("gradient", "optimizer", "what SOFIM maps", choices=("gradient", "momentum"))
-
-    filter: str = _setting("none", "filter", "filter of releases over time; see docs/methods", choices=FILTERS)
-    filter_kappa: float = _setting(0.7, "filter", "κ, weight of the new release (DiSK, storm, ema, first order)", above=0)
-    disk_gamma: float = _setting(0.5, "filter", "γ of DiSK, in units of the last step")
-    doppler_cutoff: float = _setting(0.1, "filter", "cutoff of the Butterworth filter, share of the Nyquist rate", above=0)
-    filter_momentum: bool = _setting(False, "filter", "allow momentum behind a filter")
-
-    preconditioner: str = _setting("none", "curvature", "coordinates of clip and noise", choices=PRECONDITIONERS)
-    readout: str = _setting("whitened", "curvature", "from those coordinates to the step", choices=READOUTS)
-    sides: str = _setting("input", "curvature", "factors that whiten", choices=("input", "both", "output"))
-    damping: float = _setting(0.1, "curvature", "damping, relative to the mean eigenvalue or absolute", above=0)
-    damping_mode: str = _setting("relative", "curvature", "meaning of damping", choices=("relative", "absolute"))
-    gamma: float = _setting(0.0, "curvature", "γ inside the root, absolute damping only", least=0)
-    exponent: float = _setting(0.5, "curvature", "exponent of the inverse root of each factor, at most 1/2", above=0)
-    scale: str = _setting("balanced", "curvature", "scale of the factors and of the whole metric", choices=SCALES)
-    every: int = _setting(50, "curvature", "steps between refreshes", least=1)
-    sharing: str = _setting("expand", "curvature", "K-FAC for shared weights", choices=("expand", "reduce"))
-    source: str = _setting("pink", "curvature", "where curvature comes from", choices=SOURCES)
-    output_source: str = _setting("", "curvature", "another source for G; empty: the same", choices=("", *SOURCES))
-    control: str = _setting("none", "curvature", "random eigenvectors with the same spectrum", choices=("none", "random"))
-    zipf_exponent: float = _setting(1.0, "curvature", "exponent of Zipf's law of token noise; 0: uniform tokens", least=0)
-    power_exponent: float = _setting(1.0, "curvature", "exponent of the power spectrum of pink noise", least=0)
-    leaves: int = _setting(32, "curvature", "discs of an image of dead leaves", least=1)
-    refine: int = _setting(0, "curvature", "moves of probe images towards classes of the released model; 0: none", least=0)
-    probe_size: int = _setting(256, "curvature", "probe examples a refresh", least=1)
-    labels: str = _setting("model", "curvature", "labels of the probe", choices=("model", "uniform", "given"))
-    likelihood: str = _setting("categorical", "curvature", "of the output, for the probe's loss", choices=LIKELIHOODS)
-    max_factor_size: int = _setting(4096, "curvature", "largest matrix that is decomposed", least=1)
-    structure: str = _setting("shape", "curvature", "wide sides low-rank by shape, or by measured cost", choices=STRUCTURES)
-    ranks: str = _setting("", "curvature", "eigenpairs of single sides, for example 'conv1.A=32 head.A=0'; 0: all")
-    norm_methods: str = _setting("", "curvature", "norms of single layers, for example 'conv1=gram head=materialised'")
-    max_rank: int = _setting(32, "curvature", "eigenpairs kept of sides four times as wide or more; 0: all", least=0)
-    tail_mass: float = _setting(0.0, "curvature", "share of a factor's trace that a side may leave out; 0: none", least=0)
-    factor_decay: float = _setting(0.0, "curvature", "share of the past in factors averaged over refreshes", least=0)
-    later_probe_size: int = _setting(0, "curvature", "probe examples of later refreshes, averaged factors; 0: alike", least=0)
-    factor_drift: float = _setting(0.0, "curvature", "a refresh that shows less movement keeps the metric; 0: never", least=0)
-    oversize: str = _setting("diagonal", "curvature", "what a wider side becomes", choices=("diagonal", "identity", "low_rank"))
-    layer_rules: str = _setting("", "curvature", "kinds of layers to whiten, for example 'linear conv'; empty: all")
-    public_data: str = _setting("", "curvature", "safetensors file of public inputs (and labels) for `public` and pre-training")
-
-    lambda_safe: float = _setting(0.0025, "curvature", "λ_safe of DP-NGD (Eq. 16)", above=0)
-    lambda_base: float = _setting(0.0, "curvature", "λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0)
-    ngd_order: str = _setting("split", "curvature", "DP-NGD and its ablations", choices=("split", "before", "after"))
-    adadps_floor: float = _setting(1e-3, "curvature", "floor of v in AdaDPS, relative to its mean", above=0)
-    dp2_phase: int = _setting(50, "curvature", "steps of a phase of DP²", least=1)
-    dp2_ratio: float = _setting(1.0, "curvature", "learning rate of adaptive phases over that of plain ones", above=0)
-    dp2_corrected: bool = _setting(False, "curvature", "subtract the noise from the second moments of DP²")
-    gep_rank: int = _setting(100, "curvature", "directions of GEP", least=1)
-    gep_embedding_norm: float = _setting(5.0, "curvature", "S₁ of GEP", above=0)
-    gep_residual_norm: float = _setting(2.0, "curvature", "S₂ of GEP; 0 drops the residual (B-GEP)", least=0)
-
-    max_physical_batch_size: int = _setting(0, "machine", "rows in memory at once; 0: all; -1: as many as fit", least=-1)
-    pad_to_multiple: int = _setting(0, "machine", "micro-batches are padded to a multiple; 0: not at all", least=0)
-    num_workers: int = _setting(0, "machine", "loader processes", least=0)
-    threads: int = _setting(0, "machine", "numerical threads; 0: torch's own choice", least=0)
-    device: str = _setting("cpu", "machine", "torch device")
+    nesterov: bool = _setting(False, "optimizer", "Nesterov momentum")
+    weight_decay: float = _setting(
+        0.0, "optimizer", "after the release, never in a clipped gradient", least=0
+    )
+    schedule: str = _setting(
+        "constant", "optimizer", "learning rate after the warm-up", choices=SCHEDULES
+    )
+    schedule_steps: int = _setting(
+        0, "optimizer", "steps of schedule and warm-up together; 0: the plan's", least=0
+    )
+    warmup_steps: int = _setting(
+        0, "optimizer", "first steps, in which the learning rate rises linearly", least=0
+    )
 
     def __post_init__(self) -> None:
         for setting in dataclasses.fields(self):
-            object.__setattr__(self, setting.name, _checked(setting, getattr(self, setting.name)))
-        preset = METHODS[self.method].settings.get("optimizer", "")
-        if METHODS[self.method].defines_optimizer and self.optimizer not in ("", preset):
-            raise ConfigError(
-                f"method = {self.method!r} means optimizer = {preset!r}, got {self.optimizer!r}; leave optimizer out, or use a "
-                "method that takes any, such as 'dp-kfc'"
-            )
-        object.__setattr__(self, "optimizer", self.optimizer or preset or "adam")
-        if self.eval_on == "validation" and self.validation_size == 0:
-            raise ConfigError("eval_on = 'validation' needs validation_size > 0, examples cut from the training set")
-        if self.augmentations > 1 and not self.augment:
-            raise ConfigError(
-                f"augmentations = {self.augmentations} without augment would be so many equal views; "
-                f"{_one_of('augment', AUGMENTS[1:])}"
-            )
-        if self.momentum >= 1:
-            raise ConfigError(f"momentum must be below 1, got {self.momentum}: the steps would grow without end")
-        if self.exponent > 0.5:
-            raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
+            value = _checked_value(setting, getattr(self, setting.name))
+            object.__setattr__(self, setting.name, value)
+        self._resolve_optimizer()
+        self._check_together()
         self._check_public_data()
         for name in ("ranks", "norm_methods"):
-            named_values(name, getattr(self, name))
+            parse_pairs(name, getattr(self, name))
+
+    def _resolve_optimizer(self) -> None:
+        """Take the optimizer of the method where none is given, and refuse a contradiction."""
+        method = METHODS[self.method]
+        preset = method.settings.get("optimizer", "")
+        if method.defines_optimizer and self.optimizer not in ("", preset):
+            raise ConfigError(
+                f"method = {self.method!r} means optimizer = {preset!r}, got {self.optimizer!r}; "
+                "leave optimizer out, or take method = 'dp-kfc'"
+            )
+        object.__setattr__(self, "optimizer", self.optimizer or preset or "adam")
+
+    def _check_together(self) -> None:
+        if self.eval_on == "validation" and self.validation_size == 0:
+            raise ConfigError(
+                "eval_on = 'validation' needs validation_size > 0, examples cut from the training set"
+            )
+        if self.augmentations > 1 and not self.augment:
+            raise ConfigError(
+                f"augmentations = {self.augmentations} without augment gives equal views; "
+                f"give augment, one of {' | '.join(AUGMENTS[1:])}"
+            )
+        if self.momentum >= 1:
+            raise ConfigError(f"momentum must be below 1, got {self.momentum}: steps grow forever")
+        if self.exponent > 0.5:
+            raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
         if self.schedule_steps and self.steps and self.schedule_steps > self.steps:
-            raise ConfigError(f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} steps")
+            raise ConfigError(
+                f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} steps"
+            )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
 
     def _check_public_data(self) -> None:
-        """A file where public examples are asked for."""
-        sources = (self.source, self.output_source) if self.uses_preconditioner else ()
-        needed = "pretrain_epochs" if self.pretrain_epochs else "source = 'public'" if "public" in sources else ""
+        """Refuse settings that need public examples and name no file."""
+        needed = ""
+        if self.pretrain_epochs:
+            needed = "pretrain_epochs"
+        elif self.uses_preconditioner and "public" in (self.source, self.output_source):
+            needed = "source = 'public'"
         if needed and not self.public_data:
-            raise ConfigError(f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)")
+            raise ConfigError(
+                f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
+            )
 
     @property
     def uses_preconditioner(self) -> bool:
-        """Whether gradients are whitened."""
+        """Whether gradients are preconditioned."""
         return self.preconditioner != "none"
 
 
-def named_values(setting: str, text: str) -> dict[str, str]:
-    """`a=1 b=2` by name.
+_FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
+
+
+def _key(setting: dataclasses.Field[Any]) -> str:
+    """Return the key of a setting in its section of a TOML file."""
+    return setting.metadata["key"] or setting.name
+
+
+_BY_KEY = {(setting.metadata["section"], _key(setting)): setting for setting in _FIELDS.values()}
+
+
+def library_values(config: RunConfig, owner: type) -> dict[str, Any]:
+    """Return the settings that are fields of a dataclass of the library, as its arguments.
 
     Raises:
-        ConfigError: naming the setting and the part that has no name, no value, or a name that stood before.
+        ConfigError: a number in a list of names and numbers is not a whole number.
     """
-    found: dict[str, str] = {}
+    values = {}
+    for setting in _FIELDS.values():
+        if owner in setting.metadata["owners"]:
+            kind = str(_library_field(owner, _key(setting)).type)
+            values[_key(setting)] = _library_value(setting, getattr(config, setting.name), kind)
+    return values
+
+
+def _library_value(setting: dataclasses.Field[Any], value: Any, kind: str) -> Any:
+    """Return the value of a setting in the type of a field of the library."""
+    for word, number in setting.metadata["words"].items():
+        if value == number:
+            return word
+    if kind.startswith("Mapping[str, int]"):
+        return _whole_numbers(setting.name, parse_pairs(setting.name, value))
+    if kind.startswith("Mapping"):
+        return parse_pairs(setting.name, value)
+    if kind.startswith("tuple"):
+        value = tuple(value.replace(",", " ").split())
+    return value or None if "None" in kind else value
+
+
+def _whole_numbers(setting: str, pairs: Mapping[str, str]) -> dict[str, int]:
+    for name, text in pairs.items():
+        if not text.isdecimal():
+            pair = f"{name}={text}"
+            raise ConfigError(f"{setting} takes whole numbers, 0 for all eigenpairs; got {pair!r}")
+    return {name: int(text) for name, text in pairs.items()}
+
+
+def parse_pairs(setting: str, text: str) -> dict[str, str]:
+    """Return the values of `a=1 b=2` by name.
+
+    Raises:
+        ConfigError: naming the setting and a part without a name or a value, or with a name that
+            stood before.
+    """
+    values: dict[str, str] = {}
     for part in text.replace(",", " ").split():
         name, _, value = part.rpartition("=")
-        if not name or not value or name in found:
-            raise ConfigError(f"{setting} takes NAME=VALUE with spaces between, each name once; got {part!r}")
-        found[name] = value
-    return found
+        if not name or not value or name in values:
+            raise ConfigError(
+                f"{setting} takes NAME=VALUE with spaces between, each name once; got {part!r}"
+            )
+        values[name] = value
+    return values
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest known word, or all of them."""
+    """Return the end of an error message: the nearest known word, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-
-
-def _one_of(name: str, choices: Iterable[str]) -> str:
-    return f"give {name}, one of {' | '.join(choices)}"
 
 
 def _fits_a_file(text: str) -> bool:
@@ -241,114 +613,75 @@ def _fits_a_file(text: str) -> bool:
     return True
 
 
-def _checked(setting: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the type of its field.
+_ACCEPTED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
+_KINDS = {"int": "an integer", "float": "a number", "str": "text in quotes", "bool": "true or false"}
+
+
+def _checked_value(setting: dataclasses.Field[Any], value: Any) -> Any:
+    """Return a value in the type of its setting.
 
     Raises:
-        ConfigError: naming the field, the value and what is expected.
+        ConfigError: naming the setting, the value and what is expected.
     """
-    name, kind, rules = setting.name, str(setting.type), setting.metadata
-    accepted = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}[kind]
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind != "bool"):
-        wanted = {"int": "an integer", "float": "a number", "str": "text in quotes", "bool": "true or false"}[kind]
-        raise ConfigError(f"{name} must be {wanted}, got {value!r} ({type(value).__name__})")
+    name, kind = setting.name, str(setting.type)
+    if not isinstance(value, _ACCEPTED[kind]) or (isinstance(value, bool) and kind != "bool"):
+        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r} ({type(value).__name__})")
     if isinstance(value, int) and value.bit_length() > 63:
         raise ConfigError(f"{name} must be a number of at most 64 bits")
     if isinstance(value, str) and not _fits_a_file(value):
         raise ConfigError(f"{name} holds half a character, which no file can hold: {value!r}")
-    value = float(value) if kind == "float" else value
+    if kind == "float":
+        value = float(value)
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} must be finite, got {value}")
+    _check_range(setting, value)
+    return value
+
+
+def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a value outside the choices or the range of its setting, before any data are read."""
+    name, rules = setting.name, setting.metadata
     if rules["choices"] and value not in rules["choices"]:
         known = [choice for choice in rules["choices"] if choice]
         raise ConfigError(f"unknown {name} {value!r}; {nearest(value, known)} ({' | '.join(known)})")
-    if kind == "float" and not math.isfinite(value):
-        raise ConfigError(f"{name} must be finite, got {value}")
     if rules["least"] is not None and value < rules["least"]:
         raise ConfigError(f"{name} must be at least {rules['least']}, got {value}")
     if rules["above"] is not None and value <= rules["above"]:
         raise ConfigError(f"{name} must be above {rules['above']}, got {value}")
-    return value
 
 
 # --------------------------------------------------------------------------------------------------
-# Learning rates that a method borrows: a recipe's file has them for DP-SGD with momentum and for
-# DP-Adam, and few others.
-#
-# A method whose steps are of another length for the same rate takes the rate that makes them alike.
-# It is a start, not a search.
+# TOML files. A file holds sections with the keys of the library, or settings by the names of their
+# flags outside of any section. Sections of earlier versions held the names of flags, too.
 
-_DIGITS = 4
-
-
-def without_momentum(like: Mapping[str, Any], own: Mapping[str, Any]) -> float:
-    """The rate of a method without momentum, from one that was chosen with momentum m: divided by 1 − m.
-
-    For DP-NGD, whose C is of another space, η C / √λ_safe is the η C of DP-SGD (Eq. 16), and η C where nothing is mapped back.
-    A normalised clip releases gradients of length 1 whatever C is.
-
-    Args:
-        like: settings that the rate was chosen with.
-        own: settings of the method.
-
-    Raises:
-        TypeError, ValueError, ArithmeticError: a setting is none that a run can have.
-    """
-    rate = _of(like, "lr") * (1 - _of(own, "momentum")) / (1 - _of(like, "momentum"))
-    if own.get("preconditioner") == "ngd":
-        rate *= _longest(like) / _longest(own) * (math.sqrt(_of(own, "lambda_safe")) if own["readout"] == "natural" else 1.0)
-    return _positive(rate)
-
-
-def of_adam(rate: float, own: Mapping[str, Any]) -> float:
-    """The rate of DP-AdamBC from one of DP-Adam: times √(γ′/Φ), as most entries of v are noise.
-
-    There DP-Adam divides by √Φ and DP-AdamBC by the root of its floor, which falls to 0.03 Φ times `adam_bc_resolution`; that of
-    the first steps is larger, so a run of a hundred steps takes a larger rate. With a floor that is given the rate stays as it
-    is: Φ is not known before the plan.
-
-    Args:
-        rate: of DP-Adam.
-        own: settings of the method.
-
-    Raises:
-        TypeError, ValueError, ArithmeticError: a setting is none that a run can have.
-    """
-    if _of(own, "adam_bc_floor") > 0:
-        return rate
-    beta = AdamBC.betas[1]
-    return _positive(rate * math.sqrt(_of(own, "adam_bc_resolution") * math.sqrt(2 * (1 - beta) / (1 + beta))))
-
-
-def _longest(settings: Mapping[str, Any]) -> float:
-    return 1.0 if settings.get("clipping", RunConfig.clipping) == "normalised" else _of(settings, "max_grad_norm")
-
-
-def _of(settings: Mapping[str, Any], name: str) -> float:
-    return float(settings.get(name, getattr(RunConfig, name)))
-
-
-def _positive(rate: float) -> float:
-    if not rate > 0:
-        raise ValueError("a setting behind the learning rate is outside its range")
-    return float(f"{rate:.{_DIGITS}g}")
-
-
-# --------------------------------------------------------------------------------------------------
-# Where the value of every setting comes from, and the TOML file that replays a run.
-#
-# Values are laid over one another: the defaults, the common part of the recipe's TOML, its part for
-# a method that lends its own, the method's settings, the recipe's part for that very method, then
-# for the optimizer under it, a file given with `--config`, and flags.
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-_PLACES = ("out", "data_dir", "pretrained", "public_data")
-_FIELDS = {setting.name: setting for setting in dataclasses.fields(RunConfig)}
+_EARLIER_SECTIONS: dict[str, Collection[str]] = {
+    "run": (
+        "data_dir",
+        "pretrained",
+        "vocabulary",
+        "validation_size",
+        "split_seed",
+        "pretrain_epochs",
+        "pretrain_lr",
+    ),
+    "privacy": ("augment",),
+    "optimizer": (
+        "optimizer",
+        "weight_average",
+        "adam_bc_floor",
+        "adam_bc_resolution",
+        "sofim_rho",
+        "sofim_beta",
+        "sofim_direction",
+    ),
+    "filter": _FIELDS,
+    "curvature": _FIELDS,
+    "machine": _FIELDS,
+}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
+    """Return the content of a TOML file.
 
     Raises:
         ConfigError: the file cannot be read or is not TOML.
@@ -356,145 +689,178 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror}); check the name and its permissions") from None
-    except (ValueError, RecursionError) as error:  # bad syntax, bytes that are no UTF-8, brackets without end
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror}); check the name and its permissions"
+        ) from None
+    # Bad syntax, bytes that are not UTF-8, or brackets without end.
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
 def flatten(content: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Settings of a TOML file, whether written flat or in the sections of the written config.
+    """Return the settings of a TOML file by the names of their flags.
 
     Args:
         content: the parsed file.
         where: name of the file, for errors.
 
     Raises:
-        ConfigError: an unknown key or section (the nearest known one is named), or a key in the wrong section.
+        ConfigError: an unknown key or section, with the nearest known one, or a key in the wrong
+            section.
     """
-    flat: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, value in content.items():
         if not isinstance(value, Mapping):
-            _known_key(key, where)
-            flat[key] = value
+            _add(settings, _known_name(key, where), value, where)
             continue
-        if key not in SECTIONS:
+        if key not in SECTIONS and key not in _EARLIER_SECTIONS:
             shown = f"[{key}]" if key.isprintable() else repr(key)
             raise ConfigError(f"{where}: unknown section {shown}; {nearest(key, SECTIONS)}")
         for name, inner in value.items():
-            section = _known_key(name, where).metadata["section"]
-            if section != key:
-                raise ConfigError(f"{where}: {name} stands in [{key}] and belongs into [{section}]")
-            if name in flat:
-                raise ConfigError(f"{where}: {name} is given twice, in [{key}] and outside of any section; leave one of them out")
-            flat[name] = inner
-    return flat
+            setting = _find_setting(key, name)
+            if setting is None:
+                raise _unknown_key(key, name, where)
+            _add(settings, setting.name, _plain_value(setting, inner), where)
+    return settings
 
 
-def chosen(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user chose: a TOML file under flags. `--epsilon` as a flag takes the place of a noise multiplier in the file.
+def _add(settings: dict[str, Any], name: str, value: Any, where: str) -> None:
+    if name in settings:
+        raise ConfigError(f"{where}: {name} is given twice, in two sections or outside; leave one out")
+    settings[name] = value
+
+
+def known_settings(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a file by the names of their flags; keep keys that are not known."""
+    settings: dict[str, Any] = {}
+    for key, value in content.items():
+        if not isinstance(value, Mapping):
+            settings[key] = value
+            continue
+        for name, inner in value.items():
+            setting = _find_setting(key, name)
+            if setting is None:
+                settings[name] = inner
+            else:
+                settings[setting.name] = _plain_value(setting, inner)
+    return settings
+
+
+def _find_setting(section: str, key: str) -> dataclasses.Field[Any] | None:
+    """Return the setting of a key in a section, or in a section of an earlier version."""
+    setting = _BY_KEY.get((section, key))
+    if setting is None and key in _EARLIER_SECTIONS.get(section, ()):
+        setting = _FIELDS.get(key)
+    return setting
+
+
+def _plain_value(setting: dataclasses.Field[Any], value: Any) -> Any:
+    """Return the plain value of a table, a list or a word that the library's field takes."""
+    if isinstance(value, str):
+        return setting.metadata["words"].get(value, value)
+    if setting.name in ("ranks", "norm_methods") and isinstance(value, Mapping):
+        return " ".join(f"{name}={inner}" for name, inner in value.items())
+    if setting.name == "layer_rules" and isinstance(value, list):
+        return " ".join(map(str, value))
+    return value
+
+
+def _known_name(name: str, where: str) -> str:
+    if name not in _FIELDS:
+        raise ConfigError(f"{where}: unknown key {name!r}; {nearest(name, _FIELDS)}")
+    return name
+
+
+def _unknown_key(section: str, key: str, where: str) -> ConfigError:
+    """Return the error for a key that a section does not have."""
+    homes = [setting for setting in _FIELDS.values() if key in (setting.name, _key(setting))]
+    if not homes:
+        known = {_key(setting) for setting in _FIELDS.values()} | set(_FIELDS)
+        return ConfigError(f"{where}: unknown key {key!r}; {nearest(key, known)}")
+    home = homes[0].metadata["section"]
+    name = "" if _key(homes[0]) == key else f" as {_key(homes[0])}"
+    return ConfigError(f"{where}: {key} stands in [{section}] and belongs into [{home}]{name}")
+
+
+def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a user chose: a TOML file under flags.
+
+    `--epsilon` as a flag takes the place of a noise multiplier in the file.
 
     Raises:
         ConfigError: as `read_toml` and `flatten`; both ways to say how much noise there is.
     """
-    written = {} if file is None else flatten(read_toml(file), str(file))
+    settings = {} if file is None else flatten(read_toml(file), str(file))
     if "epsilon" in flags:
         if flags.get("noise_multiplier"):
-            raise ConfigError("--epsilon asks for the least noise that keeps it, --noise-multiplier gives it; leave one out")
-        written.pop("noise_multiplier", None)
-    return {**written, **flags}
+            raise ConfigError(
+                "--epsilon asks for the least noise that keeps it, --noise-multiplier gives it; "
+                "leave one out"
+            )
+        settings.pop("noise_multiplier", None)
+    return {**settings, **flags}
 
 
-def _known_key(key: str, where: str) -> dataclasses.Field[Any]:
-    if key not in _FIELDS:
-        raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, _FIELDS)}")
-    return _FIELDS[key]
+# Settings that say where a run takes place and where its files lie.
+_PLACES = ("out", "data_dir", "pretrained", "public_data")
+_MACHINE = ("max_physical_batch_size", "pad_to_multiple", "num_workers", "threads", "device")
 
 
-def layered(defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str = "recipe") -> RunConfig:
-    """A run's settings from a recipe's defaults and what the user chose.
-
-    Args:
-        defaults: parsed TOML of the recipe. Beside settings it may hold `[method.NAME]`, settings of one method, and in
-            it a table per optimizer, which apply when that method and optimizer are in force.
-        chosen: flat settings of the user, which win.
-        where: name of the defaults, for errors.
-
-    Raises:
-        ConfigError: as `flatten` and `RunConfig`.
-    """
-    common = {key: value for key, value in defaults.items() if key != "method" or not isinstance(value, Mapping)}
-    per_method = defaults["method"] if isinstance(defaults.get("method"), Mapping) else {}
-    settings = flatten(common, where)
-    method = chosen.get("method", settings.get("method", RunConfig.method))
-    known = METHODS.get(method) if isinstance(method, str) else None
-    section = method if known is None or method in per_method else known.like
-    of_method = dict(per_method.get(section, {})) if isinstance(section, str) else {}
-    tables = {key: of_method.pop(key) for key in OPTIMIZERS if key in of_method}
-    settings |= flatten(of_method, f"{where} [method.{section}]")
-    preset = dict(known.settings) if known else {}
-    before = dict(settings)
-    settings |= {key: value for key, value in preset.items() if section != method or key not in of_method}
-    optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
-    if isinstance(optimizer, str) and optimizer in tables:
-        settings |= flatten(tables[optimizer], f"{where} [method.{section}.{optimizer}]")
-    found = {**settings, **{_known_key(key, "settings").name: value for key, value in chosen.items()}}
-    if "lr" not in chosen and known is not None:
-        borrowed = before.get("lr") if section == known.like != method else None
-        adam = borrowed if known.like == "dp-adam" else None
-        if "lr" not in of_method and isinstance(tables.get("adam"), Mapping):
-            adam = tables["adam"].get("lr")
-        with contextlib.suppress(TypeError, ValueError, ArithmeticError):  # a wrong value, which RunConfig names
-            if borrowed and known.without_momentum and optimizer == "sgd":
-                found["lr"] = without_momentum(before, found)
-            elif adam and optimizer == "adam-bc" and optimizer not in tables:
-                found["lr"] = of_adam(adam, found)
-    return RunConfig(**found)
-
-
-def of_the_run(config: RunConfig) -> dict[str, Any]:
-    """The settings that decide what a run is; the others say where it runs and where its files lie."""
+def deciding_settings(config: RunConfig) -> dict[str, Any]:
+    """Return the settings that decide what a run is, by the names of their flags."""
     return {
         name: getattr(config, name)
-        for name, setting in _FIELDS.items()
-        if setting.metadata["section"] != "machine" and name not in _PLACES
+        for name in _FIELDS
+        if name not in _PLACES and name not in _MACHINE
     }
 
 
-def check_unchanged(config: RunConfig, begun: Mapping[str, Any], where: str) -> None:
-    """A run that goes on has the settings that it was begun with.
+def check_unchanged(config: RunConfig, first: Mapping[str, Any], where: str) -> None:
+    """Refuse to continue a run with other settings than those it was started with.
 
     Args:
         config: settings now.
-        begun: what `of_the_run` gave when it was begun; settings it does not name are not compared.
+        first: what `deciding_settings` gave at the start; settings it lacks are not compared.
         where: name of the file with the settings, for the error.
 
     Raises:
         ConfigError: naming the first setting that has changed.
     """
-    for name, value in of_the_run(config).items():
-        if name in begun and begun[name] != value:
+    for name, value in deciding_settings(config).items():
+        if name in first and first[name] != value:
             raise ConfigError(
-                f"{where}: {name} is {value!r}, and the run was begun with {begun[name]!r}; put that back to continue it, or "
-                f"begin another run, with a budget of its own: dpkfc train --config {where} --out ANOTHER"
+                f"{where}: {name} is {value!r}, and the run was started with {first[name]!r}; put "
+                "that back, or start another run: dpkfc train --config FILE --out ANOTHER"
             )
 
 
 def to_toml(config: RunConfig) -> str:
-    """The settings as a TOML file that replays the run: every key, in sections, with what it means.
+    """Return a TOML file that replays the run: every setting, in sections, with what it means.
 
     `out` is left out, so that a replay gets a folder of its own.
     """
     lines = ["# Every setting of this run. Replay it with: dpkfc train --config config.toml"]
     for section in SECTIONS:
         lines += ["", f"[{section}]"]
-        for name, setting in _FIELDS.items():
-            if setting.metadata["section"] == section and name != "out":
-                text = f"{name} = {_toml_value(getattr(config, name))}"
-                lines.append(f"{text:<36}  # {setting.metadata['help']}")
+        for setting in _FIELDS.values():
+            if setting.metadata["section"] == section and setting.name != "out":
+                value = _toml_value(setting, getattr(config, setting.name))
+                lines.append(f"{f'{_key(setting)} = {value}':<36}  # {_comment(setting)}")
     return "\n".join(lines) + "\n"
 
 
-def _toml_value(value: Any) -> str:
+def _comment(setting: dataclasses.Field[Any]) -> str:
+    """Return what a setting means, after the classes whose field it is where not all have it."""
+    owners = ", ".join(owner.__name__ for owner in setting.metadata["owners"])
+    text: str = setting.metadata["help"]
+    shown = setting.metadata["section"] in ("preconditioner", "postprocess") and owners
+    return f"{owners}: {text}" if shown else text
+
+
+def _toml_value(setting: dataclasses.Field[Any], value: Any) -> str:
+    for word, number in setting.metadata["words"].items():
+        if value == number:
+            value = word
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -502,3 +868,152 @@ def _toml_value(value: Any) -> str:
 
         return tomli_w.dumps({"x": value}).split("=", 1)[1].strip()
     return repr(value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Where the value of every setting comes from.
+#
+# Later values replace earlier ones: the defaults, the common part of the recipe's TOML, its part
+# for a method that lends its own, the method's settings, the recipe's part for that very method,
+# its part for the optimizer under that method, a file given with `--config`, and flags.
+
+
+def layer_settings(
+    defaults: Mapping[str, Any], chosen: Mapping[str, Any], where: str = "recipe"
+) -> RunConfig:
+    """Return a run's settings from a recipe's defaults and what the user chose.
+
+    Args:
+        defaults: parsed TOML of the recipe. Beside settings it may hold `[method.NAME]`, settings
+            of one method, and in it a table per optimizer. Both apply when that method and that
+            optimizer are in force.
+        chosen: settings of the user by the names of their flags, which win.
+        where: name of the defaults, for errors.
+
+    Raises:
+        ConfigError: as `flatten` and `RunConfig`.
+    """
+    per_method = defaults.get("method")
+    if isinstance(per_method, Mapping):
+        common = flatten({key: value for key, value in defaults.items() if key != "method"}, where)
+    else:
+        common, per_method = flatten(defaults, where), {}
+    name = chosen.get("method", common.get("method", RunConfig.method))
+    method = METHODS.get(name) if isinstance(name, str) else None
+    lender = name if method is None or name in per_method else method.like
+    table = dict(per_method.get(lender, {})) if isinstance(lender, str) else {}
+    by_optimizer = {key: table.pop(key) for key in OPTIMIZERS if key in table}
+    of_method = flatten(table, f"{where} [method.{lender}]")
+
+    settings = {**common, **of_method}
+    before_preset = dict(settings)
+    if method is not None:
+        for key, value in method.settings.items():
+            # A table of the very method wins over its preset, a borrowed table does not.
+            if lender != name or key not in of_method:
+                settings[key] = value
+    optimizer = chosen.get("optimizer") or settings.get("optimizer") or "adam"
+    if isinstance(optimizer, str) and optimizer in by_optimizer:
+        settings |= flatten(by_optimizer[optimizer], f"{where} [method.{lender}.{optimizer}]")
+    for key, value in chosen.items():
+        settings[_known_name(key, "settings")] = value
+
+    if "lr" not in chosen and method is not None:
+        is_borrowed = lender == method.like != name
+        rate = _borrowed_rate(
+            method, optimizer, settings, before_preset, of_method, by_optimizer, is_borrowed
+        )
+        if rate is not None:
+            settings["lr"] = rate
+    return RunConfig(**settings)
+
+
+# --------------------------------------------------------------------------------------------------
+# Learning rates that a method borrows. A recipe's file has rates for DP-SGD with momentum and for
+# DP-Adam, and few others. A method whose steps have another length at the same rate takes the rate
+# that makes the lengths equal. That is a starting point and not the result of a search.
+
+_DIGITS = 4
+
+
+def _borrowed_rate(
+    method: Method,
+    optimizer: Any,
+    settings: Mapping[str, Any],
+    before_preset: Mapping[str, Any],
+    of_method: Mapping[str, Any],
+    by_optimizer: Mapping[str, Any],
+    is_borrowed: bool,
+) -> float | None:
+    """Return the learning rate that follows from another method's, None where none does."""
+    borrowed = before_preset.get("lr") if is_borrowed else None
+    adam = borrowed if method.like == "dp-adam" else None
+    if "lr" not in of_method and isinstance(by_optimizer.get("adam"), Mapping):
+        adam = by_optimizer["adam"].get("lr")
+    # `RunConfig` names a wrong value.
+    with contextlib.suppress(TypeError, ValueError, ArithmeticError):
+        if borrowed and method.without_momentum and optimizer == "sgd":
+            return rate_without_momentum(before_preset, settings)
+        if adam and optimizer == "adam-bc" and optimizer not in by_optimizer:
+            return rate_of_adam_bc(adam, settings)
+    return None
+
+
+def rate_without_momentum(lender: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+    """Return the rate of a method without momentum, from one that was chosen with momentum m.
+
+    The rate is divided by 1 − m. DP-NGD clips in another space, so η C / √λ_safe takes the place
+    of the η C of DP-SGD (Eq. 16), and η C where the step is only preconditioned. A normalised clip
+    releases gradients of length 1 whatever C is.
+
+    Args:
+        lender: settings that the rate was chosen with.
+        settings: settings of the method.
+
+    Raises:
+        TypeError, ValueError, ArithmeticError: a setting has a value that no run can have.
+    """
+    rate = _number(lender, "lr")
+    rate = rate * (1 - _number(settings, "momentum")) / (1 - _number(lender, "momentum"))
+    if settings.get("preconditioner") == "ngd":
+        natural = math.sqrt(_number(settings, "lambda_safe")) if settings["readout"] == "natural" else 1.0
+        rate *= _longest(lender) / _longest(settings) * natural
+    return _positive(rate)
+
+
+def rate_of_adam_bc(rate: float, settings: Mapping[str, Any]) -> float:
+    """Return the rate of DP-AdamBC from one of DP-Adam: times √(γ′/Φ), as most of v is noise.
+
+    There DP-Adam divides by √Φ and DP-AdamBC by the root of its floor, which falls to 0.03 Φ times
+    `adam_bc_resolution`. The floor of the first steps is larger, so a run of a hundred steps takes
+    a larger rate. With a given floor the rate stays: Φ is not known before the plan.
+
+    Args:
+        rate: of DP-Adam.
+        settings: settings of the method.
+
+    Raises:
+        TypeError, ValueError, ArithmeticError: a setting has a value that no run can have.
+    """
+    if _number(settings, "adam_bc_floor") > 0:
+        return rate
+    beta = AdamBC.betas[1]
+    resolved = math.sqrt(2 * (1 - beta) / (1 + beta))
+    return _positive(rate * math.sqrt(_number(settings, "adam_bc_resolution") * resolved))
+
+
+def _longest(settings: Mapping[str, Any]) -> float:
+    """Return the length of the longest gradient that one example contributes."""
+    if settings.get("clipping", RunConfig.clipping) == "normalised":
+        return 1.0
+    return _number(settings, "max_grad_norm")
+
+
+def _number(settings: Mapping[str, Any], name: str) -> float:
+    return float(settings.get(name, getattr(RunConfig, name)))
+
+
+def _positive(rate: float) -> float:
+    if not rate > 0:
+        raise ValueError("a setting behind the learning rate is outside its range")
+    return float(f"{rate:.{_DIGITS}g}")

@@ -16,35 +16,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan, public_data, structured, told
+from dpkfc.app.assembly import (
+    describe_structure,
+    learning_rate,
+    make_augment,
+    make_optimizer,
+    make_plan,
+    measure_structure,
+    read_public_data,
+)
 from dpkfc.app.datasets.formats import ExampleSet
-from dpkfc.app.launch import apart, check_alike, check_named, check_seen, is_begun, on_own_device, processes
+from dpkfc.app.launch import (
+    align_processes,
+    check_named,
+    check_same_settings,
+    check_visible,
+    is_started,
+    processes,
+    use_own_device,
+)
 from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import find_recipe
-from dpkfc.app.results import curve_of, judged_weights, write_results
+from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, flatten, of_the_run, read_toml, to_toml
+from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, deciding_settings, flatten, read_toml, to_toml
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
 from dpkfc.report.card import stamp
-from dpkfc.session import Session, StepRecord
+from dpkfc.session import Batch, Session, StepRecord
 
 # --------------------------------------------------------------------------------------------------
 # Training without privacy on labelled public data, as the start of any private method (DP-SGD-PT in
 # the DP-NGD paper).
 #
-# The paper leaves epochs, optimizer and what becomes of the head open. Here: SGD with momentum 0.9
-# and a cosine schedule, and a head with new weights afterwards, since public labels mean something
-# else.
+# The paper leaves epochs, optimizer and the head open. Here: SGD with momentum 0.9 and a cosine
+# schedule, and a head with new weights afterwards, since public labels mean something else.
 
 _BATCH = 50
 
 
 def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], private: tuple[Tensor, ...]) -> str:
-    """Train a model on `public_data` in place and give its head new weights.
+    """Train a model on `public_data` in place, and give its head new weights.
 
     Args:
         config: `public_data`, `pretrain_epochs`, `pretrain_lr` and the public `seed`.
@@ -59,40 +74,51 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], 
         ConfigError: no labels, labels outside the head, shared rows, or a model without a linear head.
     """
     path = Path(config.public_data)
-    inputs, labels = public_data(path, input_shape)
+    inputs, labels = read_public_data(path, input_shape)
     if labels is None:
         raise ConfigError(f"public_data {path} has no `labels`; pre-training needs them")
     try:
         check_disjoint(inputs, private, f"public_data {path.name}")
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not heads:
-        raise ConfigError("pre-training needs a model whose last linear layer is its head; this one has no linear layer")
-    head, labels = heads[-1], labels.long()
-    own, classes = head.weight.detach().clone(), int(labels.max()) + 1
-    if int(labels.min()) < 0 or classes > head.out_features:
+    head = _head_of(model)
+    labels = labels.long()
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= head.out_features:
         raise ConfigError(
-            f"public_data {path} has labels from {int(labels.min())} to {classes - 1}, but the head has {head.out_features} "
-            "outputs; merge public classes until they fit"
+            f"public_data {path} has labels from {least} to {most}, but the head has "
+            f"{head.out_features} outputs; merge public classes until they fit"
         )
+    first_weight = head.weight.detach().clone()
     accuracy = _fit(config, model, inputs, labels)
     with torch.no_grad():
-        head.weight.copy_(own)  # the weights it was built with: as new
+        head.weight.copy_(first_weight)
         if head.bias is not None:
             head.bias.zero_()
     return (
-        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public by its user "
-        f"(accuracy there {accuracy:.1%}); the head begins anew"
+        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public "
+        f"by its user (accuracy there {accuracy:.1%}); the head begins anew"
     )
 
 
+def _head_of(model: nn.Module) -> nn.Linear:
+    heads = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not heads:
+        raise ConfigError("pre-training needs a linear layer as the head of the model; it has none")
+    return heads[-1]
+
+
 def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
+    """Train on public examples and return the accuracy on them."""
     device = next(model.parameters()).device
-    inputs, labels = (inputs.float() if inputs.is_floating_point() else inputs).to(device), labels.to(device)
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+    inputs, labels = inputs.to(device), labels.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.pretrain_lr, momentum=0.9)
-    count = config.pretrain_epochs * -(-len(inputs) // _BATCH)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, count)
+    batches = -(-len(inputs) // _BATCH)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, config.pretrain_epochs * batches
+    )
     generator = torch.Generator().manual_seed(config.seed)
 
     def train() -> nn.Module:
@@ -104,11 +130,14 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
                 schedule.step()
         return model
 
-    seeded(train, config.seed)  # dropout draws from the public seed
+    # Dropout draws from the public seed.
+    seeded(train, config.seed)
     optimizer.zero_grad()
     model.eval()
+    right = 0
     with torch.no_grad():
-        right = sum(int((model(x).argmax(-1) == y).sum()) for x, y in zip(inputs.split(500), labels.split(500), strict=True))
+        for x, y in zip(inputs.split(500), labels.split(500), strict=True):
+            right += int((model(x).argmax(-1) == y).sum())
     model.train()
     return right / len(inputs)
 
@@ -119,7 +148,7 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
 
 @dataclass
 class StopRequest:
-    """Whether somebody asked the run to end.
+    """Whether the run was asked to end.
 
     Attributes:
         requested: set by the first signal.
@@ -130,9 +159,10 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Note the first SIGINT or SIGTERM; the second raises KeyboardInterrupt at once. Handlers are put back afterwards.
+    """Note the first SIGINT or SIGTERM; let the second raise KeyboardInterrupt at once.
 
-    Outside the main thread, where handlers cannot be set, signals keep their meaning.
+    Handlers are restored afterwards. Outside the main thread handlers cannot be set, and signals
+    keep their meaning.
     """
     request = StopRequest()
 
@@ -154,11 +184,12 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 # --------------------------------------------------------------------------------------------------
 
-Watch = Callable[[Row], bool]  # sees every evaluation after the first step; False ends the run early
+# Sees every evaluation after the first step. False ends the run early.
+Watch = Callable[[Row], bool]
 
 
 def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
-    """Data, model and plan of a run.
+    """Return data, model and plan of a run.
 
     Args:
         config: settings.
@@ -170,66 +201,82 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    config = structured(config)
+    config = measure_structure(config)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
-    make_augment(config, recipe.input_shape)  # what is wrong with it is said before data are read
-    data = recipe.data(config) if data is None else data
+    # Refuse a wrong augmentation before data are read.
+    make_augment(config, recipe.input_shape)
+    if data is None:
+        data = recipe.data(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
     plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe, private)
+    # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device {config.device!r} cannot be used ({str(error).splitlines()[0]}); try cpu") from None
-    start = pretrain(config, model, recipe.input_shape, data.train) if config.pretrain_epochs else ""
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None
+    start = ""
+    if config.pretrain_epochs:
+        start = pretrain(config, model, recipe.input_shape, data.train)
     return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan, start=start)
 
 
-def run(config: RunConfig, console: Console | None = None, *, any_world_size: bool = False) -> Result:
-    """Train a recipe into a new run folder; on several processes where torchrun has started them.
+def run(
+    config: RunConfig, console: Console | None = None, *, any_world_size: bool = False
+) -> Result:
+    """Train a recipe into a new run folder, on several processes where torchrun has started them.
 
     Args:
-        config: settings; `out` names the folder, or a new one below runs/ is made. Under torchrun every
-            process must see it, the first one alone reads and writes it, and the same command continues the run that is there.
+        config: settings. `out` names the folder; without it a new one below runs/ is made. Under
+            torchrun every process must see the folder, the first process alone reads and writes
+            it, and the same command continues the run that is there.
         console: where progress is drawn; None draws nothing.
         any_world_size: let a restart go on with another number of processes.
 
     Returns:
-        What came of it; `interrupted` after Ctrl-C or SIGTERM, with a checkpoint in the folder.
+        The result; `interrupted` after Ctrl-C or SIGTERM, with a checkpoint in the folder.
 
     Raises:
         RunFolderError: the folder cannot be used; before any training.
         DatasetError: missing or damaged data.
-        ConfigError: settings that do not go together, an unreachable budget, or no `out` under torchrun.
+        ConfigError: settings that do not go together, an unreachable budget, or no `out` under
+            torchrun.
     """
     check_named(config)
     with processes() as ranks:
-        check_alike(config, ranks)
-        if is_begun(config, ranks):
-            return _continued(config.out, console, ranks, any_world_size)
+        check_same_settings(config, ranks)
+        if is_started(config, ranks):
+            return _continue(config.out, console, ranks, any_world_size)
         folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
         try:
-            config = ranks.broadcast_from_rank0(partial(structured, config), "structure")
-            prepared = ranks.run_on_all(lambda: prepare(on_own_device(config)))
+            config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
+            prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
             raise
         ranks.broadcast_from_rank0(lambda: folder.begin(to_toml(config)), "settings")
-        check_seen(folder, ranks)
-        if console is not None and ranks.is_rank0 and told(config):
-            console.print(told(config), markup=False, highlight=False)
-        return _train(prepared, folder, Metrics(config.eval_on, settings=of_the_run(config)), console, ranks)
+        check_visible(folder, ranks)
+        structure = describe_structure(config)
+        if console is not None and ranks.is_rank0 and structure:
+            console.print(structure, markup=False, highlight=False)
+        return _train(prepared, folder, _new_metrics(config), console, ranks)
 
 
 def _new_folder(config: RunConfig) -> RunFolder:
     if config.out:
         return RunFolder.create(config.out)
-    return RunFolder.fresh("runs", f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}")
+    name = f"{config.recipe}-{config.method}-{datetime.now():%Y%m%d-%H%M%S}"
+    return RunFolder.fresh("runs", name)
+
+
+def _new_metrics(config: RunConfig) -> Metrics:
+    return Metrics(config.eval_on, settings=deciding_settings(config))
 
 
 def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -> Result:
-    """Train what is prepared for its figures alone: the loop of `run`, with ledger and metrics but without card, model and plots.
+    """Train for the figures alone, with ledger and metrics but without card, model and plots.
 
     Args:
         prepared: of `prepare`.
@@ -237,53 +284,67 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
         watch: sees every evaluation and may end the run; what it sees is for the operator only.
 
     Returns:
-        What came of it; `interrupted` where it was ended early.
+        The result; `interrupted` where the run was ended early.
     """
     folder.begin(to_toml(prepared.config))
-    metrics = Metrics(prepared.config.eval_on, settings=of_the_run(prepared.config))
-    return _train(prepared, folder, metrics, None, DistributedContext.current(), watch=watch, figures_only=True)
+    metrics = _new_metrics(prepared.config)
+    ranks = DistributedContext.current()
+    return _train(prepared, folder, metrics, None, ranks, watch=watch, figures_only=True)
 
 
-def resume(path: str | Path, console: Console | None = None, *, any_world_size: bool = False) -> Result:
+def resume(
+    path: str | Path, console: Console | None = None, *, any_world_size: bool = False
+) -> Result:
     """Continue a run from its checkpoint, with a fresh noise stream.
 
     Args:
-        path: the run folder; under torchrun every process must see it, the first one alone reads and writes it.
+        path: the run folder. Under torchrun every process must see it, and the first process alone
+            reads and writes it.
         console: where progress is drawn; None draws nothing.
         any_world_size: go on with another number of processes than wrote the checkpoint.
 
     Raises:
         RunFolderError: no run folder, or one without a checkpoint.
-        CheckpointError: a damaged checkpoint, one of other settings or of another number of processes.
+        CheckpointError: a damaged checkpoint, one of other settings or of another number of
+            processes.
         ConfigError: the run is complete, its ledger is gone, or its settings have changed.
     """
     with processes() as ranks:
-        return _continued(path, console, ranks, any_world_size)
+        return _continue(path, console, ranks, any_world_size)
 
 
-def _continued(path: str | Path, console: Console | None, ranks: DistributedContext, any_world_size: bool) -> Result:
-    own: list[Metrics] = []
+def _continue(
+    path: str | Path, console: Console | None, ranks: DistributedContext, any_world_size: bool
+) -> Result:
+    with_private: list[Metrics] = []
 
-    def begun() -> tuple[RunFolder, RunConfig, Metrics]:
-        folder, config, metrics = _begun(path)
-        own.append(metrics)
+    def read() -> tuple[RunFolder, RunConfig, Metrics]:
+        folder, config, metrics = _read_run(path)
+        # Other processes see no figure that was computed from private examples.
+        with_private.append(metrics)
         return folder, config, metrics.without_private()
 
-    folder, config, metrics = ranks.broadcast_from_rank0(begun, "run folder")
-    check_seen(folder, ranks)
-    prepared = ranks.run_on_all(lambda: prepare(on_own_device(config)))
-    metrics = own[0] if own else metrics
-    return _train(prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size)
+    folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
+    check_visible(folder, ranks)
+    prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+    if with_private:
+        metrics = with_private[0]
+    return _train(
+        prepared, folder, metrics, console, ranks, resumed=True, any_world_size=any_world_size
+    )
 
 
-def _begun(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
+def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
+    """Return folder, settings and metrics of a run that was started before."""
     folder = RunFolder.open(path)
-    if not folder.ledger.exists() or (folder.ledger.is_file() and not folder.ledger.stat().st_size):
+    ledger = folder.ledger
+    if not ledger.exists() or (ledger.is_file() and not ledger.stat().st_size):
         raise ConfigError(
-            f"{path} holds a checkpoint and no ledger, without which nobody can say what was spent: put {folder.ledger.name} back"
+            f"{path} holds a checkpoint and no ledger, so what was spent is not known: "
+            f"put {ledger.name} back"
         )
     config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
-    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else Metrics(config.eval_on, settings=of_the_run(config))
+    metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else _new_metrics(config)
     check_unchanged(config, metrics.settings, str(folder.config))
     return folder, replace(config, out=str(path)), metrics
 
@@ -301,12 +362,11 @@ def _train(
     figures_only: bool = False,
 ) -> Result:
     config, plan = prepared.config, prepared.plan
-    apart(ranks, prepared)
-    optimizer = make_optimizer(config, prepared.model)
+    align_processes(ranks, prepared)
     session = Session(
         plan,
         prepared.model,
-        optimizer,
+        make_optimizer(config, prepared.model),
         prepared.data.train,
         ledger_path=folder.ledger,
         num_workers=config.num_workers,
@@ -315,11 +375,18 @@ def _train(
     with session:
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
-            if session.steps_done >= plan.steps and ranks.broadcast_from_rank0(lambda: folder.is_complete, "results"):
-                raise ConfigError(f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent")
+            is_spent = session.steps_done >= plan.steps
+            if is_spent and ranks.broadcast_from_rank0(lambda: folder.is_complete, "results"):
+                raise ConfigError(
+                    f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent"
+                )
         loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
-        label, shown = LABELS[config.method], console if ranks.is_rank0 else None
-        with TrainingProgress(plan.steps, done=session.steps_done, console=shown, label=label) as progress:
+        with TrainingProgress(
+            plan.steps,
+            done=session.steps_done,
+            console=console if ranks.is_rank0 else None,
+            label=LABELS[config.method],
+        ) as progress:
             interrupted = loop.run(progress)
         ranks.run_on_all(lambda: check_finite(session.layers))
         if not interrupted and not figures_only:
@@ -340,70 +407,97 @@ class _Loop:
         ranks: DistributedContext,
         watch: Watch | None,
     ) -> None:
-        self._prepared, self._folder, self._session, self._metrics = prepared, folder, session, metrics
+        self._prepared, self._folder = prepared, folder
+        self._session, self._metrics = session, metrics
         self._ranks, self._watch = ranks, watch
         config, data = prepared.config, prepared.data
-        self._held_out = data.validation if config.eval_on == "validation" and data.validation else data.test
+        self._held_out = data.test
+        if config.eval_on == "validation" and data.validation:
+            self._held_out = data.validation
         epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
         self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
 
     def run(self, progress: TrainingProgress) -> bool:
-        """Train to the end of the plan; whether it was interrupted, in which case a checkpoint is on the disk."""
+        """Train to the end of the plan.
+
+        Returns:
+            Whether the run was interrupted; then a checkpoint is on the disk.
+        """
         plan, done = self._prepared.plan, self._session.steps_done
         if not self._metrics.rows or done >= plan.steps:
-            # Before the first step: a run killed at any later one can be continued, since what it has spent cannot be had
-            # back. After the last: the weights that are left are judged anew, whatever was written before the run died.
-            self._metrics.add(self._judged(Row(step=done, epsilon=plan.curve.at(done)), progress))
+            # Before the first step: a run killed at any later step can then be continued, since
+            # what it has spent cannot be had back. After the last step: the final weights are
+            # evaluated again, whatever was written before the run died.
+            self._metrics.add(self._evaluate(Row(step=done, epsilon=plan.curve.at(done)), progress))
             self._save()
         with stop_on_signals() as stop:
             try:
                 for batch in self._session.batches():
-                    self._set_learning_rate(batch.step)
-                    record = self._session.step(batch, self._prepared.recipe.task.loss)
-                    self._note_refresh()
-                    if self._session.unproved_operation and batch.step == done:
+                    row = self._step(batch, progress)
+                    if batch.step == done and self._session.unproved_operation:
                         progress.slowed_by(self._session.unproved_operation)
-                    row = _row(record, plan.curve.upper_bound(record.release, self._every))
-                    progress.advance(
-                        epsilon=row.epsilon, clipped_fraction=record.clipped_fraction, batch_size=record.batch_size
-                    )
-                    last = record.release == plan.steps
-                    if last or record.release % self._every == 0:
-                        row = self._judged(row, progress)
+                    is_last = row.step == plan.steps
+                    if is_last or row.step % self._every == 0:
+                        row = self._evaluate(row, progress)
                     self._metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
-                    if not last and self._ranks.any(stop.requested or not self._goes_on(row)):
+                    if is_last:
+                        continue
+                    if self._ranks.any(stop.requested or not self._should_go_on(row)):
                         self._save()
                         return True
             except KeyboardInterrupt:
                 if self._ranks.world_size > 1:
-                    raise  # the others are elsewhere, and a checkpoint is made by all of them
+                    # A checkpoint is made by all processes, and the others are elsewhere.
+                    raise
                 self._save()
                 return True
         return False
 
-    def _goes_on(self, row: Row) -> bool:
+    def _step(self, batch: Batch, progress: TrainingProgress) -> Row:
+        """Take one private step and return its row of the metrics."""
+        self._set_learning_rate(batch.step)
+        record = self._session.step(batch, self._prepared.recipe.task.loss)
+        self._note_refresh()
+        bound = self._prepared.plan.curve.upper_bound(record.release, self._every)
+        row = _row(record, bound)
+        progress.advance(
+            epsilon=row.epsilon,
+            clipped_fraction=record.clipped_fraction,
+            batch_size=record.batch_size,
+        )
+        return row
+
+    def _should_go_on(self, row: Row) -> bool:
         return row.accuracy is None or self._watch is None or self._watch(row)
 
     def _set_learning_rate(self, step: int) -> None:
-        plan = self._prepared.plan
+        config, plan = self._prepared.config, self._prepared.plan
+        rate = learning_rate(config, step, plan.steps)
         preconditioner = plan.config.preconditioner
-        factor = 1.0 if preconditioner is None else preconditioner.learning_rate_factor(step)
+        if preconditioner is not None:
+            rate = rate * preconditioner.learning_rate_factor(step)
         for group in self._session.optimizer.param_groups:
-            group["lr"] = learning_rate(self._prepared.config, step, plan.steps) * factor
+            group["lr"] = rate
 
-    def _judged(self, row: Row, progress: TrainingProgress) -> Row:
-        with judged_weights(self._session):
+    def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
+        """Return a row with the score and the mean loss on held-out examples."""
+        with evaluated_weights(self._session):
             judged = self._prepared.recipe.task.judge(self._prepared.model, self._held_out)
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss)
 
     def _note_refresh(self) -> None:
-        metric = self._session.preconditioner
-        if metric is not None and all(metric.step != known["step"] for known in self._metrics.refreshes):
-            row = {"step": metric.step, "digest": metric.digest, "scale": metric.scale}
-            self._metrics.refreshes.append(row | ({"note": metric.note} if metric.note else {}))
+        """Remember step, digest and scale of a new preconditioner."""
+        state = self._session.preconditioner
+        refreshes = self._metrics.refreshes
+        if state is None or any(state.step == known["step"] for known in refreshes):
+            return
+        refresh = {"step": state.step, "digest": state.digest, "scale": state.scale}
+        if state.note:
+            refresh["note"] = state.note
+        refreshes.append(refresh)
 
     def _save(self) -> None:
         self._session.save(self._folder.checkpoint)
@@ -424,10 +518,10 @@ def _row(record: StepRecord, epsilon: float) -> Row:
 
 
 def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool) -> Result:
-    judged = metrics.evaluated()
+    last = metrics.evaluated()[-1]
     return Result(
         folder=folder.path,
-        accuracy=judged[-1].accuracy or 0.0,
+        accuracy=last.accuracy or 0.0,
         measured_on=prepared.config.eval_on,
         epsilon=session.epsilon,
         steps=session.steps_done,
@@ -435,12 +529,12 @@ def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Me
         interrupted=interrupted,
         curve=curve_of(prepared, metrics),
         score=prepared.recipe.task.score,
-        loss=judged[-1].loss,
+        loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
     )
 
 
 def time_spent(metrics: Metrics) -> float:
-    """Seconds of all steps in the metrics."""
+    """Return the seconds of all steps in the metrics."""
     return sum(row.seconds or 0.0 for row in metrics.rows)

@@ -1,4 +1,4 @@
-"""The tensors that a run trains and is judged on, whatever they were made from."""
+"""The tensors that a run trains on and is evaluated on, and the readers of their files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ Examples = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class ExampleSet:
-    """What a run trains and is judged on.
+    """Examples that a run trains on and is evaluated on.
 
     Attributes:
         train: inputs `[N, ...]` and labels `[N]`, the private examples.
         test: the same for the test split.
         validation: examples cut from the training set by a public seed, or the set's own validation split, or None.
         source: where they were read from.
-        part: how much of the data set they are, where files hold a part of it: no published number is of that.
+        part: how much of the data set they are, where files hold a part of it. No published number
+            can then be compared.
     """
 
     train: Examples
@@ -44,26 +45,34 @@ class ExampleSet:
 
 
 # --------------------------------------------------------------------------------------------------
-# The one error of the readers: it names the file and the fix.
+# The error of the readers, which names the file and the fix.
 
 
 class DatasetError(ValueError):
-    """A data set that is missing, damaged or not what its name says."""
+    """A data set that is missing, damaged, or another than its name says."""
 
 
-def damaged(path: Path, what: str) -> DatasetError:
-    """The error for a file that exists and cannot be used.
+def damaged_error(path: Path, what: str) -> DatasetError:
+    """Return the error for a file that exists and cannot be used.
 
     Args:
         path: the file.
         what: what is wrong with it, as the end of a sentence that begins with the file.
     """
-    return DatasetError(f"{path}: {what}; the file is damaged or not the right one: fetch it again or replace it")
+    return DatasetError(
+        f"{path}: {what}; the file is damaged or not the right one: fetch it again or replace it"
+    )
 
 
-def unreadable(path: Path, error: OSError) -> DatasetError:
-    """The error for a file that the system does not hand over."""
-    return DatasetError(f"{path}: cannot be read ({error.strerror or error}); check the name and its permissions")
+def unreadable_error(path: Path, error: OSError) -> DatasetError:
+    """Return the error for a file that the system cannot read."""
+    reason = error.strerror or error
+    return DatasetError(f"{path}: cannot be read ({reason}); check the name and its permissions")
+
+
+def one_line(error: Exception) -> str:
+    """Return the text of an error on one line, or its type where it has no text."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 # --------------------------------------------------------------------------------------------------
@@ -73,7 +82,8 @@ def unreadable(path: Path, error: OSError) -> DatasetError:
 def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, Examples]:
     """Cut a validation set from training examples.
 
-    The cut depends on the number of examples and the seed alone, so it is the same for every run, method and machine.
+    The cut depends on the number of examples and the seed alone, so it is the same for every run,
+    method and machine.
 
     Args:
         train: inputs `[N, ...]` and labels `[N]`.
@@ -90,14 +100,17 @@ def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, 
     total = len(labels)
     count = round(size * total) if isinstance(size, float) else size
     if not 0 < count < total:
-        raise DatasetError(f"validation_size = {size} leaves nothing to train or validate on: choose 1 to {total - 1}")
+        raise DatasetError(
+            f"validation_size = {size} leaves nothing to train or validate on: choose 1 to {total - 1}"
+        )
     order = torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).permutation(total))
-    held_out, kept = order[:count].sort().values, order[count:].sort().values
+    held_out = order[:count].sort().values
+    kept = order[count:].sort().values
     return (inputs[kept], labels[kept]), (inputs[held_out], labels[held_out])
 
 
-def with_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
-    """The data with `size` examples moved from training to validation; unchanged for size 0."""
+def split_off_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
+    """Return the data with `size` examples moved from training to validation."""
     if size == 0:
         return data
     train, validation = split(data.train, size, seed)
@@ -107,24 +120,34 @@ def with_validation(data: ExampleSet, size: int, seed: int = 0) -> ExampleSet:
 # --------------------------------------------------------------------------------------------------
 # Arrays of plain numbers from `.npz` files, which are zip archives of `.npy` files.
 #
-# An array is looked at before it is read: its header must describe numbers and promise just the
-# bytes that the archive holds. Whatever else numpy can store, Python objects first of all, is
-# refused by its header.
+# An array is checked before it is read: its header must describe numbers and promise exactly the
+# bytes that the archive holds. Anything else that numpy can store, such as Python objects, is
+# refused.
 
 _MAGIC = b"\x93NUMPY\x01\x00"
 _HEADER = re.compile(
     r"\{'descr': '([|<>=]?(?:b1|[iu][1248]|f[248]))', 'fortran_order': (False|True), "
     r"'shape': \(((?:\d{1,18}, ?)*(?:\d{1,18})?)\), \}\s*"
 )
-# What zipfile raises for archives that are damaged, encrypted, or packed in a way that it does not know.
-_BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, struct.error, OverflowError)
+# Errors of zipfile for archives that are damaged, encrypted, or packed in an unknown way.
+_BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    ValueError,
+    RuntimeError,
+    struct.error,
+    OverflowError,
+)
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """The arrays of these names that a file holds.
+    """Return the arrays of these names that a file holds.
 
     Raises:
-        DatasetError: the file cannot be read, is no whole zip archive, or one of these arrays is not made of numbers.
+        DatasetError: the file cannot be read, is not a whole zip archive, or one of these arrays
+            does not hold numbers.
         UnpackedSizeError: these arrays are larger than the limit of `unpack_limit`.
     """
     try:
@@ -136,15 +159,15 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     except UnpackedSizeError:
         raise
     except _BROKEN as error:
-        raise damaged(path, f"is not a whole npz file ({' '.join(str(error).split()) or type(error).__name__})") from None
+        raise damaged_error(path, f"is not a whole npz file ({one_line(error)})") from None
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
 def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
-    """One array; a ValueError says what is wrong with it."""
+    """Return one array, or raise a ValueError that says what is wrong with it."""
     with archive.open(member) as file:
-        descr, fortran, shape = _header(file, member)
+        descr, is_fortran, shape = _read_header(file, member)
         dtype = np.dtype(descr)
         size = math.prod(shape) * dtype.itemsize
         if archive.getinfo(member).file_size - file.tell() != size:
@@ -152,18 +175,20 @@ def _array(archive: zipfile.ZipFile, member: str) -> np.ndarray:
         content = file.read()
     if len(content) != size:
         raise ValueError(f"{member} is cut short")
-    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if is_fortran else "C")
 
 
-def _header(file: IO[bytes], member: str) -> tuple[str, bool, tuple[int, ...]]:
+def _read_header(file: IO[bytes], member: str) -> tuple[str, bool, tuple[int, ...]]:
+    """Return the type of the numbers, whether they lie in Fortran's order, and the shape."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise ValueError(f"{member} is no npy file of version 1")
     (length,) = struct.unpack("<H", file.read(2))
-    found = _HEADER.fullmatch(file.read(length).decode("latin-1"))
-    if found is None:
+    header = _HEADER.fullmatch(file.read(length).decode("latin-1"))
+    if header is None:
         raise ValueError(f"{member} does not hold plain numbers")
-    descr, fortran, shape = found.groups()
-    return descr, fortran == "True", tuple(int(size) for size in shape.replace(",", " ").split())
+    descr, fortran, shape = header.groups()
+    sizes = tuple(int(size) for size in shape.replace(",", " ").split())
+    return descr, fortran == "True", sizes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -187,31 +212,32 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
         A uint8 array of the sizes in the header.
 
     Raises:
-        DatasetError: the file cannot be read, is no gzip file, ends too early, has another magic number, another number
-            of axes, or a length that contradicts its header.
+        DatasetError: the file cannot be read, is not a gzip file, ends too early, has another magic
+            number, another number of axes, or a length that contradicts its header.
         UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
     """
-    content = _content(path)
+    content = _read_bytes(path)
     if len(content) < 4:
-        raise damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
-    zero, code, found = struct.unpack(">HBB", content[:4])
+        raise damaged_error(path, f"holds {len(content)} bytes, too few for an IDX header")
+    zero, code, stored_axes = struct.unpack(">HBB", content[:4])
     if zero != 0 or code != _UNSIGNED_BYTE:
-        raise damaged(path, f"begins with 0x{content[:4].hex()}, not with the magic number of an IDX file of bytes")
-    if found != axes:
-        raise damaged(path, f"has {found} axes where {axes} were expected")
+        begin = content[:4].hex()
+        raise damaged_error(path, f"begins with 0x{begin}, not with the magic number of an IDX file of bytes")
+    if stored_axes != axes:
+        raise damaged_error(path, f"has {stored_axes} axes where {axes} were expected")
     start = 4 + 4 * axes
     if len(content) < start:
-        raise damaged(path, f"holds {len(content)} bytes, too few for an IDX header")
+        raise damaged_error(path, f"holds {len(content)} bytes, too few for an IDX header")
     shape = struct.unpack(f">{axes}I", content[4:start])
     expected = start + math.prod(shape)
     if len(content) != expected:
-        raise damaged(path, f"holds {len(content)} bytes where its header {shape} promises {expected}")
+        raise damaged_error(path, f"holds {len(content)} bytes where its header {shape} promises {expected}")
     if 0 in shape:
-        raise damaged(path, f"holds nothing: its header says {shape}")
+        raise damaged_error(path, f"holds nothing: its header says {shape}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _content(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         if path.suffix != ".gz":
             return path.read_bytes()
@@ -219,9 +245,9 @@ def _content(path: Path) -> bytes:
             stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file))
             return io.BufferedReader(BoundedStream(stream, path)).read()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise damaged(path, f"is not a whole gzip file ({error})") from None
+        raise damaged_error(path, f"is not a whole gzip file ({error})") from None
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -234,7 +260,7 @@ def _content(path: Path) -> bytes:
 
 
 def decode_delta(delta: np.ndarray) -> np.ndarray:
-    """RGB images uint8 `[N, H, W, 3]` of an encoded array uint8 `[3, N, H, W]`, without loss."""
+    """Return RGB images uint8 `[N, H, W, 3]` of an encoded array uint8 `[3, N, H, W]`."""
     planes = np.cumsum(delta, axis=2, dtype=np.uint8)
     np.cumsum(planes, axis=3, dtype=np.uint8, out=planes)
     green, red, blue = planes
@@ -242,12 +268,11 @@ def decode_delta(delta: np.ndarray) -> np.ndarray:
 
 
 def encode_delta(images: np.ndarray) -> np.ndarray:
-    """The inverse of `decode_delta`: uint8 `[3, N, H, W]` of RGB images uint8 `[N, H, W, 3]`."""
+    """Return the uint8 array `[3, N, H, W]` that `decode_delta` takes, of RGB images `[N, H, W, 3]`."""
     red, green, blue = np.moveaxis(images, -1, 0)
     planes = np.stack([green, red - green, blue - green])
-    for axis in (2, 3):
-        planes = np.diff(planes, axis=axis, prepend=np.zeros_like(planes[:, :, :1] if axis == 2 else planes[..., :1]))
-    return planes
+    planes = np.diff(planes, axis=2, prepend=np.zeros_like(planes[:, :, :1]))
+    return np.diff(planes, axis=3, prepend=np.zeros_like(planes[..., :1]))
 
 
 def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -260,26 +285,35 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
         Images uint8 `[N, 32, 32, 3]` and labels `[N]`, whole numbers.
 
     Raises:
-        DatasetError: the file cannot be read, is no zip file, lacks an array, or an array has another shape or type.
+        DatasetError: the file cannot be read, is not a zip file, lacks an array, or an array has
+            another shape or type.
     """
     arrays = read_npz(path, ("delta", "x", "y"))
     if "y" not in arrays or not {"delta", "x"} & set(arrays):
-        raise damaged(path, f"holds the arrays {sorted(arrays)} where `delta` and `y` were expected")
+        raise damaged_error(path, f"holds the arrays {sorted(arrays)} where `delta` and `y` were expected")
     labels = arrays["y"]
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise damaged(path, f"`y` is {labels.dtype} {labels.shape} where whole numbers, one for each image, were expected")
+    check_labels(path, "y", labels)
     if "delta" in arrays:
-        _check(path, "delta", arrays["delta"], (3, len(labels), 32, 32))
+        check_pixels(path, "delta", arrays["delta"], (3, len(labels), 32, 32))
         images = decode_delta(arrays["delta"])
     else:
         images = arrays["x"]
-    _check(path, "x", images, (len(labels), 32, 32, 3))
+    check_pixels(path, "x", images, (len(labels), 32, 32, 3))
     return images, labels
 
 
-def _check(path: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+def check_labels(path: Path, name: str, labels: np.ndarray) -> None:
+    """Refuse labels that are not whole numbers `[N]`."""
+    if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        stored = f"`{name}` is {labels.dtype} {labels.shape}"
+        raise damaged_error(path, f"{stored} where whole numbers, one for each image, were expected")
+
+
+def check_pixels(path: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Refuse an array that is not uint8 of a shape."""
     if array.dtype != np.uint8 or array.shape != shape:
-        raise damaged(path, f"`{name}` is {array.dtype} {array.shape} where uint8 {shape} was expected")
+        stored = f"`{name}` is {array.dtype} {array.shape}"
+        raise damaged_error(path, f"{stored} where uint8 {shape} was expected")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -303,7 +337,7 @@ class Normalisation:
     origin: str = "published constants"
 
     def apply(self, pixels: np.ndarray) -> Tensor:
-        """Tensor float32 `[N, C, H, W]` of pixels `[N, H, W, C]`."""
+        """Return a float32 tensor `[N, C, H, W]` of pixels `[N, H, W, C]`."""
         mean = torch.tensor(self.mean).view(-1, 1, 1)
         std = torch.tensor(self.std).view(-1, 1, 1)
         images = torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1), np.float32))
@@ -312,7 +346,7 @@ class Normalisation:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Raw images and labels of a training and a test split, and of a validation split where the set has one of its own.
+    """Raw images and labels of a training and a test split, and of the set's own validation split.
 
     Attributes:
         train: pixels uint8 `[N, H, W, C]` and labels `[N]`.
@@ -329,7 +363,7 @@ class Pixels:
     part: str = ""
 
     def check(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
-        """These pixels, if they are what a recipe expects.
+        """Return these pixels, or refuse them where a recipe expects others.
 
         Args:
             name: of the data set, for the error.
@@ -337,31 +371,47 @@ class Pixels:
             num_classes: labels must lie in `0 … num_classes − 1`.
 
         Raises:
-            DatasetError: another shape, another number of labels than images, no images, or a label out of range.
+            DatasetError: another shape, another number of labels than images, no images, or a label
+                out of range.
         """
-        parts = {"training": self.train, "test": self.test} | ({"validation": self.validation} if self.validation else {})
+        parts = {"training": self.train, "test": self.test}
+        if self.validation:
+            parts["validation"] = self.validation
         for part, (images, labels) in parts.items():
             where = f"{name}, {part} split from {self.source}"
             if images.shape[1:] != shape:
-                raise DatasetError(f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files")
+                raise DatasetError(
+                    f"{where}: images are {images.shape[1:]}, expected {shape}; replace the files"
+                )
             if labels.shape != (len(images),):
-                found = f"{len(images)} images and labels of shape {labels.shape}"
-                raise DatasetError(f"{where}: {found}; the two files do not belong together: replace them")
+                raise DatasetError(
+                    f"{where}: {len(images)} images and labels of shape {labels.shape}; the two files "
+                    "do not belong together: replace them"
+                )
             if len(images) == 0:
                 raise DatasetError(f"{where}: no examples; replace the files")
-            if int(labels.min()) < 0 or int(labels.max()) >= num_classes:
-                found = f"labels run from {int(labels.min())} to {int(labels.max())}"
-                raise DatasetError(f"{where}: {found}, expected 0 to {num_classes - 1}; replace the label file")
+            least, most = int(labels.min()), int(labels.max())
+            if least < 0 or most >= num_classes:
+                raise DatasetError(
+                    f"{where}: labels run from {least} to {most}, expected 0 to {num_classes - 1}; "
+                    "replace the label file"
+                )
         return self
 
     def tensors(self, normalisation: Normalisation) -> ExampleSet:
-        """Normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
+        """Return normalised float32 images `[N, C, H, W]` and int64 labels `[N]`."""
 
-        def made(part: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, Tensor]:
-            return normalisation.apply(part[0]), torch.from_numpy(np.asarray(part[1], np.int64))
+        def convert(part: tuple[np.ndarray, np.ndarray]) -> Examples:
+            images, labels = part
+            return normalisation.apply(images), torch.from_numpy(np.asarray(labels, np.int64))
 
-        own = None if self.validation is None else made(self.validation)
-        return ExampleSet(train=made(self.train), test=made(self.test), validation=own, source=self.source, part=self.part)
+        return ExampleSet(
+            train=convert(self.train),
+            test=convert(self.test),
+            validation=None if self.validation is None else convert(self.validation),
+            source=self.source,
+            part=self.part,
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -372,7 +422,7 @@ _SPLIT_SEED = 0
 
 
 def read_digits() -> Pixels:
-    """Training and test images of the digits, split by a fixed public permutation.
+    """Return training and test images of the digits, split by a fixed public permutation.
 
     Returns:
         1,437 training and 360 test images, uint8 0–16, `[N, 8, 8, 1]`.
@@ -385,7 +435,19 @@ def read_digits() -> Pixels:
     except ImportError:
         raise DatasetError("the digits come with scikit-learn: pip install scikit-learn") from None
     stored = load_digits()
-    images, labels = stored.images.astype(np.uint8)[..., None], stored.target.astype(np.int64)
+    images = stored.images.astype(np.uint8)[..., None]
+    labels = stored.target.astype(np.int64)
+    train, test = hold_out(images, labels, TEST_SIZE)
+    return Pixels(train, test, source="scikit-learn load_digits()")
+
+
+def hold_out(
+    images: np.ndarray, labels: np.ndarray, count: int
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return training and test split, of which the test split takes `count` examples.
+
+    The permutation is public and fixed.
+    """
     order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(len(labels))
-    test, train = order[:TEST_SIZE], order[TEST_SIZE:]
-    return Pixels((images[train], labels[train]), (images[test], labels[test]), source="scikit-learn load_digits()")
+    test, train = order[:count], order[count:]
+    return (images[train], labels[train]), (images[test], labels[test])

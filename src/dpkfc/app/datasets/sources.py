@@ -21,14 +21,15 @@ Split = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One data set in its two homes.
+    """One data set, in a folder and on the Hugging Face hub.
 
     Attributes:
         name: what people call it.
-        folder: its folder below a data directory; the directory itself is looked into as well.
-        files: file names that all must be there, of "a or b" the first that is; a `.gz` or `.bz2` may be missing from a name on
-            disk.
-        read: files in that order to (training split, test split), or with the set's own validation split behind them.
+        folder: its folder below a data directory; the directory itself is searched as well.
+        files: names of files that all must exist, of "a or b" the first that does. On disk the
+            ending `.gz` or `.bz2` may be missing.
+        read: maps files in that order to (training split, test split), with the set's own
+            validation split as a third where it has one.
         hub: repository on the Hugging Face hub; empty where it has none.
         hub_config: which of the sets of that repository; empty where it has one.
         image_column: column of the images there.
@@ -52,14 +53,16 @@ class Source:
 
     @property
     def by_hand(self) -> str:
-        """Where to put the files."""
-        return f"put {', '.join(self.files)} into DIR/{self.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
+        """A sentence that says where to put the files."""
+        files = ", ".join(self.files)
+        return f"put {files} into DIR/{self.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
 
     @property
     def how_to_get(self) -> str:
-        """The end of an error about a set that is not there."""
-        hub = f", or pip install datasets to load {self.hub} from Hugging Face" if self.hub else ""
-        return f"{self.by_hand}{hub}"
+        """The end of an error about a missing set."""
+        if not self.hub:
+            return self.by_hand
+        return f"{self.by_hand}, or pip install datasets to load {self.hub} from Hugging Face"
 
 
 def _read_idx_files(paths: list[Path]) -> tuple[Split, Split]:
@@ -98,9 +101,20 @@ CIFAR10 = Source(
     image_column="img",
 )
 
-# Without a hub: as public images of other tasks the files decide, on every machine alike.
-CIFAR100 = Source(name="CIFAR-100", folder="cifar100", files=("train.npz", "test.npz"), read=_read_cifar_files)
-CIFAR100_TASK = replace(CIFAR100, hub="uoft-cs/cifar100", image_column="img", label_column="fine_label", whole=50_000)
+# Without a hub: public images of other tasks come from the same files on every machine.
+CIFAR100 = Source(
+    name="CIFAR-100",
+    folder="cifar100",
+    files=("train.npz", "test.npz"),
+    read=_read_cifar_files,
+)
+CIFAR100_TASK = replace(
+    CIFAR100,
+    hub="uoft-cs/cifar100",
+    image_column="img",
+    label_column="fine_label",
+    whole=50_000,
+)
 
 
 def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
@@ -121,58 +135,74 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
     """
     paths = local_files(source, data_dir)
     if paths:
-        train, test, *own = source.read(paths)
-        part = f"{len(train[1]):,} of {source.whole:,} training images" if len(train[1]) < source.whole else ""
-        where = f"files in {paths[0].parent.name}/" + (f", {part}" if part else "")
-        return Pixels(train, test, source=where, validation=own[0] if own else None, part=part)
-    return Pixels(*from_hub(source, lambda part: _columns(part, source)), source=f"Hugging Face {source.hub}")
+        train, test, *validation = source.read(paths)
+        where = f"files in {paths[0].parent.name}/"
+        part = ""
+        if len(train[1]) < source.whole:
+            part = f"{len(train[1]):,} of {source.whole:,} training images"
+            where += f", {part}"
+        own_validation = validation[0] if validation else None
+        return Pixels(train, test, source=where, validation=own_validation, part=part)
+    train, test = from_hub(source, lambda part: _read_columns(part, source))
+    return Pixels(train, test, source=f"Hugging Face {source.hub}")
 
 
 def local_files(source: Source, data_dir: str | Path | None = None) -> list[Path]:
-    """Paths of the files of a set in the first folder that has them all; none where no folder is said to.
+    """Return the paths of the files of a set in the first folder that has them all.
+
+    Without a folder the list is empty.
 
     Raises:
         DatasetError: a folder given by hand lacks them, or a folder holds some of them only.
     """
-    for root, given in ((data_dir, True), (os.environ.get(VARIABLE), False)):
-        if root:
-            paths = _find(source, Path(root).expanduser(), must=given)
-            if paths:
-                return paths
-    return []
+    if data_dir:
+        return _find_files(source, Path(data_dir).expanduser(), must=True)
+    root = os.environ.get(VARIABLE)
+    return _find_files(source, Path(root).expanduser(), must=False) if root else []
 
 
-def _find(source: Source, root: Path, *, must: bool) -> list[Path]:
-    """Paths of all files, or none of them.
+def _find_files(source: Source, root: Path, *, must: bool) -> list[Path]:
+    """Return the paths of all files, or an empty list.
 
     Raises:
         DatasetError: some files are missing, or all of them although they must be there.
     """
     if must and not root.is_dir():
         raise DatasetError(f"data_dir {root} is not a folder; {source.how_to_get}")
-    best: list[Path | None] = []
+    # The folder that lacks the fewest files is named in the error.
+    least_missing = list(source.files)
     for folder in (root / source.folder, root):
-        found = [_existing(folder, name) for name in source.files]
-        present = [path for path in found if path is not None]
-        if len(present) == len(found):
-            return present
-        if len(present) > sum(path is not None for path in best):
-            best = found
-    found = best or [None] * len(source.files)
-    missing = [name for name, path in zip(source.files, found, strict=True) if path is None]
-    if must or best:
-        raise DatasetError(f"{source.name}: {root} lacks {', '.join(missing)}; {source.how_to_get}")
+        paths, missing = [], []
+        for name in source.files:
+            path = _existing_file(folder, name)
+            if path is None:
+                missing.append(name)
+            else:
+                paths.append(path)
+        if not missing:
+            return paths
+        if len(missing) < len(least_missing):
+            least_missing = missing
+    if must or len(least_missing) < len(source.files):
+        missing_files = ", ".join(least_missing)
+        raise DatasetError(f"{source.name}: {root} lacks {missing_files}; {source.how_to_get}")
     return []
 
 
-def _existing(folder: Path, names: str) -> Path | None:
-    paths = [folder / name for name in names.split(_OR)]
-    plain = ((path, path.with_suffix("")) if path.suffix in (".gz", ".bz2") else (path,) for path in paths)
-    return next((candidate for pair in plain for candidate in pair if candidate.is_file()), None)
+def _existing_file(folder: Path, names: str) -> Path | None:
+    for name in names.split(_OR):
+        path = folder / name
+        candidates = [path]
+        if path.suffix in (".gz", ".bz2"):
+            candidates.append(path.with_suffix(""))
+        for candidate in candidates:
+            if candidate.is_file():
+                return candidate
+    return None
 
 
 def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Both splits of a set through Hugging Face `datasets`, each converted.
+    """Return both splits of a set through Hugging Face `datasets`, each converted.
 
     Raises:
         DatasetError: the package is missing, or the set cannot be loaded; the message says how to get it.
@@ -186,18 +216,23 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     _LOG.info("loading %s through Hugging Face datasets", source.hub)
     try:
         stored = load_dataset(source.hub, *filter(None, [source.hub_config]))
-        train, test = (convert(stored[part]) for part in source.hub_splits)
-    except Exception as error:  # whatever the hub, its cache or the network raise becomes one line
+        train, test = [convert(stored[part]) for part in source.hub_splits]
+    # The hub, its cache and the network raise many kinds of errors.
+    except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        failed = f"{source.name} could not be loaded from Hugging Face as {source.hub} ({reason})"
-        raise DatasetError(f"{failed}: {source.by_hand}") from error
+        raise DatasetError(
+            f"{source.name} could not be loaded from Hugging Face as {source.hub} ({reason}): "
+            f"{source.by_hand}"
+        ) from error
     return train, test
 
 
-def _columns(part: object, source: Source) -> Split:
+def _read_columns(part: object, source: Source) -> Split:
     images, labels = [], []
     for row in part:  # type: ignore[attr-defined]
         images.append(np.asarray(row[source.image_column], dtype=np.uint8))
         labels.append(int(row[source.label_column]))
     stacked = np.stack(images)
-    return (stacked[..., None] if stacked.ndim == 3 else stacked), np.asarray(labels, np.int64)
+    if stacked.ndim == 3:
+        stacked = stacked[..., None]
+    return stacked, np.asarray(labels, np.int64)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc.app.datasets.formats import DatasetError, ExampleSet, damaged, unreadable
+from dpkfc.app.datasets.formats import DatasetError, ExampleSet, damaged_error, one_line, unreadable_error
 from dpkfc.app.datasets.sources import Source, from_hub, local_files
 from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
 
@@ -45,72 +45,86 @@ class Texts:
     source: str
 
     def check(self, name: str, num_classes: int) -> Texts:
-        """These texts, if their labels lie in `0 … num_classes − 1`.
+        """Return these texts, or refuse labels outside `0 … num_classes − 1`.
 
         Raises:
-            DatasetError: a label outside; names the split.
+            DatasetError: a label outside, with the name of the split.
         """
         for part, (_, labels) in (("training", self.train), ("test", self.test)):
-            if outside := [label for label in labels if not 0 <= label < num_classes]:
-                where = f"{name}, {part} split from {self.source}"
-                raise DatasetError(f"{where}: a label is {outside[0]!s:.40}, expected 0 to {num_classes - 1}; replace the file")
+            for label in labels:
+                if not 0 <= label < num_classes:
+                    raise DatasetError(
+                        f"{name}, {part} split from {self.source}: a label is {label!s:.40}, "
+                        f"expected 0 to {num_classes - 1}; replace the file"
+                    )
         return self
 
     def tensors(self, tokenise: Tokenise) -> ExampleSet:
-        """Token ids `[N, T]` and int64 labels `[N]`.
+        """Return token ids `[N, T]` and int64 labels `[N]`.
 
         Args:
-            tokenise: maps sentences to ids; its vocabulary must be public, never fitted on the private text.
+            tokenise: maps sentences to ids, by a public vocabulary that is never fitted on the
+                private text.
         """
-        train, test = ((tokenise(texts), torch.tensor(labels)) for texts, labels in (self.train, self.test))
+        train = tokenise(self.train[0]), torch.tensor(self.train[1])
+        test = tokenise(self.test[0]), torch.tensor(self.test[1])
         return ExampleSet(train=train, test=test, source=self.source)
 
 
 def _read_tsv(path: Path) -> Labelled:
-    """Rows `sentence<TAB>label` under a header, gzipped or not.
+    """Read rows `sentence<TAB>label` under a header, gzipped or not.
 
     Raises:
         DatasetError: damaged, or a label that is not a number.
     """
-    with opened(path) as file:
+    with open_text(path) as file:
         rows = [line.rstrip("\n").split("\t") for line in file][1:]
-        return _some(path, [row[0] for row in rows], [int(row[1]) for row in rows])
+        labels = [int(row[1]) for row in rows]
+        return _checked_texts(path, [row[0] for row in rows], labels)
 
 
 def _read_csv(path: Path, text: str, label: str = "label", first: int = 0) -> Labelled:
-    """Columns of a comma-separated file with a header; labels count from `first`.
+    """Read columns of a comma-separated file with a header; labels count from `first`.
 
     Raises:
         DatasetError: damaged, without these columns, or a label that is not a number.
     """
-    with opened(path) as file:
+    with open_text(path) as file:
         rows = list(csv.DictReader(file))
-        return _some(path, [row[text] for row in rows], [int(row[label]) - first for row in rows])
+        labels = [int(row[label]) - first for row in rows]
+        return _checked_texts(path, [row[text] for row in rows], labels)
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """A text file, unpacked by its ending; what goes wrong while it is read becomes one line.
+def open_text(path: Path) -> Iterator[Any]:
+    """Open a text file, unpacked by its ending; errors while it is read become one line.
 
     Raises:
-        DatasetError: the file is damaged or no such table.
+        DatasetError: the file is damaged or not such a table.
         UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
     """
     unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     try:
         with unpack(path, "rb") as stream:
-            yield io.TextIOWrapper(io.BufferedReader(BoundedStream(stream, path)), encoding="utf-8", newline="")
+            reader = io.BufferedReader(BoundedStream(stream, path))
+            yield io.TextIOWrapper(reader, encoding="utf-8", newline="")
     except KeyError as error:
-        raise DatasetError(f"{path} is not a table of sentence and label (no column {error}); replace the file") from None
+        raise DatasetError(
+            f"{path} is not a table of sentence and label (no column {error}); replace the file"
+        ) from None
     except (OSError, EOFError, zlib.error, ValueError, IndexError, TypeError, csv.Error) as error:
         if isinstance(error, DatasetError | UnpackedSizeError):
             raise
-        raise DatasetError(f"{path} is not a table of sentence and label ({error}); replace the file") from None
+        raise DatasetError(
+            f"{path} is not a table of sentence and label ({error}); replace the file"
+        ) from None
 
 
-def _some(path: Path, texts: list[str], labels: list[int]) -> Labelled:
-    if not texts or any(not isinstance(text, str) for text in texts):
-        raise DatasetError(f"{path} holds {'a row without a text' if texts else 'no sentences'}; replace the file")
+def _checked_texts(path: Path, texts: list[str], labels: list[int]) -> Labelled:
+    if not texts:
+        raise DatasetError(f"{path} holds no sentences; replace the file")
+    if any(not isinstance(text, str) for text in texts):
+        raise DatasetError(f"{path} holds a row without a text; replace the file")
     return texts, labels
 
 
@@ -120,7 +134,8 @@ SST2 = Source(
     files=("train.tsv.gz", "dev.tsv.gz"),
     read=lambda paths: (_read_tsv(paths[0]), _read_tsv(paths[1])),
     hub="stanfordnlp/sst2",
-    hub_splits=("train", "validation"),  # the labels of the test split are not public
+    # The labels of the test split are not public.
+    hub_splits=("train", "validation"),
 )
 IMDB = Source(
     name="IMDB reviews",
@@ -133,10 +148,11 @@ IMDB = Source(
 
 
 def _read_ag_test(path: Path) -> Labelled:
-    """The official test file: class from 1, title, description, without a header."""
-    with opened(path) as file:
+    """Read the official test file: class from 1, title, description, without a header."""
+    with open_text(path) as file:
         rows = list(csv.reader(file))
-        return _some(path, [row[2] for row in rows], [int(row[0]) - 1 for row in rows])
+        labels = [int(row[0]) - 1 for row in rows]
+        return _checked_texts(path, [row[2] for row in rows], labels)
 
 
 AG_NEWS = Source(
@@ -150,13 +166,17 @@ AG_NEWS = Source(
 
 
 def _read_stackoverflow(path: Path) -> tuple[Labelled, Labelled]:
-    """Training and test split: every fifth row of a fixed permutation is a test example."""
+    """Read both splits: every fifth row of a fixed permutation is a test example."""
     titles, tags = _read_csv(path, "title", first=1)
     order = np.random.Generator(np.random.PCG64(0)).permutation(len(tags)).tolist()
-    test = set(order[::5])
-    parts = [[i for i in range(len(tags)) if (i in test) == held_out] for held_out in (False, True)]
-    train, held = (([titles[i] for i in rows], [tags[i] for i in rows]) for rows in parts)
-    return train, held
+    test_rows = set(order[::5])
+    train: Labelled = ([], [])
+    test: Labelled = ([], [])
+    for row, (title, tag) in enumerate(zip(titles, tags, strict=True)):
+        texts, labels = test if row in test_rows else train
+        texts.append(title)
+        labels.append(tag)
+    return train, test
 
 
 STACKOVERFLOW = Source(
@@ -177,7 +197,11 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
     if paths:
         train, test = source.read(paths)
         return Texts(train, test, source=f"files in {paths[0].parent.name}/")
-    train, test = from_hub(source, lambda part: (list(part[source.text_column]), [int(label) for label in part["label"]]))
+
+    def convert(part: Any) -> Labelled:
+        return list(part[source.text_column]), [int(label) for label in part["label"]]
+
+    train, test = from_hub(source, convert)
     return Texts(train, test, source=f"Hugging Face {source.hub}")
 
 
@@ -192,7 +216,7 @@ class PairSet:
     """Prompts and references of a training and a test split.
 
     Attributes:
-        train: (prompt, reference); a prompt with several references stands in as many pairs.
+        train: (prompt, reference); a prompt with several references makes as many pairs.
         test: the same for the test split.
         validation: the same for the set's own validation split; empty where it has none.
         source: where they were read from, for the privacy card.
@@ -213,60 +237,84 @@ def load_pairs(source: Source, data_dir: str | Path | None = None) -> PairSet:
     paths = local_files(source, data_dir)
     if not paths:
         raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}")
-    train, test, *own = source.read(paths)
-    return PairSet(train, test, own[0] if own else [], source=f"files in {paths[0].parent.name}/")
+    train, test, *validation = source.read(paths)
+    return PairSet(
+        train,
+        test,
+        validation[0] if validation else [],
+        source=f"files in {paths[0].parent.name}/",
+    )
 
 
 def _read_e2e(path: Path) -> tuple[list[Pair], ...]:
-    """Training, test and development split of the original archive."""
+    """Read training, test and development split of the original archive."""
     try:
         with zipfile.ZipFile(path) as archive:
             check_unpacked_size(path, sum(entry.file_size for entry in archive.infolist()))
-            return tuple(_csv_pairs(archive, path, name) for name in ("trainset", "testset_w_refs", "devset"))
+            names = ("trainset", "testset_w_refs", "devset")
+            return tuple(_read_csv_pairs(archive, path, name) for name in names)
     except OSError as error:
-        raise unreadable(path, error) from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, UnicodeDecodeError, csv.Error) as error:
-        raise damaged(path, f"is not the archive of E2E ({' '.join(str(error).split())})") from None
+        raise unreadable_error(path, error) from None
+    except _BROKEN_ARCHIVE as error:
+        raise damaged_error(path, f"is not the archive of E2E ({one_line(error)})") from None
 
 
-def _csv_pairs(archive: zipfile.ZipFile, path: Path, name: str) -> list[Pair]:
+_BROKEN_ARCHIVE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    UnicodeDecodeError,
+    csv.Error,
+)
+
+
+def _read_csv_pairs(archive: zipfile.ZipFile, path: Path, name: str) -> list[Pair]:
     with archive.open(f"e2e-dataset/{name}.csv") as file:
         rows = list(csv.DictReader(io.TextIOWrapper(file, "utf-8", newline="")))
-    return _whole(path, [(row["mr"], row["ref"]) for row in rows])
-
-
-def _triples(triples: list[list[str]]) -> str:
-    return " ; ".join(" | ".join(triple) for triple in triples)
+    return _checked_pairs(path, [(row["mr"], row["ref"]) for row in rows])
 
 
 def _read_dart_json(path: Path) -> list[Pair]:
-    with opened(path) as file:
+    with open_text(path) as file:
         entries: Any = json.load(file)
-        pairs = [(_triples(entry["tripleset"]), note["text"]) for entry in entries for note in entry["annotations"]]
-    return _whole(path, pairs)
+        pairs = []
+        for entry in entries:
+            prompt = " ; ".join(" | ".join(triple) for triple in entry["tripleset"])
+            pairs += [(prompt, note["text"]) for note in entry["annotations"]]
+    return _checked_pairs(path, pairs)
 
 
 def _read_dart_xml(path: Path) -> list[Pair]:
-    with opened(path) as file:
+    with open_text(path) as file:
         try:
             entries = ElementTree.parse(file).findall(".//entry")
         except ElementTree.ParseError as error:
-            raise damaged(path, f"is not XML ({error})") from None
+            raise damaged_error(path, f"is not XML ({error})") from None
     pairs = []
     for entry in entries:
         prompt = " ; ".join(triple.text or "" for triple in entry.iter("mtriple"))
         pairs += [(prompt, reference.text) for reference in entry.iter("lex") if reference.text]
-    return _whole(path, pairs)
+    return _checked_pairs(path, pairs)
 
 
-def _whole(path: Path, pairs: list[Any]) -> list[Pair]:
-    if not pairs or any(not (isinstance(a, str) and isinstance(b, str)) for a, b in pairs):
-        raise damaged(path, "holds a row without prompt or reference" if pairs else "holds no pairs")
+def _checked_pairs(path: Path, pairs: list[Any]) -> list[Pair]:
+    if not pairs:
+        raise damaged_error(path, "holds no pairs")
+    for prompt, reference in pairs:
+        if not (isinstance(prompt, str) and isinstance(reference, str)):
+            raise damaged_error(path, "holds a row without prompt or reference")
     return pairs
 
 
-E2E = Source(name="E2E NLG", folder="e2e", files=("e2e-dataset.zip",), read=lambda paths: _read_e2e(paths[0]))
-# The training split is not always at hand: the development split is trained on, which the card says.
+E2E = Source(
+    name="E2E NLG",
+    folder="e2e",
+    files=("e2e-dataset.zip",),
+    read=lambda paths: _read_e2e(paths[0]),
+)
+# Training is on the development split, which the card says: the training split is not always there.
 DART = Source(
     name="DART (development split)",
     folder="dart",
@@ -289,27 +337,33 @@ _MARKUP = re.compile(r"<[^>]{0,80}>")
 
 
 def words_of(text: str) -> list[str]:
-    """Lower-case words; tags such as `<br />` are left out."""
+    """Return the words in lower case, without tags such as `<br />`."""
     return _WORD.findall(_MARKUP.sub(" ", text.lower()))
 
 
 def word_hashes(words: Iterable[str], key: str = KEY) -> np.ndarray:
-    """One uint64 a word: BLAKE2b under a public key, the same on every machine."""
-    secret = key.encode()
-    made = (hashlib.blake2b(word.encode(), digest_size=8, key=secret).digest() for word in words)
-    return np.frombuffer(b"".join(made), "<u8").astype(np.uint64)
+    """Return one uint64 for each word: BLAKE2b under a public key, equal on every machine."""
+    digests = []
+    for word in words:
+        digests.append(hashlib.blake2b(word.encode(), digest_size=8, key=key.encode()).digest())
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
-def hashed_texts(texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool = False) -> Tensor:
-    """Features `[N, size]` of texts; see `hashed_rows`."""
+def hashed_texts(
+    texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool = False
+) -> Tensor:
+    """Return features `[N, size]` of texts; see `hashed_rows`."""
     documents = [words_of(text) for text in texts]
-    known = sorted({word for words in documents for word in words})
+    known = sorted(set().union(*documents))
     table = dict(zip(known, word_hashes(known, key).tolist(), strict=True))
-    return hashed_rows([np.array([table[word] for word in words], np.uint64) for words in documents], size, pairs=pairs)
+    hashes = []
+    for words in documents:
+        hashes.append(np.array([table[word] for word in words], np.uint64))
+    return hashed_rows(hashes, size, pairs=pairs)
 
 
 def hashed_rows(documents: Sequence[np.ndarray], size: int, *, pairs: bool = False) -> Tensor:
-    """Features of documents that are sequences of word hashes.
+    """Return features of documents that are sequences of word hashes.
 
     Args:
         documents: uint64 `[length]` each, in the order of the text.
@@ -317,8 +371,8 @@ def hashed_rows(documents: Sequence[np.ndarray], size: int, *, pairs: bool = Fal
         pairs: count pairs of neighbouring words too.
 
     Returns:
-        float32 `[N, size]`: each word (or pair) that occurs adds one sign to its column, once a document; rows have norm 1, or
-        0 where a document is empty.
+        float32 `[N, size]`. Each word (or pair) that occurs adds one sign to its column, once a
+        document. Rows have norm 1, or 0 where a document is empty.
 
     Raises:
         ValueError: a size that is not a power of two.
@@ -327,17 +381,24 @@ def hashed_rows(documents: Sequence[np.ndarray], size: int, *, pairs: bool = Fal
         raise ValueError(f"the number of hashed features must be a power of two, got {size}")
     rows = np.zeros((len(documents), size), np.float32)
     for row, words in zip(rows, documents, strict=True):
-        found = np.unique(np.concatenate([words, _pairs(words)]) if pairs else words)
-        column = (found & np.uint64(size - 1)).astype(np.int64)
-        sign = 1.0 - 2.0 * (found >> np.uint64(63)).astype(np.float64)
+        if pairs:
+            hashes = np.unique(np.concatenate([words, _pair_hashes(words)]))
+        else:
+            hashes = np.unique(words)
+        column = (hashes & np.uint64(size - 1)).astype(np.int64)
+        sign = 1.0 - 2.0 * (hashes >> np.uint64(63)).astype(np.float64)
         total = np.bincount(column, weights=sign, minlength=size)
         row[:] = total / max(float(np.linalg.norm(total)), 1e-12)
     return torch.from_numpy(rows)
 
 
-def _pairs(words: np.ndarray) -> np.ndarray:
-    """Hashes of neighbouring words: both are mixed with odd constants, then stirred (the last steps of splitmix64)."""
-    mixed: Any = words[:-1] * np.uint64(0x9E3779B97F4A7C15) + words[1:] * np.uint64(0xC2B2AE3D27D4EB4F)
+def _pair_hashes(words: np.ndarray) -> np.ndarray:
+    """Return hashes of neighbouring words.
+
+    Both hashes are mixed with odd constants, then stirred by the last steps of splitmix64.
+    """
+    mixed: Any = words[:-1] * np.uint64(0x9E3779B97F4A7C15)
+    mixed = mixed + words[1:] * np.uint64(0xC2B2AE3D27D4EB4F)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         mixed = (mixed ^ np.right_shift(mixed, np.uint64(shift))) * np.uint64(factor)
     return mixed ^ np.right_shift(mixed, np.uint64(31))

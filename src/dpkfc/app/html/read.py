@@ -17,6 +17,7 @@ from dpkfc.app import plots
 from dpkfc.app.html.text import command_of, delta_text, percent, show
 from dpkfc.app.plots import Figures, SensitivityMap, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
+from dpkfc.app.settings import known_settings
 from dpkfc.app.unpack_limit import UnpackedSizeError
 from dpkfc.report.card import failed_checks
 from dpkfc.report.numbers import number, plain
@@ -276,9 +277,7 @@ def _config(path: Path) -> tuple[str, dict[str, Any]]:
         return "", {}
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is damaged ({plain(error, 120)}); put an earlier copy back") from None
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        found |= value if isinstance(value, dict) else {name: value}
+    found = known_settings(content)
     lines = ['data_dir = ""' if line.startswith("data_dir") else line for line in text[:200_000].split("\n")]
     return "\n".join(lines), {str(name): value for name, value in found.items() if isinstance(value, (str, int, float, bool))}
 

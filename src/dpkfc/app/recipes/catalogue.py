@@ -26,11 +26,11 @@ from dpkfc.app.recipes.images import (
     SVHN_WRN,
     UTKFACE_RESNET20,
 )
-from dpkfc.app.recipes.recipe import Recipe, capped
+from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
 from dpkfc.app.recipes.sentences import AG_NEWS_MINILM, SST2_MINILM, STACKOVERFLOW_MINILM
 from dpkfc.app.recipes.words import IMDB_LOGISTIC
-from dpkfc.app.settings import ConfigError, RunConfig, layered, nearest
+from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
@@ -66,10 +66,10 @@ RECIPES: dict[str, Recipe] = {
 
 
 def find_recipe(name: str) -> Recipe:
-    """The recipe of a name.
+    """Return the recipe of a name.
 
     Raises:
-        ConfigError: there is none; the nearest one is named.
+        ConfigError: there is no such recipe; the message names the nearest.
     """
     if name not in RECIPES:
         raise ConfigError(f"unknown recipe {name!r}; {nearest(name, RECIPES)} ({' | '.join(RECIPES)})")
@@ -77,7 +77,7 @@ def find_recipe(name: str) -> Recipe:
 
 
 def run_config(chosen: dict[str, Any]) -> RunConfig:
-    """The settings of a run: the recipe's defaults under what the user chose.
+    """Return the settings of a run: the recipe's defaults under what the user chose.
 
     Raises:
         ConfigError: no recipe, an unknown one, or bad settings.
@@ -86,5 +86,5 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"which recipe? give --recipe, one of {' | '.join(RECIPES)}")
     recipe = find_recipe(name)
-    config = layered(recipe.defaults, chosen, f"{name}.toml")
-    return capped(config, heavy=recipe.heavy) if config.smoke else config
+    config = layer_settings(recipe.defaults, chosen, f"{name}.toml")
+    return cap_for_smoke(config, heavy=recipe.heavy) if config.smoke else config

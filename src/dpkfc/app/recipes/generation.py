@@ -1,15 +1,16 @@
-"""What the recipes that write text share: pairs to token ids, the loss on the reference alone, GPT-2 with LoRA.
+"""Recipes that write text: pairs as token ids, the loss on the reference, GPT-2 with LoRA.
 
-A sequence is prompt, separator, reference, end; the loss counts the reference and the end. By default a token is a byte, so no
-tokenizer and no download is needed, and the GPT-2 is small with random weights: a test of everything but the quality of the
-text. `--pretrained FOLDER` takes weights and tokenizer of a GPT-2 from a local folder.
+A sequence is prompt, separator, reference, end. The loss counts the reference and the end. By
+default a token is a byte and the GPT-2 is small with random weights, so nothing is downloaded: a
+test of everything but the quality of the text. `--pretrained FOLDER` takes weights and tokenizer of
+a GPT-2 from a local folder.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -35,7 +36,7 @@ class Tokens:
     """A public map of texts to ids.
 
     Attributes:
-        encode: text to ids.
+        encode: maps a text to ids.
         size: V.
         pad, end, separator: ids; the separator may be several.
         name: for the privacy card.
@@ -56,18 +57,19 @@ def _bytes(text: str) -> list[int]:
 BYTES = Tokens(encode=_bytes, size=259, pad=0, end=1, separator=(2,), name="bytes, 259 tokens")
 
 
-def encoded(pairs: Sequence[Pair], tokens: Tokens, length: int) -> Examples:
-    """Ids and targets `[N, length]` of pairs.
+def encode_pairs(pairs: Sequence[Pair], tokens: Tokens, length: int) -> Examples:
+    """Return ids and targets `[N, length]` of pairs.
 
-    A target is the next id where that is part of the reference or the end, and ignored elsewhere. A pair that is too long loses
-    the end of its reference beyond half the length, then the end of its prompt.
+    A target is the next id where that id is part of the reference or the end, and ignored
+    elsewhere. A long pair loses the end of its reference beyond half the length, then the end of
+    its prompt.
     """
     ids = torch.full((len(pairs), length), tokens.pad)
     targets = torch.full((len(pairs), length), IGNORED)
     for row, (prompt, reference) in enumerate(pairs):
         answer = [*tokens.encode(reference)[: length // 2], tokens.end]
-        asked = tokens.encode(prompt)[: length - len(answer) - len(tokens.separator)]
-        whole = torch.tensor([*asked, *tokens.separator, *answer])
+        room = length - len(answer) - len(tokens.separator)
+        whole = torch.tensor([*tokens.encode(prompt)[:room], *tokens.separator, *answer])
         first = len(whole) - len(answer)
         ids[row, : len(whole)] = whole
         targets[row, first - 1 : len(whole) - 1] = whole[first:]
@@ -75,25 +77,29 @@ def encoded(pairs: Sequence[Pair], tokens: Tokens, length: int) -> Examples:
 
 
 def _losses(model: nn.Module, batch: Examples) -> Tensor:
-    """Mean negative log-likelihood of the reference's tokens, one an example `[B]`."""
+    """Return the mean negative log-likelihood of each example's reference tokens `[B]`."""
     ids, targets = batch
-    losses = functional.cross_entropy(model(ids).transpose(1, 2), targets, reduction="none", ignore_index=IGNORED)
+    logits = model(ids).transpose(1, 2)
+    losses = functional.cross_entropy(logits, targets, reduction="none", ignore_index=IGNORED)
     return losses.sum(1) / targets.ne(IGNORED).sum(1).clamp(min=1)
 
 
 @torch.no_grad()
-def _judged(model: nn.Module, examples: Examples) -> Judged:
-    """Share of reference tokens that the model would have chosen, and their mean negative log-likelihood."""
-    training, device = model.training, next(model.parameters()).device
+def _judge(model: nn.Module, examples: Examples) -> Judged:
+    """Return the accuracy of the next reference token, and the mean negative log-likelihood."""
+    training = model.training
+    device = next(model.parameters()).device
     model.eval()
-    right, total, loss = 0, 0, 0.0
-    for ids, on_cpu in zip(examples[0].split(_BATCH), examples[1].split(_BATCH), strict=True):
-        targets = on_cpu.to(device)
+    right, total = 0, 0
+    loss = 0.0
+    for ids, batch in zip(examples[0].split(_BATCH), examples[1].split(_BATCH), strict=True):
+        targets = batch.to(device)
         counted = targets.ne(IGNORED)
-        logits, wanted = model(ids.to(device))[counted], targets[counted]
-        right += int((logits.argmax(-1) == wanted).sum())
-        loss += float(functional.cross_entropy(logits, wanted, reduction="sum"))
-        total += len(wanted)
+        logits = model(ids.to(device))[counted]
+        references = targets[counted]
+        right += int((logits.argmax(-1) == references).sum())
+        loss += float(functional.cross_entropy(logits, references, reduction="sum"))
+        total += len(references)
     model.train(training)
     return Judged(right / max(1, total), loss / max(1, total))
 
@@ -104,15 +110,23 @@ def _perplexity(judged: Judged) -> dict[str, float]:
 
 GENERATION = Task(
     loss=_losses,
-    judge=_judged,
+    judge=_judge,
     score="next-token accuracy in references",
     mean_loss="negative log-likelihood per token",
     also=_perplexity,
 )
 
 
-def generation_recipe(name: str, source: Source, *, length: int, constants: dict[str, tuple[str, str]] | None = None) -> Recipe:
-    """A recipe that fine-tunes GPT-2 with LoRA to write references from prompts; an example is one pair.
+def generation_recipe(
+    name: str,
+    source: Source,
+    *,
+    length: int,
+    constants: dict[str, tuple[str, str]] | None = None,
+) -> Recipe:
+    """Return a recipe that fine-tunes GPT-2 with LoRA to write references from prompts.
+
+    An example is one pair.
 
     Args:
         name: of the recipe.
@@ -123,11 +137,17 @@ def generation_recipe(name: str, source: Source, *, length: int, constants: dict
 
     def load(tokens: Tokens, config: RunConfig) -> ExampleSet:
         pairs = load_pairs(source, config.data_dir or None)
-        own = encoded(pairs.validation, tokens, length) if pairs.validation else None
-        train, test = (encoded(part, tokens, length) for part in (pairs.train, pairs.test))
-        return ExampleSet(train=train, test=test, validation=own, source=pairs.source)
+        validation = None
+        if pairs.validation:
+            validation = encode_pairs(pairs.validation, tokens, length)
+        return ExampleSet(
+            train=encode_pairs(pairs.train, tokens, length),
+            test=encode_pairs(pairs.test, tokens, length),
+            validation=validation,
+            source=pairs.source,
+        )
 
-    def made(tokens: Tokens, weights: str, **parts: Any) -> Recipe:
+    def make_recipe(tokens: Tokens, weights: str, **parts: Any) -> Recipe:
         return Recipe(
             name=name,
             title=source.name,
@@ -135,7 +155,10 @@ def generation_recipe(name: str, source: Source, *, length: int, constants: dict
             input_shape=(length,),
             num_classes=tokens.size,
             constants={
-                "tokens": (f"{tokens.name}, cut at {length}", "fixed before any private text was read"),
+                "tokens": (
+                    f"{tokens.name}, cut at {length}",
+                    "fixed before any private text was read",
+                ),
                 "initial weights": (weights, "public"),
                 **(constants or {}),
             },
@@ -145,20 +168,38 @@ def generation_recipe(name: str, source: Source, *, length: int, constants: dict
 
     def variant(folder: str) -> Recipe:
         tokenizer = pretrained_tokenizer(folder)
-        probe = partial(_token_noise, tokenizer, length)
-        return made(_of(tokenizer), "a GPT-2 from a local folder", build=lambda: pretrained_lora(folder), probe=probe)
+        return make_recipe(
+            _tokens_of_gpt2(tokenizer),
+            "a GPT-2 from a local folder",
+            build=partial(pretrained_lora, folder),
+            probe=partial(_token_noise, tokenizer, length),
+        )
 
-    small = made(BYTES, "random", build=lambda: gpt2_lora(BYTES.size, length), probe=lambda config: ZipfBytes(length))
-    return replace(small, variant=variant)
+    return make_recipe(
+        BYTES,
+        "random",
+        build=partial(gpt2_lora, BYTES.size, length),
+        probe=lambda config: ZipfBytes(length),
+        variant=variant,
+    )
 
 
-def _of(tokenizer: Any) -> Tokens:
-    """The tokenizer of a GPT-2, which pads with its end-of-text token and separates with a line break."""
+def _tokens_of_gpt2(tokenizer: Any) -> Tokens:
+    """Return the tokens of a GPT-2.
+
+    It pads with its end-of-text token where it has no token for that, and separates with a line
+    break.
+    """
     end = tokenizer.eos_token_id
     encode = partial(_encode, tokenizer)
-    pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    name = f"those of the given folder, {len(tokenizer):,}"
-    return Tokens(encode=encode, size=len(tokenizer), pad=pad, end=end, separator=tuple(encode("\n")), name=name)
+    return Tokens(
+        encode=encode,
+        size=len(tokenizer),
+        pad=end if tokenizer.pad_token_id is None else tokenizer.pad_token_id,
+        end=end,
+        separator=tuple(encode("\n")),
+        name=f"those of the given folder, {len(tokenizer):,}",
+    )
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:
@@ -167,8 +208,13 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _token_noise(tokenizer: Any, length: int, config: RunConfig) -> TokenNoise:
-    law = config.zipf_exponent or None
-    return TokenNoise.of_tokenizer(tokenizer, length, bare=True, zipf_exponent=law, min_length=max(8, length // 4))
+    return TokenNoise.of_tokenizer(
+        tokenizer,
+        length,
+        bare=True,
+        zipf_exponent=config.zipf_exponent or None,
+        min_length=max(8, length // 4),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -189,5 +235,10 @@ DART_GPT2_LORA = generation_recipe(
     "dart-gpt2-lora",
     DART,
     length=384,
-    constants={"split": ("trained on the development split, judged on the test split", "no published figure is comparable")},
+    constants={
+        "split": (
+            "trained on the development split, judged on the test split",
+            "no published figure is comparable",
+        )
+    },
 )

@@ -13,22 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.formats import Examples, ExampleSet, Normalisation, Pixels, with_validation
+from dpkfc.app.datasets.formats import Examples, ExampleSet, Normalisation, Pixels, split_off_validation
 from dpkfc.app.models import seeded
 from dpkfc.app.settings import ConfigError, RunConfig, tomllib
 from dpkfc.curvature.probes import Probe
 
 # --------------------------------------------------------------------------------------------------
-# What a recipe minimises and is judged by: loss of a batch, and score and mean loss of held-out
-# examples.
+# The task of a recipe: loss of a batch, and score and mean loss of held-out examples.
 
 
 @dataclass(frozen=True)
 class Judged:
-    """How good a model is on held-out examples.
+    """Score and mean loss of a model on held-out examples.
 
     Attributes:
-        accuracy: the score of the task, 1 where it is perfect; for classes the share of right answers.
+        accuracy: the score of the task, 1 for a perfect model; for classes the fraction of right
+            answers.
         loss: mean loss.
     """
 
@@ -37,25 +37,28 @@ class Judged:
 
 
 def cross_entropy(model: nn.Module, batch: Examples) -> Tensor:
-    """Per-example losses `[B]` of a batch (inputs `[B, ...]`, labels `[B]`)."""
+    """Return the per-example losses `[B]` of a batch (inputs `[B, ...]`, labels `[B]`)."""
     inputs, labels = batch
     return functional.cross_entropy(model(inputs), labels, reduction="none")
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
-    """Accuracy and mean cross-entropy; the model's mode is put back afterwards.
+    """Return accuracy and mean cross-entropy, and restore the model's mode afterwards.
 
     Args:
         model: on any device.
         examples: inputs `[N, ...]` and labels `[N]`.
-        chunk: examples a forward pass; what they leave behind then fits the caches of a core.
+        chunk: examples of a forward pass, so that activations fit the caches of a core.
     """
-    training, device = model.training, next(model.parameters()).device
+    training = model.training
+    device = next(model.parameters()).device
     model.eval()
-    right, loss = 0, 0.0
-    for inputs, on_cpu in zip(examples[0].split(chunk), examples[1].split(chunk), strict=True):
-        output, labels = model(inputs.to(device)), on_cpu.to(device)
+    right = 0
+    loss = 0.0
+    for inputs, batch in zip(examples[0].split(chunk), examples[1].split(chunk), strict=True):
+        labels = batch.to(device)
+        output = model(inputs.to(device))
         right += int((output.argmax(1) == labels).sum())
         loss += float(functional.cross_entropy(output, labels, reduction="sum"))
     model.train(training)
@@ -64,14 +67,14 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is minimised, and what a model is judged by.
+    """A loss, and a score of held-out examples.
 
     Attributes:
-        loss: model and batch to one loss an example `[B]`.
-        judge: model and held-out examples to score and mean loss.
-        score: what the score is called; it is 1 where a model is perfect, and higher is better.
-        mean_loss: what the mean loss is called.
-        also: more figures that follow from those two, by name.
+        loss: maps model and batch to per-example losses `[B]`.
+        judge: maps model and held-out examples to score and mean loss.
+        score: name of the score, which is 1 for a perfect model.
+        mean_loss: name of the mean loss.
+        also: more figures that follow from score and mean loss, by name.
     """
 
     loss: Callable[[nn.Module, Examples], Tensor] = cross_entropy
@@ -89,37 +92,57 @@ CLASSIFICATION = Task()
 # together.
 #
 # The slice is drawn by a public seed and the plan is calibrated for it, so the ε of a smoke run is
-# true of the examples in it. Its accuracy says nothing.
+# valid for the examples in it. Its accuracy says nothing.
 
-_MOST = {"steps": 3, "expected_batch_size": 16, "probe_size": 16, "every": 2, "augmentations": 2, "validation_size": 64}
-_MOST |= {"gep_rank": 8, "dp2_phase": 1, "pretrain_epochs": 1, "schedule_steps": 3, "warmup_steps": 1}
-_EXAMPLES = {"train": 320, "test": 128}
+_MOST = {
+    "steps": 3,
+    "expected_batch_size": 16,
+    "probe_size": 16,
+    "every": 2,
+    "augmentations": 2,
+    "validation_size": 64,
+    "gep_rank": 8,
+    "dp2_phase": 1,
+    "pretrain_epochs": 1,
+    "schedule_steps": 3,
+    "warmup_steps": 1,
+}
 _MOST_HEAVY = {**_MOST, "expected_batch_size": 4, "probe_size": 4, "validation_size": 16}
-_EXAMPLES_HEAVY = {"train": 80, "test": 16}
+# Examples of a training and of a test split.
+_EXAMPLES = (320, 128)
+_EXAMPLES_HEAVY = (80, 16)
 
 
-def capped(config: RunConfig, *, heavy: bool = False) -> RunConfig:
-    """The settings with nothing larger than a smoke run needs; those of a smoke run are left as they are.
+def cap_for_smoke(config: RunConfig, *, heavy: bool = False) -> RunConfig:
+    """Return the settings with no number larger than a smoke run needs.
 
     Args:
-        config: of a run of the usual size.
+        config: settings of a run of the usual size.
         heavy: whether the model is slow, so that the smoke run takes fewer examples.
     """
-    most_of = _MOST_HEAVY if heavy else _MOST
-    least: dict[str, Any] = {name: min(getattr(config, name), most) for name, most in most_of.items()}
-    least["steps"] = least["steps"] or _MOST["steps"]
+    capped: dict[str, Any] = {}
+    for name, most in (_MOST_HEAVY if heavy else _MOST).items():
+        capped[name] = min(getattr(config, name), most)
+    capped["steps"] = capped["steps"] or _MOST["steps"]
     if not config.accountant and config.sampler != "shuffle":
-        least["accountant"] = "rdp"  # PLD takes longer
-    return replace(config, **least)
+        # PLD takes longer.
+        capped["accountant"] = "rdp"
+    return replace(config, **capped)
 
 
-def sliced(data: ExampleSet, seed: int, *, heavy: bool = False) -> ExampleSet:
-    """A few hundred examples of each split, or a few dozen for a slow model, by a public permutation."""
-    count = _EXAMPLES_HEAVY if heavy else _EXAMPLES
-    train, test = _slice(data.train, count["train"], seed), _slice(data.test, count["test"], seed)
-    validation = None if data.validation is None else _slice(data.validation, count["test"], seed)
+def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> ExampleSet:
+    """Return a few hundred examples of each split, or a few dozen, by a public permutation."""
+    train_count, test_count = _EXAMPLES_HEAVY if heavy else _EXAMPLES
+    train = _slice(data.train, train_count, seed)
+    validation = None
+    if data.validation is not None:
+        validation = _slice(data.validation, test_count, seed)
     return replace(
-        data, train=train, test=test, validation=validation, source=f"{data.source}, a slice of {len(train[1])}"
+        data,
+        train=train,
+        test=_slice(data.test, test_count, seed),
+        validation=validation,
+        source=f"{data.source}, a slice of {len(train[1])}",
     )
 
 
@@ -134,20 +157,20 @@ def _slice(examples: Examples, count: int, seed: int) -> Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A task: everything in it is public.
+    """A task with everything that is public about it.
 
     Attributes:
         name: what `--recipe` takes; its TOML of defaults has the same name.
         title: name of the data set for people.
-        load: settings to the tensors of a training and a test split.
+        load: maps settings to the tensors of a training and a test split.
         build: makes the model.
         input_shape: of one input.
         num_classes: number of labels.
-        constants: what the preparation of the data takes as public: name to (value, where it comes from).
+        constants: public constants of the preparation: name to (value, where it comes from).
         probe: the recipe's own source of probe inputs, for `source = "tokens"`.
-        task: what is minimised and what a model is judged by.
-        variant: this recipe, started from a folder of public weights, for `pretrained`.
-        heavy: whether one example takes a tenth of a second and more, so that smoke runs take few.
+        task: loss and score.
+        variant: maps a folder of public weights to the recipe that starts from it.
+        heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
     """
 
     name: str
@@ -163,9 +186,10 @@ class Recipe:
     heavy: bool = False
 
     def data(self, config: RunConfig) -> ExampleSet:
-        """The tensors of a run; a slice of them for a smoke run.
+        """Return the tensors of a run, or a slice of them for a smoke run.
 
-        With `validation_size` above 0 a set that has a validation split of its own gives that one, whole.
+        A set with its own validation split gives that split whole where `validation_size` is above
+        0.
 
         Raises:
             DatasetError: files are missing or damaged, or the validation split takes everything.
@@ -173,43 +197,47 @@ class Recipe:
         """
         if config.vocabulary != "hashed":
             raise ConfigError(
-                f"vocabulary = {config.vocabulary!r} is refused: words, document frequencies or TF-IDF weights fitted on private "
-                "text depend on every example without clip or noise, so no ε would hold; leave it out (hashed features)"
+                f"vocabulary = {config.vocabulary!r} is refused: fitted on private text it has no "
+                "clip or noise, so no ε would hold; leave it out (hashed features)"
             )
-        loaded = self.load(config)
+        data = self.load(config)
         if config.smoke:
-            loaded = sliced(loaded, config.split_seed, heavy=self.heavy)
-        if loaded.validation is not None:
-            return loaded if config.validation_size else replace(loaded, validation=None)
-        return with_validation(loaded, config.validation_size, config.split_seed)
+            data = slice_for_smoke(data, config.split_seed, heavy=self.heavy)
+        if data.validation is None:
+            return split_off_validation(data, config.validation_size, config.split_seed)
+        return data if config.validation_size else replace(data, validation=None)
 
     def model(self, seed: int) -> nn.Module:
-        """The model with initial weights of a public seed."""
+        """Return the model with initial weights of a public seed."""
         return seeded(self.build, seed)
 
     def starting_from(self, folder: str) -> Recipe:
-        """The recipe, with public weights from a folder where one is given.
+        """Return the recipe, with public weights from a folder where one is given.
 
         Raises:
-            ConfigError: a folder, and a recipe that starts from none.
-            DatasetError: the folder does not hold what is needed.
+            ConfigError: a folder, and a recipe that does not start from one.
+            DatasetError: the folder lacks what is needed.
         """
         if not folder:
             return self
         if self.variant is None:
-            raise ConfigError(f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of weights; leave it out")
+            raise ConfigError(
+                f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of weights; "
+                "leave it out"
+            )
         return self.variant(folder)
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The recipe's TOML."""
-        return dict(_defaults_of(self.name))
+        """The content of the recipe's TOML."""
+        return dict(_read_defaults(self.name))
 
 
 @cache
-def _defaults_of(name: str) -> dict[str, Any]:
-    """Return the settings in a recipe's TOML."""
-    return tomllib.loads(resources.files("dpkfc.app.recipes").joinpath(f"{name}.toml").read_text("utf-8"))
+def _read_defaults(name: str) -> dict[str, Any]:
+    """Return the content of a recipe's TOML."""
+    file = resources.files("dpkfc.app.recipes").joinpath(f"{name}.toml")
+    return tomllib.loads(file.read_text("utf-8"))
 
 
 def image_recipe(
@@ -222,12 +250,14 @@ def image_recipe(
     num_classes: int,
     normalisation: Normalisation,
 ) -> Recipe:
-    """A recipe on images of shape (height, width, channels), normalised by public constants."""
+    """Return a recipe on images of shape (height, width, channels), normalised by constants."""
     height, width, channels = image_shape
-    constants = f"mean {list(normalisation.mean)}, std {list(normalisation.std)}, scale {normalisation.scale:g}"
+    mean, std = list(normalisation.mean), list(normalisation.std)
+    constants = f"mean {mean}, std {std}, scale {normalisation.scale:g}"
 
     def load(config: RunConfig) -> ExampleSet:
-        return pixels(config.data_dir or None).check(title, image_shape, num_classes).tensors(normalisation)
+        images = pixels(config.data_dir or None)
+        return images.check(title, image_shape, num_classes).tensors(normalisation)
 
     return Recipe(
         name=name,

@@ -1,8 +1,9 @@
 """Linear regression on synthetic data, for sweeps of the noise multiplier (the kind of study in DiSK, Figure 6a).
 
-Data come from a public seed: standard normal inputs, a fixed unit vector of weights, small normal errors. With such inputs the
-mean squared error on new examples is the variance of those errors plus the squared distance to the weights that made the data.
-A point of a sweep is one run: `--noise-multiplier 2.0`, with a filter by `--method` or `--filter`.
+Data come from a public seed: standard normal inputs, a fixed unit vector of weights, small normal
+errors. With such inputs the mean squared error on new examples is the variance of the errors plus
+the squared distance to the weights that made the data. A point of a sweep is one run:
+`--noise-multiplier 2.0`, with a filter by `--method` or `--filter`.
 """
 
 from __future__ import annotations
@@ -14,21 +15,26 @@ from dpkfc.app.datasets.formats import Examples, ExampleSet
 from dpkfc.app.recipes.recipe import Judged, Recipe, Task
 from dpkfc.app.settings import RunConfig
 
-FEATURES, TRAIN, TEST, ERROR = 32, 10_000, 2_000, 0.1
+FEATURES = 32
+TRAIN = 10_000
+TEST = 2_000
+ERROR = 0.1
 _SEED = 0
 
 
 def _load(config: RunConfig) -> ExampleSet:
-    """The same data for every run: only the noise, and what is trained on it, differ."""
+    """Return the same data for every run."""
     generator = torch.Generator().manual_seed(_SEED)
     truth = torch.randn(FEATURES, generator=generator)
     truth /= truth.norm()
 
     def draw(count: int) -> Examples:
         inputs = torch.randn(count, FEATURES, generator=generator)
-        return inputs, inputs @ truth + ERROR * torch.randn(count, generator=generator)
+        errors = torch.randn(count, generator=generator)
+        return inputs, inputs @ truth + ERROR * errors
 
-    return ExampleSet(train=draw(TRAIN), test=draw(TEST), source=f"drawn from the public seed {_SEED}")
+    source = f"drawn from the public seed {_SEED}"
+    return ExampleSet(train=draw(TRAIN), test=draw(TEST), source=source)
 
 
 def _model() -> nn.Linear:
@@ -38,15 +44,15 @@ def _model() -> nn.Linear:
 
 
 def _squared_error(model: nn.Module, batch: Examples) -> Tensor:
-    """Half the squared error `[B]`."""
+    """Return half the squared error `[B]`."""
     inputs, targets = batch
     return 0.5 * (model(inputs).squeeze(1) - targets).square()
 
 
 @torch.no_grad()
-def _judged(model: nn.Module, examples: Examples) -> Judged:
+def _judge(model: nn.Module, examples: Examples) -> Judged:
     device = next(model.parameters()).device
-    inputs, targets = (x.to(device) for x in examples)
+    inputs, targets = examples[0].to(device), examples[1].to(device)
     error = float((model(inputs).squeeze(1) - targets).square().mean())
     return Judged(1.0 - error / float(targets.var(correction=0)), error)
 
@@ -62,8 +68,17 @@ LINEAR_REGRESSION = Recipe(
     build=_model,
     input_shape=(FEATURES,),
     num_classes=1,
-    constants={"data": (f"{FEATURES} normal features, errors of deviation {ERROR}", "drawn from a public seed")},
+    constants={
+        "data": (
+            f"{FEATURES} normal features, errors of deviation {ERROR}",
+            "drawn from a public seed",
+        )
+    },
     task=Task(
-        loss=_squared_error, judge=_judged, score="share of variance explained", mean_loss="mean squared error", also=_distance
+        loss=_squared_error,
+        judge=_judge,
+        score="share of variance explained",
+        mean_loss="mean squared error",
+        also=_distance,
     ),
 )

@@ -1,4 +1,4 @@
-"""What the recipes of labelled sentences share: a pretrained encoder, its vocabulary, and token noise of their length."""
+"""Recipes of labelled sentences: a pretrained encoder, its vocabulary, token noise of their length."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sentence_recipe(
     unseen: bool = False,
     constants: dict[str, tuple[str, str]] | None = None,
 ) -> Recipe:
-    """A recipe that trains the head and the last block of MiniLM-L6 on labelled texts.
+    """Return a recipe that trains the head and the last block of MiniLM-L6 on labelled texts.
 
     Args:
         name: of the recipe.
@@ -40,13 +40,18 @@ def sentence_recipe(
 
     def load(config: RunConfig) -> ExampleSet:
         texts = load_texts(source, config.data_dir or None).check(source.name, num_classes)
-        return _unseen(texts).tensors(tokens) if unseen else texts.tensors(tokens)
+        if unseen:
+            texts = _without_test_texts(texts)
+        return texts.tensors(tokens)
 
     def tokens(lines: Sequence[str]) -> Tensor:
         return minilm_tokens(lines, length)
 
     def probe(config: RunConfig) -> TokenNoise:
-        """Random WordPiece tokens between [CLS] and [SEP]; words begin at id 1996 of this public vocabulary."""
+        """Return random WordPiece tokens between [CLS] and [SEP].
+
+        Words begin at id 1996 of this public vocabulary.
+        """
         return TokenNoise(
             vocab_size=VOCABULARY,
             length=length,
@@ -67,7 +72,10 @@ def sentence_recipe(
         input_shape=(length,),
         num_classes=num_classes,
         constants={
-            "vocabulary": (f"WordPiece, {VOCABULARY:,} tokens, cut at {length}", "published with the encoder"),
+            "vocabulary": (
+                f"WordPiece, {VOCABULARY:,} tokens, cut at {length}",
+                "published with the encoder",
+            ),
             "pretrained weights": ("all-MiniLM-L6-v2", "published; trained on public web text"),
             **(constants or {}),
         },
@@ -75,11 +83,18 @@ def sentence_recipe(
     )
 
 
-def _unseen(texts: Texts) -> Texts:
-    """Without training texts of the public test split; each is judged by itself alone, so one more example changes one row."""
+def _without_test_texts(texts: Texts) -> Texts:
+    """Return the texts without training texts of the public test split.
+
+    Each text is compared alone, so one more example changes one row.
+    """
     seen = set(texts.test[0])
-    kept = [(text, label) for text, label in zip(*texts.train, strict=True) if text not in seen]
-    return Texts(([text for text, _ in kept], [label for _, label in kept]), texts.test, texts.source)
+    lines, labels = [], []
+    for line, label in zip(*texts.train, strict=True):
+        if line not in seen:
+            lines.append(line)
+            labels.append(label)
+    return Texts((lines, labels), texts.test, texts.source)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -102,7 +117,12 @@ AG_NEWS_MINILM = sentence_recipe(
     num_classes=4,
     length=64,
     unseen=True,
-    constants={"test split": ("training texts that occur in it are left out", "it is public, and each is looked at alone")},
+    constants={
+        "test split": (
+            "training texts that occur in it are left out",
+            "it is public, and each is looked at alone",
+        )
+    },
 )
 
 

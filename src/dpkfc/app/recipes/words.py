@@ -1,7 +1,8 @@
 """IMDB: 25,000 film reviews, two classes; logistic regression on 4,096 hashed words.
 
-No vocabulary and no document frequencies are fitted: on private text both are functions of all examples that no clip bounds
-and no noise covers, so that a stated ε would not hold. `vocabulary = "private"` and `"tf-idf"` are refused for that reason.
+No vocabulary and no document frequencies are fitted. On private text both are functions of all
+examples without clip and noise, so that a stated ε would not hold. `vocabulary = "private"` and
+`"tf-idf"` are refused for that reason.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ COMMON_WORDS = tuple(
     "find going look asked later knew point next city business give film movie story show seen really watch plot love best "
     "bad".split()
 )
-_SHIFT = 2.7  # of Mandelbrot's form of the law, 1 / (rank + 2.7)^s
+# Mandelbrot's form of the law is 1 / (rank + 2.7)^s.
+_SHIFT = 2.7
 
 
 @dataclass(frozen=True)
@@ -51,9 +53,9 @@ class ZipfWords:
     """Documents of independent words, p ∝ 1 / (rank + 2.7)^exponent.
 
     Attributes:
-        vocabulary: number of words; those behind `COMMON_WORDS` are invented names.
-        exponent: of the law; 0 is uniform.
-        shortest, longest: number of words of a document, drawn uniformly on a logarithmic scale.
+        vocabulary: number of words; those after `COMMON_WORDS` are invented names.
+        exponent: of the distribution; 0 is uniform.
+        shortest, longest: words of a document, drawn uniformly on a logarithmic scale.
     """
 
     vocabulary: int = 30_000
@@ -64,32 +66,35 @@ class ZipfWords:
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
         """All words, frequent ones first."""
-        return (*COMMON_WORDS, *(f"w{rank}q" for rank in range(len(COMMON_WORDS), self.vocabulary)))[: self.vocabulary]
+        invented = [f"w{rank}q" for rank in range(len(COMMON_WORDS), self.vocabulary)]
+        return (*COMMON_WORDS, *invented)[: self.vocabulary]
 
     def ranks(self, n: int, generator: torch.Generator) -> list[np.ndarray]:
-        """n documents as ranks from 0."""
-        law = (torch.arange(1, self.vocabulary + 1, dtype=torch.float64) + _SHIFT).pow(-self.exponent).cumsum(0)
+        """Return n documents as ranks from 0."""
+        ranks = torch.arange(1, self.vocabulary + 1, dtype=torch.float64)
+        cumulative = (ranks + _SHIFT).pow(-self.exponent).cumsum(0)
         spread = torch.rand(n, generator=generator, dtype=torch.float64)
         lengths = (self.shortest * (self.longest / self.shortest) ** spread).long().tolist()
-        uniform = torch.rand(sum(lengths), generator=generator, dtype=torch.float64) * law[-1]
-        drawn = torch.searchsorted(law, uniform).clamp(max=self.vocabulary - 1)
-        return [part.numpy() for part in drawn.split(lengths)]
+        uniform = torch.rand(sum(lengths), generator=generator, dtype=torch.float64)
+        words = torch.searchsorted(cumulative, uniform * cumulative[-1])
+        words = words.clamp(max=self.vocabulary - 1)
+        return [document.numpy() for document in words.split(lengths)]
 
 
 @dataclass(frozen=True)
 class HashedZipf(Probe):
-    """A probe for hashed texts: Zipf documents through the very map that prepares the private ones.
+    """A probe for hashed texts: Zipf documents through the map that prepares the private texts.
 
     Attributes:
         size: number of features.
-        text: law of the documents.
+        text: distribution of the documents.
     """
 
     size: int
     text: ZipfWords = ZipfWords()
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """Features `[n, size]`, no labels."""
+        """Return features `[n, size]`, no labels."""
         hashes = self._hashes
         rows: Tensor = hashed_rows([hashes[ranks] for ranks in self.text.ranks(n, generator)], self.size)
         return rows, None
@@ -99,15 +104,16 @@ class HashedZipf(Probe):
         return word_hashes(self.text.words)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """Return a description that JSON can hold."""
         return {"kind": "HashedZipf", "source": "synthetic", "size": self.size, **asdict(self.text)}
 
 
 @dataclass(frozen=True)
 class ZipfBytes(Probe):
-    """A probe for texts as bytes: frequent words by Zipf's law, a blank between them.
+    """A probe for texts as bytes: frequent words by Zipf's law, with blanks between them.
 
-    Ids are those of `generation.BYTES`: a byte plus 3, separator 2 somewhere in the middle, end 1, padding 0.
+    Ids are those of `generation.BYTES`: a byte plus 3, separator 2 near the middle, end 1, padding
+    0.
 
     Attributes:
         length: ids of a sequence.
@@ -117,23 +123,28 @@ class ZipfBytes(Probe):
 
     @property
     def padding_id(self) -> int:
-        """The id that fills a row behind its text."""
+        """The id that fills a row after its text."""
         return 0
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """Ids `[n, length]`, no labels."""
-        text = ZipfWords(vocabulary=len(COMMON_WORDS), shortest=max(2, self.length // 10), longest=max(4, self.length // 5))
+        """Return ids `[n, length]`, no labels."""
+        text = ZipfWords(
+            vocabulary=len(COMMON_WORDS),
+            shortest=max(2, self.length // 10),
+            longest=max(4, self.length // 5),
+        )
         places = torch.rand(n, generator=generator, dtype=torch.float64).tolist()
         rows = torch.zeros(n, self.length, dtype=torch.int64)
         for row, ranks, place in zip(rows, text.ranks(n, generator), places, strict=True):
-            line = " ".join(COMMON_WORDS[rank] for rank in ranks)[: self.length - 1].encode()
+            words = " ".join(COMMON_WORDS[rank] for rank in ranks)
+            line = words[: self.length - 1].encode()
             row[: len(line)] = torch.tensor(list(line)) + 3
             row[int((0.25 + 0.5 * place) * len(line))] = 2
             row[len(line)] = 1
         return rows, None
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able description."""
+        """Return a description that JSON can hold."""
         return {"kind": "ZipfBytes", "source": "synthetic", "length": self.length}
 
 
@@ -152,7 +163,7 @@ def _probe(config: RunConfig) -> HashedZipf:
 
 
 def _model() -> nn.Linear:
-    """Two scores, of which the softmax takes the difference: logistic regression, from zero."""
+    """Return logistic regression from zero, as two scores of which the softmax takes the difference."""
     model = nn.Linear(SIZE, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)

@@ -484,15 +484,15 @@ def run_cell(
 
 
 _LAST: list[tuple[tuple[Plain, ...], Any]] = []  # what this process has read last: cells of a study share their data
-_NOT_OF_DATA = ("method", "seed", "eval_on", "evaluate_every")  # settings of the section "run" that data do not depend on
+# Settings that the data of a run depend on.
+_OF_DATA = ("recipe", "data_dir", "smoke", "pretrained", "vocabulary", "validation_size", "split_seed")
 
 
 def _read(config: RunConfig) -> Any:
     """The data of a run, from the disk where those of the run before were others. Runs only read them."""
     from dpkfc.app.recipes.catalogue import find_recipe
 
-    settings = [f for f in dataclasses.fields(config) if f.metadata["section"] == "run" and f.name not in _NOT_OF_DATA]
-    key = tuple(getattr(config, setting.name) for setting in settings)
+    key = tuple(getattr(config, name) for name in _OF_DATA)
     if not _LAST or _LAST[0][0] != key:
         _LAST[:] = []
         _LAST[:] = [(key, find_recipe(config.recipe).starting_from(config.pretrained).data(config))]
