@@ -374,7 +374,7 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
 
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
-    from dpkfc.app.html.read import _tuning
+    from dpkfc.app.html.read import _read_tuning
 
     monkeypatch.setattr(tune, "draw", lambda law: 13)
     monkeypatch.setattr(tune, "drive", answered)
@@ -388,8 +388,8 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     told = re.compile(r"(?<![\d.])13(?!\.?\d)")  # no decimals: an accuracy of 88.13 % tells no number of trials
     numbers = [line for line in text.splitlines() if told.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
-    sheet = _tuning(tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8")))
-    assert not told.search(repr((sheet.notes, sheet.rows, sheet.commands)))
+    table = _read_tuning(tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8")))
+    assert not told.search(repr((table.notes, table.rows, table.commands)))
 
 
 def test_what_won_is_trained_on_the_whole_training_set(tmp_path, made_up):

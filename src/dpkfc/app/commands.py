@@ -115,15 +115,16 @@ def report(
 
     The page fetches nothing. What cannot be read is named, on the page too; the others are shown.
     """
-    from dpkfc.app.html.render import counted, write_page
+    from dpkfc.app.html.render import write_page
+    from dpkfc.app.html.text import count_text
     from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
     console = Console(stderr=True)
     for path, why in contents.broken:
         console.print(f"dpkfc: not shown: {plain(path)}: {why}", markup=False, highlight=False, soft_wrap=True)
-    shown = f"{counted(len(contents.runs), 'run')}, {counted(len(contents.sheets), 'table')}"
-    shown += f", {counted(len(contents.charts), 'figure')}" if contents.charts else ""
+    shown = f"{count_text(len(contents.runs), 'run')}, {count_text(len(contents.tables), 'table')}"
+    shown += f", {count_text(len(contents.charts), 'figure')}" if contents.charts else ""
     Console().print(f"report: {out} ({shown})", markup=False, highlight=False, soft_wrap=True)
 
 
