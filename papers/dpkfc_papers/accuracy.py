@@ -11,7 +11,7 @@ from dpkfc.app.html.read import best_trials, winners_tests
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.pool import Task
 from dpkfc.app.tuning.runs import Plain, Run, Store
-from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, with_public, with_source
+from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_public_data, use_source
 from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text, spread
 
 OTHER = {"mnist-cnn": "fashion-mnist-cnn", "fashion-mnist-cnn": "mnist-cnn", "mnist-mlp": "fashion-mnist-cnn"}
@@ -29,13 +29,13 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     kfc, adadps, ngd = (arm_of(recipe, name) for name in ("dp-kfc", "adadps", "dp-ngd"))
     noise = str(Run.of(recipe, "dp-kfc").default("source"))
     told = {"pink": "pink noise", "tokens": "random words"}.get(noise, noise)
-    oracle = with_source(kfc, "private-oracle", "dp-kfc-oracle", "DP-KFC, private oracle (NOT PRIVATE)")
+    oracle = use_source(kfc, "private-oracle", "dp-kfc-oracle", "DP-KFC, private oracle (NOT PRIVATE)")
     other = f"@{OTHER[recipe]}:{public}" if recipe in OTHER else ""
 
     def borrowed(arm: Arm, label: str, **settings: Plain) -> Arm:
         if other:
-            return with_public(arm, other, arm.name, f"{label}, public images")
-        return with_source(arm, noise, arm.name, f"{label}, {told}", **settings)
+            return use_public_data(arm, other, arm.name, f"{label}, public images")
+        return use_source(arm, noise, arm.name, f"{label}, {told}", **settings)
 
     first = [
         arm_of(recipe, "dp-sgd"),
@@ -48,9 +48,9 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
         return [*first, authors(recipe)]
     return [
         *first,
-        *([with_source(arm_of(recipe, "dp-kfc-natural"), "dead-leaves", "dp-kfc-natural", "DP-KFC, natural, dead leaves")]
+        *([use_source(arm_of(recipe, "dp-kfc-natural"), "dead-leaves", "dp-kfc-natural", "DP-KFC, natural, dead leaves")]
           if other else []),
-        *([with_public(kfc, other, "dp-kfc-public", "DP-KFC, public images")] if other else []),
+        *([use_public_data(kfc, other, "dp-kfc-public", "DP-KFC, public images")] if other else []),
         replace(oracle, control=True),
         arm_of(recipe, "disk"),
         arm_of(recipe, "dp-adambc"),
@@ -156,7 +156,7 @@ class Tests:
         self.failures: dict[str, str] = {}
 
     def _cells(self) -> Iterator[tuple[Search, Run]]:
-        tuned = [(search, best[0]) for search in self._searches if search.over and (best := search.best()) is not None]
+        tuned = [(search, best[0]) for search in self._searches if search.is_over and (best := search.best()) is not None]
         for seed in self._seeds:
             for epsilon in self._epsilons:
                 for search, params in tuned:
