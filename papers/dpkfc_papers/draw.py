@@ -287,8 +287,8 @@ def tracking(row: Row) -> Figure:
                 for checkpoint in checkpoints:
                     tracked = checkpoint["layers"][name]["tracking"][convention]
                     values.append(tracked[source][side][number])
-                style = {"marker": "o", "markersize": 3.5, "markeredgecolor": PAPER}
-                panel.plot(steps, values, **style, **_line_style(source))
+                style = _line_style(source) | {"marker": "o", "markersize": 3.5}
+                panel.plot(steps, values, markeredgecolor=PAPER, **style)
             top = 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1])
             panel.set_ylim(0, top)
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
