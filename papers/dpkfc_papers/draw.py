@@ -1,4 +1,4 @@
-"""The look that all figures share with the plots of a run folder."""
+"""The figures of papers as pictures, in the style of the plots of a run folder."""
 
 from __future__ import annotations
 
@@ -15,8 +15,18 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from dpkfc.app.plots import GRID, INK, MUTED, PAPER, PLAIN, SPENT, WARNING, WHITENED
 from dpkfc.app.recipes.regression import ERROR
-from dpkfc_papers.measurements import LANDSCAPE_METHODS, NAMES, Point, best, importance, maps, plateau, points
+from dpkfc_papers.measurements import (
+    LANDSCAPE_METHODS,
+    NAMES,
+    Point,
+    best,
+    importance,
+    maps,
+    plateau,
+    points,
+)
 
+OTHER_EXAMPLES = "oracle, other examples"
 SOURCES: dict[str, dict[str, Any]] = {
     "none": {"color": "#b8a9c9", "label": "no preconditioner"},
     "nothing": {"color": "#b8a9c9", "label": "no preconditioner"},
@@ -24,35 +34,57 @@ SOURCES: dict[str, dict[str, Any]] = {
     "pink noise": {"color": WHITENED},
     "public": {"color": SPENT, "label": "public (the other set)"},
     "oracle": {"color": INK, "linestyle": (0, (5, 2)), "label": "oracle (private data)"},
-    "oracle, other examples": {"color": INK, "linestyle": (0, (1, 1.4)), "label": "oracle, other examples"},
-    "random directions": {"color": "#c23b80", "linestyle": (0, (2, 1.5)), "label": "random directions (control)"},
+    OTHER_EXAMPLES: {"color": INK, "linestyle": (0, (1, 1.4)), "label": OTHER_EXAMPLES},
+    "random directions": {
+        "color": "#c23b80",
+        "linestyle": (0, (2, 1.5)),
+        "label": "random directions (control)",
+    },
 }
-_NOTE = "NOT private: compared with the factors of private examples. A research measurement on public benchmark data."
+_NOTE = (
+    "NOT private: compared with the factors of private examples. "
+    "A research measurement on public benchmark data."
+)
+Row = Mapping[str, Any]
 
 
-def sheet(width: float, height: float, title: str, caption: str = "", *, private: bool = False) -> Figure:
-    """An empty figure with a title, a line below it, and the mark of what is not private."""
+def sheet(
+    width: float, height: float, title: str, caption: str = "", *, private: bool = False
+) -> Figure:
+    """Return an empty figure with title, caption, and the mark of what is not private."""
     figure = Figure(figsize=(width, height), facecolor=PAPER, dpi=130)
     FigureCanvasAgg(figure)
-    figure.text(0.3 / width, 1 - 0.27 / height, title, fontsize=13.5, fontweight="bold", color=INK, va="center")
-    figure.text(0.3 / width, 1 - 0.54 / height, caption, fontsize=9.5, color=MUTED, va="center")
+    left = 0.3 / width
+
+    def write(y: float, text: str, size: float, colour: str, weight: str = "normal") -> None:
+        figure.text(left, y, text, fontsize=size, fontweight=weight, color=colour, va="center")
+
+    write(1 - 0.27 / height, title, 13.5, INK, "bold")
+    write(1 - 0.54 / height, caption, 9.5, MUTED)
     if private:
-        figure.text(0.3 / width, 0.16 / height, _NOTE, fontsize=8.5, color=WARNING, va="center")
+        write(0.16 / height, _NOTE, 8.5, WARNING)
     return figure
 
 
-def grid(figure: Figure, rows: int, columns: int, *, top: float = 1.3, left: float = 0.75, **more: Any) -> Any:
-    """Axes `[rows, columns]`, with room (inches) above for title and legend and at the left for numbers."""
+def grid(
+    figure: Figure, rows: int, columns: int, *, top: float = 1.3, left: float = 0.75, **options: Any
+) -> Any:
+    """Return axes `[rows, columns]` with room (inches) above for a title and at the left."""
     width, height = figure.get_size_inches()
-    axes: Any = figure.subplots(rows, columns, squeeze=False, **more)
+    axes: Any = figure.subplots(rows, columns, squeeze=False, **options)
     figure.subplots_adjust(
-        left=left / width, right=1 - 0.3 / width, top=1 - top / height, bottom=0.82 / height, wspace=0.34, hspace=0.42
+        left=left / width,
+        right=1 - 0.3 / width,
+        top=1 - top / height,
+        bottom=0.82 / height,
+        wspace=0.34,
+        hspace=0.42,
     )
     return axes
 
 
 def dressed(axes: Axes, title: str = "", below: str = "") -> Axes:
-    """Axes without a frame, with a pale grid."""
+    """Style axes without a frame and with a pale grid."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -65,111 +97,162 @@ def dressed(axes: Axes, title: str = "", below: str = "") -> Axes:
     return axes
 
 
-def legend(figure: Figure, sources: Sequence[str], *, marker: bool = False) -> None:
-    """The sources in one line below the caption."""
+def _add_legend(figure: Figure, handles: Sequence[Any], *, left: float, **options: Any) -> None:
+    """Add a legend below the caption, `left` inches from the edge."""
     width, height = figure.get_size_inches()
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(left / width, 1 - 0.66 / height),
+        frameon=False,
+        fontsize=9,
+        labelcolor=INK,
+        borderaxespad=0,
+        **options,
+    )
+
+
+def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool = False) -> None:
     axes = figure.axes[0]
     handles = []
     for source in sources:
-        look = dict(SOURCES[source])
-        label = look.pop("label", source)
+        style = dict(SOURCES[source])
+        label = style.pop("label", source)
         if marker:
-            look = {"linestyle": "", "markersize": 7, "markeredgecolor": look["color"]} | marks(source)
-        handles += axes.plot([], [], linewidth=2, label=label, **look)
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.27 / width, 1 - 0.66 / height), ncols=min(6, len(handles)),
-        frameon=False, fontsize=9, labelcolor=INK, borderaxespad=0, borderpad=0.2, columnspacing=1.4,
+            edge = style["color"]
+            style = {"linestyle": "", "markersize": 7, "markeredgecolor": edge, **_marker(source)}
+        handles += axes.plot([], [], linewidth=2, label=label, **style)
+    _add_legend(
+        figure,
+        handles,
+        left=0.27,
+        ncols=min(6, len(handles)),
+        borderpad=0.2,
+        columnspacing=1.4,
         handlelength=0.8 if marker else 2.4,
-    )  # fmt: skip
+    )
 
 
-def marks(source: str) -> dict[str, Any]:
-    """The marker of a source: a dot, a diamond for the oracle, an open one for the oracle's other examples."""
-    colour = SOURCES[source]["color"]
-    marker = "D" if source.startswith("oracle") else "o"
-    return {"marker": marker, "color": PAPER if source == "oracle, other examples" else colour}
+def _marker(source: str) -> dict[str, Any]:
+    """Return a dot, a diamond for the oracle, or an open one for the oracle's other examples."""
+    colour = PAPER if source == OTHER_EXAMPLES else SOURCES[source]["color"]
+    return {"marker": "D" if source.startswith("oracle") else "o", "color": colour}
 
 
-def decades(axis: Any, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis that are read also where it spans less than two decades."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 60 * low else (1,), numticks=7))
-    axis.set_major_formatter(FuncFormatter(_power))
+def _line_style(source: str) -> dict[str, Any]:
+    """Return the style of a source's line, without a label."""
+    style = {**SOURCES[source], "linewidth": 1.9}
+    style.pop("label", None)
+    return style
+
+
+def _set_decades(axis: Any, low: float, high: float) -> None:
+    """Set ticks of a logarithmic axis that stay readable below two decades."""
+    subs = (1, 2, 5) if high < 60 * low else (1,)
+    axis.set_major_locator(LogLocator(subs=subs, numticks=7))
+    axis.set_major_formatter(FuncFormatter(_power_text))
     axis.set_minor_formatter(NullFormatter())
 
 
-def _power(x: float, _: Any) -> str:
+def _power_text(x: float, _: Any) -> str:
     exponent = math.floor(math.log10(x) + 1e-9) if x > 0 else 0
-    first = round(x / 10.0**exponent)
     if -3 <= exponent < 4:
         return f"{x:g}"
-    return f"$10^{{{exponent}}}$" if first == 1 else f"${first} \\cdot 10^{{{exponent}}}$"
+    first = round(x / 10.0**exponent)
+    factor = "" if first == 1 else f"{first} \\cdot "
+    return f"${factor}10^{{{exponent}}}$"
 
 
-def unscored(source: str) -> dict[str, Any]:
-    """The look of a source's line, without a label of its own."""
-    return {k: v for k, v in SOURCES[source].items() if k != "label"} | {"linewidth": 1.9}
+def _set_log_scales(panel: Axes) -> None:
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+
+
+def _label_rows(panel: Axes, label: str) -> None:
+    panel.set_ylabel(label, fontsize=9.5, color=INK)
 
 
 # --------------------------------------------------------------------------------------------------
-# The figures of a training run as pictures: spectra, tracking, densities, signal to noise, the
-# realised map.
+# The figures of a training run: spectra, tracking, densities, signal to noise, the realised map.
 
-MOST = 4  # layers side by side
-_SMALLEST = 1e-7  # of the largest eigenvalue: below it float32 rows hold rounding
-Row = Mapping[str, Any]
-
-
-def _about(row: Row) -> str:
-    run, last = row["run"], row["checkpoints"][-1]
-    accuracy = f", {100 * last['accuracy']:.1f} % after {last['step']} steps" if last.get("accuracy") else ""
-    trained = f"{run['recipe']}, trained with {run['method']} at ε = {row['epsilon']:.2f}{accuracy}"
-    return f"{trained}; {row['sizes']['probe']} examples a factor"
+# Layers side by side.
+MOST = 4
+# Below this fraction of the largest eigenvalue float32 rows hold rounding.
+_SMALLEST = 1e-7
 
 
-def _chosen(row: Row) -> list[str]:
+def _describe(row: Row) -> str:
+    run = row["run"]
+    last = row["checkpoints"][-1]
+    accuracy = ""
+    if last.get("accuracy"):
+        accuracy = f", {100 * last['accuracy']:.1f} % after {last['step']} steps"
+    epsilon = f"ε = {row['epsilon']:.2f}"
+    return f"{run['recipe']}, trained with {run['method']} at {epsilon}{accuracy}"
+
+
+def _caption(row: Row) -> str:
+    return f"{_describe(row)}; {row['sizes']['probe']} examples a factor"
+
+
+def _ends(row: Row) -> tuple[Row, Row]:
+    """Return the first and the last checkpoint."""
+    return row["checkpoints"][0], row["checkpoints"][-1]
+
+
+def _select_layers(row: Row) -> list[str]:
     names = list(row["checkpoints"][0]["layers"])
     if len(names) <= MOST:
         return names
     return [names[round(i * (len(names) - 1) / (MOST - 1))] for i in range(MOST)]
 
 
-def _label(row: Row, name: str) -> str:
+def _select_sources(known: Any) -> list[str]:
+    """Return the sources that were measured, in the order of the legend."""
+    return [source for source in SOURCES if source in known]
+
+
+def _layer_title(row: Row, name: str) -> str:
     layer = row["checkpoints"][0]["layers"][name]
-    return f"{layer['module']} {name}  ({layer['sizes']['A']} → {layer['sizes']['G']})"
+    sizes = layer["sizes"]
+    return f"{layer['module']} {name}  ({sizes['A']} → {sizes['G']})"
 
 
-def _when(checkpoint: Row) -> str:
+def _time_text(checkpoint: Row) -> str:
     return "at initialisation" if checkpoint["step"] == 0 else f"after {checkpoint['step']} steps"
 
 
 def spectra(row: Row) -> Figure:
-    """Eigenvalues of undamped A and G by rank, first and last checkpoint (Figs 2 and 6)."""
-    names, ends = _chosen(row), (row["checkpoints"][0], row["checkpoints"][-1])
-    figure = sheet(1.2 + 2.9 * len(names), 9.6, "Spectra of undamped curvature factors", _about(row), private=True)
+    """Draw eigenvalues of undamped A and G by rank, at both ends of training (Figs 2 and 6)."""
+    names = _select_layers(row)
+    ends = _ends(row)
+    title = "Spectra of undamped curvature factors"
+    figure = sheet(1.2 + 2.9 * len(names), 9.6, title, _caption(row), private=True)
     axes = grid(figure, 4, len(names))
-    sources = [s for s in SOURCES if s in ends[0]["layers"][names[0]]["spectra"]["A"]]
-    for line, (side, checkpoint) in enumerate((side, checkpoint) for side in "AG" for checkpoint in ends):
+    sources = _select_sources(ends[0]["layers"][names[0]]["spectra"]["A"])
+    lines = [(side, checkpoint) for side in "AG" for checkpoint in ends]
+    for line, (side, checkpoint) in enumerate(lines):
+        below = "rank of the eigenvalue" if line == len(lines) - 1 else ""
         for column, name in enumerate(names):
-            title = _label(row, name) if line == 0 else ""
-            panel = dressed(axes[line, column], title, "rank of the eigenvalue" if line == 3 else "")
-            _spectrum(panel, checkpoint["layers"][name]["spectra"][side], sources)
-            if column == 0:
-                panel.set_ylabel(f"{side}, {_when(checkpoint)}", fontsize=9.5, color=INK)
-    legend(figure, sources)
+            title = _layer_title(row, name) if line == 0 else ""
+            panel = dressed(axes[line, column], title, below)
+            _draw_spectrum(panel, checkpoint["layers"][name]["spectra"][side], sources)
+        _label_rows(axes[line, 0], f"{side}, {_time_text(checkpoint)}")
+    _add_source_legend(figure, sources)
     return figure
 
 
-def _spectrum(panel: Axes, spectra: Mapping[str, Sequence[Sequence[float]]], sources: Sequence[str]) -> None:
-    panel.set_xscale("log")
-    panel.set_yscale("log")
+def _draw_spectrum(
+    panel: Axes, spectra: Mapping[str, Sequence[Sequence[float]]], sources: Sequence[str]
+) -> None:
+    _set_log_scales(panel)
     for source in sources:
-        largest = spectra[source][0][1]
-        kept = [(rank, value) for rank, value in spectra[source] if value > _SMALLEST * largest]
-        if kept:
-            panel.plot(*zip(*kept, strict=True), **unscored(source))
-    low, high = panel.get_ylim()
-    decades(panel.yaxis, low, high)
-    decades(panel.xaxis, 1, 1e3)
+        smallest = _SMALLEST * spectra[source][0][1]
+        ranked = [(rank, value) for rank, value in spectra[source] if value > smallest]
+        if ranked:
+            panel.plot(*zip(*ranked, strict=True), **_line_style(source))
+    _set_decades(panel.yaxis, *panel.get_ylim())
+    _set_decades(panel.xaxis, 1, 1e3)
 
 
 _TRACKED = (
@@ -183,203 +266,269 @@ _TRACKED = (
 
 
 def tracking(row: Row) -> Figure:
-    """Similarity to the oracle through training, undamped beside the sums of the authors' code (Figs 3, 8 and 9)."""
-    names = _chosen(row)
+    """Draw similarity to the oracle through training (Figs 3, 8 and 9).
+
+    Undamped factors stand beside the sums of the authors' code.
+    """
+    names = _select_layers(row)
+    checkpoints = row["checkpoints"]
     title = "How alike a probe's factors are to those of the private data"
-    figure = sheet(1.4 + 2.7 * len(names), 12.4, title, _about(row), private=True)
+    figure = sheet(1.4 + 2.7 * len(names), 12.4, title, _caption(row), private=True)
     axes = grid(figure, len(_TRACKED), len(names), top=1.5, left=0.95)
-    steps = [checkpoint["step"] for checkpoint in row["checkpoints"]]
-    sources = [s for s in SOURCES if s in row["checkpoints"][0]["layers"][names[0]]["tracking"]["undamped"]]
+    steps = [checkpoint["step"] for checkpoint in checkpoints]
+    sources = _select_sources(checkpoints[0]["layers"][names[0]]["tracking"]["undamped"])
     for line, (convention, side, number, label) in enumerate(_TRACKED):
+        below = "steps" if line == len(_TRACKED) - 1 else ""
         for column, name in enumerate(names):
-            last = line == len(_TRACKED) - 1
-            panel = dressed(axes[line, column], _label(row, name) if line == 0 else "", "steps" if last else "")
+            title = _layer_title(row, name) if line == 0 else ""
+            panel = dressed(axes[line, column], title, below)
             for source in sources:
-                values = [c["layers"][name]["tracking"][convention][source][side][number] for c in row["checkpoints"]]
-                panel.plot(steps, values, marker="o", markersize=3.5, markeredgecolor=PAPER, **unscored(source))
-            panel.set_ylim(0, 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1]))
+                values = []
+                for checkpoint in checkpoints:
+                    tracked = checkpoint["layers"][name]["tracking"][convention]
+                    values.append(tracked[source][side][number])
+                style = _line_style(source) | {"marker": "o", "markersize": 3.5}
+                panel.plot(steps, values, markeredgecolor=PAPER, **style)
+            top = 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1])
+            panel.set_ylim(0, top)
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-            if column == 0:
-                panel.set_ylabel(label, fontsize=9.5, color=INK)
-    legend(figure, sources)
+        _label_rows(axes[line, 0], label)
+    _add_source_legend(figure, sources)
     return figure
 
 
 def densities(row: Row) -> Figure:
-    """Eigenvalues of the whole Fisher matrix by rank, from Lanczos quadrature (Fig. 7)."""
-    ends = (row["checkpoints"][0], row["checkpoints"][-1])
+    """Draw eigenvalues of the whole Fisher matrix by rank, from Lanczos quadrature (Fig. 7)."""
+    ends = _ends(row)
     sizes = row["sizes"]
-    how = f"{sizes['lanczos_examples']} examples, {sizes['lanczos_steps']} Lanczos steps, {sizes['starts']} start vectors"
-    figure = sheet(10.4, 4.9, "Spectrum of the whole Fisher matrix", f"{_about(row).split(';')[0]}; {how}", private=True)
+    caption = (
+        f"{_describe(row)}; {sizes['lanczos_examples']} examples, "
+        f"{sizes['lanczos_steps']} Lanczos steps, {sizes['starts']} start vectors"
+    )
+    figure = sheet(10.4, 4.9, "Spectrum of the whole Fisher matrix", caption, private=True)
     axes = grid(figure, 1, 2)
-    sources = [s for s in SOURCES if s in ends[0]["density"]]
+    sources = _select_sources(ends[0]["density"])
     for panel, checkpoint in zip(axes[0], ends, strict=True):
-        dim = next(iter(checkpoint["density"].values()))["dim"]
-        dressed(panel, f"{_when(checkpoint)}; d = {dim:,}", "eigenvalues at least as large")
-        panel.set_xscale("log")
-        panel.set_yscale("log")
+        density = checkpoint["density"]
+        dim = next(iter(density.values()))["dim"]
+        title = f"{_time_text(checkpoint)}; d = {dim:,}"
+        dressed(panel, title, "eigenvalues at least as large")
+        _set_log_scales(panel)
         for source in sources:
-            one = checkpoint["density"][source]
-            largest = one["nodes"][0]
-            kept = [(a, n) for a, n in zip(one["above"], one["nodes"], strict=True) if n > 1e-6 * largest and a > 0.3]
-            if kept:
-                panel.step(*zip(*kept, strict=True), where="pre", **unscored(source))
-        decades(panel.yaxis, *panel.get_ylim())
-        decades(panel.xaxis, 1, 1e3)
+            nodes = density[source]["nodes"]
+            shown = []
+            for above, node in zip(density[source]["above"], nodes, strict=True):
+                if node > 1e-6 * nodes[0] and above > 0.3:
+                    shown.append((above, node))
+            if shown:
+                panel.step(*zip(*shown, strict=True), where="pre", **_line_style(source))
+        _set_decades(panel.yaxis, *panel.get_ylim())
+        _set_decades(panel.xaxis, 1, 1e3)
         panel.set_ylabel("eigenvalue", fontsize=9, color=INK)
-    legend(figure, sources)
+    _add_source_legend(figure, sources)
     return figure
 
 
 def signal(row: Row) -> Figure:
-    """Signal-to-noise ratio of private gradients under the metric of each source, layer by layer (Fig. 1)."""
-    ends = (row["checkpoints"][0], row["checkpoints"][-1])
-    sources = [s for s in SOURCES if s in next(iter(ends[0]["signal"].values()), {})]
-    values = [[checkpoint["signal"][name] for name in ends[0]["signal"]] for checkpoint in ends]
-    return _dots(
-        row, "Signal-to-noise ratio of each layer", [_when(c) for c in ends], names=list(ends[0]["signal"]), sources=sources,
-        values=values, below=["norm of a batch of clipped gradients that agree ÷ norm of the noise"] * 2,
-    )  # fmt: skip
+    """Draw the signal-to-noise ratio of private gradients under each metric, by layer (Fig. 1)."""
+    ends = _ends(row)
+    names = list(ends[0]["signal"])
+    below = "norm of a batch of clipped gradients that agree ÷ norm of the noise"
+    panels = []
+    for checkpoint in ends:
+        values = [checkpoint["signal"][name] for name in names]
+        panels.append((_time_text(checkpoint), values, below))
+    sources = _select_sources(ends[0]["signal"][names[0]] if names else {})
+    return _draw_dots(row, "Signal-to-noise ratio of each layer", names, sources, panels)
 
 
 def realised_map(row: Row) -> Figure:
-    """Condition number of F̃^(−½) F F̃^(−½) on the directions that hold 99 % of each side, and its cosine to the identity."""
-    ends = (row["checkpoints"][0], row["checkpoints"][-1])
+    """Draw what the preconditioner makes of the private curvature (theorem 5.4).
+
+    The condition number of F̃^(−½) F F̃^(−½) is over the directions that hold 99 % of each side.
+    The cosine is to the identity.
+    """
+    ends = _ends(row)
     names = list(ends[0]["layers"])
-    every = ends[0]["layers"][names[0]]["realised"]
-    sources = [s for s in SOURCES if s in every]
+    sources = _select_sources(ends[0]["layers"][names[0]]["realised"])
+    panels = []
+    for number, title, below in (
+        (
+            "held",
+            "condition number",
+            "over the directions that hold 99 % of the trace of A and of G",
+        ),
+        ("flatness", "cosine to the identity", "1: a multiple of the identity"),
+    ):
+        for checkpoint in ends:
+            values = []
+            for name in names:
+                realised = checkpoint["layers"][name]["realised"]
+                values.append({source: realised[source]["F"][number] for source in sources})
+            panels.append((f"{title}, {_time_text(checkpoint)}", values, below))
+    title = "What the preconditioner makes of the private curvature"
+    return _draw_dots(row, title, names, sources, panels)
 
-    def of(checkpoint: Row, number: str) -> list[dict[str, float | None]]:
-        layers = checkpoint["layers"]
-        return [{s: layers[name]["realised"][s]["F"][number] for s in sources} for name in names]
 
-    titles = [f"condition number, {_when(c)}" for c in ends] + [f"cosine to the identity, {_when(c)}" for c in ends]
-    return _dots(
-        row, "What the preconditioner makes of the private curvature", titles, names=names, sources=sources,
-        values=[of(c, "held") for c in ends] + [of(c, "flatness") for c in ends],
-        below=["over the directions that hold 99 % of the trace of A and of G"] * 2 + ["1: a multiple of the identity"] * 2,
-    )  # fmt: skip
+def _draw_dots(
+    row: Row,
+    title: str,
+    names: Sequence[str],
+    sources: Sequence[str],
+    panels: Sequence[tuple[str, Sequence[Mapping[str, float | None]], str]],
+) -> Figure:
+    """Draw a dot for each layer and source.
 
-
-def _dots(
-    row: Row, title: str, titles: Sequence[str], *, names: Sequence[str], sources: Sequence[str],
-    values: Sequence[Sequence[Mapping[str, float | None]]], below: Sequence[str],
-) -> Figure:  # fmt: skip
-    lines = math.ceil(len(titles) / 2)
-    figure = sheet(12.4, 2.25 + lines * (0.7 + 0.33 * max(3, len(names))), title, _about(row), private=True)
+    Args:
+        row: the run.
+        title: of the figure.
+        names: of the layers.
+        sources: of curvature.
+        panels: title, values by layer, and text below, for each panel.
+    """
+    lines = math.ceil(len(panels) / 2)
+    height = 2.25 + lines * (0.7 + 0.33 * max(3, len(names)))
+    figure = sheet(12.4, height, title, _caption(row), private=True)
     axes = grid(figure, lines, 2, left=1.9, sharey="row")
-    labels = [_short(row, name) for name in names]
-    for panel, text, rows, under in zip(axes.flat, titles, values, below, strict=True):
-        dressed(panel, text, under)
+    labels = [_short_label(row, name) for name in names]
+    for panel, (panel_title, layers, below) in zip(axes.flat, panels, strict=True):
+        dressed(panel, panel_title, below)
         for source in sources:
-            found = [(one[source], place) for place, one in enumerate(rows) if one.get(source)]
-            edge = SOURCES[source]["color"] if source == "oracle, other examples" else PAPER
-            panel.scatter(*zip(*found, strict=True), edgecolor=edge, s=44, zorder=3, **marks(source))
+            dots = []
+            for place, values in enumerate(layers):
+                if values.get(source):
+                    dots.append((values[source], place))
+            edge = SOURCES[source]["color"] if source == OTHER_EXAMPLES else PAPER
+            panel.scatter(
+                *zip(*dots, strict=True), edgecolor=edge, s=44, zorder=3, **_marker(source)
+            )
         panel.set_yticks(range(len(names)), labels, color=INK)
         panel.set_ylim(len(names) - 0.5, -0.5)
         panel.set_xscale("log")
-        decades(panel.xaxis, *panel.get_xlim())
-    legend(figure, sources, marker=True)
+        _set_decades(panel.xaxis, *panel.get_xlim())
+    _add_source_legend(figure, sources, marker=True)
     return figure
 
 
-def _short(row: Row, name: str) -> str:
+def _short_label(row: Row, name: str) -> str:
     module = row["checkpoints"][0]["layers"].get(name, {}).get("module", "")
     return f"{module} {name}".strip()
 
 
 # --------------------------------------------------------------------------------------------------
-# Pictures of mean-field theory beside networks, and of accuracy over settings.
+# Mean-field theory beside networks, and accuracy over settings.
 
-_WHAT = (
+_VARIANCES = (
     ("forwards", "variance forwards"),
     ("backwards", "variance backwards"),
     ("traces", "tr F of the layer"),
 )
-_MAP = LinearSegmentedColormap.from_list("accuracy", ["#f3f5f7", "#b9cfdc", "#2f6f8f", "#173647"])
+_HEAT = LinearSegmentedColormap.from_list("accuracy", ["#f3f5f7", "#b9cfdc", "#2f6f8f", "#173647"])
 
 
 def mean_field(row: Row) -> Figure:
-    """Measured ÷ predicted by layer, for every activation and width at the greatest depth."""
+    """Draw measured ÷ predicted by layer, for every activation and width at the greatest depth."""
     networks = row["networks"]
-    depth = max(one["depth"] for one in networks)
-    names = list(dict.fromkeys(one["activation"] for one in networks))
-    widths = list(dict.fromkeys(one["width"] for one in networks))
-    caption = f"measured ÷ predicted; {depth} layers, mean ± one standard deviation over {row['seeds']} networks; no data read"
-    figure = sheet(1.2 + 2.8 * len(names), 7.4, "Mean-field theory beside random networks", caption)
-    axes = grid(figure, len(_WHAT), len(names))
-    shades = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))
-    for line, (what, label) in enumerate(_WHAT):
-        for column, name in enumerate(names):
-            panel = dressed(axes[line, column], name if line == 0 else "", "layer" if line == len(_WHAT) - 1 else "")
+    depth = max(network["depth"] for network in networks)
+    activations = list(dict.fromkeys(network["activation"] for network in networks))
+    widths = list(dict.fromkeys(network["width"] for network in networks))
+    caption = (
+        f"measured ÷ predicted; {depth} layers, mean ± one standard deviation over "
+        f"{row['seeds']} networks; no data read"
+    )
+    title = "Mean-field theory beside random networks"
+    figure = sheet(1.2 + 2.8 * len(activations), 7.4, title, caption)
+    axes = grid(figure, len(_VARIANCES), len(activations))
+    colours = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))
+    for line, (quantity, label) in enumerate(_VARIANCES):
+        below = "layer" if line == len(_VARIANCES) - 1 else ""
+        for column, activation in enumerate(activations):
+            title = activation if line == 0 else ""
+            panel = dressed(axes[line, column], title, below)
             panel.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            for one in networks:
-                if one["activation"] == name and one["depth"] == depth:
-                    _band(panel, one[what], shades[one["width"]])
+            for network in networks:
+                if network["activation"] == activation and network["depth"] == depth:
+                    _draw_band(panel, network[quantity], colours[network["width"]])
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.set_ylim(0, max(2.0, panel.get_ylim()[1]))
-            if column == 0:
-                panel.set_ylabel(label, fontsize=9.5, color=INK)
-    handles = [figure.axes[0].plot([], [], color=c, linewidth=2, label=f"width {w}")[0] for w, c in shades.items()]
-    width, height = figure.get_size_inches()
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.2 / width, 1 - 0.66 / height), ncols=3, frameon=False, fontsize=9,
-        labelcolor=INK, borderaxespad=0,
-    )  # fmt: skip
+        _label_rows(axes[line, 0], label)
+    handles = []
+    for width, colour in colours.items():
+        handles += axes[0, 0].plot([], [], color=colour, linewidth=2, label=f"width {width}")
+    _add_legend(figure, handles, left=0.2, ncols=3)
     return figure
 
 
-def _band(panel: Axes, values: Mapping[str, Sequence[float]], colour: str) -> None:
-    mean, std = np.array(values["ratio"]), np.array(values["std"])
+def _draw_band(panel: Axes, values: Mapping[str, Sequence[float]], colour: str) -> None:
+    mean = np.array(values["ratio"])
+    std = np.array(values["std"])
     layers = np.arange(1, len(mean) + 1)
     panel.fill_between(layers, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     panel.plot(layers, mean, color=colour, linewidth=2)
 
 
 def landscape(rows: Sequence[Row]) -> Figure:
-    """Accuracy over clipping norm and learning rate for each method, and how much each setting explains."""
-    recipe, epsilon = rows[0]["run"]["recipe"], max(row["epsilon"] for row in rows)
-    caption = f"{recipe}, ε = {epsilon:.2f}, SGD; accuracy on a validation split; the search is not in ε"
-    figure = sheet(13.4, 4.9, "How sensitive accuracy is to clipping norm and learning rate", caption)
+    """Draw accuracy over clipping norm and learning rate, and how much each setting explains."""
+    recipe = rows[0]["run"]["recipe"]
+    epsilon = max(row["epsilon"] for row in rows)
+    caption = f"{recipe}, ε = {epsilon:.2f}, SGD; accuracy on a validation split; "
+    caption += "the search is not in ε"
+    title = "How sensitive accuracy is to clipping norm and learning rate"
+    figure = sheet(13.4, 4.9, title, caption)
     axes = grid(figure, 1, 3, top=1.1, gridspec_kw={"width_ratios": [1, 1, 0.8]})
     figure.subplots_adjust(wspace=0.42)
     for panel, method in zip(axes[0], LANDSCAPE_METHODS, strict=False):
-        held = [row for row in rows if row["run"]["method"] == method]
-        if held:
-            _heat(panel, method, held)
-    _bars(axes[0, 2], rows)
+        of_method = _rows_of(rows, method)
+        if of_method:
+            _draw_heat_map(panel, method, of_method)
+    _draw_importance(axes[0, 2], rows)
     return figure
 
 
-def _heat(panel: Axes, method: str, rows: Sequence[Row]) -> None:
+def _rows_of(rows: Sequence[Row], method: str) -> list[Row]:
+    return [row for row in rows if row["run"]["method"] == method]
+
+
+def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     (one,) = maps(rows)
     values = 100 * np.array(one.values, dtype=float)
-    dressed(panel, f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best", "learning rate").grid(False)
-    panel.imshow(values, cmap=_MAP, vmin=0, vmax=100, aspect="auto", origin="lower")
+    title = f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best"
+    dressed(panel, title, "learning rate").grid(False)
+    panel.imshow(values, cmap=_HEAT, vmin=0, vmax=100, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
-        if not np.isnan(value):
-            best = value == np.nanmax(values)
-            panel.text(
-                j, i, f"{value:.1f}", ha="center", va="center", fontsize=9, color=PAPER if value > 55 else INK,
-                fontweight="bold" if best else "normal",
-            )  # fmt: skip
+        if np.isnan(value):
+            continue
+        panel.text(
+            j,
+            i,
+            f"{value:.1f}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            color=PAPER if value > 55 else INK,
+            fontweight="bold" if value == np.nanmax(values) else "normal",
+        )
     panel.set_xticks(range(len(one.x_values)), [f"{x:g}" for x in one.x_values])
-    panel.set_yticks(range(len(one.y_values)), [f"{x:g}" for x in one.y_values])
+    panel.set_yticks(range(len(one.y_values)), [f"{y:g}" for y in one.y_values])
     panel.set_ylabel("clipping norm", fontsize=9, color=MUTED)
 
 
-def _bars(panel: Axes, rows: Sequence[Row]) -> None:
-    dressed(panel, "share of the variance of accuracy", "explained by the setting alone").grid(False, axis="y")
-    found = {
-        f"{label}\n{method}": importance([r for r in rows if r["run"]["method"] == method], [name]).get(name)
-        for method in LANDSCAPE_METHODS
-        for name, label in NAMES.items()
-    }
-    held = {name: one for name, one in found.items() if one is not None}
-    colours = [WHITENED if name.endswith("kfc") else PLAIN for name in held]
-    panel.barh(list(held), [one.explained for one in held.values()], color=colours, height=0.55)
-    for place, one in enumerate(held.values()):
-        panel.text(one.explained + 0.02, place, f"{one.explained:.2f}", va="center", fontsize=9, color=INK)
+def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
+    title = "share of the variance of accuracy"
+    dressed(panel, title, "explained by the setting alone").grid(False, axis="y")
+    labels = []
+    fractions = []
+    colours = []
+    for method in LANDSCAPE_METHODS:
+        for setting, label in NAMES.items():
+            measured = importance(_rows_of(rows, method), [setting]).get(setting)
+            if measured is not None:
+                labels.append(f"{label}\n{method}")
+                fractions.append(measured.explained)
+                colours.append(WHITENED if method.endswith("kfc") else PLAIN)
+    panel.barh(labels, fractions, color=colours, height=0.55)
+    for place, fraction in enumerate(fractions):
+        panel.text(fraction + 0.02, place, f"{fraction:.2f}", va="center", fontsize=9, color=INK)
     panel.invert_yaxis()
     panel.set_xlim(0, 1.08)
     panel.tick_params(axis="y", labelcolor=INK)
@@ -387,55 +536,70 @@ def _bars(panel: Axes, rows: Sequence[Row]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# A picture of a regression's loss over the noise, with and without filters.
+# The loss of a regression over the noise, with and without filters.
 
-_LOOKS: Mapping[str, dict[str, Any]] = {
+_FILTERS: Mapping[str, dict[str, Any]] = {
     "dp-sgd": {"color": PLAIN, "marker": "o", "label": "DP-SGD, no filter"},
     "doppler": {"color": SPENT, "marker": "s", "label": "DOPPLER"},
     "disk": {"color": WHITENED, "marker": "D", "label": "DiSK, two gradients a step"},
 }
 
 
-def noise_sweep(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Mean squared error over the noise multiplier, one panel a learning rate, and each method at its best rate."""
-    found, first = points(rows), rows[0]
-    rates = sorted({one.lr for one in found})
+def noise_sweep(rows: Sequence[Row]) -> Figure:
+    """Draw mean squared error over the noise multiplier.
+
+    Each learning rate has a panel, and the last panel shows each method at its best rate.
+    """
+    measured = points(rows)
+    first = rows[0]
+    rates = sorted({point.lr for point in measured})
     caption = (
-        f"{first['steps']} steps of {first['expected_batch_size']} examples, C = 1; mean ± one standard deviation of "
-        f"{max(one.runs for one in found)} runs, on validation examples; dashed: the weights behind the data"
+        f"{first['steps']} steps of {first['expected_batch_size']} examples, C = 1; "
+        f"mean ± one standard deviation of {max(point.runs for point in measured)} runs, "
+        "on validation examples; dashed: the weights behind the data"
     )
-    groups = {f"learning rate {lr:g}": [one for one in found if one.lr == lr] for lr in rates}
-    groups["each at its best rate"] = best(found)
-    columns = -(-len(groups) // 2)
-    figure = sheet(1.0 + 3.6 * columns, 7.2, "Linear regression under more and more noise", caption)
+    panels = []
+    for rate in rates:
+        of_rate = [point for point in measured if point.lr == rate]
+        panels.append((f"learning rate {rate:g}", of_rate, measured))
+    best_points = best(measured)
+    panels.append(("each at its best rate", best_points, best_points))
+    columns = -(-len(panels) // 2)
+    title = "Linear regression under more and more noise"
+    figure = sheet(1.0 + 3.6 * columns, 7.2, title, caption)
     axes = grid(figure, 2, columns)
-    for panel, (title, group) in zip(axes.flat, groups.items(), strict=False):
-        _losses(dressed(panel, title, "noise multiplier σ"), group, found if title.startswith("learning rate") else group)
-    for panel in list(axes.flat)[len(groups) :]:
+    for panel, (title, shown, scaled_to) in zip(axes.flat, panels, strict=False):
+        _draw_losses(dressed(panel, title, "noise multiplier σ"), shown, scaled_to)
+    for panel in list(axes.flat)[len(panels) :]:
         panel.set_visible(False)
     for panel in axes[:, 0]:
         panel.set_ylabel("mean squared error", fontsize=9, color=INK)
-    width, height = figure.get_size_inches()
-    handles = [axes[0, 0].plot([], [], linewidth=2, markersize=5, **look)[0] for look in _LOOKS.values()]
-    figure.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.27 / width, 1 - 0.66 / height), ncols=3, frameon=False, fontsize=9,
-        labelcolor=INK, borderaxespad=0,
-    )  # fmt: skip
+    handles = []
+    for style in _FILTERS.values():
+        handles += axes[0, 0].plot([], [], linewidth=2, markersize=5, **style)
+    _add_legend(figure, handles, left=0.27, ncols=3)
     return figure
 
 
-def _losses(panel: Axes, group: Sequence[Point], scaled_to: Sequence[Point]) -> None:
-    """The lines of some points, on an axis that all of `scaled_to` have room on."""
-    noises = sorted({one.noise for one in group})
+def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]) -> None:
+    """Draw the lines of some points, on an axis that has room for all of `scaled_to`."""
+    noises = sorted({point.noise for point in shown})
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.axhline(ERROR**2, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-    for name, look in _LOOKS.items():
-        held = [one for one in group if one.method == name]
-        if held:
-            means, deviations = [one.mean for one in held], [one.std for one in held]
-            panel.errorbar([one.noise for one in held], means, yerr=deviations, linewidth=1.9, markersize=4.5, capsize=2, **look)
+    for method, style in _FILTERS.items():
+        of_method = [point for point in shown if point.method == method]
+        if of_method:
+            panel.errorbar(
+                [point.noise for point in of_method],
+                [point.mean for point in of_method],
+                yerr=[point.std for point in of_method],
+                linewidth=1.9,
+                markersize=4.5,
+                capsize=2,
+                **style,
+            )
     panel.set_xticks(noises, [f"{noise:g}" for noise in noises])
     panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_ylim(0.8 * ERROR**2, 1.4 * max(one.mean + one.std for one in scaled_to))
-    decades(panel.yaxis, *panel.get_ylim())
+    panel.set_ylim(0.8 * ERROR**2, 1.4 * max(point.mean + point.std for point in scaled_to))
+    _set_decades(panel.yaxis, *panel.get_ylim())

@@ -1,7 +1,8 @@
-"""Curvature through one private training run: every checkpoint sees the same model with several sources beside the oracle.
+"""What the figures of papers measure: curvature during training, random networks, settings, noise.
 
-The run itself is private, with noise and a ledger as any other. What is MEASURED on the way with the private examples (the
-oracle) is a research measurement on public benchmark data: it is not in ε, never reaches the run, and every row says so.
+The training runs are private, with noise and a ledger as any other. Figures of curvature also
+measure the private examples (the oracle). That is a research measurement on public benchmark data:
+it is not in ε, never reaches the run, and every row says so.
 """
 
 from __future__ import annotations
@@ -71,16 +72,18 @@ class Density:
 
     @property
     def trace(self) -> float:
-        """Sum of all eigenvalues, as the quadrature has it."""
+        """Sum of all eigenvalues by the quadrature."""
         return float(self.dim * (self.nodes * self.weights).sum())
 
     def above(self) -> Tensor:
-        """How many eigenvalues are at least as large as each node, float64 `[k]`."""
+        """Return how many eigenvalues are at least as large as each node, float64 `[k]`."""
         return self.dim * self.weights.cumsum(0)
 
 
-def fisher_product(model: nn.Module, inputs: Tensor, likelihood: str = "categorical") -> tuple[Product, int]:
-    """v ↦ F v for the Fisher matrix of all trainable parameters, mean over the examples.
+def fisher_product(
+    model: nn.Module, inputs: Tensor, likelihood: str = "categorical"
+) -> tuple[Product, int]:
+    """Return v ↦ F v for the Fisher matrix of all trainable parameters, mean over the examples.
 
     Args:
         model: in evaluation mode; its parameters and their `.grad` are left as they are.
@@ -88,7 +91,7 @@ def fisher_product(model: nn.Module, inputs: Tensor, likelihood: str = "categori
         likelihood: categorical, or gaussian with unit variance.
 
     Returns:
-        The product, and the number d of parameters; vectors `[d]` are in the dtype of the parameters.
+        The product, and the number d of parameters; vectors `[d]` have the parameters' dtype.
 
     Raises:
         ValueError: another likelihood, or outputs of another shape.
@@ -96,30 +99,39 @@ def fisher_product(model: nn.Module, inputs: Tensor, likelihood: str = "categori
     if likelihood not in ("categorical", "gaussian"):
         raise ValueError(f"likelihood must be categorical or gaussian, got {likelihood!r}")
     parameters = [p for p in model.parameters() if p.requires_grad]
-    with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):  # the fused kernels of attention cannot be differentiated twice
+    # The fused kernels of attention cannot be differentiated twice.
+    with torch.enable_grad(), sdpa_kernel([SDPBackend.MATH]):
         outputs = model(inputs)
         if outputs.dim() != 2:
-            raise ValueError(f"the model's outputs have shape {tuple(outputs.shape)}; a Fisher product needs [examples, outputs]")
+            raise ValueError(
+                f"the model's outputs have shape {tuple(outputs.shape)}; "
+                "a Fisher product needs [examples, outputs]"
+            )
         dummy = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, parameters, dummy, create_graph=True)
-    shapes, probabilities = [p.shape for p in parameters], outputs.detach().softmax(-1)
+    shapes = [p.shape for p in parameters]
+    sizes = [shape.numel() for shape in shapes]
+    probabilities = outputs.detach().softmax(-1)
 
     def product(vector: Tensor) -> Tensor:
-        pieces = vector.split([shape.numel() for shape in shapes])
-        along = [piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
-        (moved,) = torch.autograd.grad(pulled, dummy, along, retain_graph=True)
+        pieces = zip(vector.split(sizes), shapes, strict=True)
+        direction = [piece.view(shape) for piece, shape in pieces]
+        (moved,) = torch.autograd.grad(pulled, dummy, direction, retain_graph=True)
         if likelihood == "categorical":
-            moved = probabilities * (moved - (probabilities * moved).sum(-1, keepdim=True))
-        back = torch.autograd.grad(outputs, parameters, moved / outputs.shape[0], retain_graph=True)
-        return torch.cat([g.reshape(-1) for g in back])
+            mean = (probabilities * moved).sum(-1, keepdim=True)
+            moved = probabilities * (moved - mean)
+        scaled = moved / outputs.shape[0]
+        gradients = torch.autograd.grad(outputs, parameters, scaled, retain_graph=True)
+        return torch.cat([gradient.reshape(-1) for gradient in gradients])
 
-    return product, sum(shape.numel() for shape in shapes)
+    return product, sum(sizes)
 
 
 def lanczos(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the quadrature from one start vector.
+    """Return nodes and weights of the quadrature from one start vector.
 
-    Every new vector is made orthogonal to all earlier ones, twice: without that, eigenvalues that have converged come back.
+    Every new vector is made orthogonal to all earlier ones, twice. Otherwise eigenvalues that have
+    converged come back.
 
     Args:
         product: v ↦ M v for a symmetric M.
@@ -129,29 +141,42 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor
     Returns:
         (nodes, weights), float64, largest node first; the weights sum to 1.
     """
-    basis = torch.zeros(min(steps, start.numel()), start.numel(), dtype=start.dtype, device=start.device)
+    size = start.numel()
+    basis = torch.zeros(min(steps, size), size, dtype=start.dtype, device=start.device)
+    tolerance = 1e3 * torch.finfo(start.dtype).eps
     diagonal: list[float] = []
-    beside: list[float] = []
-    vector, largest = start / start.norm(), 0.0
+    off_diagonal: list[float] = []
+    vector = start / start.norm()
+    largest = 0.0
     for step in range(len(basis)):
         basis[step] = vector
         following = product(vector)
         diagonal.append(float(following @ vector))
         for _ in range(2):
-            following = following - basis[: step + 1].T @ (basis[: step + 1] @ following)
+            earlier = basis[: step + 1]
+            following = following - earlier.T @ (earlier @ following)
         norm = float(following.norm())
         largest = max(largest, abs(diagonal[-1]), norm)
-        if norm <= 1e3 * torch.finfo(start.dtype).eps * largest or step + 1 == len(basis):
+        if norm <= tolerance * largest or step + 1 == len(basis):
             break
-        beside.append(norm)
+        off_diagonal.append(norm)
         vector = following / norm
-    off = torch.tensor(beside, dtype=torch.float64).diag(1)
-    values, vectors = torch.linalg.eigh(torch.tensor(diagonal, dtype=torch.float64).diag() + off + off.T)
+    upper = torch.tensor(off_diagonal, dtype=torch.float64).diag(1)
+    tridiagonal = torch.tensor(diagonal, dtype=torch.float64).diag() + upper + upper.T
+    values, vectors = torch.linalg.eigh(tridiagonal)
     return values.flip(0), vectors[0].square().flip(0)
 
 
-def density(product: Product, dim: int, *, steps: int, starts: int, generator: torch.Generator, like: Tensor) -> Density:
-    """The spectral density of a symmetric positive semi-definite matrix.
+def density(
+    product: Product,
+    dim: int,
+    *,
+    steps: int,
+    starts: int,
+    generator: torch.Generator,
+    like: Tensor,
+) -> Density:
+    """Return the spectral density of a symmetric positive semi-definite matrix.
 
     Args:
         product: v ↦ M v.
@@ -159,11 +184,17 @@ def density(product: Product, dim: int, *, steps: int, starts: int, generator: t
         steps: of Lanczos.
         starts: random start vectors.
         generator: of their signs, on the CPU.
-        like: a tensor whose dtype and device vectors have.
+        like: a tensor whose dtype and device the vectors take.
     """
-    signs = (2 * torch.randint(2, (dim,), generator=generator) - 1 for _ in range(starts))
-    pairs = [lanczos(product, start.to(like), steps) for start in signs]
-    nodes, weights = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+    all_nodes = []
+    all_weights = []
+    for _ in range(starts):
+        signs = 2 * torch.randint(2, (dim,), generator=generator) - 1
+        nodes, weights = lanczos(product, signs.to(like), steps)
+        all_nodes.append(nodes)
+        all_weights.append(weights)
+    nodes = torch.cat(all_nodes)
+    weights = torch.cat(all_weights)
     order = nodes.argsort(descending=True)
     return Density(nodes[order].clamp(min=0), weights[order] / starts, dim)
 
@@ -201,7 +232,7 @@ class Convention:
     mean_loss: bool = False
 
     def scale(self, side: str, probe_size: int) -> float:
-        """What a factor is multiplied by."""
+        """Return what a factor is multiplied by."""
         return float(probe_size) ** -2 if self.mean_loss and side == "G" else 1.0
 
 
@@ -210,8 +241,8 @@ AUTHORS = Convention(added=1e-5, mean_loss=True)
 
 
 @dataclass(frozen=True)
-class Alike:
-    """A matrix beside a reference.
+class Similarity:
+    """A matrix compared with a reference.
 
     Attributes:
         cosine: ⟨F, F̃⟩ / (‖F‖ ‖F̃‖), blind to scale.
@@ -233,25 +264,28 @@ class _Products:
     other_trace: float
 
     def times(self, second: _Products) -> _Products:
-        """Those of the Kronecker products."""
+        """Return the inner products of the Kronecker products."""
         pairs = zip(vars(self).values(), vars(second).values(), strict=True)
         return _Products(*(a * b for a, b in pairs))
 
-    def alike(self) -> Alike:
+    def compare(self) -> Similarity:
         if self.own <= 0 or self.other <= 0:
-            return Alike(0.0, 1.0, 0.0)
+            return Similarity(0.0, 1.0, 0.0)
         error = max(0.0, self.own + self.other - 2 * self.both)
         cosine = min(1.0, self.both / math.sqrt(self.own) / math.sqrt(self.other))
-        return Alike(cosine, math.sqrt(error / self.own), self.other_trace / self.trace)
+        relative_error = math.sqrt(error / self.own)
+        return Similarity(cosine, relative_error, self.other_trace / self.trace)
 
 
 def kronecker_layers(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
-    """The layers that have two sides, A and G."""
-    return {name: of for name, of in layers.items() if of.kind == "outer"}
+    """Return the layers that have two sides, A and G."""
+    return {name: factors for name, factors in layers.items() if factors.kind == "outer"}
 
 
-def tracked(reference: LayerFactors, other: LayerFactors, convention: Convention, probe_size: int) -> dict[str, Alike]:
-    """A, G and F = A ⊗ G of one layer beside those of a reference.
+def tracked(
+    reference: LayerFactors, other: LayerFactors, convention: Convention, probe_size: int
+) -> dict[str, Similarity]:
+    """Compare A, G and F = A ⊗ G of one layer with those of a reference.
 
     Args:
         reference: undamped factors.
@@ -259,30 +293,36 @@ def tracked(reference: LayerFactors, other: LayerFactors, convention: Convention
         convention: what is done to both before they are compared.
         probe_size: examples B of either probe.
     """
-    products = {
-        name: _products(reference.sides[side], other.sides[side], convention.added, convention.scale(name, probe_size))
-        for name, side in SIDES.items()
-    }
+    products = {}
+    for name, side in SIDES.items():
+        scale = convention.scale(name, probe_size)
+        products[name] = _products(
+            reference.sides[side], other.sides[side], convention.added, scale
+        )
     products["F"] = products["A"].times(products["G"])
-    return {name: one.alike() for name, one in products.items()}
+    return {name: product.compare() for name, product in products.items()}
 
 
-def alike(reference: Factor, other: Factor, added: float = 0.0) -> Alike:
-    """One factor beside another of its size, after a multiple of the identity is added to both."""
-    return _products(reference, other, added, 1.0).alike()
+def compare_factors(reference: Factor, other: Factor, added: float = 0.0) -> Similarity:
+    """Compare two factors of one size after a multiple of the identity is added to both."""
+    return _products(reference, other, added, 1.0).compare()
 
 
 def _products(reference: Factor, other: Factor, added: float, scale: float) -> _Products:
-    first, second = reference.scaled(scale), other.scaled(scale)
+    first = reference.scaled(scale)
+    second = other.scaled(scale)
     dim = first.dim
 
     def product(a: Factor, b: Factor) -> float:
         return inner_product(a, b) + added * (a.trace + b.trace) + added * added * dim
 
     return _Products(
-        own=product(first, first), other=product(second, second), both=product(first, second),
-        trace=first.trace + added * dim, other_trace=second.trace + added * dim,
-    )  # fmt: skip
+        own=product(first, first),
+        other=product(second, second),
+        both=product(first, second),
+        trace=first.trace + added * dim,
+        other_trace=second.trace + added * dim,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,11 +330,12 @@ class Realised:
     """Spectrum of F̃^(−p) F F̃^(−p), or of F itself where nothing is applied.
 
     Attributes:
-        largest, smallest: λ_max and λ_min; λ_min is 0 where F is singular, as with fewer examples than columns.
+        largest, smallest: λ_max and λ_min; λ_min is 0 where F is singular, as with fewer
+            examples than columns.
         condition: their ratio, `inf` for a singular F.
         held: the condition number over the directions of F that hold 99 % of its trace on each side.
-        flatness: tr / (√d ‖·‖), the cosine to the identity: 1 where the map is a multiple of it, which is all that clipping
-            norm and learning rate can absorb.
+        flatness: tr / (√d ‖·‖), the cosine to the identity. It is 1 where the map is a multiple of
+            the identity, which clipping norm and learning rate can absorb.
     """
 
     largest: float
@@ -304,44 +345,63 @@ class Realised:
     flatness: float
 
     def times(self, second: Realised) -> Realised:
-        """That of the Kronecker product of both."""
+        """Return the spectrum of the Kronecker product of both."""
         return Realised(
-            largest=self.largest * second.largest, smallest=self.smallest * second.smallest,
-            condition=self.condition * second.condition, held=self.held * second.held,
+            largest=self.largest * second.largest,
+            smallest=self.smallest * second.smallest,
+            condition=self.condition * second.condition,
+            held=self.held * second.held,
             flatness=self.flatness * second.flatness,
-        )  # fmt: skip
+        )
 
 
-def realised(reference: Factor, other: Factor | None, *, damping: float = 0.1, exponent: float = 0.5) -> Realised:
-    """What a damped root of one factor makes of another.
+def realised(
+    reference: Factor, other: Factor | None, *, damping: float = 0.1, exponent: float = 0.5
+) -> Realised:
+    """Return what a damped root of one factor makes of another.
 
     Args:
         reference: A (or G) of the examples that gradients come from.
         other: Ã of the probe; None applies nothing.
-        damping: ρ, in units of the mean eigenvalue of Ã; 0 takes the root on the support of Ã alone.
+        damping: ρ, in units of the mean eigenvalue of Ã; 0 takes the root on the support of Ã.
         exponent: p of the root on each side.
     """
-    values, vectors = _pairs(reference)
-    gram = values.diag() if other is None else _mapped(values, vectors, other, damping, exponent)
-    found = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)
-    full = values.numel() == reference.dim
-    largest, smallest = float(found[0]), float(found[-1]) if full else 0.0
+    values, vectors = _eigenpairs(reference)
+    if other is None:
+        gram = values.diag()
+    else:
+        gram = _precondition(values, vectors, other, damping, exponent)
+    spectrum = torch.linalg.eigvalsh(gram).clamp(min=0).flip(0)
+    is_full_rank = values.numel() == reference.dim
+    largest = float(spectrum[0])
+    smallest = float(spectrum[-1]) if is_full_rank else 0.0
     most = int((values.cumsum(0) < 0.99 * values.sum()).sum()) + 1
-    held = torch.linalg.eigvalsh(gram[:most, :most]).clamp(min=0)
-    norm = float(found.square().sum().sqrt())
+    main = torch.linalg.eigvalsh(gram[:most, :most]).clamp(min=0)
+    norm = float(spectrum.square().sum().sqrt())
+    flatness = 0.0
+    if norm > 0:
+        flatness = float(spectrum.sum()) / (math.sqrt(reference.dim) * norm)
     return Realised(
-        largest=largest, smallest=smallest, condition=_ratio(largest, smallest), held=_ratio(float(held[-1]), float(held[0])),
-        flatness=float(found.sum()) / (math.sqrt(reference.dim) * norm) if norm > 0 else 0.0,
-    )  # fmt: skip
+        largest=largest,
+        smallest=smallest,
+        condition=_ratio(largest, smallest),
+        held=_ratio(float(main[-1]), float(main[0])),
+        flatness=flatness,
+    )
 
 
 def _ratio(largest: float, smallest: float) -> float:
     return largest / smallest if smallest > 1e-14 * largest else math.inf
 
 
-def _mapped(values: Tensor, vectors: Tensor, other: Factor, damping: float, exponent: float) -> Tensor:
-    """√λ Vᵀ R² V √λ, which has the eigenvalues of R V λ Vᵀ R that are not zero, R the damped root of the other factor."""
-    theirs, directions = _pairs(other)
+def _precondition(
+    values: Tensor, vectors: Tensor, other: Factor, damping: float, exponent: float
+) -> Tensor:
+    """Return √λ Vᵀ R² V √λ, with R the damped root of the other factor.
+
+    It has the non-zero eigenvalues of R V λ Vᵀ R.
+    """
+    theirs, directions = _eigenpairs(other)
     shift = damping * other.mean
     kept = theirs > (0.0 if shift > 0 else 1e-13 * float(theirs[0]))
     floor = getattr(other, "floor", 0.0)
@@ -353,32 +413,34 @@ def _mapped(values: Tensor, vectors: Tensor, other: Factor, damping: float, expo
     return root[:, None] * inside * root
 
 
-def _pairs(factor: Factor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, largest first, and their vectors, float64."""
-    match factor:
-        case Eigen():
-            return factor.values.double().cpu(), factor.vectors.double().cpu()
-        case DiagonalFactor():
-            order = factor.values.argsort(descending=True).cpu()
-            return factor.values.double().cpu()[order], torch.eye(factor.dim, dtype=torch.float64)[:, order]
-        case _:
-            return torch.full((factor.dim,), factor.mean, dtype=torch.float64), torch.eye(factor.dim, dtype=torch.float64)
+def _eigenpairs(factor: Factor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues, largest first, and their vectors, float64."""
+    if isinstance(factor, Eigen):
+        return factor.values.double().cpu(), factor.vectors.double().cpu()
+    identity = torch.eye(factor.dim, dtype=torch.float64)
+    if isinstance(factor, DiagonalFactor):
+        order = factor.values.argsort(descending=True).cpu()
+        return factor.values.double().cpu()[order], identity[:, order]
+    return torch.full((factor.dim,), factor.mean, dtype=torch.float64), identity
 
 
 # --------------------------------------------------------------------------------------------------
 
+# This text is in committed results.
 NOT_PRIVATE = (
-    "NOT PRIVATE: the oracle's factors are of the private training examples. A research measurement on public benchmark data; it "
-    "is not covered by ε and no private run may look at it."
+    "NOT PRIVATE: the oracle's factors are of the private training examples. A research "
+    "measurement on public benchmark data; it is not covered by ε and no private run may look at it."
 )
-ORACLE, AGAIN, RANDOM = "oracle", "oracle, other examples", "random directions"
+ORACLE = "oracle"
+AGAIN = "oracle, other examples"
+RANDOM = "random directions"
 _OTHER = {"mnist": "fashion-mnist-cnn", "fashion-mnist": "mnist-cnn"}
 _POINTS = 96
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is looked at.
+    """How many examples and steps are measured.
 
     Attributes:
         probe: examples behind every factor.
@@ -398,7 +460,7 @@ SMOKE = Sizes(probe=64, lanczos_examples=16, lanczos_steps=8, starts=1)
 def measure_course(
     run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
 ) -> dict[str, Any]:
-    """A cell: train privately, and look at the curvature before the first step and at every evaluation.
+    """Train privately, and measure curvature before the first step and at every evaluation.
 
     Returns:
         A row with one entry a checkpoint; see `figures_of`. NOT private.
@@ -415,185 +477,266 @@ def measure_course(
     prepared = prepare(run.config(threads=1, data_dir=data_dir))
     sizes = SMOKE if prepared.config.smoke else Sizes()
     sources = _sources(prepared, public or folder / "public", data_dir)
-    checkpoints = [{"step": 0, **figures_of(prepared, sources, sizes, 0)}]
+    checkpoints: list[dict[str, Any]] = []
+
+    def measure_at(step: int, **scores: Any) -> None:
+        curvature = figures_of(prepared, sources, sizes, step)
+        checkpoints.append({"step": step, **scores, **curvature})
+
+    measure_at(0)
     place = RunFolder.fresh(folder, run.hash)
 
     def watch(row: Any) -> bool:
-        found = figures_of(prepared, sources, sizes, row.step)
-        checkpoints.append({"step": row.step, "accuracy": row.accuracy, "epsilon": row.epsilon, **found})
+        measure_at(row.step, accuracy=row.accuracy, epsilon=row.epsilon)
         return report is None or bool(report(len(checkpoints), row.accuracy))
 
     result = measure(prepared, place, watch)
-    if checkpoints[-1]["step"] < result.steps:  # the last evaluation is not watched
-        found = figures_of(prepared, sources, sizes, result.steps)
-        checkpoints.append({"step": result.steps, "accuracy": result.accuracy, "epsilon": result.epsilon, **found})
+    # The last evaluation is not watched.
+    if checkpoints[-1]["step"] < result.steps:
+        measure_at(result.steps, accuracy=result.accuracy, epsilon=result.epsilon)
     row = {
-        "run": run.describe(), "hash": run.hash, "private": NOT_PRIVATE, "sources": list(sources), "sizes": asdict(sizes),
-        "authors": asdict(AUTHORS), "checkpoints": checkpoints, "final_accuracy": result.accuracy,
-        "measured_on": result.measured_on, "epsilon": result.epsilon, "delta": prepared.plan.delta, "steps": result.steps,
-        "wall_seconds": round(time.perf_counter() - started, 1), "hardware": hardware(),
-    }  # fmt: skip
+        "run": run.describe(),
+        "hash": run.hash,
+        "private": NOT_PRIVATE,
+        "sources": list(sources),
+        "sizes": asdict(sizes),
+        "authors": asdict(AUTHORS),
+        "checkpoints": checkpoints,
+        "final_accuracy": result.accuracy,
+        "measured_on": result.measured_on,
+        "epsilon": result.epsilon,
+        "delta": prepared.plan.delta,
+        "steps": result.steps,
+        "wall_seconds": round(time.perf_counter() - started, 1),
+        "hardware": hardware(),
+    }
     if result.interrupted:
         raise Ended(row, asked=False)
     return row
 
 
 def _sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe]:
-    """Name to probe; the last ones hold private examples."""
-    config, shape = prepared.config, prepared.recipe.input_shape
-    found: dict[str, Probe] = {
-        "pink noise": PinkNoise(shape, power_exponent=config.power_exponent), "white noise": WhiteNoise(shape),
-    }  # fmt: skip
-    other = next((_OTHER[name] for name in _OTHER if config.recipe.startswith(f"{name}-")), "")
-    if other:
-        path = Path(resolved(f"@{other}:2000", public, data_dir))
-        inputs, _ = read_public_data(path, shape)
-        found["public"] = PublicData(inputs, provenance=f"2,000 training images of {other}")
+    """Return probes by name; the last ones hold private examples."""
+    config = prepared.config
+    shape = prepared.recipe.input_shape
+    sources: dict[str, Probe] = {
+        "pink noise": PinkNoise(shape, power_exponent=config.power_exponent),
+        "white noise": WhiteNoise(shape),
+    }
+    for name, other in _OTHER.items():
+        if config.recipe.startswith(f"{name}-"):
+            path = Path(resolved(f"@{other}:2000", public, data_dir))
+            images, _ = read_public_data(path, shape)
+            provenance = f"2,000 training images of {other}"
+            sources["public"] = PublicData(images, provenance=provenance)
+            break
     inputs, labels = prepared.data.train
     half = len(labels) // 2
-    return found | {
-        ORACLE: PrivateOracle((inputs[:half], labels[:half])), AGAIN: PrivateOracle((inputs[half:], labels[half:])),
-    }  # fmt: skip
+    sources[ORACLE] = PrivateOracle((inputs[:half], labels[:half]))
+    sources[AGAIN] = PrivateOracle((inputs[half:], labels[half:]))
+    return sources
 
 
-def figures_of(prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, step: int) -> dict[str, Any]:
-    """Everything that is measured at one checkpoint.
+def figures_of(
+    prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, step: int
+) -> dict[str, Any]:
+    """Return everything that is measured at one checkpoint.
 
-    Labels are drawn from the model for every source, so that all factors are of the same Fisher matrix.
+    Labels are drawn from the model for every source, so that all factors are of the same Fisher
+    matrix.
 
     Returns:
-        `layers`: name to `spectra`, `tracking` (undamped and as in the authors' code) and `realised`; `signal`: layer to
-        signal-to-noise ratio under each source; `density`: source to the Lanczos quadrature of the whole Fisher matrix, at
-        the first and the last step.
+        `layers`: name to `spectra`, `tracking` (undamped and as in the authors' code) and
+        `realised`; `signal`: layer to signal-to-noise ratio under each source; `density`: source to
+        the Lanczos quadrature of the whole Fisher matrix, at the first and the last step.
     """
     model = prepared.model
-    every = find_layers(model)
-    rules = {layer.name: layer.rule for layer in every}
+    found_layers = find_layers(model)
+    rules = {layer.name: layer.rule for layer in found_layers}
 
-    def capturing(m: nn.Module, loss: Any) -> Any:
-        return capture(m, every, loss)
+    def capturing(model: nn.Module, loss: Any) -> Any:
+        return capture(model, found_layers, loss)
 
-    base = replace(_base(prepared), probe_size=int(min(sizes.probe, *map(_most, sources.values()))))
-    factors = {
-        name: kronecker_layers(replace(base, probe=probe).factors(model, capturing, step, rules=rules))
-        for name, probe in sources.items()
-    }
+    probe_size = int(min(sizes.probe, *map(_number_of_examples, sources.values())))
+    base = replace(_uncut_factors(prepared), probe_size=probe_size)
+    factors = {}
+    for source, probe in sources.items():
+        measured = replace(base, probe=probe).factors(model, capturing, step, rules=rules)
+        factors[source] = kronecker_layers(measured)
     factors[RANDOM] = randomize_directions(factors[ORACLE], 0)
     modules = dict(model.named_modules())
-    layers = {
-        layer: {"module": type(modules[layer]).__name__}
-        | _layer({source: found[layer] for source, found in factors.items()}, base.probe_size, base.damping)
-        for layer in factors[ORACLE]
+    layers = {}
+    for name in factors[ORACLE]:
+        by_source = {source: of_layers[name] for source, of_layers in factors.items()}
+        measured_layer = _measure_layer(by_source, base.probe_size, base.damping)
+        layers[name] = {"module": type(modules[name]).__name__, **measured_layer}
+    with_density = {}
+    if step in (0, prepared.plan.steps):
+        with_density = {name: probe for name, probe in sources.items() if name != AGAIN}
+    return {
+        "layers": layers,
+        "signal": _signal(prepared, sources, base, capturing, step=step, rules=rules),
+        "density": _densities(model, with_density, sizes, step),
     }
-    signal = _signal(prepared, sources, base, capturing, step=step, rules=rules)
-    ends = step in (0, prepared.plan.steps)
-    seen = {source: probe for source, probe in sources.items() if ends and source != AGAIN}
-    return {"layers": layers, "signal": signal, "density": _densities(model, seen, sizes, step)}
 
 
-def _base(prepared: Prepared) -> KFAC:
-    """Factors without any cut: every position, every eigenpair, both sides."""
-    from dpkfc.app.assembly import make_kfac
-
-    settings = make_kfac(replace(prepared.config, source="pink", output_source=""), prepared.recipe.input_shape)
+def _uncut_factors(prepared: Prepared) -> KFAC:
+    """Return settings of factors of every position, every eigenpair and both sides."""
+    config = replace(prepared.config, source="pink", output_source="")
     return replace(
-        settings, labels="model", sides="both", rows_per_dim=None, max_rank=None, control="none", layer_rules=None
+        make_kfac(config, prepared.recipe.input_shape),
+        labels="model",
+        sides="both",
+        rows_per_dim=None,
+        max_rank=None,
+        control="none",
+        layer_rules=None,
     )
 
 
-def _most(probe: Probe) -> float:
-    """Examples that a probe has."""
+def _number_of_examples(probe: Probe) -> float:
     if isinstance(probe, PrivateOracle):
         return len(probe.dataset[0])
-    return examples(probe.inputs) if isinstance(probe, PublicData) else math.inf
+    if isinstance(probe, PublicData):
+        return examples(probe.inputs)
+    return math.inf
 
 
-def _layer(of: Mapping[str, LayerFactors], probe_size: int, damping: float) -> dict[str, Any]:
-    reference = of[ORACLE]
-    others = {source: factors for source, factors in of.items() if source != ORACLE}
-    spectra = {
-        side: {source: _thinned(factors.sides[name].spectrum) for source, factors in of.items() if source != RANDOM}
-        for side, name in (("A", "input"), ("G", "output"))
-    }
-    tracking = {
-        label: {
-            source: {side: _rounded(asdict(one)) for side, one in tracked(reference, x, convention, probe_size).items()}
-            for source, x in others.items()
-        }
-        for label, convention in (("undamped", UNDAMPED), ("authors", AUTHORS))
-    }
+def _measure_layer(
+    factors: Mapping[str, LayerFactors], probe_size: int, damping: float
+) -> dict[str, Any]:
+    reference = factors[ORACLE]
+    spectra: dict[str, Any] = {}
+    for side, name in SIDES.items():
+        spectra[side] = {}
+        for source, layer in factors.items():
+            if source != RANDOM:
+                spectra[side][source] = _thin_spectrum(layer.sides[name].spectrum)
+    tracking: dict[str, Any] = {}
+    for label, convention in (("undamped", UNDAMPED), ("authors", AUTHORS)):
+        tracking[label] = {}
+        for source, layer in factors.items():
+            if source != ORACLE:
+                similarities = tracked(reference, layer, convention, probe_size)
+                tracking[label][source] = _round_fields(similarities)
     return {
-        "sizes": {"A": reference.sides["input"].dim, "G": reference.sides["output"].dim}, "spectra": spectra,
-        "tracking": tracking, "realised": _realised(reference, of, damping),
-    }  # fmt: skip
+        "sizes": {side: reference.sides[name].dim for side, name in SIDES.items()},
+        "spectra": spectra,
+        "tracking": tracking,
+        "realised": _measure_realised(reference, factors, damping),
+    }
 
 
-def _realised(reference: LayerFactors, of: Mapping[str, LayerFactors], damping: float) -> dict[str, Any]:
-    """Source to the realised map of A, of G and of F; "nothing" is the oracle's F itself."""
-    found = {}
-    for source, factors in {"nothing": None, **of}.items():
-        a, g = (
-            realised(reference.sides[side], None if factors is None else factors.sides[side], damping=damping)
-            for side in ("input", "output")
-        )
-        found[source] = {
-            "A": _rounded(asdict(a)), "G": _rounded(asdict(g)), "F": _rounded(asdict(a.times(g)))
-        }  # fmt: skip
-    return found
+def _measure_realised(
+    reference: LayerFactors, factors: Mapping[str, LayerFactors], damping: float
+) -> dict[str, Any]:
+    """Return the realised map of A, of G and of F by source; "nothing" is the oracle's F itself."""
+    by_source = {}
+    with_nothing: dict[str, LayerFactors | None] = {"nothing": None, **factors}
+    for source, layer in with_nothing.items():
+        maps = {}
+        for name, side in SIDES.items():
+            other = None if layer is None else layer.sides[side]
+            maps[name] = realised(reference.sides[side], other, damping=damping)
+        maps["F"] = maps["A"].times(maps["G"])
+        by_source[source] = _round_fields(maps)
+    return by_source
+
+
+def _round_fields(results: Mapping[str, Similarity] | Mapping[str, Realised]) -> dict[str, Any]:
+    return {name: _round_values(asdict(result)) for name, result in results.items()}
 
 
 def _signal(
-    prepared: Prepared, sources: Mapping[str, Probe], base: KFAC, capturing: Any, *, step: int, rules: Mapping[str, str]
+    prepared: Prepared,
+    sources: Mapping[str, Probe],
+    base: KFAC,
+    capturing: Any,
+    *,
+    step: int,
+    rules: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Signal-to-noise ratios of the PRIVATE examples' gradients under the metric of each source."""
+    """Return signal-to-noise ratios of the PRIVATE examples' gradients under each metric."""
     plan = prepared.plan
     if plan.noise_multiplier <= 0:
         return {}
-    on = replace(base, probe=sources[ORACLE], labels="given", probe_size=min(256, base.probe_size))
-    found: dict[str, dict[str, float]] = {}
+    probe_size = min(256, base.probe_size)
+    private = replace(base, probe=sources[ORACLE], labels="given", probe_size=probe_size)
+    by_layer: dict[str, dict[str, float]] = {}
     for source, probe in sources.items():
         if source == AGAIN:
             continue
-        built = replace(base, probe=probe, max_rank=64).build(prepared.model, capturing, step, rules=rules)
+        settings = replace(base, probe=probe, max_rank=64)
+        preconditioner = settings.build(prepared.model, capturing, step, rules=rules)
         ratios = signal_to_noise(
-            on, prepared.model, capturing, built, max_grad_norm=plan.max_grad_norm, noise_multiplier=plan.noise_multiplier
+            private,
+            prepared.model,
+            capturing,
+            preconditioner,
+            max_grad_norm=plan.max_grad_norm,
+            noise_multiplier=plan.noise_multiplier,
         )
         for layer, ratio in ratios.items():
-            row = found.setdefault(layer, {"none": math.sqrt(ratio.plain)})
+            row = by_layer.setdefault(layer, {"none": math.sqrt(ratio.plain)})
             row[source] = math.sqrt(ratio.preconditioned)
-    return {layer: _rounded({k: plan.expected_batch_size * v for k, v in row.items()}) for layer, row in found.items()}
+    scaled = {}
+    for layer, row in by_layer.items():
+        of_batch = {source: plan.expected_batch_size * ratio for source, ratio in row.items()}
+        scaled[layer] = _round_values(of_batch)
+    return scaled
 
 
-def _densities(model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, step: int) -> dict[str, Any]:
-    finer = copy.deepcopy(model).double().eval()
-    found = {}
+def _densities(
+    model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, step: int
+) -> dict[str, Any]:
+    model = copy.deepcopy(model).double().eval()
+    densities = {}
     for source, probe in sources.items():
         generator = public_generator(0, step, "density")
         inputs, _ = probe.sample(sizes.lanczos_examples, generator)
         assert isinstance(inputs, Tensor)
-        product, dim = fisher_product(finer, inputs.double())
-        one = density(
-            product, dim, steps=sizes.lanczos_steps, starts=sizes.starts, generator=generator,
+        product, dim = fisher_product(model, inputs.double())
+        quadrature = density(
+            product,
+            dim,
+            steps=sizes.lanczos_steps,
+            starts=sizes.starts,
+            generator=generator,
             like=torch.zeros((), dtype=torch.float64),
-        )  # fmt: skip
-        found[source] = {
-            "dim": dim, "trace": float(f"{one.trace:.4g}"),
-            "nodes": [float(f"{x:.4g}") for x in one.nodes.tolist()],
-            "above": [float(f"{x:.4g}") for x in one.above().tolist()],
-        }  # fmt: skip
-    return found
+        )
+        densities[source] = {
+            "dim": dim,
+            "trace": _four_digits(quadrature.trace),
+            "nodes": _round_all(quadrature.nodes),
+            "above": _round_all(quadrature.above()),
+        }
+    return densities
 
 
-def _thinned(values: Tensor) -> list[list[float]]:
-    """[rank from 1, eigenvalue] of at most about 96 eigenvalues, evenly spaced in the logarithm of the rank."""
+def _thin_spectrum(values: Tensor) -> list[list[float]]:
+    """Return [rank from 1, eigenvalue] of about 96 eigenvalues at most.
+
+    Ranks are evenly spaced in their logarithm.
+    """
     ordered = values.double().sort(descending=True).values
-    ranks: Sequence[int] = sorted({round(len(ordered) ** (k / (_POINTS - 1))) for k in range(_POINTS)})
-    return [[rank, float(f"{float(ordered[rank - 1]):.4g}")] for rank in ranks]
+    ranks = {round(len(ordered) ** (k / (_POINTS - 1))) for k in range(_POINTS)}
+    return [[rank, _four_digits(float(ordered[rank - 1]))] for rank in sorted(ranks)]
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Four digits; None for infinity, which JSON does not have."""
-    return {name: float(f"{value:.4g}") if math.isfinite(value) else None for name, value in values.items()}
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _round_all(values: Tensor) -> list[float]:
+    return [_four_digits(value) for value in values.tolist()]
+
+
+def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return four digits of each value; None for infinity, which JSON does not have."""
+    rounded: dict[str, float | None] = {}
+    for name, value in values.items():
+        rounded[name] = _four_digits(value) if math.isfinite(value) else None
+    return rounded
 
 
 # --------------------------------------------------------------------------------------------------
@@ -617,8 +760,18 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float | None]:
 # Source: Poole et al. (2016), Schoenholz et al. (2016), Karakida et al. (2019); DP-KFC, section 3.3
 # and appendix F.
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu, "silu": F.silu}
-_MODULES: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+}
+_MODULES: dict[str, Callable[[], nn.Module]] = {
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+}
 # Variance of weights at which signals neither vanish nor explode with depth, about.
 _GAINS = {"tanh": 1.3, "relu": 2.0, "gelu": 2.0, "silu": 2.4}
 _SIZES = {"widths": (64, 256, 1024), "depths": (4, 16), "networks": 3, "examples": 64}
@@ -664,21 +817,28 @@ class Variances:
 
 
 def _mean(function: Callable[[Tensor], Tensor], variance: float) -> float:
-    """E f(√variance · z) over a standard normal z, by a fine sum that kinks do not disturb."""
-    z = torch.linspace(-9, 9, 6000, dtype=torch.float64)  # an even number: no point lies on the kink at zero
+    """Return E f(√variance · z) over a standard normal z, by a fine sum.
+
+    The number of points is even, so that no point lies on a kink at zero.
+    """
+    z = torch.linspace(-9, 9, 6000, dtype=torch.float64)
     density = torch.exp(-z.square() / 2)
     return float((function(math.sqrt(variance) * z) * density).sum() / density.sum())
 
 
-def _slope(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    at = at.detach().requires_grad_(True)
+def _slope(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
+    point = point.detach().requires_grad_(True)
     with torch.enable_grad():
-        return torch.autograd.grad(function(at).sum(), at)[0]
+        return torch.autograd.grad(function(point).sum(), point)[0]
 
 
 def predicted(network: Network) -> Variances:
-    """What theory says of a network of infinite width, with the widths in the ratios n_{l+1} / n_l and the traces."""
-    phi, gain = ACTIVATIONS[network.activation], network.weight_variance
+    """Return what theory says of a network of infinite width.
+
+    Widths enter as the ratios n_{l+1} / n_l and in the traces.
+    """
+    phi = ACTIVATIONS[network.activation]
+    gain = network.weight_variance
     widths = network.widths
     forwards: list[float] = []
     chi = [network.input_variance]
@@ -690,40 +850,59 @@ def predicted(network: Network) -> Variances:
         slope = _mean(lambda s: _slope(phi, s).square(), forwards[layer - 1])
         backwards.append(backwards[-1] * widths[layer + 1] / widths[layer] * gain * slope)
     backwards.reverse()
-    traces = [widths[layer + 1] * p * (widths[layer] * chi[layer] + 1) for layer, p in enumerate(backwards)]
+    traces = []
+    for layer, p in enumerate(backwards):
+        traces.append(widths[layer + 1] * p * (widths[layer] * chi[layer] + 1))
     return Variances(forwards, backwards, traces)
 
 
 def random_network(network: Network, generator: torch.Generator) -> nn.Sequential:
-    """A network with weights of a generator."""
+    """Return a network with weights of a generator."""
     layers: list[nn.Module] = []
-    for index, (n, m) in enumerate(itertools.pairwise(network.widths)):
-        linear = nn.Linear(n, m)
-        with torch.no_grad():
-            for tensor, variance in ((linear.weight, network.weight_variance / n), (linear.bias, network.bias_variance)):
-                bound = math.sqrt(3 * variance)
-                tensor.uniform_(-bound, bound, generator=generator)
-        layers += [linear] if index == network.depth - 1 else [linear, _MODULES[network.activation]()]
+    for inputs, outputs in itertools.pairwise(network.widths):
+        if layers:
+            layers.append(_MODULES[network.activation]())
+        linear = nn.Linear(inputs, outputs)
+        _fill_uniform(linear.weight, network.weight_variance / inputs, generator)
+        _fill_uniform(linear.bias, network.bias_variance, generator)
+        layers.append(linear)
     return nn.Sequential(*layers)
 
 
+def _fill_uniform(tensor: Tensor, variance: float, generator: torch.Generator) -> None:
+    bound = math.sqrt(3 * variance)
+    with torch.no_grad():
+        tensor.uniform_(-bound, bound, generator=generator)
+
+
 def observed(network: Network, *, examples: int, seed: int) -> Variances:
-    """The same of one random network: exact traces of the Fisher blocks with outputs drawn from the model."""
+    """Measure one random network: exact traces of the Fisher blocks, outputs from the model."""
     model = random_network(network, public_generator(seed, 0, "mean field"))
     layers = find_layers(model)
-    probe = FeatureNoise(network.inputs, std=math.sqrt(network.input_variance))
     run = ProbeSpec(
-        probe=probe, size=examples, chunk=examples, labels="model", likelihood="gaussian", loss=None, seed=seed, step=0
+        probe=FeatureNoise(network.inputs, std=math.sqrt(network.input_variance)),
+        size=examples,
+        chunk=examples,
+        labels="model",
+        likelihood="gaussian",
+        loss=None,
+        seed=seed,
+        step=0,
     )
     linear = [module for module in model if isinstance(module, nn.Linear)]
+    forwards = []
+    backwards = []
+    traces = []
     with preserve_model(model), torch.no_grad():
-        piece = next(iter(run_probe(model, lambda m, loss: capture(m, layers, loss), run)))
-        forwards, backwards, traces = [], [], []
+        passes = run_probe(model, lambda m, loss: capture(m, layers, loss), run)
+        microbatch = next(iter(passes))
         for module, layer in zip(linear, layers, strict=True):
-            block = piece.blocks[layer.name]
+            block = microbatch.blocks[layer.name]
             assert isinstance(block, Outer)
-            a, b = block.explicit().a.flatten(1), block.b.flatten(1)
-            forwards.append(float(F.linear(a[:, :-1], module.weight, module.bias).square().mean()))
+            a = block.explicit().a.flatten(1)
+            b = block.b.flatten(1)
+            outputs = F.linear(a[:, :-1], module.weight, module.bias)
+            forwards.append(float(outputs.square().mean()))
             backwards.append(float(b.square().mean()))
             traces.append(float((a.square().sum(1) * b.square().sum(1)).mean()))
     return Variances(forwards, backwards, traces)
@@ -732,49 +911,65 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
 def measure_mean_field(
     run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
 ) -> dict[str, Any]:
-    """A cell: theory beside networks of several activations, widths and depths. Reads no data.
+    """Compare theory with networks of several activations, widths and depths. Reads no data.
 
     Returns:
-        A row with one entry a kind of network: what is predicted, and the mean and standard deviation over networks of what is
-        measured ÷ predicted, layer by layer.
+        A row with one entry a kind of network: what is predicted, and mean and standard deviation
+        over networks of measured ÷ predicted, layer by layer.
     """
     started = time.perf_counter()
     sizes: dict[str, Any] = _SMOKE if run.config().smoke else _SIZES
-    found = []
-    for name, width, depth in itertools.product(ACTIVATIONS, sizes["widths"], sizes["depths"]):
-        network = Network(activation=name, width=width, depth=depth, weight_variance=_GAINS[name])
+    kinds = itertools.product(ACTIVATIONS, sizes["widths"], sizes["depths"])
+    entries = []
+    for activation, width, depth in kinds:
+        gain = _GAINS[activation]
+        network = Network(activation=activation, width=width, depth=depth, weight_variance=gain)
         theory = predicted(network)
-        many = [observed(network, examples=sizes["examples"], seed=run.seed + k) for k in range(sizes["networks"])]
-        entry: dict[str, Any] = {"activation": name, "width": width, "depth": depth, "weight_variance": _GAINS[name]}
-        for what in ("forwards", "backwards", "traces"):
-            expected = torch.tensor(getattr(theory, what), dtype=torch.float64)
-            ratios = torch.tensor([getattr(one, what) for one in many], dtype=torch.float64) / expected
-            entry[what] = {
-                "predicted": _short(expected), "ratio": _short(ratios.mean(0)), "std": _short(ratios.std(0)),
-            }  # fmt: skip
-        found.append(entry)
+        measured = []
+        for k in range(sizes["networks"]):
+            measured.append(observed(network, examples=sizes["examples"], seed=run.seed + k))
+        entry: dict[str, Any] = {
+            "activation": activation,
+            "width": width,
+            "depth": depth,
+            "weight_variance": gain,
+        }
+        for quantity in ("forwards", "backwards", "traces"):
+            expected = torch.tensor(getattr(theory, quantity), dtype=torch.float64)
+            values = [getattr(one, quantity) for one in measured]
+            ratios = torch.tensor(values, dtype=torch.float64) / expected
+            entry[quantity] = {
+                "predicted": _round_all(expected),
+                "ratio": _round_all(ratios.mean(0)),
+                "std": _round_all(ratios.std(0)),
+            }
+        entries.append(entry)
     return {
-        "run": run.describe(), "hash": run.hash, "networks": found, "seeds": sizes["networks"], "examples": sizes["examples"],
-        "contraction": _contraction(), "private": "no data were read", "wall_seconds": round(time.perf_counter() - started, 1),
+        "run": run.describe(),
+        "hash": run.hash,
+        "networks": entries,
+        "seeds": sizes["networks"],
+        "examples": sizes["examples"],
+        "contraction": _contraction(),
+        "private": "no data were read",
+        "wall_seconds": round(time.perf_counter() - started, 1),
         "hardware": hardware(),
-    }  # fmt: skip
+    }
 
 
 def _contraction() -> list[dict[str, Any]]:
-    """Whether the variance of the inputs is forgotten with depth (proposition F.1): q_l of inputs of variance 0.1 and of 10."""
-    found = []
+    """Return whether depth forgets the variance of the inputs (proposition F.1).
+
+    Each ratio is q_l of inputs of variance 10 over q_l of inputs of variance 0.1.
+    """
+    entries = []
     for name, gain in _GAINS.items():
-        pair = [
-            predicted(Network(activation=name, width=256, depth=20, weight_variance=gain, input_variance=v)).forwards
-            for v in (0.1, 10.0)
-        ]
-        ratio = [high / low for low, high in zip(*pair, strict=True)]
-        found.append({"activation": name, "weight_variance": gain, "ratio": [float(f"{r:.4g}") for r in ratio]})
-    return found
-
-
-def _short(values: Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in values.tolist()]
+        network = Network(activation=name, width=256, depth=20, weight_variance=gain)
+        low = predicted(replace(network, input_variance=0.1)).forwards
+        high = predicted(replace(network, input_variance=10.0)).forwards
+        ratios = [_four_digits(b / a) for a, b in zip(low, high, strict=True)]
+        entries.append({"activation": name, "weight_variance": gain, "ratio": ratios})
+    return entries
 
 
 # --------------------------------------------------------------------------------------------------
@@ -790,18 +985,19 @@ LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 CLIPS = (0.1, 0.3, 1.0, 3.0, 10.0)
 LANDSCAPE_METHODS = ("dp-sgd", "dp-kfc")
 NAMES = {"lr": "learning rate", "max_grad_norm": "clipping norm"}
+# This text is in committed results.
 LANDSCAPE_NOT_PRIVATE = (
-    "NOT PRIVATE: accuracies on examples cut from the private training set, which no ε protects; every run has its own ε, and "
-    "looking at all of them is in none."
+    "NOT PRIVATE: accuracies on examples cut from the private training set, which no ε protects; "
+    "every run has its own ε, and looking at all of them is in none."
 )
 
 
 @dataclass(frozen=True)
 class Importance:
-    """Of one setting.
+    """Importance of one setting.
 
     Attributes:
-        explained: share of the variance of accuracy that is explained by this setting alone, in [0, 1].
+        explained: fraction of the variance of accuracy that this setting explains alone.
         rank_correlation: absolute, in [0, 1].
     """
 
@@ -809,79 +1005,105 @@ class Importance:
     rank_correlation: float
 
 
-def landscape_cells(recipe: str, settings: Mapping[str, Plain], *, seed: int = 0, small: bool = False) -> list[Run]:
-    """The grid of both methods, SGD for both, judged on a validation split."""
-    rates, clips = (LEARNING_RATES[1:3], CLIPS[:2]) if small else (LEARNING_RATES, CLIPS)
-    shared: dict[str, Plain] = {"optimizer": "sgd", "validation_size": 287 if recipe == "digits" else 5000, **settings}
-    return [
-        Run.of(recipe, method, {**shared, "lr": lr, "max_grad_norm": clip}, seed=seed, evaluate_on="validation")
-        for method, lr, clip in itertools.product(LANDSCAPE_METHODS, rates, clips)
-    ]
+def landscape_cells(
+    recipe: str, settings: Mapping[str, Plain], *, seed: int = 0, small: bool = False
+) -> list[Run]:
+    """Return the grid of both methods, SGD for both, judged on a validation split."""
+    rates = LEARNING_RATES[1:3] if small else LEARNING_RATES
+    clips = CLIPS[:2] if small else CLIPS
+    shared: dict[str, Plain] = {
+        "optimizer": "sgd",
+        "validation_size": 287 if recipe == "digits" else 5000,
+        **settings,
+    }
+    runs = []
+    for method, lr, clip in itertools.product(LANDSCAPE_METHODS, rates, clips):
+        chosen = {**shared, "lr": lr, "max_grad_norm": clip}
+        runs.append(Run.of(recipe, method, chosen, seed=seed, evaluate_on="validation"))
+    return runs
 
 
 def importance(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Importance]:
-    """Of each setting over runs that differ in them.
+    """Return the importance of each setting over runs that differ in them.
 
     Args:
         rows: of finished runs, with `run.settings` and `accuracy`.
-        names: of settings; one that does not vary has none.
+        names: of settings; a setting that does not vary has no importance.
     """
-    held = list(rows)
-    accuracy = np.array([row["accuracy"] for row in held], dtype=float)
-    found = {}
+    rows = list(rows)
+    accuracy = np.array([row["accuracy"] for row in rows], dtype=float)
+    measured = {}
     for name in names:
-        values = np.array([float(row["run"]["settings"].get(name, math.nan)) for row in held])
+        settings = [row["run"]["settings"] for row in rows]
+        values = np.array([float(one.get(name, math.nan)) for one in settings])
         if len(set(values.tolist())) < 2 or np.isnan(values).any() or accuracy.var() == 0:
             continue
         groups = _groups(values)
-        means = np.array([accuracy[groups == g].mean() for g in groups])
+        means = np.array([accuracy[groups == group].mean() for group in groups])
         correlation = np.corrcoef(_ranks(values), _ranks(accuracy))[0, 1]
-        found[name] = Importance(float(means.var() / accuracy.var()), float(abs(correlation)))
-    return found
+        explained = float(means.var() / accuracy.var())
+        measured[name] = Importance(explained, float(abs(correlation)))
+    return measured
 
 
 def _groups(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Equal values together; five groups of equal size where there are more than eight values."""
+    """Group equal values, or five groups of equal size of more than eight values."""
     if len(set(values.tolist())) <= 8:
         return np.asarray(np.unique(values, return_inverse=True)[1])
     return np.asarray((5 * values.argsort().argsort()) // len(values))
 
 
 def _ranks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Ranks, ties at their mean."""
+    """Return ranks, ties at their mean."""
     order, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
     return np.asarray((ends - (counts - 1) / 2)[inverse])
 
 
 def maps(rows: Sequence[Mapping[str, Any]]) -> list[SensitivityMap]:
-    """Accuracy over learning rate and clipping norm, a map for each recipe and method, with the importance of both."""
-    held: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    """Return accuracy over learning rate and clipping norm, with the importance of both.
+
+    Each recipe and method has a map.
+    """
+    members: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in rows:
-        held.setdefault((row["run"]["recipe"], row["run"]["method"]), []).append(row)
-    return [_map(recipe, method, of) for (recipe, method), of in held.items()]
+        members.setdefault((row["run"]["recipe"], row["run"]["method"]), []).append(row)
+    return [_map(recipe, method, group) for (recipe, method), group in members.items()]
 
 
 def _map(recipe: str, method: str, rows: Sequence[Mapping[str, Any]]) -> SensitivityMap:
-    rates, clips = (sorted({float(row["run"]["settings"][name]) for row in rows}) for name in NAMES)
+    settings = [row["run"]["settings"] for row in rows]
+    rates = sorted({float(one["lr"]) for one in settings})
+    clips = sorted({float(one["max_grad_norm"]) for one in settings})
     values: list[list[float | None]] = [[None] * len(rates) for _ in clips]
-    for row in rows:
-        settings = row["run"]["settings"]
-        values[clips.index(settings["max_grad_norm"])][rates.index(settings["lr"])] = row["accuracy"]
-    found = importance(rows, list(NAMES))
-    told = "; ".join(f"{NAMES[name]} {100 * one.explained:.0f} %" for name, one in found.items())
+    for row, one in zip(rows, settings, strict=True):
+        values[clips.index(one["max_grad_norm"])][rates.index(one["lr"])] = row["accuracy"]
+    explained = []
+    for name, measured in importance(rows, list(NAMES)).items():
+        explained.append(f"{NAMES[name]} {100 * measured.explained:.0f} %")
     note = f"{100 * plateau(rows):.0f} % of the cells are within 2 points of the best."
-    note += f" Share of the variance that a setting explains alone: {told}." if told else ""
+    if explained:
+        note += f" Share of the variance that a setting explains alone: {'; '.join(explained)}."
     return SensitivityMap(
-        name=f"{recipe}, ε = {max(row['epsilon'] for row in rows):.2f}", method=method, x=NAMES["lr"], x_values=rates,
-        y=NAMES["max_grad_norm"], y_values=clips, values=values, measured_on=rows[0]["measured_on"], note=note,
-    )  # fmt: skip
+        name=f"{recipe}, ε = {max(row['epsilon'] for row in rows):.2f}",
+        method=method,
+        x=NAMES["lr"],
+        x_values=rates,
+        y=NAMES["max_grad_norm"],
+        y_values=clips,
+        values=values,
+        measured_on=rows[0]["measured_on"],
+        note=note,
+    )
 
 
 def plateau(rows: Iterable[Mapping[str, Any]], within: float = 0.02) -> float:
-    """Share of the runs whose accuracy is within so much of the best."""
-    accuracy = [row["accuracy"] for row in rows]
-    return sum(a >= max(accuracy) - within for a in accuracy) / len(accuracy) if accuracy else 0.0
+    """Return the fraction of runs whose accuracy is within so much of the best."""
+    accuracies = [row["accuracy"] for row in rows]
+    if not accuracies:
+        return 0.0
+    least = max(accuracies) - within
+    return sum(accuracy >= least for accuracy in accuracies) / len(accuracies)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -898,7 +1120,12 @@ SWEEP_METHODS = ("dp-sgd", "doppler", "disk")
 NOISES = (1.0, 4.0, 16.0, 64.0)
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
 SEEDS = 4
-_SHARED: Mapping[str, Plain] = {"momentum": 0.0, "accountant": "rdp", "validation_size": 2000, "evaluate_every": 1_000_000}
+_SHARED: Mapping[str, Plain] = {
+    "momentum": 0.0,
+    "accountant": "rdp",
+    "validation_size": 2000,
+    "evaluate_every": 1_000_000,
+}
 Row = Mapping[str, Any]
 
 
@@ -924,32 +1151,46 @@ class Point:
 
 
 def sweep_cells(small: bool = False) -> list[Run]:
-    """One run a method, rate, noise multiplier and repetition; the noise of each is its own."""
-    rates, noises, seeds = (RATES[1:3], NOISES[1:3], 1) if small else (RATES, NOISES, SEEDS)
-    more: Mapping[str, Plain] = {"smoke": True} if small else {}
-    return [
-        Run.of(RECIPE, method, {**_SHARED, **more, "lr": lr, "noise_multiplier": noise}, seed=seed, evaluate_on="validation")
-        for seed, noise, lr, method in itertools.product(range(seeds), noises, rates, SWEEP_METHODS)
-    ]
+    """Return a run for each method, rate, noise multiplier and repetition, each with fresh noise."""
+    rates = RATES[1:3] if small else RATES
+    noises = NOISES[1:3] if small else NOISES
+    seeds = 1 if small else SEEDS
+    shared = dict(_SHARED)
+    if small:
+        shared["smoke"] = True
+    runs = []
+    for seed, noise, lr, method in itertools.product(range(seeds), noises, rates, SWEEP_METHODS):
+        settings = {**shared, "lr": lr, "noise_multiplier": noise}
+        runs.append(Run.of(RECIPE, method, settings, seed=seed, evaluate_on="validation"))
+    return runs
 
 
 def points(rows: Iterable[Row]) -> list[Point]:
-    """Mean and deviation over repetitions; a run whose loss was not finite takes its point away."""
-    found: dict[tuple[str, float, float], list[float | None]] = {}
+    """Return mean and deviation over repetitions.
+
+    A point with a run whose loss was not finite is left out.
+    """
+    losses_of: dict[tuple[str, float, float], list[float | None]] = {}
     for row in rows:
         run = row["run"]
-        key = (run["method"], run["settings"]["lr"], run["settings"]["noise_multiplier"])
-        found.setdefault(key, []).append(row.get("loss"))
-    made = []
-    for key, values in found.items():
+        settings = run["settings"]
+        key = (run["method"], settings["lr"], settings["noise_multiplier"])
+        losses_of.setdefault(key, []).append(row.get("loss"))
+    points = []
+    for key, values in losses_of.items():
         losses = [value for value in values if value is not None]
-        if len(losses) == len(values):
-            std = statistics.stdev(losses) if len(losses) > 1 else 0.0
-            made.append(Point(*key, mean=statistics.mean(losses), std=std, runs=len(losses)))
-    return sorted(made, key=lambda one: (SWEEP_METHODS.index(one.method), one.lr, one.noise))
+        if len(losses) < len(values):
+            continue
+        std = statistics.stdev(losses) if len(losses) > 1 else 0.0
+        points.append(Point(*key, mean=statistics.mean(losses), std=std, runs=len(losses)))
+    return sorted(points, key=lambda point: (SWEEP_METHODS.index(point.method), point.lr, point.noise))
 
 
-def best(found: Sequence[Point]) -> list[Point]:
-    """Of every method and noise the point with the lowest mean."""
-    keys = dict.fromkeys((one.method, one.noise) for one in found)
-    return [min((one for one in found if (one.method, one.noise) == key), key=lambda one: one.mean) for key in keys]
+def best(points: Sequence[Point]) -> list[Point]:
+    """Return the point with the lowest mean of every method and noise."""
+    lowest: dict[tuple[str, float], Point] = {}
+    for point in points:
+        key = (point.method, point.noise)
+        if key not in lowest or point.mean < lowest[key].mean:
+            lowest[key] = point
+    return list(lowest.values())

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import grouped, looks, panels, read_all
-from dpkfc.app.html.text import command_of, embedded, epsilon_text, escaped, show
+from dpkfc.app.html.read import assign_styles, comparable_panels, group_runs, read_all
+from dpkfc.app.html.render import make_environment
+from dpkfc.app.html.text import command_of, epsilon_text, show
 from dpkfc.app.plots import Figures
 from dpkfc.report.numbers import number, plain
 from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning
@@ -22,14 +23,14 @@ def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path):
     assert (run.task, run.method, run.accuracy, run.seed, run.steps, run.sigma) == ("digits", "dp-kfc", 0.5, 0, 4, 1.0)
     assert run.epsilon == pytest.approx(plan(1.0).epsilon(4)) and run.delta == 1e-5 and run.seconds == 2.5
     assert run.curve == [(0.0, 0.0), (2.0, 0.25), (4.0, 0.5)] and len(run.spending) == 5
-    assert run.marks == [] and run.settings == {"lr": 0.1}
+    assert run.warnings == [] and run.settings == {"lr": 0.1}
     assert run.figures is not None and run.figures.signal_to_noise[0].preconditioned == 2.0
     assert "/where/the/data" not in run.config and 'data_dir = ""' in run.config
 
 
 def test_a_run_in_test_mode_is_marked(tmp_path: Path):
     (run,) = read_all([run_folder(tmp_path / "a", test_mode=True)]).runs
-    assert run.marks[0] == "NOT PRIVATE: test mode"
+    assert run.warnings[0] == "NOT PRIVATE: test mode"
 
 
 def test_a_card_that_is_not_certified_is_never_shown_as_certified(tmp_path: Path):
@@ -37,7 +38,7 @@ def test_a_card_that_is_not_certified_is_never_shown_as_certified(tmp_path: Path
     card = json.loads((path / "privacy_card.json").read_text())
     card["guarantee"]["certified"] = "true"
     (path / "privacy_card.json").write_text(json.dumps(card))
-    assert read_all([path]).runs[0].marks == ["UNCERTIFIED"]
+    assert read_all([path]).runs[0].warnings == ["UNCERTIFIED"]
 
 
 def test_a_folder_of_runs_is_opened_and_nothing_counts_twice(tmp_path: Path):
@@ -121,7 +122,7 @@ def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
     (tmp_path / "kfc-fig1-digits.png").write_bytes(b"")
     study(tmp_path / "good.json", [row()])
     said = [why.split(": ") for _, why in read_all([tmp_path]).broken]
-    assert {what for what, _ in said} == {"is a figure of dpkfc reproduce, which has a picture of its own"}
+    assert {what for what, _ in said} == {"is a figure of dpkfc reproduce, which has its own picture"}
     assert [where for _, where in said] == [
         "open kfc-fig1-digits.png", "none lies beside it; dpkfc reproduce kfc-fig10 draws it again",
     ]  # fmt: skip
@@ -149,9 +150,9 @@ def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path: Path):
     rows = [row(), row(seed=1, run={**row()["run"], "settings": {**row()["run"]["settings"], "smoke": True}})]
     runs = read_all([small, run_folder(tmp_path / "real"), study(tmp_path / "s.json", rows)]).runs
     assert [run.smoke for run in runs] == [True, False, False, True]
-    groups = grouped(runs)
-    assert len(groups) == len(panels(groups)) == 4
-    tasks = {panel.task for panel in panels(groups)}
+    groups = group_runs(runs)
+    assert len(groups) == len(comparable_panels(groups)) == 4
+    tasks = {panel.task for panel in comparable_panels(groups)}
     assert tasks == {"digits", "digits (smoke run)", "mnist-cnn", "mnist-cnn (smoke run)"}
 
 
@@ -188,12 +189,12 @@ def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
     table = {"kind": "dpkfc table", "version": 1, "name": "dp-kfc-table-1", "title": "Table 1", "rule": "a rule", "cells": []}
     table["cells"] = [{"row": "DP-SGD", "column": "ε = 1", "published": "91.7", "ours": "92.0 ± 0.1", "verdict": "better"}]
     (tmp_path / "table.json").write_text(json.dumps(table))
-    tuned, published = read_all([tuning(tmp_path / "tune.json"), tmp_path / "table.json"]).sheets
+    tuned, published = read_all([tuning(tmp_path / "tune.json"), tmp_path / "table.json"]).tables
     assert "NOT PRIVATE" in tuned.header[1] and tuned.rows[0][:2] == ("DP-KFC", "26.00 %")
     assert published.rows == [("DP-SGD", "ε = 1", "91.7", "92.0 ± 0.1", "better")]
     assert published.header[2:4] == ("published %", "ours %")
     (tmp_path / "times.json").write_text(json.dumps(table | {"unit": "×"}))
-    assert read_all([tmp_path / "times.json"]).sheets[0].header[2:4] == ("published ×", "ours ×")
+    assert read_all([tmp_path / "times.json"]).tables[0].header[2:4] == ("published ×", "ours ×")
     assert list(published.commands) == ["dpkfc reproduce dp-kfc-table-1"]
 
 
@@ -209,17 +210,17 @@ def test_stored_results_can_be_read(path: Path):
 def test_seeds_become_one_group_with_mean_and_deviation(tmp_path: Path):
     rows = [row(seed=s, accuracy=a) for s, a in enumerate((0.8, 0.9, 1.0))]
     rows += [row(epsilon=8.0), row(caveats=["NOT PRIVATE: looked"]), row("dp-sgd", measured_on="validation")]
-    groups = grouped(read_all([study(tmp_path / "s.json", rows)]).runs)
+    groups = group_runs(read_all([study(tmp_path / "s.json", rows)]).runs)
     assert [len(group.runs) for group in groups] == [3, 1, 1, 1]
     assert groups[0].mean == pytest.approx(0.9) and groups[0].std == pytest.approx(0.1) and groups[1].std is None
-    assert [(panel.measured_on, len(panel.groups)) for panel in panels(groups)] == [("test", 3), ("validation", 1)]
+    assert [(panel.measured_on, len(panel.groups)) for panel in comparable_panels(groups)] == [("test", 3), ("validation", 1)]
 
 
 def test_each_method_has_a_look_of_its_own_and_the_common_ones_a_fixed_one(tmp_path: Path):
     runs = read_all([study(tmp_path / "s.json", [row(f"m{i}") for i in range(50)] + [row("dp-kfc"), row("dp-sgd")])]).runs
-    every = looks(runs)
+    every = assign_styles(runs)
     assert len({(look.colour, look.symbol) for look in every.values()}) == 52
-    alone = looks([run for run in runs if run.method in {"dp-kfc", "m7"}])
+    alone = assign_styles([run for run in runs if run.method in {"dp-kfc", "m7"}])
     assert alone["dp-kfc"] == every["dp-kfc"]
 
 
@@ -260,8 +261,12 @@ def test_damaged_figures_are_an_error(content: dict[str, object]):
 
 def test_text_stays_text():
     assert plain("a\nb\x1b[31m\u202ec") == "a b[31mc" and len(plain("x" * 10_000)) == 600
-    assert escaped("<a href='x'>&\"") == "&lt;a href=&#x27;x&#x27;&gt;&amp;&quot;"
-    assert "<" not in embedded({"a": "</script>"}) and json.loads(embedded({"a": "</script>&"})) == {"a": "</script>&"}
+    environment = make_environment()
+    page = environment.from_string("{{ text }}|{{ text | cut(4) }}").render(text="<a href='x'>&\"\x1b\u202e\n")
+    assert page == "&lt;a href=&#39;x&#39;&gt;&amp;&#34; |&lt;a …"
+    content = {"a": "</script>&'"}
+    data = environment.from_string("{{ content | tojson }}").render(content=content)
+    assert not set("<>&'") & set(data) and json.loads(data) == content
     assert show({"a_b": [1.23456, True, None, {"c": {"d": {"e": {"f": 1}}}}]}) == "a b 1.235, yes, –, c d …"
     assert (number(True), number("1"), number(float("nan")), number(10**400), number(2)) == (None, None, None, None, 2.0)
     assert (epsilon_text("inf"), epsilon_text(0.99951), epsilon_text("x")) == ("∞", "1.000", "–")

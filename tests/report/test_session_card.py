@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
-from dpkfc.app.html.render import card_html
+from dpkfc.app.html.render import view_card
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card, to_markdown
 from dpkfc.report.verify import verify_ledger
@@ -62,7 +62,7 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
     assert card["guarantee"]["epsilon"] == session.epsilon and "AES-256" in card["mechanism"]["noise_generator"]
     text = to_markdown(card)
     assert "| refreshes | 3, before steps 0, 2, 4 |" in text and session.preconditioner.digest in text
-    assert "5 of 6 planned" in text and "number of examples N" in text and "5 of 6 planned" in card_html(card)
+    assert "5 of 6 planned" in text and "number of examples N" in text and "5 of 6 planned" in repr(view_card(card))
     (tmp_path / "privacy_card.json").write_text(json.dumps(card))
     assert verify_ledger(path)["weights"] == "those of the card (SHA-256)"
     save_file({name: x + 1 for name, x in session.model.state_dict().items()}, weights)
@@ -102,7 +102,7 @@ def test_an_engine_without_a_limit_has_planned_nothing() -> None:
             optimizer.step()
     card = session_card(engine, **SAID)
     assert card["guarantee"]["planned_steps"] is None and card["guarantee"]["releases"] == engine.ledger.count == 6
-    assert "| releases | 6, without a limit |" in to_markdown(card) and "6, without a limit" in card_html(card)
+    assert "| releases | 6, without a limit |" in to_markdown(card) and "6, without a limit" in repr(view_card(card))
     assert card["guarantee"]["epsilon"] == pytest.approx(engine.get_epsilon(engine.plan.delta))
     engine.close()
 

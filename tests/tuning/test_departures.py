@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import grouped, read_all
-from dpkfc.app.html.render import run_table
+from dpkfc.app.html.read import group_runs, read_all
+from dpkfc.app.html.render import build
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import flatten, to_toml, tomllib
 from dpkfc.app.tuning.runs import Run, departures
@@ -55,13 +55,14 @@ def as_written(folder: Path, **settings) -> Path:
 def test_equal_runs_of_both_kinds_are_one_group_and_no_defaults_are_listed(tmp_path: Path):
     folders = [as_written(run_folder(tmp_path / "a"), lr=0.3), as_written(run_folder(tmp_path / "b"), lr=0.1)]
     rows = [stored(0.7, {"lr": 0.3}), stored(0.6, {"lr": 0.3}, hash="made by other defaults", steps=5)]
-    found = grouped(read_all([*folders, study(tmp_path / "s.json", rows)], departures).runs)
+    contents = read_all([*folders, study(tmp_path / "s.json", rows)], departures)
+    found = group_runs(contents.runs)
     assert [len(group.runs) for group in found] == [2, 1, 1]
     assert found[0].mean == pytest.approx(0.6) and {bool(run.card) for run in found[0].runs} == {True, False}
     usual = run_config({"recipe": "digits", "method": "dp-kfc"}).lr
     assert found[0].differs == "lr 0.3" and found[1].differs == ("" if usual == 0.1 else "lr 0.1")
-    assert "certified, or stated without a card" in run_table(found, _looks(found))
-    apart = grouped(read_all(folders).runs)[0].runs[0].settings
+    assert "certified, or stated without a card" in build(contents, "", "Report")
+    apart = group_runs(read_all(folders).runs)[0].runs[0].settings
     assert len(apart) > 40 > 2 > len(found[0].first.settings)
 
 
@@ -77,9 +78,3 @@ def test_a_row_that_is_silent_about_a_former_default_departs_in_it():
     known = dataclasses.asdict(run) | {"settings": {"epochs": 20.0}}
     then = dataclasses.replace(run, settings=(*run.settings, ("max_rank", 64)))
     assert departures({**known, "hash": then.hash}) == {"max_rank": 64}
-
-
-def _looks(found):
-    from dpkfc.app.html.read import looks
-
-    return looks([run for group in found for run in group.runs])

@@ -6,7 +6,7 @@ import pytest
 
 from dpkfc.app.html.read import best_trials, winners_tests
 from dpkfc.app.tuning.runs import Store
-from dpkfc.app.tuning.search import Search, arm_of, is_rung, stands
+from dpkfc.app.tuning.search import Search, arm_of, is_in_best_third, is_rung
 from dpkfc.app.tuning.tune import Trials
 from tests.tuning.test_tune import answered, row_of, score
 
@@ -16,9 +16,9 @@ pytest.importorskip("sklearn")
 
 def test_rungs_and_thirds():
     assert [n for n in range(1, 30) if is_rung(n)] == [1, 3, 9, 27]
-    assert stands(0.1, []) and stands(0.2, [0.1]) and not stands(0.1, [0.2])
-    assert stands(0.5, [0.5, 0.5]) and not stands(0.4, [0.5, 0.3])
-    assert stands(0.8, [0.9, 0.7, 0.6, 0.5, 0.4]) and not stands(0.7, [0.9, 0.8, 0.6, 0.5, 0.4])
+    assert is_in_best_third(0.1, []) and is_in_best_third(0.2, [0.1]) and not is_in_best_third(0.1, [0.2])
+    assert is_in_best_third(0.5, [0.5, 0.5]) and not is_in_best_third(0.4, [0.5, 0.3])
+    assert is_in_best_third(0.8, [0.9, 0.7, 0.6, 0.5, 0.4]) and not is_in_best_third(0.7, [0.9, 0.8, 0.6, 0.5, 0.4])
 
 
 def opened(tmp_path, trials=8, rows=()) -> Search:
@@ -58,22 +58,22 @@ def test_a_trial_that_was_stopped_early_and_stands_at_the_end_is_run_once_more(t
     search = opened(tmp_path, trials=6)
     own = told(search, 0.8, 0.8, 0.8)
     stopped = told(search, 0.7)  # one of two
-    assert search.ask_again() is None and not search.over
+    assert search.ask_again() is None and not search.is_over
     for value in (0.3, 0.2, 0.1, 0.05):
         told(search, value)
-    assert search.counts() == {"full": 1, "pruned": 5, "failed": 0} and search.begun == 6 and not search.over
+    assert search.counts() == {"full": 1, "pruned": 5, "failed": 0} and search.started == 6 and not search.is_over
     again, run = search.ask_again()
     assert again == stopped == run.hash and search.ask_again() is None
     assert all(search.report(again, number, value) for number, value in ((1, 0.7), (2, 0.1), (3, 0.01)))
     search.tell(again, 0.95)
-    assert search.counts() == {"full": 2, "pruned": 4, "failed": 0} and search.begun == 6 and search.over
+    assert search.counts() == {"full": 2, "pruned": 4, "failed": 0} and search.started == 6 and search.is_over
     assert search.best()[1] == 0.95 and own != stopped
 
 
 def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
     search = opened(tmp_path, trials=10)
     values = (0.5, 0.1, 0.2, 0.3, 0.9, 0.8, 0.7, 0.6, 0.4, 0.05)
-    keys = [told(search, value, *([value] if stands(value, values[:i]) else [])) for i, value in enumerate(values)]
+    keys = [told(search, value, *([value] if is_in_best_third(value, values[:i]) else [])) for i, value in enumerate(values)]
     late = [trial.user_attrs["hash"] for trial in search._stopped_too_early()]
     assert keys[6] in late and keys[7] not in late  # 0.7 is the third of ten
     asked = {search.ask_again()[0] for _ in late}
@@ -83,7 +83,7 @@ def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
 def test_a_trial_is_counted_once_among_those_it_is_held_against(tmp_path):
     search = opened(tmp_path, trials=8)
     for i, values in enumerate(order := (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)):
-        told(search, values, *([values] if stands(values, order[:i]) else []))
+        told(search, values, *([values] if is_in_best_third(values, order[:i]) else []))
     late = [max(trial.intermediate_values.values()) for trial in search._stopped_too_early()]
     assert late == [0.8]  # the second of eight; the third is not in their third
 
@@ -92,7 +92,7 @@ def test_a_repetition_that_was_killed_is_asked_for_again_and_a_finished_one_is_n
     store = Store(tmp_path / "results.json")
     source = Trials([opened(tmp_path, rows=list(store))], store)
     answered(source)
-    assert source.over
+    assert source.is_over
     before = {row["hash"]: row["tag"]["pruned"] for row in store}
     (tmp_path / "t.sqlite3").unlink()
     worst = min((row for row in store if not row["tag"]["pruned"]), key=lambda row: row["accuracy"])
@@ -102,9 +102,9 @@ def test_a_repetition_that_was_killed_is_asked_for_again_and_a_finished_one_is_n
     key, run = search.ask_again()
     assert key == worst["hash"] == run.hash
     search = opened(tmp_path, rows=rows)  # killed
-    assert search.begun == len(before) and search.ask_again()[0] == key
+    assert search.started == len(before) and search.ask_again()[0] == key
     search = opened(tmp_path, rows=list(store))  # kept, but not told
-    assert search.over and search.best()[1] == pytest.approx(max(score_of(store)), abs=1e-3)
+    assert search.is_over and search.best()[1] == pytest.approx(max(score_of(store)), abs=1e-3)
 
 
 def score_of(store: Store) -> list[float]:
@@ -117,11 +117,11 @@ def test_a_study_runs_what_was_stopped_too_early_before_it_tests(tmp_path):
     source = Trials([search], store)
     tasks = answered(source)
     hashes = [task.run.hash for task in tasks]
-    assert source.over and len(store) == 6
+    assert source.is_over and len(store) == 6
     for row in store:
         if row["tag"]["pruned"]:
             others = [score(one.run) for one in tasks if one.run.hash != row["hash"]]
-            assert hashes.count(row["hash"]) == 1 and not stands(row["accuracy"], others)
+            assert hashes.count(row["hash"]) == 1 and not is_in_best_third(row["accuracy"], others)
 
 
 def test_tests_of_an_earlier_winner_are_told_no_more():

@@ -44,11 +44,11 @@ def test_a_lost_attempt_judges_nobody_and_whom_it_stopped_is_run_once_more(tmp_p
     assert search.report(own, 1, 0.9)
     stopped = told(search, 0.5)  # beside the one that is lost now
     search.lose(own, KILLED)
-    assert search.counts() == {"full": 0, "pruned": 1, "failed": 0} and search.begun == 1
+    assert search.counts() == {"full": 0, "pruned": 1, "failed": 0} and search.started == 1
     again, run = search.ask()
     assert again == own == run.hash and search.report(again, 1, 0.1)
     search.tell(again, 0.1)
-    assert not search.over and search.ask_again()[0] == stopped
+    assert not search.is_over and search.ask_again()[0] == stopped
 
 
 def test_trials_beside_a_lost_attempt_are_not_held_against_it(tmp_path):
@@ -83,7 +83,7 @@ def test_a_repetition_that_is_lost_is_asked_for_again_and_given_up_in_the_end(tm
     for _ in range(3):
         assert search.ask_again()[0] == stopped
         search.lose(stopped, KILLED)
-    assert search.ask_again() is None and not search.over and search.begun == 6
+    assert search.ask_again() is None and not search.is_over and search.started == 6
     assert opened(tmp_path, trials=6).ask_again()[0] == stopped
 
 
@@ -101,9 +101,9 @@ def test_a_failure_of_an_earlier_version_that_kept_no_reason_is_tried_again(tmp_
     own, _ = search.ask()
     search.report(own, 1, 0.9)
     told(search, 0.5)
-    search._study.tell(search._open.pop(own), state=optuna.trial.TrialState.FAIL)
+    search._study.tell(search._running.pop(own), state=optuna.trial.TrialState.FAIL)
     search = opened(tmp_path, trials=2)
-    assert search.begun == 1 and list(search.failures().values()) == ["to be tried again: its reason was not kept"]
+    assert search.started == 1 and list(search.failures().values()) == ["to be tried again: its reason was not kept"]
     assert search.ask()[0] == own
     assert opened(tmp_path, trials=2).ask()[0] == own, "and again where that is killed, once"
 
@@ -124,7 +124,7 @@ def test_a_retry_that_was_pruned_and_kept_but_not_told_is_told(tmp_path):
     search.ask()
     tag = {"search": search.name, "arm": "dp-sgd", "params": search.params_of(key), "pruned": True}
     search = opened(tmp_path, trials=3, rows=[{**row_of(run), "tag": tag}])
-    assert search.counts()["pruned"] == 1 and search.begun == 1
+    assert search.counts()["pruned"] == 1 and search.started == 1
 
 
 def test_trials_that_cannot_be_noted_are_one_line(tmp_path, monkeypatch):
@@ -159,4 +159,4 @@ def test_trials_of_the_same_study_are_finished_in_the_same_call(tmp_path):
     source = Trials([opened(tmp_path, trials=4)], store)
     lost = source.next(lambda run: True)
     source.failed(lost, KILLED, lost=True)
-    assert [task.run.hash for task in answered(source)].count(lost.run.hash) == 1 and source.over and len(store) == 4
+    assert [task.run.hash for task in answered(source)].count(lost.run.hash) == 1 and source.is_over and len(store) == 4

@@ -18,7 +18,7 @@ from dpkfc import PrivacyConfig
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.runs import Run, Store, StudyError
 from dpkfc.app.tuning.search import CONTROLS, Choice, Search, arm_of, arms_for
-from dpkfc.app.tuning.tune import Begun, Trials, TuneSettings, cost_of, draw, trial_law, with_selection
+from dpkfc.app.tuning.tune import StudyLedgers, Trials, TuneSettings, cost_of, draw, trial_law, with_selection
 from dpkfc.report.numbers import rounded_up
 from dpkfc_papers import accuracy
 from dpkfc_papers.accuracy import AccuracyStudy
@@ -73,7 +73,7 @@ def test_every_method_gets_the_same_number_of_trials_in_rounds_of_five(tmp_path)
     source = Trials(searches_of(tmp_path, store, trials=6), store)
     order = [task.label for task in answered(source)]
     assert order == ["dp-sgd"] * 5 + ["dp-adam"] * 5 + ["dp-sgd"] + ["dp-adam"]
-    assert source.over and len(store) == 12
+    assert source.is_over and len(store) == 12
 
 
 def test_trials_train_on_the_rest_and_are_judged_on_the_validation_split(tmp_path):
@@ -98,7 +98,7 @@ def test_a_study_that_was_killed_tries_lost_trials_again_and_repeats_none(tmp_pa
     again = Trials(searches_of(tmp_path, store, ["dp-sgd"]), store)
     rest = answered(again)
     assert rest[0].run == lost.run
-    assert len(done) + len(rest) == 6 and len({task.run.hash for task in (*done, *rest)}) == 6 and again.over
+    assert len(done) + len(rest) == 6 and len({task.run.hash for task in (*done, *rest)}) == 6 and again.is_over
 
 
 def test_a_lost_database_is_made_anew_from_the_results(tmp_path):
@@ -106,7 +106,7 @@ def test_a_lost_database_is_made_anew_from_the_results(tmp_path):
     answered(Trials(searches_of(tmp_path, store, ["dp-sgd"]), store), most=4)
     (tmp_path / "trials.sqlite3").unlink()
     (search,) = searches_of(tmp_path, Store(store.path), ["dp-sgd"])
-    assert search.begun == 4 and search.best()[1] == pytest.approx(max(row["accuracy"] for row in store), abs=1e-3)
+    assert search.started == 4 and search.best()[1] == pytest.approx(max(row["accuracy"] for row in store), abs=1e-3)
 
 
 def test_a_result_that_was_kept_but_not_told_is_told(tmp_path):
@@ -116,7 +116,7 @@ def test_a_result_that_was_kept_but_not_told_is_told(tmp_path):
     tag = {"search": search.name, "arm": "dp-sgd", "params": search.params_of(key), "pruned": False}
     store.put(run, {**row_of(run), "tag": tag})
     (search,) = searches_of(tmp_path, store, ["dp-sgd"])
-    assert search.begun == 1 and search.best() is not None
+    assert search.started == 1 and search.best() is not None
 
 
 def test_a_database_that_is_none_is_named(tmp_path):
@@ -197,7 +197,7 @@ def test_trials_of_an_earlier_space_count_and_win_with_their_own_settings(tmp_pa
     for params in earlier:
         put_trial(store, search, params)
     (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=20)
-    assert search.begun == 3 and search.best() == ({"lr": 0.1}, pytest.approx(0.9))
+    assert search.started == 3 and search.best() == ({"lr": 0.1}, pytest.approx(0.9))
     answered(Trials([search], store))  # and what is outside the ranges does not disturb the draws
     of = arm_of("digits", "dp-sgd").space["lr"]
     drawn = [row["tag"]["params"] for row in store if row["tag"]["params"] not in earlier]
@@ -242,7 +242,7 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
 def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):
     config = PrivacyConfig(expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40)
     plan = config.with_noise(1.0, 1e-5, 1000)
-    cost = cost_of(plan, Begun(3, ((plan.event, 3 * plan.steps),)))
+    cost = cost_of(plan, StudyLedgers(3, ((plan.event, 3 * plan.steps),)))
     assert cost.with_tuning is None and cost.composed > plan.epsilon()
     with pytest.raises(StudyError, match="cannot be counted"):
         tune.tune(settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}), tmp_path)
@@ -367,18 +367,18 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
     accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_accounting.SelfComposedDpEvent(trial.event, 20), 4, 1.0))
     alone = accountant.get_epsilon(1e-5)
     accountant.compose(final.event, 22)
-    cost = cost_of(trial, Begun(), trial_law("geometric", 4), final=final)
+    cost = cost_of(trial, StudyLedgers(), trial_law("geometric", 4), final=final)
     assert cost.with_tuning == pytest.approx(alone) and cost.with_training == pytest.approx(accountant.get_epsilon(1e-5))
     for told in (alone, accountant.get_epsilon(1e-5)):
         assert f"ε = {rounded_up(told)}" in cost.statement
 
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
-    from dpkfc.app.html.read import _tuning
+    from dpkfc.app.html.read import _read_tuning
 
     monkeypatch.setattr(tune, "draw", lambda law: 13)
     monkeypatch.setattr(tune, "drive", answered)
-    monkeypatch.setattr(tune.Begun, "of", lambda folder: Begun(13, ((EVENT, 13),)))
+    monkeypatch.setattr(tune.StudyLedgers, "of", lambda folder: StudyLedgers(13, ((EVENT, 13),)))
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert tuned.arms[0].trials == 13 and "All 13 runs begun compose" in tuned.unpublished
     words = shlex.split(tuned.arms[0].command)
@@ -388,8 +388,8 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     told = re.compile(r"(?<![\d.])13(?!\.?\d)")  # no decimals: an accuracy of 88.13 % tells no number of trials
     numbers = [line for line in text.splitlines() if told.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
-    sheet = _tuning(tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8")))
-    assert not told.search(repr((sheet.notes, sheet.rows, sheet.commands)))
+    table = _read_tuning(tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8")))
+    assert not told.search(repr((table.notes, table.rows, table.commands)))
 
 
 def test_what_won_is_trained_on_the_whole_training_set(tmp_path, made_up):

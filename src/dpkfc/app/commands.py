@@ -129,15 +129,16 @@ def report(
     It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing. Files that cannot be
     read are named, on the page too.
     """
-    from dpkfc.app.html.render import counted, write_page
+    from dpkfc.app.html.render import write_page
+    from dpkfc.app.html.text import count_text
     from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
     for path, why in contents.broken:
         _print_line(Console(stderr=True), f"dpkfc: not shown: {plain(path)}: {why}")
-    shown = [counted(len(contents.runs), "run"), counted(len(contents.sheets), "table")]
+    shown = [count_text(len(contents.runs), "run"), count_text(len(contents.tables), "table")]
     if contents.charts:
-        shown.append(counted(len(contents.charts), "figure"))
+        shown.append(count_text(len(contents.charts), "figure"))
     _print_line(Console(), f"report: {out} ({', '.join(shown)})")
 
 

@@ -1,4 +1,7 @@
-"""What a page shows, read from run folders and results files; of each one that cannot be read, a line that says why."""
+"""What a page shows, read from run folders and results files.
+
+Each file or folder that cannot be read has a line that says why.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app import plots
-from dpkfc.app.html.text import command_of, delta_text, percent, show
+from dpkfc.app.html.text import command_of, delta_text, score_text, show
 from dpkfc.app.plots import Figures, SensitivityMap, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
@@ -27,25 +30,37 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-# From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`) to the settings that these two
-# do not say by themselves.
+# From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`)
+# to the settings that recipe and method do not say by themselves.
 Departures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 CARD_FORMAT = 1
-_MOST_BYTES, _PICTURE_BYTES, _POINTS, _MOST_TOLD = 64 * 2**20, 2 * 2**20, 240, 12
+_MOST_BYTES = 64 * 2**20
+_MOST_PICTURE_BYTES = 2 * 2**20
+_MOST_CONFIG = 200_000
+_MOST_POINTS = 240
+_MOST_REASONS = 12
+_SMOKE = " (smoke run)"
 # Settings that do not decide what a run comes to, or are shown in a place of their own.
-_ASIDE = {"recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads", "device", "num_workers"}
-_ASIDE |= {"smoke", "max_physical_batch_size", "pad_to_multiple", "chosen_by", "evaluate_every", "test_mode"}
-_PICTURES = {"signal_to_noise.png": "Signal-to-noise ratio of each layer", "spectra.png": "Spectra of the curvature factors"}
+_NOT_DECIDING = {
+    "recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads",
+    "device", "num_workers", "smoke", "max_physical_batch_size", "pad_to_multiple", "chosen_by",
+    "evaluate_every", "test_mode",
+}  # fmt: skip
+_PICTURES = {
+    "signal_to_noise.png": "Signal-to-noise ratio of each layer",
+    "spectra.png": "Spectra of the curvature factors",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
-    """One run as a page shows it. Text is as it was found: whoever writes a page escapes it.
+class RunSummary:
+    """One run as a page shows it. Text is as it was read: the templates escape it.
 
     Attributes:
         source: the file or folder it was read from.
-        task: what was learned, as a rule the recipe; of a smoke run with these words, so that it shares nothing with others.
-        method: what it is called in figures and tables.
+        task: what was learned, as a rule the recipe. A smoke run says so here, so that it shares
+            nothing with other runs.
+        method: its name in figures and tables.
         measured_on: what the score was measured on.
         score: what `accuracy` is.
         accuracy: of the delivered weights; not protected by ε.
@@ -58,8 +73,8 @@ class Shown:
         seed: public seed.
         settings: what else decides the result, as far as recipe and method do not say it.
         smoke: a few steps on a slice of the data, whose score says nothing.
-        marks: what is said against its guarantee; empty where it has one.
-        against: whom the guarantee holds against, where it does not hold against everyone who sees the weights.
+        warnings: why the run has no certified guarantee; empty where it has one.
+        against: whom the guarantee holds against, if not everyone who sees the weights.
         curve: (step, score).
         spending: (step, ε).
         command: that trains it again; empty where none is known.
@@ -84,7 +99,7 @@ class Shown:
     seed: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     smoke: bool = False
-    marks: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     against: str = ""
     curve: Sequence[tuple[float, float]] = ()
     spending: Sequence[tuple[float, float]] = ()
@@ -94,9 +109,14 @@ class Shown:
     figures: Figures | None = None
     pictures: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def recipe(self) -> str:
+        """The task without the words of a smoke run."""
+        return self.task.removesuffix(_SMOKE) if self.smoke else self.task
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
+class StudyTable:
     """A table that a study has made: a tuning study, or a published table beside ours."""
 
     source: str
@@ -116,79 +136,101 @@ class Chart:
     notes: Sequence[str]
     maps: Sequence[SensitivityMap]
 
+    @property
+    def shows_validation(self) -> bool:
+        """Whether a map shows scores of private examples that no ε protects."""
+        return any(one.measured_on != "test" for one in self.maps)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """All that was found.
+    """All that was read.
 
     Attributes:
         runs: in the order given.
-        sheets: in the same order.
+        tables: in the same order.
         charts: in the same order.
         broken: (file or folder, why it is not shown).
         notes: what was left out on purpose, in words.
     """
 
-    runs: Sequence[Shown]
-    sheets: Sequence[Sheet] = ()
+    runs: Sequence[RunSummary]
+    tables: Sequence[StudyTable] = ()
     charts: Sequence[Chart] = ()
     broken: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
 
 
-def read_all(paths: Sequence[str | os.PathLike[str]], departures: Departures = lambda run: run["settings"]) -> Contents:
+def read_all(
+    paths: Sequence[str | os.PathLike[str]],
+    departures: Departures = lambda run: run["settings"],
+) -> Contents:
     """Read run folders, folders of run folders, and results files.
 
     Args:
-        paths: of any of them; one that is named twice counts once.
-        departures: leaves out of a run's settings what its recipe and method say; by default nothing.
+        paths: of any of them; a path that is named twice counts once.
+        departures: returns the settings that a run's recipe and method do not say; by default all.
 
     Raises:
-        ValueError: nothing can be shown; why not is said of each, up to twelve.
+        ValueError: nothing can be shown. Up to twelve reasons are named.
     """
-    held: list[Contents] = []
+    runs: list[RunSummary] = []
+    tables: list[StudyTable] = []
+    charts: list[Chart] = []
+    notes: list[str] = []
     broken: list[tuple[str, str]] = []
     for path in _unique(paths, broken):
         try:
-            held.append(
-                Contents(runs=[_run_folder(path, departures)]) if path.is_dir() else read_file(path, parsed(path), departures)
-            )
+            if path.is_dir():
+                runs.append(_read_run_folder(path, departures))
+                continue
+            contents = read_file(path, read_json(path), departures)
         except ValueError as error:
             broken.append((str(path), plain(error)))
         except OSError as error:
             broken.append((str(path), plain(f"cannot be read ({error.strerror or error})")))
-    found = Contents(
-        runs=[run for one in held for run in one.runs], sheets=[sheet for one in held for sheet in one.sheets],
-        charts=[chart for one in held for chart in one.charts], broken=broken, notes=[note for one in held for note in one.notes],
-    )  # fmt: skip
-    if not (found.runs or found.sheets or found.charts):
-        told = [f"{where}: {why}" for where, why in broken[:_MOST_TOLD]] or ["no run folder and no results file was given"]
-        told += [f"and {more} more"] if (more := len(broken) - _MOST_TOLD) > 0 else []
-        raise ValueError(f"nothing to report: {'; '.join(told)}")
-    return found
+        else:
+            runs += contents.runs
+            tables += contents.tables
+            charts += contents.charts
+            notes += contents.notes
+    if not (runs or tables or charts):
+        raise ValueError(f"nothing to report: {_join_reasons(broken)}")
+    return Contents(runs=runs, tables=tables, charts=charts, broken=broken, notes=notes)
 
 
-def _unique(paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]) -> list[Path]:
-    seen: dict[str, Path] = {}
+def _join_reasons(broken: Sequence[tuple[str, str]]) -> str:
+    if not broken:
+        return "no run folder and no results file was given"
+    reasons = [f"{path}: {reason}" for path, reason in broken[:_MOST_REASONS]]
+    if len(broken) > _MOST_REASONS:
+        reasons.append(f"and {len(broken) - _MOST_REASONS} more")
+    return "; ".join(reasons)
+
+
+def _unique(
+    paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]
+) -> list[Path]:
+    unique: dict[str, Path] = {}
     for given in paths:
         try:
-            for path in _found(Path(given), broken):
-                seen.setdefault(os.path.realpath(path), path)
+            for path in _expand(Path(given), broken):
+                unique.setdefault(os.path.realpath(path), path)
         except (OSError, ValueError) as error:
             broken.append((plain(given), plain(f"cannot be read ({error})")))
-    return list(seen.values())
+    return list(unique.values())
 
 
-def _found(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
-    """A file or a run folder as it is; of another folder the run folders and results files that lie in it."""
+def _expand(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
+    """Yield a file or a run folder; of another folder, the run folders and results files in it."""
     if not path.exists():
         broken.append((str(path), "there is no such file or folder"))
-    elif path.is_file() or (path / "config.toml").is_file() or (path / "privacy_card.json").is_file():
+    elif path.is_file() or _has(path, "config.toml") or _has(path, "privacy_card.json"):
         yield path
     elif path.is_dir():
-        below = sorted(path.iterdir())
-        inside = [child for child in below if (child / "config.toml").is_file()]
-        inside += [child for child in below if child.suffix == ".json" and child.is_file()]
+        children = sorted(path.iterdir())
+        inside = [child for child in children if _has(child, "config.toml")]
+        inside += [child for child in children if child.suffix == ".json" and child.is_file()]
         if not inside:
             broken.append((str(path), "holds neither a run (config.toml) nor results (*.json)"))
         yield from inside
@@ -196,8 +238,12 @@ def _found(path: Path, broken: list[tuple[str, str]]) -> Iterator[Path]:
         broken.append((str(path), "is neither a file nor a folder"))
 
 
-def parsed(path: Path) -> Any:
-    """The content of a JSON file.
+def _has(folder: Path, name: str) -> bool:
+    return (folder / name).is_file()
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file.
 
     Raises:
         ValueError: too large, or damaged.
@@ -206,96 +252,124 @@ def parsed(path: Path) -> Any:
         raise ValueError(f"{path.name} is larger than {_MOST_BYTES // 2**20} MiB")
     try:
         return json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else error
-        raise ValueError(f"{path.name} is damaged ({plain(reason, 120)}); put an earlier copy back") from None
+    except RecursionError:
+        raise _damaged(path, "nested too deeply") from None
+    except ValueError as error:
+        raise _damaged(path, error) from None
 
 
-def _run_folder(path: Path, departures: Departures) -> Shown:
-    """One run folder.
+def _damaged(path: Path, reason: Any) -> ValueError:
+    return ValueError(f"{path.name} is damaged ({plain(reason, 120)}); put an earlier copy back")
+
+
+def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
+    """Return one run folder.
 
     Raises:
         ValueError: half-written, damaged or of another version.
     """
     folder = RunFolder(path)
-    text, settings = _config(folder.config)
+    config, settings = _read_config(folder.config)
     if not folder.card.is_file():
-        raise ValueError(f"no {folder.card.name}: the run has not ended; go on with dpkfc train --resume {path}")
-    card = _card(folder.card)
-    promise, mechanism = card["guarantee"], _mapping(card.get("mechanism"))
-    metrics = _metrics(folder.metrics)
-    judged = metrics.evaluated()
-    spending = [(float(row.step), row.epsilon) for row in metrics.rows if number(row.epsilon) is not None]
-    seconds = [row.seconds for row in metrics.rows if row.seconds is not None]
+        raise ValueError(
+            f"no {folder.card.name}: the run has not ended; go on with dpkfc train --resume {path}"
+        )
+    card = _read_card(folder.card)
+    guarantee = card["guarantee"]
+    metrics = _read_metrics(folder.metrics)
+    evaluated = metrics.evaluated()
+    spending = []
+    seconds = []
+    for row in metrics.rows:
+        if number(row.epsilon) is not None:
+            spending.append((float(row.step), row.epsilon))
+        if row.seconds is not None:
+            seconds.append(row.seconds)
     method, _, task = str(card.get("title", path.name)).partition(" on ")
-    recipe, known = str(settings.get("recipe") or task or "unknown"), str(settings.get("method") or method)
-    smoke = settings.get("smoke") is True
-    return Shown(
+    recipe = str(settings.get("recipe") or task or "unknown")
+    method = str(settings.get("method") or method)
+    is_smoke = settings.get("smoke") is True
+    seed = number(settings.get("seed"))
+    command = "dpkfc train --config config.toml" if config else ""
+    if config and settings.get("test_mode") is True:
+        command += " --test-mode"
+    run = {"recipe": recipe, "method": method, "settings": settings}
+    figures = path / plots.FILE
+    return RunSummary(
         source=str(path),
-        task=task_of(recipe, smoke),
-        method=known,
+        task=name_task(recipe, is_smoke),
+        method=method,
         measured_on=metrics.measured_on,
-        score=_score(_mapping(card.get("results")), metrics.measured_on),
-        accuracy=judged[-1].accuracy if judged else None,
-        epsilon=number(promise.get("epsilon")),
-        target=number(promise.get("target_epsilon")),
-        delta=number(promise.get("delta")),
-        sigma=number(mechanism.get("noise_multiplier")),
-        steps=int(number(promise.get("releases")) or 0),
+        score=_score_name(_mapping(card.get("results")), metrics.measured_on),
+        accuracy=evaluated[-1].accuracy if evaluated else None,
+        epsilon=number(guarantee.get("epsilon")),
+        target=number(guarantee.get("target_epsilon")),
+        delta=number(guarantee.get("delta")),
+        sigma=number(_mapping(card.get("mechanism")).get("noise_multiplier")),
+        steps=_integer(guarantee.get("releases")),
         seconds=sum(seconds) if seconds else None,
-        seed=None if (seed := number(settings.get("seed"))) is None else int(seed),
-        settings=deciding(departures({"recipe": recipe, "method": known, "settings": settings})),
-        smoke=smoke,
-        marks=_marks(card),
-        against=plain(promise.get("against") or "", 300),
-        curve=[(float(row.step), row.accuracy) for row in judged if row.accuracy is not None],
+        seed=None if seed is None else int(seed),
+        settings=select_deciding(departures(run)),
+        smoke=is_smoke,
+        warnings=_card_warnings(card),
+        against=plain(guarantee.get("against") or "", 300),
+        curve=[(float(row.step), row.accuracy) for row in evaluated if row.accuracy is not None],
         spending=_thin(spending),
-        command=f"dpkfc train --config config.toml{' --test-mode' if settings.get('test_mode') is True else ''}" if text else "",
-        config=text,
+        command=command,
+        config=config,
         card=card,
-        figures=_figures(path / plots.FILE),
-        pictures=_pictures(folder.plots),
+        figures=Figures.read(read_json(figures)) if figures.is_file() else None,
+        pictures=_read_pictures(folder.plots),
     )
 
 
-def task_of(recipe: str, smoke: bool) -> str:
-    """What a page calls the task of a recipe."""
-    return f"{recipe} (smoke run)" if smoke else recipe
+def name_task(recipe: str, is_smoke: bool) -> str:
+    """Return what a page calls the task of a recipe."""
+    return recipe + _SMOKE if is_smoke else recipe
 
 
-def deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that do not decide the result, or are shown in a place of their own."""
-    return {str(name): value for name, value in settings.items() if name not in _ASIDE}
+def select_deciding(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that decide the result and have no place of their own."""
+    return {str(name): value for name, value in settings.items() if name not in _NOT_DECIDING}
 
 
-def _config(path: Path) -> tuple[str, dict[str, Any]]:
-    """The text of the settings without the place of the data, and the settings without their sections."""
+def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text of the settings without the data folder, and the settings as one mapping."""
     try:
         text = path.read_text("utf-8")
         content = tomllib.loads(text)
     except FileNotFoundError:
         return "", {}
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name} is damaged ({plain(error, 120)}); put an earlier copy back") from None
-    found = known_settings(content)
-    lines = ['data_dir = ""' if line.startswith("data_dir") else line for line in text[:200_000].split("\n")]
-    return "\n".join(lines), {str(name): value for name, value in found.items() if isinstance(value, (str, int, float, bool))}
+        raise _damaged(path, error) from None
+    settings = known_settings(content)
+    lines = []
+    for line in text[:_MOST_CONFIG].split("\n"):
+        lines.append('data_dir = ""' if line.startswith("data_dir") else line)
+    scalars = {}
+    for name, value in settings.items():
+        if isinstance(value, (str, int, float, bool)):
+            scalars[str(name)] = value
+    return "\n".join(lines), scalars
 
 
-def _card(path: Path) -> dict[str, Any]:
-    card = parsed(path)
+def _read_card(path: Path) -> dict[str, Any]:
+    card = read_json(path)
     if not isinstance(card, dict) or not isinstance(card.get("guarantee"), dict):
         raise ValueError(f"{path.name} is no privacy card")
     if card.get("format") != CARD_FORMAT:
         version = plain(card.get("format"), 20)
-        raise ValueError(f"{path.name} is of format {version}, this dpkfc reads {CARD_FORMAT}; use the version that wrote it")
-    promise = card["guarantee"]
-    if number(promise.get("epsilon")) is None and promise.get("epsilon") != "inf":
+        raise ValueError(
+            f"{path.name} is of format {version}, this dpkfc reads {CARD_FORMAT}; "
+            "use the version that wrote it"
+        )
+    epsilon = card["guarantee"].get("epsilon")
+    if number(epsilon) is None and epsilon != "inf":
         raise ValueError(f"{path.name} states no ε")
     return card
 
 
-def _metrics(path: Path) -> Metrics:
+def _read_metrics(path: Path) -> Metrics:
     if not path.is_file():
         return Metrics()
     try:
@@ -303,99 +377,133 @@ def _metrics(path: Path) -> Metrics:
     except UnpackedSizeError:
         raise
     except ValueError:
-        raise ValueError(f"{path.name} is damaged; delete it to see the run without its curves") from None
+        raise ValueError(
+            f"{path.name} is damaged; delete it to see the run without its curves"
+        ) from None
 
 
-def _score(results: Mapping[str, Any], measured_on: str) -> str:
-    """What the score of a card is called: its first result is "SCORE on the SET set"."""
+def _score_name(results: Mapping[str, Any], measured_on: str) -> str:
+    """Return what the score of a card is called: its first result is "SCORE on the SET set"."""
     end = f" on the {measured_on} set"
     first = str(next(iter(results), ""))
     return first.removesuffix(end) if first.endswith(end) else "accuracy"
 
 
-def _figures(path: Path) -> Figures | None:
-    return Figures.read(parsed(path)) if path.is_file() else None
-
-
-def _pictures(folder: Path) -> dict[str, str]:
-    """PNG files as data URIs: nothing is fetched when the page is looked at."""
-    found = {}
+def _read_pictures(folder: Path) -> dict[str, str]:
+    """Return PNG files as data URIs, because the page fetches nothing."""
+    pictures = {}
     for name, title in _PICTURES.items():
         path = folder / name
-        if path.is_file() and path.stat().st_size <= _PICTURE_BYTES:
+        if path.is_file() and path.stat().st_size <= _MOST_PICTURE_BYTES:
             content = path.read_bytes()
             if content.startswith(b"\x89PNG\r\n\x1a\n"):
-                found[title] = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    return found
+                encoded = base64.b64encode(content).decode()
+                pictures[title] = f"data:image/png;base64,{encoded}"
+    return pictures
 
 
-def _marks(card: Mapping[str, Any]) -> list[str]:
-    """What is said against the guarantee of a card, a failed audit first."""
-    failed, certified = failed_checks(card.get("audit")), _mapping(card.get("guarantee")).get("certified") is True
-    said = marks_of(card.get("stamp"), card.get("caveats")) or ([] if certified else ["UNCERTIFIED"])
-    return [f"AUDIT FAILED: {', '.join(failed)}"[:300], *said] if failed else said
+def _card_warnings(card: Mapping[str, Any]) -> list[str]:
+    """Return why a card has no certified guarantee, a failed audit first."""
+    warnings = collect_warnings(card.get("stamp"), card.get("caveats"))
+    if not warnings and _mapping(card.get("guarantee")).get("certified") is not True:
+        warnings = ["UNCERTIFIED"]
+    failed = failed_checks(card.get("audit"))
+    if failed:
+        return [f"AUDIT FAILED: {', '.join(failed)}"[:300], *warnings]
+    return warnings
 
 
-def marks_of(stamp: Any, caveats: Any) -> list[str]:
-    """What is said against a guarantee: the stamp, then every caveat."""
-    said = [stamp] if isinstance(stamp, str) and stamp else []
-    return [plain(text) for text in [*said, *(caveats if isinstance(caveats, list) else [])]]
+def collect_warnings(stamp: Any, caveats: Any) -> list[str]:
+    """Return why there is no certified guarantee: the stamp, then every caveat."""
+    warnings = [plain(stamp)] if isinstance(stamp, str) and stamp else []
+    if isinstance(caveats, list):
+        warnings += [plain(caveat) for caveat in caveats]
+    return warnings
 
 
-def _mapping(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
+def _mapping(content: Any) -> Mapping[str, Any]:
+    return content if isinstance(content, Mapping) else {}
 
 
-def _thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    if len(points) <= _POINTS:
-        return list(points)
-    return [points[round(i * (len(points) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
+def _integer(value: Any) -> int:
+    return int(number(value) or 0)
 
 
-def train_command(recipe: Any, method: Any, seed: Any, evaluate_on: Any, settings: Mapping[str, Any]) -> str:
-    """The command of a cell of a study; empty where it cannot be written as one."""
-    if any(isinstance(value, str) and value.startswith("@") for value in settings.values()):
-        return ""  # public data that only a study cuts from another recipe
-    chosen = {name: value for name, value in settings.items() if name not in {"data_dir", "out"}}
-    given = {"recipe": recipe, "method": method, **chosen, "seed": seed}
-    return command_of(given | ({"eval_on": evaluate_on} if evaluate_on != "test" else {}))
+def _thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    if len(points) <= _MOST_POINTS:
+        return points
+    last = len(points) - 1
+    return [points[round(i * last / (_MOST_POINTS - 1))] for i in range(_MOST_POINTS)]
+
+
+def train_command(
+    recipe: Any, method: Any, seed: Any, evaluate_on: Any, settings: Mapping[str, Any]
+) -> str:
+    """Return the command of a run of a study; empty where the run cannot be written as one."""
+    for value in settings.values():
+        # Public data that only a study cuts from another recipe.
+        if isinstance(value, str) and value.startswith("@"):
+            return ""
+    chosen = {"recipe": recipe, "method": method}
+    for name, value in settings.items():
+        if name not in {"data_dir", "out"}:
+            chosen[name] = value
+    chosen["seed"] = seed
+    if evaluate_on != "test":
+        chosen["eval_on"] = evaluate_on
+    return command_of(chosen)
 
 
 # --------------------------------------------------------------------------------------------------
-# What is told of an arm: its best trial, and the tests of that trial's settings alone.
-#
-# A search that goes on may come to another best trial; tests of the one before stay in the results
-# and are told no more.
+# The best trial of a method, and the tests of that trial's settings alone. A search that goes on
+# may come to another best trial. Tests of the earlier one stay in the results and are not shown.
 
 Row = Mapping[str, Any]
-Key = tuple[str, str]  # recipe, arm
+# Recipe and name of the method in the study.
+Key = tuple[str, str]
 
 
 def best_trials(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The full trial with the highest validation accuracy, by recipe and arm; of equals the one with most tests."""
-    rows = list(rows)
-    tests = [(_key(row), row["tag"].get("tuned")) for row in rows if _is_test(row)]
-    found: dict[Key, list[Row]] = defaultdict(list)
+    """Return the full trial with the highest validation accuracy, by recipe and method.
+
+    Among equals, return the trial with most tests.
+    """
+    tested = []
+    trials: dict[Key, list[Row]] = defaultdict(list)
     for row in rows:
         tag = row.get("tag", {})
-        if row["measured_on"] == "validation" and "params" in tag and not tag.get("pruned"):
-            found[_key(row)].append(row)
-    return {
-        key: max(trials, key=lambda row: (row["accuracy"], tests.count((key, row["tag"]["params"]))))
-        for key, trials in found.items()
-    }
+        if _is_test(row):
+            tested.append((_key(row), tag.get("tuned")))
+        is_trial = row["measured_on"] == "validation" and "params" in tag
+        if is_trial and not tag.get("pruned"):
+            trials[_key(row)].append(row)
+
+    def rank(row: Row) -> tuple[float, int]:
+        return row["accuracy"], tested.count((_key(row), row["tag"]["params"]))
+
+    return {key: max(members, key=rank) for key, members in trials.items()}
 
 
 def winners_tests(rows: Iterable[Row]) -> list[Row]:
-    """Runs on the test set with the settings of their arm's best trial; those of an arm without trials as they are."""
+    """Return runs on the test set with the settings of their method's best trial.
+
+    Tests of a method without trials are returned as they are.
+    """
     rows = list(rows)
     best = best_trials(rows)
+    tests = []
+    for row in rows:
+        if not _is_test(row):
+            continue
+        trial = best.get(_key(row))
+        if trial is None or _settings_match(row, trial):
+            tests.append(row)
+    return tests
 
-    def current(row: Row) -> bool:
-        won = best.get(_key(row))
-        return won is None or row["tag"].get("tuned", won["tag"]["params"]) == won["tag"]["params"]
 
-    return [row for row in rows if _is_test(row) and current(row)]
+def _settings_match(test: Row, trial: Row) -> bool:
+    won = trial["tag"]["params"]
+    return bool(test["tag"].get("tuned", won) == won)
 
 
 def _is_test(row: Row) -> bool:
@@ -407,57 +515,66 @@ def _key(row: Row) -> Key:
 
 
 # --------------------------------------------------------------------------------------------------
-# Results files of studies as a page reads them: plain JSON of the formats that docs/report.md
-# lists.
+# Results files of studies: plain JSON of the formats that docs/report.md lists.
 
 VERSION = 1
 
 
 def read_file(path: Path, content: Any, departures: Departures) -> Contents:
-    """Runs and tables of one results file.
+    """Return runs and tables of one results file.
 
     Args:
         path: its name, for messages.
         content: its JSON.
-        departures: leaves out of a run's settings what its recipe and method say.
+        departures: returns the settings that a run's recipe and method do not say.
 
     Raises:
-        ValueError: a figure of which there is a picture alone; of no known format, of another version, or without a single entry
-            that can be read.
+        ValueError: a figure that is a picture alone; of no known format, of another version, or
+            without a single entry that can be read.
     """
     if not isinstance(content, dict):
         raise ValueError("is no results file of dpkfc")
     kind = content.get("kind")
     if kind == "dpkfc study" and isinstance(content.get("rows"), dict):
         _check_version(content)
-        return _study(path, content["rows"], departures)
+        return _read_study(path, content["rows"], departures)
     if kind == "dpkfc table" and isinstance(content.get("cells"), list):
         _check_version(content)
-        return Contents(runs=(), sheets=[_published(path, content)])
+        return Contents(runs=(), tables=[_read_published_table(path, content)])
     if kind is None and isinstance(content.get("arms"), list):
         _check_version(content)
-        return Contents(runs=(), sheets=[_tuning(path, content)])
+        return Contents(runs=(), tables=[_read_tuning(path, content)])
     if kind is None and isinstance(content.get("runs"), dict):
-        return _benchmark(path, content["runs"])
+        return _read_benchmark(path, content["runs"])
     if kind == "dpkfc figure" and content.get("sensitivity_maps"):
         _check_version(content)
-        return Contents(runs=(), charts=[_chart(path, content)])
+        return Contents(runs=(), charts=[_read_chart(path, content)])
     if kind == "dpkfc figure":
-        raise ValueError(f"is a figure of dpkfc reproduce, which has a picture of its own: {_figure_pictures(path)}")
-    raise ValueError("is no results file of dpkfc (study, tuning, table or benchmark); leave it out")
+        pictures = _name_pictures(path)
+        raise ValueError(f"is a figure of dpkfc reproduce, which has its own picture: {pictures}")
+    raise ValueError(
+        "is no results file of dpkfc (study, tuning, table or benchmark); leave it out"
+    )
 
 
 def _check_version(content: Mapping[str, Any]) -> None:
     if content.get("version") != VERSION:
-        found = plain(content.get("version"), 20)
-        raise ValueError(f"is of version {found}, this dpkfc reads {VERSION}; use the version that wrote it")
+        version = plain(content.get("version"), 20)
+        raise ValueError(
+            f"is of version {version}, this dpkfc reads {VERSION}; use the version that wrote it"
+        )
 
 
-def _figure_pictures(path: Path) -> str:
-    """Which files to open for a figure of `dpkfc reproduce`: NAME.png, or NAME-RECIPE.png for each recipe."""
-    beside = sorted(one.name for one in path.parent.iterdir() if one.suffix == ".png")
-    found = [name for name in beside if name == f"{path.stem}.png" or name.startswith(f"{path.stem}-")]
-    return f"open {', '.join(found[:6])}" if found else f"none lies beside it; dpkfc reproduce {path.stem} draws it again"
+def _name_pictures(path: Path) -> str:
+    """Return which files to open for a figure: NAME.png, or NAME-RECIPE.png for each recipe."""
+    names = []
+    for file in path.parent.iterdir():
+        is_ours = file.stem == path.stem or file.name.startswith(f"{path.stem}-")
+        if file.suffix == ".png" and is_ours:
+            names.append(file.name)
+    if names:
+        return f"open {', '.join(sorted(names)[:6])}"
+    return f"none lies beside it; dpkfc reproduce {path.stem} draws it again"
 
 
 _LEFT_OUT = {
@@ -467,87 +584,112 @@ _LEFT_OUT = {
 }
 
 
-def _gathered(path: Path, rows: Mapping[str, Any], made: list[Shown], left_out: Mapping[str, int]) -> Contents:
-    lost = len(rows) - len(made) - sum(left_out.values())
-    if not made and lost:
+def _with_notes(
+    path: Path, rows: Mapping[str, Any], runs: list[RunSummary], left_out: Mapping[str, int]
+) -> Contents:
+    """Return runs of a file, with notes on the entries that are not shown."""
+    incomplete = len(rows) - len(runs) - sum(left_out.values())
+    if not runs and incomplete:
         raise ValueError("none of its entries can be read")
-    notes = [f"{path}: {lost} incomplete entries are not shown"] if lost else []
-    notes += [f"{path}: {count} {_LEFT_OUT[what]}" for what, count in left_out.items() if count]
-    return Contents(runs=made, notes=notes)
+    notes = [f"{path}: {incomplete} incomplete entries are not shown"] if incomplete else []
+    for reason, count in left_out.items():
+        if count:
+            notes.append(f"{path}: {count} {_LEFT_OUT[reason]}")
+    return Contents(runs=runs, notes=notes)
 
 
-def _study(path: Path, rows: Mapping[str, Any], departures: Departures) -> Contents:
-    """Rows of `dpkfc.studies`: one finished run each, and of a method that was tuned the tests of what won alone."""
-    held = [row for row in rows.values() if isinstance(row, dict) and isinstance(row.get("run"), dict)]
+def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> Contents:
+    """Return finished runs; of a method that was tuned, only the tests of the best trial."""
     left_out = dict.fromkeys(_LEFT_OUT, 0)
-    full = []
-    for row in held:
-        if row["run"].get("measure") and number(row.get("accuracy")) is None:
+    complete = []
+    for row in rows.values():
+        if not isinstance(row, dict) or not isinstance(row.get("run"), dict):
+            continue
+        has_accuracy = number(row.get("accuracy")) is not None
+        if row["run"].get("measure") and not has_accuracy:
             left_out["measurements"] += 1
         elif _mapping(row.get("tag")).get("pruned") is True:
             left_out["pruned"] += 1
-        elif number(row.get("accuracy")) is not None and number(row.get("epsilon")) is not None:
-            full.append(row)
-    withdrawn = _withdrawn(full)
+        elif has_accuracy and number(row.get("epsilon")) is not None:
+            complete.append(row)
+    withdrawn = _find_withdrawn(complete)
     left_out["withdrawn"] = len(withdrawn)
-    made = [_row(path, row, _mapping(row.get("tag")), departures) for row in full if id(row) not in withdrawn]
-    return _gathered(path, rows, made, left_out)
+    runs = [_read_row(path, row, departures) for row in complete if id(row) not in withdrawn]
+    return _with_notes(path, rows, runs, left_out)
 
 
-def _withdrawn(rows: list[dict[str, Any]]) -> set[int]:
-    """Identities of tests of settings that a search has left behind since."""
-    named = [row for row in rows if isinstance(row["run"].get("recipe"), str) and "measured_on" in row]
-    arms = [row for row in named if isinstance(_mapping(row.get("tag")).get("arm"), str)]
-    current = {id(row) for row in winners_tests(arms)}
-    return {id(row) for row in arms if row["measured_on"] == "test" and id(row) not in current}
+def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
+    """Return identities of tests of settings that a search has left behind since."""
+    tuned = []
+    for row in rows:
+        has_name = isinstance(_mapping(row.get("tag")).get("arm"), str)
+        if has_name and isinstance(row["run"].get("recipe"), str) and "measured_on" in row:
+            tuned.append(row)
+    tests = {id(row) for row in tuned if row["measured_on"] == "test"}
+    return tests - {id(row) for row in winners_tests(tuned)}
 
 
-def _row(path: Path, row: Mapping[str, Any], tag: Mapping[str, Any], departures: Departures) -> Shown:
+def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> RunSummary:
     run = row["run"]
     settings = _mapping(run.get("settings"))
-    seed, measured_on = run.get("seed"), row.get("measured_on", run.get("evaluate_on", "test"))
-    stored = isinstance(row.get("hash"), str) and {"recipe", "method", "seed", "evaluate_on"} <= run.keys()
-    told = departures({**run, "settings": settings, "hash": row["hash"]}) if stored else settings
-    smoke = settings.get("smoke") is True
-    pairs = row.get("curve")
-    known = [(number(p[0]), number(p[1])) for p in (pairs if isinstance(pairs, list) else []) if _is_pair(p)]
-    return Shown(
+    seed = run.get("seed")
+    evaluate_on = run.get("evaluate_on")
+    has_hash = isinstance(row.get("hash"), str)
+    deciding = settings
+    if has_hash and {"recipe", "method", "seed", "evaluate_on"} <= run.keys():
+        deciding = departures({**run, "settings": settings, "hash": row["hash"]})
+    is_smoke = settings.get("smoke") is True
+    return RunSummary(
         source=str(path),
-        task=task_of(str(run.get("recipe", "unknown")), smoke),
-        method=str(tag.get("arm") or run.get("method", "unknown")),
-        measured_on=str(measured_on),
+        task=name_task(str(run.get("recipe", "unknown")), is_smoke),
+        method=str(_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
+        measured_on=str(row.get("measured_on", run.get("evaluate_on", "test"))),
         score=str(row.get("score") or "accuracy"),
         accuracy=number(row["accuracy"]),
         epsilon=number(row["epsilon"]),
         target=number(row.get("target_epsilon")),
         delta=number(row.get("delta")),
         sigma=number(row.get("noise_multiplier")),
-        steps=int(number(row.get("steps")) or 0),
+        steps=_integer(row.get("steps")),
         seconds=number(row.get("seconds")),
-        seed=int(number(seed) or 0),
-        settings=deciding(told),
-        smoke=smoke,
-        marks=marks_of(None, row.get("caveats")),
-        curve=[(step, score) for step, score in known if step is not None and score is not None],
-        command=train_command(run.get("recipe"), run.get("method"), seed, run.get("evaluate_on"), settings),
+        seed=_integer(seed),
+        settings=select_deciding(deciding),
+        smoke=is_smoke,
+        warnings=collect_warnings(None, row.get("caveats")),
+        curve=_read_curve(row.get("curve")),
+        command=train_command(run.get("recipe"), run.get("method"), seed, evaluate_on, settings),
     )
 
 
-def _is_pair(found: Any) -> bool:
-    return isinstance(found, list) and len(found) == 2
+def _read_curve(pairs: Any) -> list[tuple[float, float]]:
+    curve = []
+    for pair in pairs if isinstance(pairs, list) else []:
+        if isinstance(pair, list) and len(pair) == 2:
+            step, score = number(pair[0]), number(pair[1])
+            if step is not None and score is not None:
+                curve.append((step, score))
+    return curve
 
 
-def _benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
-    """Entries of `benchmarks/accuracy.py`, which come from a loop of their own and not from `dpkfc train`."""
-    made = []
-    aside = {"accuracy", "arm", "clipped_fraction", "dataset", "delta", "epsilon", "epsilon_spent", "evaluate_on"}
-    aside |= {"noise_multiplier", "seconds", "seed", "steps"}
+_FIELDS_OF_BENCHMARK = {
+    "accuracy", "arm", "clipped_fraction", "dataset", "delta", "epsilon", "epsilon_spent",
+    "evaluate_on", "noise_multiplier", "seconds", "seed", "steps",
+}  # fmt: skip
+
+
+def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
+    """Return entries of `benchmarks/accuracy.py`, which has a training loop of its own."""
+    runs = []
     for row in rows.values():
         if not isinstance(row, dict) or number(row.get("accuracy")) is None or "arm" not in row:
             continue
         optimizer = row.get("optimizer")
-        made.append(
-            Shown(
+        settings = {}
+        for name, value in row.items():
+            if name not in _FIELDS_OF_BENCHMARK:
+                settings[str(name)] = value
+        runs.append(
+            RunSummary(
                 source=str(path),
                 task=str(row.get("dataset", "unknown")),
                 method=f"{row['arm']} ({optimizer})" if optimizer else str(row["arm"]),
@@ -557,64 +699,85 @@ def _benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 target=number(row.get("epsilon")),
                 delta=number(row.get("delta")),
                 sigma=number(row.get("noise_multiplier")),
-                steps=int(number(row.get("steps")) or 0),
+                steps=_integer(row.get("steps")),
                 seconds=number(row.get("seconds")),
-                seed=int(number(row.get("seed")) or 0),
-                settings={str(name): value for name, value in row.items() if name not in aside},
+                seed=_integer(row.get("seed")),
+                settings=settings,
                 command="python benchmarks/accuracy.py --data-dir DIR",
             )
         )
-    return _gathered(path, rows, made, {})
+    return _with_notes(path, rows, runs, {})
 
 
-def _tuning(path: Path, content: Mapping[str, Any]) -> Sheet:
-    """`tune.json`: what came of a search. Its accuracies are of private examples.
+def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
+    """Return the table of a `tune.json`, whose accuracies are of private examples.
 
-    A page may be handed on: it does not tell the number of trials of a random search, which has to stay secret.
+    A page may be handed on. So it does not tell the number of trials of a random search, which
+    has to stay secret.
     """
-    secret = content.get("search") == "random"
-    arms = [arm for arm in content["arms"] if isinstance(arm, dict)]
-    rows = [
-        (
-            plain(arm.get("label", arm.get("name", "")), 80) + (" (control)" if arm.get("control") is True else ""),
-            percent(number(arm.get("accuracy"))),
-            "secret" if secret else show(arm.get("trials")),
-            "secret" if secret else show(arm.get("pruned")),
-            show(arm.get("params")),
+    is_secret = content.get("search") == "random"
+    rows = []
+    commands = []
+    for method in content["arms"]:
+        if not isinstance(method, dict):
+            continue
+        label = plain(method.get("label", method.get("name", "")), 80)
+        if method.get("control") is True:
+            label += " (control)"
+        rows.append(
+            (
+                label,
+                score_text(number(method.get("accuracy"))),
+                "secret" if is_secret else show(method.get("trials")),
+                "secret" if is_secret else show(method.get("pruned")),
+                show(method.get("params")),
+            )
         )
-        for arm in arms
-    ]
+        command = method.get("command")
+        if isinstance(command, str) and command:
+            commands.append(plain(command, 2000))
     notes = [plain(content.get("statement", ""), 2000).replace("**", "")]
     if content.get("complete") is False:
         notes.append("Not finished: some methods have had fewer trials than others.")
-    return Sheet(
+    return StudyTable(
         source=str(path),
         title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
         notes=[note for note in notes if note],
-        header=("method", "validation accuracy, NOT PRIVATE", "trials", "pruned", "settings that won"),
+        header=(
+            "method", "validation accuracy, NOT PRIVATE", "trials", "pruned", "settings that won",
+        ),
         rows=rows,
-        commands=[plain(arm["command"], 2000) for arm in arms if isinstance(arm.get("command"), str) and arm["command"]],
-    )
+        commands=commands,
+    )  # fmt: skip
 
 
-def _published(path: Path, content: Mapping[str, Any]) -> Sheet:
-    """`NAME.json` of `dpkfc reproduce`: published cells beside ours."""
-    columns = ("row", "column", "published", "ours", "verdict")
-    cells = [cell for cell in content["cells"] if isinstance(cell, dict)]
-    notes = [("Published: ", content.get("accounting")), ("", content.get("note")), ("", content.get("rule"))]
-    name, unit = content.get("name"), plain(content.get("unit", "%"), 20)
-    return Sheet(
+def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
+    """Return `NAME.json` of `dpkfc reproduce`: published cells beside ours."""
+    rows = []
+    for cell in content["cells"]:
+        if isinstance(cell, dict):
+            columns = ("row", "column", "published", "ours", "verdict")
+            rows.append(tuple(show(cell.get(column)) for column in columns))
+    notes = []
+    for before, key in (("Published: ", "accounting"), ("", "note"), ("", "rule")):
+        text = content.get(key)
+        if isinstance(text, str) and text:
+            notes.append(f"{before}{plain(text, 1200)}")
+    name = content.get("name")
+    unit = plain(content.get("unit", "%"), 20)
+    is_command = isinstance(name, str) and name.replace("-", "").isalnum()
+    return StudyTable(
         source=str(path),
         title=plain(content.get("title", name), 160),
-        notes=[f"{before}{plain(text, 1200)}" for before, text in notes if isinstance(text, str) and text],
+        notes=notes,
         header=("method", "setting", f"published {unit}".strip(), f"ours {unit}".strip(), "verdict"),
-        rows=[tuple(show(cell.get(column)) for column in columns) for cell in cells],
-        commands=[f"dpkfc reproduce {name}"] if isinstance(name, str) and name.replace("-", "").isalnum() else (),
+        rows=rows,
+        commands=[f"dpkfc reproduce {name}"] if is_command else (),
     )
 
 
-def _chart(path: Path, content: Mapping[str, Any]) -> Chart:
-    """`kfc-fig10.json` of `dpkfc reproduce`: accuracy over settings, and what is said against its privacy.
+def _read_chart(path: Path, content: Mapping[str, Any]) -> Chart:
+    """Return `kfc-fig10.json` of `dpkfc reproduce`: accuracy over settings, and its caveats.
 
     Raises:
         ValueError: damaged.
@@ -622,33 +785,43 @@ def _chart(path: Path, content: Mapping[str, Any]) -> Chart:
     try:
         maps = [read_map(one) for one in content["sensitivity_maps"]]
     except (TypeError, KeyError, AttributeError):
-        raise ValueError(f"{path.name} is damaged; dpkfc reproduce {path.stem} writes it again") from None
+        raise ValueError(
+            f"{path.name} is damaged; dpkfc reproduce {path.stem} writes it again"
+        ) from None
+    private = content.get("private")
     missing = content.get("missing")
-    notes = [content.get("private"), *(f"Missing: {one}" for one in (missing if isinstance(missing, list) else []))]
+    notes = [plain(private, 400)] if isinstance(private, str) else []
+    for cell in missing if isinstance(missing, list) else []:
+        notes.append(plain(f"Missing: {cell}", 400))
     title = plain(content.get("title", content.get("name", path.stem)), 160)
-    return Chart(source=str(path), title=title, notes=[plain(note, 400) for note in notes if isinstance(note, str)], maps=maps)
+    return Chart(source=str(path), title=title, notes=notes, maps=maps)
 
 
 # --------------------------------------------------------------------------------------------------
-# Runs that differ only in their seed as one group with mean and deviation, and one look for each
+# Runs that differ only in their seed as one group with mean and deviation, and one style for each
 # method on the whole page.
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; without their black and yellow, which a page of either
-# brightness would swallow. Symbols go round in another rhythm, so that 56 methods look different.
+# Okabe and Ito's colours, which the colour-blind can tell apart. Their black and yellow are left
+# out, because they vanish on a dark or a bright page. Colours and symbols have different periods,
+# so that 56 methods look different.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down", "star", "pentagon")
+SYMBOLS = (
+    "circle", "square", "diamond", "triangle-up", "x", "triangle-down", "star", "pentagon",
+)  # fmt: skip
 GLYPHS = ("●", "■", "◆", "▲", "✖", "▼", "★", "⬟")
-_FIRST = ("dp-sgd", "dp-kfc", "dp-adam", "dp-kfc-a", "dp-sgd-normalised", "dp-kfc-g", "dp-kfc-random")
+# Both have the same style in every report.
+_ALWAYS = ("dp-sgd", "dp-kfc")
+_FIRST = ("dp-adam", "dp-kfc-a", "dp-sgd-normalised", "dp-kfc-g", "dp-kfc-random")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class MethodStyle:
     """How a method looks in every plot.
 
     Attributes:
-        index: its number on the page; what the browser calls it.
-        name: as found.
+        index: its number on the page, which the script uses.
+        name: as read.
         colour: of lines and symbols.
         symbol: in plots.
         glyph: the same symbol as text.
@@ -662,32 +835,38 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class RunGroup:
     """Runs of equal settings, one a seed.
 
     Attributes:
         runs: one or more.
         mean: of their scores, None where none is known.
         std: sample deviation, None of a single run.
-        epsilon: the largest that one of them spent, None where there is no guarantee.
+        epsilon: the largest that a run spent, None where there is no guarantee.
         differs: settings in which groups of the same method differ, in words.
     """
 
-    runs: Sequence[Shown]
+    runs: Sequence[RunSummary]
     mean: float | None
     std: float | None
     epsilon: float | None
     differs: str = ""
 
     @property
-    def first(self) -> Shown:
-        """Whose common settings stand for all."""
+    def first(self) -> RunSummary:
+        """The run whose settings stand for all."""
         return self.runs[0]
 
     @property
     def budget(self) -> float | None:
-        """ε that was asked for, or else spent."""
+        """The ε that was asked for, or else spent."""
         return self.epsilon if self.first.target is None else self.first.target
+
+    @property
+    def seconds(self) -> float | None:
+        """Mean seconds of training."""
+        known = [run.seconds for run in self.runs if run.seconds is not None]
+        return sum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -698,78 +877,104 @@ class Panel:
     measured_on: str
     score: str
     delta: float | None
-    groups: Sequence[Group]
+    groups: Sequence[RunGroup]
 
     @property
     def title(self) -> str:
-        """In words."""
+        """The panel in words."""
         delta = "" if self.delta is None else f", δ = {delta_text(self.delta)}"
-        return f"{plain(self.task, 60)}, {plain(self.score, 60)} on the {plain(self.measured_on, 20)} set{delta}"
+        measured_on = plain(self.measured_on, 20)
+        return f"{plain(self.task, 60)}, {plain(self.score, 60)} on the {measured_on} set{delta}"
 
 
-def looks(runs: Iterable[Shown]) -> dict[str, Look]:
-    """Method to its look; DP-SGD and DP-KFC have the same in every report."""
+def assign_styles(runs: Iterable[RunSummary]) -> dict[str, MethodStyle]:
+    """Return the style of each method; DP-SGD and DP-KFC have the same in every report."""
     names = sorted({run.method for run in runs}, key=str.casefold)
-    fixed = [name for name in _FIRST if name in names]
-    ordered = [*_FIRST[:2], *[name for name in [*fixed, *names] if name not in _FIRST[:2]]]
-    found = {}
-    for index, name in enumerate(dict.fromkeys(ordered)):
+    known = [name for name in _FIRST if name in names]
+    ordered = dict.fromkeys([*_ALWAYS, *known, *names])
+    styles = {}
+    for index, name in enumerate(ordered):
+        if name not in names:
+            continue
         place = index % len(SYMBOLS)
-        colour = COLOURS[index % len(COLOURS)]
-        found[name] = Look(index=index, name=name, colour=colour, symbol=SYMBOLS[place], glyph=GLYPHS[place])
-    return {name: look for name, look in found.items() if name in names}
+        styles[name] = MethodStyle(
+            index=index,
+            name=name,
+            colour=COLOURS[index % len(COLOURS)],
+            symbol=SYMBOLS[place],
+            glyph=GLYPHS[place],
+        )
+    return styles
 
 
-def grouped(runs: Sequence[Shown]) -> list[Group]:
-    """Groups in the order in which they first come. A run is in the same one whether its folder or a study tells of it."""
-    found: dict[str, list[Shown]] = {}
+def group_runs(runs: Sequence[RunSummary]) -> list[RunGroup]:
+    """Return groups in the order of their first run.
+
+    A run is in the same group whether its folder or a study holds it.
+    """
+    members: dict[str, list[RunSummary]] = {}
     for run in runs:
         settings = {str(name): str(value) for name, value in run.settings.items()}
-        common = (run.task, run.method, run.measured_on, run.score, run.target, run.delta, run.steps, run.against)
-        key = [*common, list(run.marks), settings]
-        found.setdefault(json.dumps(key, sort_keys=True), []).append(run)
-    differing = _differing(members[0] for members in found.values())
-    return [_group(members, differing[members[0].task, members[0].method]) for members in found.values()]
+        key = [
+            run.task, run.method, run.measured_on, run.score, run.target, run.delta, run.steps,
+            run.against, list(run.warnings), settings,
+        ]  # fmt: skip
+        members.setdefault(json.dumps(key, sort_keys=True), []).append(run)
+    differing = _differing_settings(group[0] for group in members.values())
+    return [_make_group(group, differing[_method_of(group[0])]) for group in members.values()]
 
 
-def _group(members: Sequence[Shown], differing: Sequence[str]) -> Group:
-    scores = [run.accuracy for run in members if run.accuracy is not None]
-    spent = [run.epsilon for run in members]
-    known = [epsilon for epsilon in spent if epsilon is not None]
-    settings = members[0].settings
-    return Group(
-        runs=members,
+def _make_group(runs: Sequence[RunSummary], differing: Sequence[str]) -> RunGroup:
+    scores = [run.accuracy for run in runs if run.accuracy is not None]
+    spent = [run.epsilon for run in runs if run.epsilon is not None]
+    settings = runs[0].settings
+    texts = []
+    for name in differing:
+        if name in settings:
+            texts.append(f"{plain(name, 40)} {show(settings[name])}")
+    return RunGroup(
+        runs=runs,
         mean=statistics.fmean(scores) if scores else None,
         std=statistics.stdev(scores) if len(scores) > 1 else None,
-        epsilon=max(known) if known and len(known) == len(spent) else None,
-        differs=", ".join(f"{plain(name, 40)} {show(settings[name])}" for name in differing if name in settings)[:400],
+        epsilon=max(spent) if len(spent) == len(runs) else None,
+        differs=", ".join(texts)[:400],
     )
 
 
-def _differing(firsts: Iterable[Shown]) -> dict[tuple[str, str], list[str]]:
-    """Of each task and method the settings that its groups do not share."""
-    seen: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for run in firsts:
-        seen.setdefault((run.task, run.method), []).append(run.settings)
-    return {
-        key: [
-            name
-            for name in sorted({name for one in settings for name in one})
-            if len({str(one.get(name, "")) for one in settings}) > 1
-        ]
-        for key, settings in seen.items()
-    }
+def _method_of(run: RunSummary) -> tuple[str, str]:
+    return run.task, run.method
 
 
-def panels(groups: Sequence[Group]) -> list[Panel]:
-    """What can be drawn on common axes; test sets before validation sets."""
-    found: dict[tuple[str, str, str, float | None], list[Group]] = {}
+def _differing_settings(runs: Iterable[RunSummary]) -> dict[tuple[str, str], list[str]]:
+    """Return, by task and method, the settings in which runs differ."""
+    settings_of: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for run in runs:
+        settings_of.setdefault(_method_of(run), []).append(run.settings)
+    differing = {}
+    for method, settings in settings_of.items():
+        names = []
+        for name in sorted(set().union(*settings)):
+            if len({str(one.get(name, "")) for one in settings}) > 1:
+                names.append(name)
+        differing[method] = names
+    return differing
+
+
+def comparable_panels(groups: Sequence[RunGroup]) -> list[Panel]:
+    """Return groups that can be drawn on common axes; test sets before validation sets."""
+    members: dict[tuple[str, str, str, float | None], list[RunGroup]] = {}
     for group in groups:
-        first = group.first
+        run = group.first
         if number(group.mean) is not None:
-            found.setdefault((first.task, first.measured_on, first.score, first.delta), []).append(group)
-    made = [
-        Panel(task=task, measured_on=on, score=score, delta=delta, groups=members)
-        for (task, on, score, delta), members in found.items()
-    ]
-    return sorted(made, key=lambda panel: (panel.measured_on != "test", panel.task.casefold(), panel.score))
+            key = (run.task, run.measured_on, run.score, run.delta)
+            members.setdefault(key, []).append(group)
+    panels = []
+    for (task, measured_on, score, delta), shared in members.items():
+        panels.append(
+            Panel(task=task, measured_on=measured_on, score=score, delta=delta, groups=shared)
+        )
+
+    def order(panel: Panel) -> tuple[bool, str, str]:
+        return panel.measured_on != "test", panel.task.casefold(), panel.score
+
+    return sorted(panels, key=order)

@@ -1,189 +1,259 @@
-"""One HTML page of runs and studies that holds all it needs: nothing is fetched when it is looked at."""
+"""One HTML page of runs and studies that holds all it needs. The page fetches nothing."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import os
-import string
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata, resources
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from dpkfc.app.html.read import (
-    Chart,
     Contents,
     Departures,
-    Group,
-    Look,
+    MethodStyle,
     Panel,
-    Sheet,
-    Shown,
-    grouped,
-    looks,
-    panels,
+    RunGroup,
+    assign_styles,
+    comparable_panels,
+    group_runs,
     read_all,
 )
-from dpkfc.app.html.text import delta_text, drawn, embedded, epsilon_text, escaped, percent, show
+from dpkfc.app.html.text import (
+    count_text,
+    delta_text,
+    epsilon_text,
+    plot_text,
+    score_text,
+    show,
+)
 from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
 from dpkfc.app.run_folder import RunFolderError, placed
-from dpkfc.report.card import audit_rows, audit_summary, failed_checks
+from dpkfc.report.card import audit_rows, failed_checks
 from dpkfc.report.numbers import plain
 
 # --------------------------------------------------------------------------------------------------
-# The privacy card of a run as HTML: its warnings first, and every figure that ε does not protect
-# marked as such.
+# The privacy card of a run as plain values for its template.
 
-_CAPTIONS = {"divisor": "divisor (expected batch size)", "stddev": "standard deviation on the sum"}
-_CAPTIONS |= {"max_grad_norm": "clipping bound C", "noise_multiplier": "noise multiplier σ"}
-_CAPTIONS |= {"sensitivity": "sensitivity of the sum", "delta": "δ"}
+_CAPTIONS = {
+    "divisor": "divisor (expected batch size)",
+    "stddev": "standard deviation on the sum",
+    "max_grad_norm": "clipping bound C",
+    "noise_multiplier": "noise multiplier σ",
+    "sensitivity": "sensitivity of the sum",
+    "delta": "δ",
+}
+# Keys that have a place of their own. Whatever else a card says is shown as it stands.
+_IN_GUARANTEE = {
+    "certified", "epsilon", "delta", "target_epsilon", "unit", "neighbouring_relation", "releases",
+    "planned_steps", "planned_releases", "epsilon_by", "epsilon_for_others", "neighbours_differ_in",
+}  # fmt: skip
+_NOT_IN_MECHANISM = {
+    "event", "certified", "caveats", "epsilon", "target_epsilon", "epsilon_for_others", "against",
+    "delta", "releases", "plan_hash",
+}  # fmt: skip
+_NOT_IN_CURVATURE = {"refreshes", "uses_private_data", "layer_rules", "loss", "curvature_source"}
+_PARTS_OF_CARD = {
+    "format", "title", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature",
+    "assumed_public", "ledger", "hyper_parameters", "not_private", "results", "public_seeds",
+    "plan_hash", "software", "audit", "weights",
+}  # fmt: skip
 
-# Keys that have a place of their own; whatever else a card says is shown as it stands.
-_GUARANTEE = {"certified", "epsilon", "delta", "target_epsilon", "unit", "neighbouring_relation", "releases", "planned_steps"}
-_GUARANTEE |= {"planned_releases", "epsilon_by", "epsilon_for_others", "neighbours_differ_in"}
-_ELSEWHERE = {"event", "certified", "caveats", "epsilon", "target_epsilon", "epsilon_for_others", "against", "delta", "releases"}
-_ELSEWHERE |= {"plan_hash"}
-_PARTS = {"format", "title", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature", "assumed_public", "ledger"}
-_PARTS |= {"hyper_parameters", "not_private", "results", "public_seeds", "plan_hash", "software", "audit", "weights"}
+TextRows = Sequence[Sequence[str]]
 
 
-def not_protected(text: str = "not protected by ε") -> str:
-    """The mark of a figure that is outside the guarantee."""
-    return f'<span class="badge warn">{escaped(text)}</span>'
+@dataclass(frozen=True, kw_only=True)
+class CardSection:
+    """A table of a card: its mark says that ε does not protect the figures in it."""
+
+    title: str
+    rows: TextRows
+    header: Sequence[str] = ()
+    mark: str = ""
+    note: str = ""
 
 
-def card_html(card: Mapping[str, Any], *, level: int = 4) -> str:
-    """The card; parts that an older version did not write are left out.
+@dataclass(frozen=True, kw_only=True)
+class CardView:
+    """A privacy card as its template shows it.
+
+    Attributes:
+        failed: checks of an audit that failed.
+        stamp: why there is no certified guarantee; empty where there is one.
+        caveats: reasons below the stamp.
+        spent: ε and δ.
+        unit: of privacy.
+        neighbours: how neighbouring data sets differ.
+        against: whom the guarantee holds against, if not everyone.
+        sections: tables that are not empty.
+    """
+
+    failed: Sequence[str]
+    stamp: str
+    caveats: Sequence[str]
+    spent: str
+    unit: str
+    neighbours: str
+    against: Any
+    sections: Sequence[CardSection]
+
+
+def view_card(card: Mapping[str, Any]) -> CardView:
+    """Return what a page shows of a card, without the parts that an older version did not write.
 
     Args:
         card: as read from JSON; nothing in it is trusted.
-        level: of its headings.
     """
-    parts = [_statement(card), _section("Guarantee", _guarantee(card), level)]
-    parts.append(_section("Mechanism", _rows(card.get("mechanism"), _ELSEWHERE), level))
-    parts.append(_curvature(card, level) if "curvature" in card else "")
-    parts.append(_section("Taken as public", _public(card.get("assumed_public")), level, ("setting", "value", "why")))
-    parts.append(_section("Hyper-parameters", _rows(card.get("hyper_parameters")), level))
-    results = _rows(card.get("results"))
-    parts.append(_section("Results", results, level, mark=not_protected()))
-    parts.append(_audit(card.get("audit"), level))
-    hidden = [(name, show(why)) for name, why in _mapping(card.get("not_private")).items()]
-    parts.append(_section("Figures that ε does NOT protect", hidden, level, ("figure", "why"), mark=not_protected("not private")))
-    rest = [("plan", show(card.get("plan_hash")))] + [(f"ledger, {k}", v) for k, v in _rows(card.get("ledger"))]
-    rest += [(f"weights, {k}", v) for k, v in _rows(card.get("weights"))]
-    rest += [(f"public seed, {k}", v) for k, v in _rows(card.get("public_seeds"))] + _rows(card.get("software"))
-    rest = [*_rows(card, _PARTS), *rest]
-    parts.append(_section("Provenance", rest, level))
-    return "\n".join(part for part in parts if part)
-
-
-def _public(found: Any) -> list[tuple[str, str, str]]:
-    """Setting, value and reason; a card of federated training gives the reason alone."""
-    rows = []
-    for name, entry in _mapping(found).items():
-        both = entry if isinstance(entry, Mapping) else {"why": entry}
-        rows.append((show(name), show(both.get("value")), show(both.get("why"))))
-    return rows
-
-
-def _statement(card: Mapping[str, Any]) -> str:
-    promise = _mapping(card.get("guarantee"))
-    caveats = [show(text) for text in card.get("caveats") or () if text] if isinstance(card.get("caveats"), list) else []
-    if failed := failed_checks(card.get("audit")):
-        said = f"<strong>AUDIT FAILED: {escaped(', '.join(failed), 300)}</strong> Do not rely on what this card states."
-        return f'<div class="alarm" role="note">{said}</div>'
-    if card.get("stamp") or promise.get("certified") is not True or caveats:
-        items = "".join(f"<li>{escaped(text)}</li>" for text in caveats)
-        stamp = escaped(card.get("stamp") or "UNCERTIFIED", 80)
-        said = f"<strong>{stamp}</strong> There is no certified guarantee for this model."
-        return f'<div class="alarm" role="note">{said}<ul>{items}</ul></div>'
-    spent = f"(ε = {epsilon_text(promise.get('epsilon'), 4)}, δ = {show(promise.get('delta'))})"
-    unit, differ = escaped(show(promise.get("unit")), 60), escaped(show(promise.get("neighbours_differ_in")), 120)
-    against = f" This holds against {escaped(promise['against'], 300)}." if promise.get("against") else ""
-    return (
-        f'<p class="promise">The released weights are <strong>{escaped(spent)}-differentially private</strong> for {unit}: '
-        f"neighbouring data sets differ in {differ}.{against}</p>"
+    guarantee = _mapping(card.get("guarantee"))
+    reasons = card.get("caveats")
+    caveats = [show(text) for text in reasons if text] if isinstance(reasons, list) else []
+    stamp = ""
+    if card.get("stamp") or guarantee.get("certified") is not True or caveats:
+        stamp = plain(card.get("stamp") or "UNCERTIFIED", 80)
+    epsilon = epsilon_text(guarantee.get("epsilon"), 4)
+    return CardView(
+        failed=failed_checks(card.get("audit")),
+        stamp=stamp,
+        caveats=caveats,
+        spent=f"(ε = {epsilon}, δ = {show(guarantee.get('delta'))})",
+        unit=show(guarantee.get("unit")),
+        neighbours=show(guarantee.get("neighbours_differ_in")),
+        against=guarantee.get("against"),
+        sections=[section for section in _card_sections(card) if section.rows],
     )
 
 
-def _guarantee(card: Mapping[str, Any]) -> list[tuple[str, str]]:
-    promise, accounting = _mapping(card.get("guarantee")), _mapping(card.get("accounting"))
-    beside = _mapping(accounting.get("epsilon_by") or promise.get("epsilon_by"))
-    by = [f"{name.upper()}: {epsilon_text(value, 4)}" for name, value in beside.items()]
-    others = _mapping(promise.get("epsilon_for_others"))
-    planned = promise.get("planned_steps", promise.get("planned_releases"))
+def _card_sections(card: Mapping[str, Any]) -> list[CardSection]:
+    audit = card.get("audit")
+    not_private = _mapping(card.get("not_private"))
+    sections = [
+        CardSection(title="Guarantee", rows=_guarantee_rows(card)),
+        CardSection(title="Mechanism", rows=_rows(card.get("mechanism"), _NOT_IN_MECHANISM)),
+    ]
+    if "curvature" in card:
+        sections.append(CardSection(title="Curvature", rows=_curvature_rows(card["curvature"])))
+    sections += [
+        CardSection(
+            title="Taken as public",
+            rows=_public_rows(card.get("assumed_public")),
+            header=("setting", "value", "why"),
+        ),
+        CardSection(title="Hyper-parameters", rows=_rows(card.get("hyper_parameters"))),
+        CardSection(title="Results", rows=_rows(card.get("results")), mark="not protected by ε"),
+        CardSection(
+            title="Audit",
+            rows=audit_rows(audit),
+            header=("check", "measured", "allowed", "verdict", "how"),
+            note=audit_summary(audit),
+        ),
+        CardSection(
+            title="Figures that ε does NOT protect",
+            rows=[(name, show(reason)) for name, reason in not_private.items()],
+            header=("figure", "why"),
+            mark="not private",
+        ),
+        CardSection(title="Provenance", rows=_provenance_rows(card)),
+    ]
+    return sections
+
+
+def _guarantee_rows(card: Mapping[str, Any]) -> TextRows:
+    guarantee = _mapping(card.get("guarantee"))
+    accounting = _mapping(card.get("accounting"))
+    by_accountant = []
+    epsilons = _mapping(accounting.get("epsilon_by") or guarantee.get("epsilon_by"))
+    for name, value in epsilons.items():
+        by_accountant.append(f"{name.upper()}: {epsilon_text(value, 4)}")
+    planned = guarantee.get("planned_steps", guarantee.get("planned_releases"))
+    limit = f" of {show(planned)} planned" if planned else ", without a limit"
+    accountant = show(accounting.get("accountant")).upper()
+    relation = show(guarantee.get("neighbouring_relation")).replace("_", " ")
     rows = [
-        ("ε spent", epsilon_text(promise.get("epsilon"), 4)),
-        ("ε of the budget", show(promise.get("target_epsilon"))),
-        ("δ", show(promise.get("delta"))),
-        ("privacy unit", show(promise.get("unit"))),
-        ("neighbouring relation", show(promise.get("neighbouring_relation")).replace("_", " ")),
-        *((f"ε for {show(who)}", epsilon_text(value, 4)) for who, value in others.items()),
-        *_rows(promise, _GUARANTEE),
-        ("releases", show(promise.get("releases")) + (f" of {show(planned)} planned" if planned else ", without a limit")),
-        ("accountant", f"{show(accounting.get('accountant')).upper()} of {show(accounting.get('library'))}"),
-        ("ε by each accountant", ", ".join(by) or "–"),
-        ("certified", "yes" if promise.get("certified") is True else "NO"),
+        ("ε spent", epsilon_text(guarantee.get("epsilon"), 4)),
+        ("ε of the budget", show(guarantee.get("target_epsilon"))),
+        ("δ", show(guarantee.get("delta"))),
+        ("privacy unit", show(guarantee.get("unit"))),
+        ("neighbouring relation", relation),
     ]
-    return [row for row in rows if row[1].strip("– of") or row[0] == "certified"]
+    for party, value in _mapping(guarantee.get("epsilon_for_others")).items():
+        rows.append((f"ε for {show(party)}", epsilon_text(value, 4)))
+    rows += [
+        *_rows(guarantee, _IN_GUARANTEE),
+        ("releases", show(guarantee.get("releases")) + limit),
+        ("accountant", f"{accountant} of {show(accounting.get('library'))}"),
+        ("ε by each accountant", ", ".join(by_accountant) or "–"),
+    ]
+    known = [row for row in rows if row[1].strip("– of")]
+    return [*known, ("certified", "yes" if guarantee.get("certified") is True else "NO")]
 
 
-def _curvature(card: Mapping[str, Any], level: int) -> str:
-    found = card.get("curvature")
-    if not isinstance(found, Mapping):
-        return _section("Curvature", [("preconditioner", "none")], level)
-    private = found.get("uses_private_data")
-    rows = _rows(found, {"refreshes", "uses_private_data", "layer_rules", "loss", "curvature_source"})
-    refreshes = found.get("refreshes")
+def _curvature_rows(curvature: Any) -> TextRows:
+    if not isinstance(curvature, Mapping):
+        return [("preconditioner", "none")]
+    is_private = curvature.get("uses_private_data")
+    refreshes = curvature.get("refreshes")
     count = len(refreshes) if isinstance(refreshes, list) else 0
-    rows = [("uses private data", "yes: NOT PRIVATE" if private else "no"), *rows, ("refreshes", f"{count:,}")]
-    return _section("Curvature", rows, level)
-
-
-def _audit(audit: Any, level: int) -> str:
-    """What `dpkfc audit` found, where it was asked."""
-    section = _section("Audit", audit_rows(audit), level, ("check", "measured", "allowed", "verdict", "how"))
-    return section.replace('<div class="scroll"', f'<p>{escaped(audit_summary(audit))}</p><div class="scroll"', 1)
-
-
-def _rows(found: Any, leave_out: Iterable[str] = ()) -> list[tuple[str, str]]:
-    hidden = {*leave_out}
-    items = [(name, value) for name, value in _mapping(found).items() if name not in hidden and value not in (None, [], "")]
-    return [(_CAPTIONS.get(name, str(name).replace("_", " ")), show(value)) for name, value in items]
-
-
-def _mapping(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
-
-
-def _section(title: str, rows: Sequence[Sequence[str]], level: int, header: Sequence[str] = (), mark: str = "") -> str:
-    if not rows:
-        return ""
-    heading = f"<h{level}>{escaped(title)} {mark}</h{level}>"
-    return f"<section>{heading}{definition_table(rows, header)}</section>"
-
-
-def definition_table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """A table whose first column names the rows; every text is escaped here."""
-    head = "".join(f'<th scope="col">{escaped(text)}</th>' for text in header)
-    lines = [
-        f'<tr><th scope="row">{escaped(row[0])}</th>' + "".join(f"<td>{escaped(text)}</td>" for text in row[1:]) + "</tr>"
-        for row in rows
+    return [
+        ("uses private data", "yes: NOT PRIVATE" if is_private else "no"),
+        *_rows(curvature, _NOT_IN_CURVATURE),
+        ("refreshes", f"{count:,}"),
     ]
-    top = f"<thead><tr>{head}</tr></thead>" if header else ""
-    return f'<div class="scroll" tabindex="0"><table class="plain">{top}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _public_rows(settings: Any) -> TextRows:
+    """Return setting, value and reason. A card of federated training gives the reason alone."""
+    rows = []
+    for name, entry in _mapping(settings).items():
+        content = entry if isinstance(entry, Mapping) else {"why": entry}
+        rows.append((show(name), show(content.get("value")), show(content.get("why"))))
+    return rows
+
+
+def _provenance_rows(card: Mapping[str, Any]) -> TextRows:
+    rows = [*_rows(card, _PARTS_OF_CARD), ("plan", show(card.get("plan_hash")))]
+    captions = {"ledger": "ledger", "weights": "weights", "public_seeds": "public seed"}
+    for part, caption in captions.items():
+        rows += [(f"{caption}, {name}", text) for name, text in _rows(card.get(part))]
+    return rows + _rows(card.get("software"))
+
+
+def _rows(content: Any, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
+    hidden = set(left_out)
+    rows = []
+    for name, value in _mapping(content).items():
+        if name not in hidden and value not in (None, [], ""):
+            rows.append((_CAPTIONS.get(name, str(name).replace("_", " ")), show(value)))
+    return rows
+
+
+def _mapping(content: Any) -> Mapping[str, Any]:
+    return content if isinstance(content, Mapping) else {}
 
 
 # --------------------------------------------------------------------------------------------------
 # Figures of a page as plain data: traces and layouts that the plotting library in the page draws.
 
-MAX_LINES, MAX_LAYERS, MAX_MAPS, MAX_POINTS = 48, 16, 12, 400
-A_COLOUR, G_COLOUR, QUIET = "#0072B2", "#D55E00", "#8a8f98"
-_FULL = 1.02  # end of an axis of accuracies: 100 % and room for half a symbol
-_ROUNDING = 1e-6  # eigenvalues of a float32 factor below this share of the largest are rounding, whatever they say
+MAX_LINES = 48
+MAX_LAYERS = 16
+MAX_MAPS = 12
+MAX_POINTS = 400
+A_COLOUR = "#0072B2"
+G_COLOUR = "#D55E00"
+QUIET = "#8a8f98"
+# End of an axis of accuracies: 100 % and room for half a symbol.
+_FULL = 1.02
+# Eigenvalues of a float32 factor below this fraction of the largest are rounding errors.
+_ROUNDING = 1e-6
+
+Points = Sequence[tuple[float, float]]
+Styles = Mapping[str, MethodStyle]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,12 +261,12 @@ class Plot:
     """One figure.
 
     Attributes:
-        title: above it.
-        says: what is seen, for those who do not see it; also below the figure.
-        traces: of the plotting library; `meta` is the number of the method that hides them.
+        title: above the figure.
+        says: what is seen, for readers who do not see it; also below the figure.
+        traces: of the plotting library; `meta` is the number of the method that hides a trace.
         layout: of the plotting library, without colours, which follow the page.
         height: in pixels.
-        owner: number of the method that the whole figure is of and is hidden with; None of several.
+        owner: number of the one method that the figure is hidden with, None for several methods.
     """
 
     title: str
@@ -207,529 +277,445 @@ class Plot:
     owner: int | None = None
 
 
-def _axis(title: str, **more: Any) -> dict[str, Any]:
-    return {"title": {"text": drawn(title), "standoff": 10}, "automargin": True, "zeroline": False, **more}
+def _axis(title: str, **options: Any) -> dict[str, Any]:
+    caption = {"text": plot_text(title), "standoff": 10}
+    return {"title": caption, "automargin": True, "zeroline": False, **options}
 
 
-def _layout(x: Mapping[str, Any], y: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    margin = {"l": 56, "r": 18, "t": 12, "b": 48}
-    return {"xaxis": x, "yaxis": y, "margin": margin, "showlegend": False, "hovermode": "closest", **more}
+def _layout(x: Mapping[str, Any], y: Mapping[str, Any], **margins: int) -> dict[str, Any]:
+    return {
+        "xaxis": x,
+        "yaxis": y,
+        "margin": {"l": 56, "r": 18, "t": 12, "b": 48, **margins},
+        "showlegend": False,
+        "hovermode": "closest",
+    }
 
 
 def _score_axis(score: str) -> dict[str, Any]:
     if "accuracy" not in score:
         return _axis(score, tickformat="")
-    return _axis(score, tickformat=".2~%", hoverformat=".2%", autorangeoptions={"clipmin": 0.0, "clipmax": _FULL})
+    limits = {"clipmin": 0.0, "clipmax": _FULL}
+    return _axis(score, tickformat=".2~%", hoverformat=".2%", autorangeoptions=limits)
 
 
-def _said(group: Group, score: str) -> str:
-    runs = f"{len(group.runs)} run" + ("s" if len(group.runs) > 1 else "")
-    deviation = "" if group.std is None else f" ± {percent(group.std, score)}"
-    lines = [f"{group.first.method}", f"{percent(group.mean, score)}{deviation} ({runs})", f"ε = {epsilon_text(group.epsilon)}"]
-    lines += [group.differs[:90]] if group.differs else []
-    return "<br>".join(drawn(line, 100) for line in [*lines, *[plain(mark, 60) for mark in group.first.marks[:1]]])
+def _category_axis() -> dict[str, Any]:
+    return _axis("", type="category", ticksuffix="  ")
 
 
-def _marker(look: Look, size: int, groups: Sequence[Group]) -> dict[str, Any]:
-    """A symbol for each group, open where it has no certified guarantee."""
-    symbols = [f"{look.symbol}-open" if group.first.marks else look.symbol for group in groups]
-    return {"color": look.colour, "symbol": symbols, "size": size}
+def _group_text(group: RunGroup, score: str) -> str:
+    """Return what is shown where the pointer rests on a group."""
+    deviation = "" if group.std is None else f" ± {score_text(group.std, score)}"
+    lines = [
+        group.first.method,
+        f"{score_text(group.mean, score)}{deviation} ({count_text(len(group.runs), 'run')})",
+        f"ε = {epsilon_text(group.epsilon)}",
+    ]
+    if group.differs:
+        lines.append(group.differs[:90])
+    if group.first.warnings:
+        lines.append(plain(group.first.warnings[0], 60))
+    return "<br>".join(plot_text(line, 100) for line in lines)
 
 
-def _open_symbols(groups: Sequence[Group]) -> str:
-    return " Open symbols and dotted lines: no certified guarantee." if any(group.first.marks for group in groups) else ""
+def _marker(style: MethodStyle, size: int, groups: Sequence[RunGroup]) -> dict[str, Any]:
+    """Return a symbol for each group, open where the group has no certified guarantee."""
+    symbols = []
+    for group in groups:
+        symbols.append(f"{style.symbol}-open" if group.first.warnings else style.symbol)
+    return {"color": style.colour, "symbol": symbols, "size": size}
 
 
-def _wrapped(name: str) -> str:
-    """A name on two lines at most, so that a narrow screen has room for the figure."""
+def _open_symbols(groups: Sequence[RunGroup]) -> str:
+    if any(group.first.warnings for group in groups):
+        return " Open symbols and dotted lines: no certified guarantee."
+    return ""
+
+
+def _error_bars(groups: Sequence[RunGroup]) -> dict[str, Any]:
+    deviations = [group.std for group in groups]
+    return {"type": "data", "array": deviations, "thickness": 1.4, "width": 4}
+
+
+def _wrap_name(name: str) -> str:
+    """Return a name on two lines at most, so that a narrow screen has room for the figure."""
     lines = textwrap.wrap(plain(name, 80), 17, max_lines=2, placeholder="…")
-    return "<br>".join(drawn(line) for line in lines)
+    return "<br>".join(plot_text(line) for line in lines)
 
 
-def accuracy(panel: Panel, looks: Mapping[str, Look]) -> Plot:
-    """Score against ε with deviations over seeds; a row for each method where there is only one ε."""
+def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
+    """Plot score against ε with deviations over seeds.
+
+    Where there is only one ε, each method has a row.
+    """
     budgets = sorted({group.budget for group in panel.groups if group.budget is not None})
     if len(budgets) < 2:
-        return _plot_rows(panel, looks, budgets)
-    members: dict[tuple[str, bool], list[Group]] = {}
+        return _plot_rows(panel, styles, budgets)
+    lines: dict[tuple[str, bool], list[RunGroup]] = {}
     for group in panel.groups:
-        members.setdefault((group.first.method, not group.first.marks), []).append(group)
+        lines.setdefault((group.first.method, not group.first.warnings), []).append(group)
     traces = []
-    for place, ((method, certified), groups) in enumerate(members.items()):
-        known = sorted((g for g in groups if g.budget is not None), key=lambda g: (g.budget or 0.0, g.differs))
-        shift = 1 + 0.014 * (place - (len(members) - 1) / 2)
-        alone = certified and len({g.budget for g in known}) == len(known)
+    for place, ((method, is_certified), members) in enumerate(lines.items()):
+        style = styles[method]
+        known = [(group.budget, group) for group in members if group.budget is not None]
+        known.sort(key=lambda pair: (pair[0], pair[1].differs))
+        groups = [group for _, group in known]
+        has_one_point_each = len({budget for budget, _ in known}) == len(known)
+        shift = 1 + 0.014 * (place - (len(lines) - 1) / 2)
         traces.append(
             {
                 "type": "scatter",
-                "mode": "lines+markers" if alone else "markers",
-                "name": drawn(method),
-                "meta": looks[method].index,
-                "x": [(g.budget or 0.0) * shift for g in known],
-                "y": [g.mean for g in known],
-                "error_y": {"type": "data", "array": [g.std for g in known], "thickness": 1.4, "width": 4},
-                "line": {"color": looks[method].colour, "width": 2},
-                "marker": _marker(looks[method], 9, known),
-                "hovertext": [_said(g, panel.score) for g in known],
+                "mode": "lines+markers" if is_certified and has_one_point_each else "markers",
+                "name": plot_text(method),
+                "meta": style.index,
+                "x": [budget * shift for budget, _ in known],
+                "y": [group.mean for group in groups],
+                "error_y": _error_bars(groups),
+                "line": {"color": style.colour, "width": 2},
+                "marker": _marker(style, 9, groups),
+                "hovertext": [_group_text(group, panel.score) for group in groups],
                 "hoverinfo": "text",
             }
         )
-    ticks = {"tickvals": budgets, "ticktext": [f"{b:g}" for b in budgets]} if len(budgets) <= 12 else {}
-    x = _axis("ε of the budget, logarithmic", type="log", **ticks)
-    says = f"Bars: one standard deviation over seeds. Methods stand slightly side by side.{_open_symbols(panel.groups)}"
-    return Plot(title=panel.title, says=says, traces=traces, layout=_layout(x, _score_axis(panel.score)), height=420)
+    x = _axis("ε of the budget, logarithmic", type="log")
+    if len(budgets) <= 12:
+        x |= {"tickvals": budgets, "ticktext": [f"{budget:g}" for budget in budgets]}
+    says = "Bars: one standard deviation over seeds. Methods stand slightly side by side."
+    return Plot(
+        title=panel.title,
+        says=says + _open_symbols(panel.groups),
+        traces=traces,
+        layout=_layout(x, _score_axis(panel.score)),
+        height=420,
+    )
 
 
-def _plot_rows(panel: Panel, looks: Mapping[str, Look], budgets: Sequence[float]) -> Plot:
-    best = {method: max(g.mean or 0.0 for g in groups) for method, groups in _by_method(panel.groups).items()}
+def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
+    members: dict[str, list[RunGroup]] = {}
+    for group in panel.groups:
+        members.setdefault(group.first.method, []).append(group)
+
+    def best_score(method: str) -> float:
+        return max(group.mean or 0.0 for group in members[method])
+
     traces = []
-    for method, groups in sorted(_by_method(panel.groups).items(), key=lambda item: best[item[0]]):
+    for method in sorted(members, key=best_score):
+        groups = members[method]
+        style = styles[method]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": drawn(method),
-                "meta": looks[method].index,
-                "x": [g.mean for g in groups],
-                "y": [_wrapped(method)] * len(groups),
-                "error_x": {"type": "data", "array": [g.std for g in groups], "thickness": 1.4, "width": 4},
-                "marker": {**_marker(looks[method], 10, groups), "opacity": 0.85},
-                "hovertext": [_said(g, panel.score) for g in groups],
+                "name": plot_text(method),
+                "meta": style.index,
+                "x": [group.mean for group in groups],
+                "y": [_wrap_name(method)] * len(groups),
+                "error_x": _error_bars(groups),
+                "marker": {**_marker(style, 10, groups), "opacity": 0.85},
+                "hovertext": [_group_text(group, panel.score) for group in groups],
                 "hoverinfo": "text",
             }
         )
-    at = f", ε = {epsilon_text(budgets[0])}" if budgets else ""
-    says = f"The method with the best point is on top. Bars: one standard deviation over seeds.{_open_symbols(panel.groups)}"
-    says += " Several points of one method differ in their settings." if any(g.differs for g in panel.groups) else ""
-    y = _axis("", type="category", ticksuffix="  ")
-    layout = _layout(_score_axis(panel.score), y)
-    layout["margin"] = {**layout["margin"], "l": 20}
-    return Plot(title=f"{panel.title}{at}", says=says, traces=traces, layout=layout, height=110 + 34 * max(3, len(traces)))
+    budget = f", ε = {epsilon_text(budgets[0])}" if budgets else ""
+    says = "The method with the best point is on top. Bars: one standard deviation over seeds."
+    says += _open_symbols(panel.groups)
+    if any(group.differs for group in panel.groups):
+        says += " Several points of one method differ in their settings."
+    return Plot(
+        title=panel.title + budget,
+        says=says,
+        traces=traces,
+        layout=_layout(_score_axis(panel.score), _category_axis(), l=20),
+        height=110 + 34 * max(3, len(traces)),
+    )
 
 
-def _by_method(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    found: dict[str, list[Group]] = {}
-    for group in groups:
-        found.setdefault(group.first.method, []).append(group)
-    return found
-
-
-def _at_budgets(panel: Panel) -> list[tuple[float | None, list[Group]]]:
-    budgets = sorted({group.budget for group in panel.groups}, key=lambda b: (b is None, b or 0.0))
-    return [(budget, [g for g in panel.groups if g.budget == budget]) for budget in budgets]
-
-
-def learning(panel: Panel, looks: Mapping[str, Look]) -> list[Plot]:
-    """Score against steps, one figure for each ε and one line for each group: the mean of its runs."""
-    made = []
-    for budget, groups in _at_budgets(panel):
-        able = [g for g in groups if any(len(run.curve) > 1 for run in g.runs)]
-        if not able:
+def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
+    """Plot score against steps: a figure for each ε, a line for the mean of each group."""
+    members: dict[float | None, list[RunGroup]] = {}
+    for group in panel.groups:
+        members.setdefault(group.budget, []).append(group)
+    plots = []
+    for budget in sorted(members, key=lambda budget: (budget is None, budget or 0.0)):
+        groups = members[budget]
+        with_curve = [g for g in groups if any(len(run.curve) > 1 for run in g.runs)]
+        if not with_curve:
             continue
-        chosen = _evenly(able, MAX_LINES)
-        traces = [_plot_line(g, looks, _mean([run.curve for run in g.runs]), panel.score) for g in chosen]
-        title = f"{panel.title}, ε = {epsilon_text(budget)}"
-        fewer = f" {len(chosen)} of {len(able)} lines are shown." if len(chosen) < len(able) else ""
-        says = f"By step; each line is the mean over seeds.{fewer}{_open_symbols(groups)}"
-        layout = _layout(_axis("steps", rangemode="tozero"), _score_axis(panel.score))
-        made.append(Plot(title=title, says=says, traces=traces, layout=layout))
-    return made
+        shown = _evenly_spaced(with_curve, MAX_LINES)
+        traces = []
+        for group in shown:
+            points = _mean_curve([run.curve for run in group.runs])
+            traces.append(_plot_line(group, styles, points, panel.score))
+        fewer = ""
+        if len(shown) < len(with_curve):
+            fewer = f" {len(shown)} of {len(with_curve)} lines are shown."
+        plots.append(
+            Plot(
+                title=f"{panel.title}, ε = {epsilon_text(budget)}",
+                says=f"By step; each line is the mean over seeds.{fewer}{_open_symbols(groups)}",
+                traces=traces,
+                layout=_layout(_axis("steps", rangemode="tozero"), _score_axis(panel.score)),
+            )
+        )
+    return plots
 
 
-def spending(panel: Panel, looks: Mapping[str, Look]) -> Plot | None:
-    """ε against steps, where runs tell it; None where none does."""
-    able = [g for g in panel.groups if any(len(run.spending) > 1 for run in g.runs)]
-    if not able:
+def plot_spending(panel: Panel, styles: Styles) -> Plot | None:
+    """Plot ε against steps. Return None where no run records ε by step."""
+    curves = []
+    for group in panel.groups:
+        spending = [run.spending for run in group.runs if len(run.spending) > 1]
+        if spending:
+            curves.append((group, spending[0]))
+    if not curves:
         return None
-    told = [(g, next(run.spending for run in g.runs if len(run.spending) > 1)) for g in _evenly(able, MAX_LINES)]
-    traces = [_plot_line(g, looks, points, "") for g, points in told]
-    title = f"{plain(panel.task, 60)}, ε spent by step"
-    says = "Lines of runs with the same sampling and noise lie on each other. Between evaluations an upper bound."
-    layout = _layout(_axis("steps", rangemode="tozero"), _axis("ε spent", rangemode="tozero"))
-    return Plot(title=title, says=says, traces=traces, layout=layout)
+    shown = _evenly_spaced(curves, MAX_LINES)
+    return Plot(
+        title=f"{plain(panel.task, 60)}, ε spent by step",
+        says=(
+            "Lines of runs with the same sampling and noise lie on each other. "
+            "Between evaluations an upper bound."
+        ),
+        traces=[_plot_line(group, styles, points, "") for group, points in shown],
+        layout=_layout(_axis("steps", rangemode="tozero"), _axis("ε spent", rangemode="tozero")),
+    )
 
 
-def _plot_line(group: Group, looks: Mapping[str, Look], points: Sequence[tuple[float, float]], score: str) -> dict[str, Any]:
-    look = looks[group.first.method]
-    few = len(points) <= 40 and bool(score)
-    said = _said(group, score or group.first.score)
-    values = [percent(y, score) if score else f"ε = {epsilon_text(y)}" for _, y in points]
-    return {
+def _plot_line(group: RunGroup, styles: Styles, points: Points, score: str) -> dict[str, Any]:
+    """Return a line of scores, or of ε where `score` is empty."""
+    style = styles[group.first.method]
+    description = _group_text(group, score or group.first.score)
+    texts = []
+    for step, y in points:
+        value = score_text(y, score) if score else f"ε = {epsilon_text(y)}"
+        texts.append(f"step {step:g}: {value}<br>{description}")
+    trace = {
         "type": "scatter",
-        **({"mode": "lines+markers", "marker": _marker(look, 6, [group] * len(points))} if few else {"mode": "lines"}),
-        "name": drawn(group.first.method),
-        "meta": look.index,
+        "mode": "lines",
+        "name": plot_text(group.first.method),
+        "meta": style.index,
         "x": [x for x, _ in points],
         "y": [y for _, y in points],
-        "line": {"color": look.colour, "width": 2, "dash": "dot" if group.first.marks else "solid"},
-        "hovertext": [f"step {x:g}: {value}<br>{said}" for (x, _), value in zip(points, values, strict=True)],
+        "line": {
+            "color": style.colour,
+            "width": 2,
+            "dash": "dot" if group.first.warnings else "solid",
+        },
+        "hovertext": texts,
         "hoverinfo": "text",
     }
+    if score and len(points) <= 40:
+        trace |= {"mode": "lines+markers", "marker": _marker(style, 6, [group] * len(points))}
+    return trace
 
 
-def _mean(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """Mean score at the steps that all curves share; all points of one curve where they share none."""
+def _mean_curve(curves: Sequence[Points]) -> Points:
+    """Return the mean score at the steps that all curves share.
+
+    Where the curves share no step, return all points of the first curve.
+    """
     known = [dict(curve) for curve in curves if curve]
-    common = sorted(set.intersection(*(set(one) for one in known))) if known else []
-    if not common:
-        return sorted(known[0].items()) if known else []
-    return [(step, sum(one[step] for one in known) / len(known)) for step in common]
+    if not known:
+        return []
+    shared_steps = sorted(set.intersection(*(set(curve) for curve in known)))
+    if not shared_steps:
+        return sorted(known[0].items())
+    return [(step, sum(curve[step] for curve in known) / len(known)) for step in shared_steps]
 
 
-def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+def _evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
     if len(items) <= most:
-        return list(items)
+        return items
     return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
-def curvature(figures: Figures, look: Look) -> list[Plot]:
-    """Signal-to-noise profile, spectra and sensitivity maps of one run."""
-    made = [_signal(figures.signal_to_noise, look)] if figures.signal_to_noise else []
-    made += [_spectrum(layer) for layer in _evenly(figures.spectra, MAX_LAYERS)]
-    return made + sensitivity(figures.sensitivity_maps, {look.name: look})
+def plot_curvature(figures: Figures, style: MethodStyle) -> list[Plot]:
+    """Plot the signal-to-noise profile, spectra and sensitivity maps of one run."""
+    plots = [_plot_signal(figures.signal_to_noise, style)] if figures.signal_to_noise else []
+    plots += [_plot_spectrum(layer) for layer in _evenly_spaced(figures.spectra, MAX_LAYERS)]
+    return plots + plot_sensitivity(figures.sensitivity_maps, {style.name: style})
 
 
-def sensitivity(maps: Sequence[SensitivityMap], looks: Mapping[str, Look]) -> list[Plot]:
-    """Accuracy over two settings, a figure for each map; all on one scale, so that methods can be compared."""
-    known = [value for one in maps for row in one.values for value in row if value is not None]
-    scale = {"zmin": min(known), "zmax": max(known)} if known else {}
-    return [_map(one, looks.get(one.method), scale) for one in _evenly(maps, MAX_MAPS)]
+def plot_sensitivity(maps: Sequence[SensitivityMap], styles: Styles) -> list[Plot]:
+    """Plot accuracy over two settings: a figure for each map, all maps on one scale."""
+    values = [value for one in maps for row in one.values for value in row if value is not None]
+    scale = {"zmin": min(values), "zmax": max(values)} if values else {}
+    shown = _evenly_spaced(maps, MAX_MAPS)
+    return [_plot_map(one, styles.get(one.method), scale) for one in shown]
 
 
-def _signal(layers: Sequence[LayerSignal], look: Look) -> Plot:
-    shown = [s for s in layers if s.plain > 0 and s.preconditioned > 0][::-1]
-    names = [drawn(s.name, 40) for s in shown]
-    pairs = (("without the preconditioner", QUIET, "circle-open"), ("with the preconditioner", look.colour, look.symbol))
-    traces: list[dict[str, Any]] = []
-    for (name, colour, symbol), values in zip(pairs, ([s.plain for s in shown], [s.preconditioned for s in shown]), strict=True):
-        traces.append(
-            {
-                "type": "scatter", "mode": "markers", "name": name, "x": values, "y": names,
-                "marker": {"color": colour, "symbol": symbol, "size": 10, "line": {"width": 2, "color": colour}},
-                "hovertext": [f"{layer}<br>{name}: {value:.3g}" for layer, value in zip(names, values, strict=True)],
-                "hoverinfo": "text",
-            }
-        )  # fmt: skip
-    x = _axis("signal ÷ noise, logarithmic", type="log", nticks=5, tickangle=0, exponentformat="power")
-    layout = _layout(x, _axis("", type="category", ticksuffix="  "), **_legend())
-    says = "Norm of a batch of clipped gradients that agree ÷ norm of the noise. Open circles: without the preconditioner."
-    height = 150 + 30 * max(3, len(shown))
-    layout["margin"] = {**layout["margin"], "l": 20, "t": 40}
-    return Plot(title="Signal-to-noise ratio of each layer", says=says, traces=traces, layout=layout, height=height)
+def _plot_signal(layers: Sequence[LayerSignal], style: MethodStyle) -> Plot:
+    shown = [layer for layer in layers if layer.plain > 0 and layer.preconditioned > 0][::-1]
+    names = [plot_text(layer.name, 40) for layer in shown]
+
+    def trace(name: str, values: list[float], colour: str, symbol: str) -> dict[str, Any]:
+        texts = []
+        for layer, value in zip(names, values, strict=True):
+            texts.append(f"{layer}<br>{name}: {value:.3g}")
+        line = {"width": 2, "color": colour}
+        return {
+            "type": "scatter",
+            "mode": "markers",
+            "name": name,
+            "x": values,
+            "y": names,
+            "marker": {"color": colour, "symbol": symbol, "size": 10, "line": line},
+            "hovertext": texts,
+            "hoverinfo": "text",
+        }
+
+    without = [layer.plain for layer in shown]
+    preconditioned = [layer.preconditioned for layer in shown]
+    traces = [
+        trace("without the preconditioner", without, QUIET, "circle-open"),
+        trace("with the preconditioner", preconditioned, style.colour, style.symbol),
+    ]
+    x = _axis(
+        "signal ÷ noise, logarithmic", type="log", nticks=5, tickangle=0, exponentformat="power"
+    )
+    return Plot(
+        title="Signal-to-noise ratio of each layer",
+        says=(
+            "Norm of a batch of clipped gradients that agree ÷ norm of the noise. "
+            "Open circles: without the preconditioner."
+        ),
+        traces=traces,
+        layout=_layout(x, _category_axis(), l=20, t=40) | _legend(),
+        height=150 + 30 * max(3, len(shown)),
+    )
 
 
 def _legend() -> dict[str, Any]:
-    return {"showlegend": True, "legend": {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}}
+    place = {"orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom"}
+    return {"showlegend": True, "legend": place}
 
 
-def _spectrum(layer: LayerSpectra) -> Plot:
+def _plot_spectrum(layer: LayerSpectra) -> Plot:
     traces: list[dict[str, Any]] = []
     for side, colour, dash in (("A", A_COLOUR, "solid"), ("G", G_COLOUR, "dash")):
-        values = sorted((float(v) for v in layer.values.get(side, ()) if v > 0), reverse=True)
-        kept = [v for v in values if v >= values[0] * _ROUNDING]
-        if not kept:
+        positive = [float(value) for value in layer.values.get(side, ()) if value > 0]
+        positive.sort(reverse=True)
+        values = [value for value in positive if value >= positive[0] * _ROUNDING]
+        if not values:
             continue
         size = max(1, layer.sizes.get(side, len(layer.values[side])) - 1)
-        points = _evenly([(rank / size, v) for rank, v in enumerate(kept)], MAX_POINTS)
-        traces.append(
-            {
-                "type": "scatter", "name": side,
-                **({"mode": "lines+markers", "marker": {"size": 5}} if len(points) <= 12 else {"mode": "lines"}),
-                "x": [x for x, _ in points], "y": [y for _, y in points],
-                "line": {"color": colour, "width": 2, "dash": dash},
-                "hovertext": [f"{side}: {y:.3g}" for _, y in points], "hoverinfo": "text",
-            }
-        )  # fmt: skip
-        if layer.damping.get(side, 0.0) > 0:
+        ranked = [(rank / size, value) for rank, value in enumerate(values)]
+        points = _evenly_spaced(ranked, MAX_POINTS)
+        trace = {
+            "type": "scatter",
+            "name": side,
+            "mode": "lines",
+            "x": [x for x, _ in points],
+            "y": [y for _, y in points],
+            "line": {"color": colour, "width": 2, "dash": dash},
+            "hovertext": [f"{side}: {y:.3g}" for _, y in points],
+            "hoverinfo": "text",
+        }
+        if len(points) <= 12:
+            trace |= {"mode": "lines+markers", "marker": {"size": 5}}
+        traces.append(trace)
+        damping = layer.damping.get(side, 0.0)
+        if damping > 0:
             traces.append(
                 {
-                    "type": "scatter", "mode": "lines", "name": f"damping of {side}", "x": [0, 1],
-                    "y": [layer.damping[side]] * 2, "line": {"color": colour, "width": 1.2, "dash": "dot"},
-                    "showlegend": False, "hovertext": f"damping of {side}: {layer.damping[side]:.3g}", "hoverinfo": "text",
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": f"damping of {side}",
+                    "x": [0, 1],
+                    "y": [damping, damping],
+                    "line": {"color": colour, "width": 1.2, "dash": "dot"},
+                    "showlegend": False,
+                    "hovertext": f"damping of {side}: {damping:.3g}",
+                    "hoverinfo": "text",
                 }
-            )  # fmt: skip
-    x = _axis("rank of the eigenvalue ÷ size", range=[-0.03, 1.03], tickvals=[0, 0.5, 1], ticktext=["0", "½", "1"])
-    layout = _layout(x, _axis("eigenvalue", type="log", exponentformat="power", nticks=6), **_legend())
-    layout["margin"] = {**layout["margin"], "t": 36}
-    title = f"Spectrum of {plain(layer.name, 60)}"
-    says = "Eigenvalues of A (inputs, solid) and G (output gradients, dashed), largest first; dotted: their damping."
-    return Plot(title=title, says=says, traces=traces, layout=layout, height=320)
+            )
+    ticks = {"tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"]}
+    x = _axis("rank of the eigenvalue ÷ size", range=[-0.03, 1.03], **ticks)
+    y = _axis("eigenvalue", type="log", exponentformat="power", nticks=6)
+    return Plot(
+        title=f"Spectrum of {plain(layer.name, 60)}",
+        says=(
+            "Eigenvalues of A (inputs, solid) and G (output gradients, dashed), largest first; "
+            "dotted: their damping."
+        ),
+        traces=traces,
+        layout=_layout(x, y, t=36) | _legend(),
+        height=320,
+    )
 
 
-def _map(one: SensitivityMap, look: Look | None, scale: Mapping[str, float]) -> Plot:
+def _plot_map(one: SensitivityMap, style: MethodStyle | None, scale: Mapping[str, float]) -> Plot:
+    texts = []
+    for y, row in zip(one.y_values, one.values, strict=True):
+        y_text = f"{plot_text(one.y)} {y:g}"
+        pairs = zip(one.x_values, row, strict=True)
+        texts.append([f"{plot_text(one.x)} {x:g}, {y_text}: {score_text(v)}" for x, v in pairs])
     trace = {
-        "type": "heatmap", "z": [list(row) for row in one.values], "colorscale": "Cividis", "hoverongaps": False,
-        "x": [f"{value:g}" for value in one.x_values], "y": [f"{value:g}" for value in one.y_values], "xgap": 2, "ygap": 2,
-        "colorbar": {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0}, "texttemplate": "%{z:.1%}",
-        "hovertext": [
-            [f"{drawn(one.x)} {x:g}, {drawn(one.y)} {y:g}: {percent(value)}" for x, value in zip(one.x_values, row, strict=True)]
-            for y, row in zip(one.y_values, one.values, strict=True)
-        ],
+        "type": "heatmap",
+        "z": one.values,
+        "x": [f"{value:g}" for value in one.x_values],
+        "y": [f"{value:g}" for value in one.y_values],
+        "xgap": 2,
+        "ygap": 2,
+        "colorscale": "Cividis",
+        "colorbar": {"thickness": 12, "tickformat": ".0%", "outlinewidth": 0},
+        "hoverongaps": False,
+        "texttemplate": "%{z:.1%}",
+        "hovertext": texts,
         "hoverinfo": "text",
         **scale,
-    }  # fmt: skip
-    layout = _layout(_axis(one.x, type="category", showgrid=False), _axis(one.y, type="category", showgrid=False))
-    warned = "" if one.measured_on == "test" else ", which is NOT PRIVATE"
-    says = f"Accuracy on the {plain(one.measured_on, 20)} set{warned}; one run a cell, the lighter the better."
-    title = f"Sensitivity map: {plain(one.name, 60)}, {plain(one.method, 40)}"
-    owner = None if look is None else look.index
-    says = f"{says} {plain(one.note, 300)}".strip()
-    return Plot(title=title, says=says, traces=[trace], layout=layout, height=340, owner=owner)
+    }
+    x_axis = _axis(one.x, type="category", showgrid=False)
+    y_axis = _axis(one.y, type="category", showgrid=False)
+    warning = "" if one.measured_on == "test" else ", which is NOT PRIVATE"
+    says = f"Accuracy on the {plain(one.measured_on, 20)} set{warning}; "
+    says += f"one run a cell, the lighter the better. {plain(one.note, 300)}"
+    return Plot(
+        title=f"Sensitivity map: {plain(one.name, 60)}, {plain(one.method, 40)}",
+        says=says.strip(),
+        traces=[trace],
+        layout=_layout(x_axis, y_axis),
+        height=340,
+        owner=None if style is None else style.index,
+    )
 
 
 # --------------------------------------------------------------------------------------------------
-# The pieces of HTML that a page is put together from. Every text that was read from a file is
-# escaped here.
-
-_COVERS = (
-    "ε is a promise about the released weights of one run by itself. It does not cover the choice of settings, the comparison of "
-    "several runs on the same data, or any figure marked †."
-)
-
-
-def paragraph(text: str) -> str:
-    """Text below a heading."""
-    return f"<p>{escaped(text, 4000)}</p>"
-
-
-def section(name: str, title: str, shown: Sequence[str], *, wide: bool = False, grid: bool = True) -> str:
-    """A part of the page with its heading; nothing where there is nothing to show."""
-    if not shown:
-        return ""
-    kind = f' class="grid{" wide" if wide else ""}"' if grid else ""
-    heading = f'<h2 id="h-{name}">{title}</h2>'
-    return f'<section id="{name}" aria-labelledby="h-{name}">{heading}<div{kind}>{"".join(shown)}</div></section>'
-
-
-def counted(number: int, what: str) -> str:
-    """A number of things, in words."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _glyph(look: Look) -> str:
-    return f'<span class="glyph" aria-hidden="true" style="color:{look.colour}">{look.glyph}</span>'
-
-
-def figure(name: str, plot: Plot) -> str:
-    """The place of a figure, which the script in the page fills."""
-    said = escaped(f"{plot.title}. {plot.says}", 800)
-    owner = "" if plot.owner is None else f' data-method="{plot.owner}"'
-    return (
-        f"<figure{owner}><figcaption>{escaped(plot.title, 200)}</figcaption>"
-        f'<div class="plot" id="{name}" role="img" aria-label="{said}" style="height:{plot.height}px"></div>'
-        f'<p class="says">{escaped(plot.says, 600)}</p></figure>'
-    )
-
-
-def notice(contents: Contents) -> str:
-    """What ε covers, which runs have no guarantee, and what is not shown: above everything else."""
-    marked = [run for run in contents.runs if run.marks]
-    shown = [f"<p>{escaped(_COVERS)}</p>"]
-    if marked:
-        items = dict.fromkeys((run.method, run.source, run.marks[0]) for run in marked)
-        lines = "".join(f"<li>{escaped(m, 80)} ({escaped(s, 160)}): {escaped(why, 300)}</li>" for m, s, why in [*items][:40])
-        count = f"{len(marked)} of {len(contents.runs)} runs have no certified guarantee"
-        shown.append(f'<div class="alarm" role="note"><strong>{count}</strong><ul>{lines}</ul></div>')
-    smoke = sum(run.smoke for run in contents.runs)
-    if smoke:
-        count = f"{smoke} of {len(contents.runs)} runs are smoke runs"
-        shown.append(f'<p class="says">{count}: a few steps on a slice of the data. Their scores say nothing.</p>')
-    if contents.broken:
-        lines = "".join(f"<li><code>{escaped(path, 200)}</code>: {escaped(why, 400)}</li>" for path, why in contents.broken)
-        shown.append(f'<div class="broken" role="note"><strong>Not shown</strong><ul>{lines}</ul></div>')
-    shown += [f'<p class="says">{escaped(note)}</p>' for note in contents.notes]
-    return "".join(shown)
-
-
-def validation_warning() -> str:
-    """Beside scores on a validation split."""
-    why = "Scores on a validation set are computed from private examples that no ε protects: for the operator only."
-    return f'<p class="says full">{not_protected("not private")} {escaped(why)}</p>'
-
-
-def method_boxes(every: Sequence[Look]) -> str:
-    """One box a method: it is the legend of all figures, and hides the method everywhere."""
-    boxes = "".join(
-        f'<label><input type="checkbox" checked data-toggle="{look.index}">{_glyph(look)} {escaped(look.name, 60)}</label>'
-        for look in every
-    )
-    buttons = '<button type="button" id="all">all</button><button type="button" id="none">none</button>'
-    if not boxes:
-        return ""
-    return f'<fieldset id="methods"><legend>Methods shown</legend><div class="boxes">{boxes}</div><div>{buttons}</div></fieldset>'
-
-
-_COLUMNS = (
-    ("method", "text"), ("task", "text"), ("ε spent", "number"), ("score †", "number"), ("± std †", "number"),
-    ("measured on", "text"), ("runs", "number"), ("δ", "number"), ("σ", "number"), ("steps", "number"),
-    ("seconds †", "number"), ("guarantee", "text"), ("settings that differ", "text"),
-)  # fmt: skip
-
-
-def run_table(groups: Sequence[Group], look: Mapping[str, Look]) -> str:
-    """All groups of runs; its headings are buttons that sort."""
-    if not groups:
-        return ""
-    head = "".join(
-        f'<th scope="col" aria-sort="none" data-kind="{kind}">'
-        f'<button type="button">{name}<span aria-hidden="true"></span></button></th>'
-        for name, kind in _COLUMNS
-    )
-    lines = "".join(_line(group, look[group.first.method]) for group in sorted(groups, key=_order))
-    says = "† not protected by ε. Mean and sample standard deviation over runs that differ only in their public seed."
-    table = (
-        '<div class="scroll" tabindex="0" role="region" aria-labelledby="h-table"><table id="table"><caption class="hidden">'
-        f"Runs; activate a heading to sort by it</caption><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
-    )
-    return section("table", "Runs", [f'<p class="says">{says}</p>', table], grid=False)
-
-
-def _order(group: Group) -> tuple[bool, str, float, float]:
-    """Test sets first, then by task and ε, best score first."""
-    first = group.first
-    return first.measured_on != "test", first.task.casefold(), group.budget or 0.0, -(group.mean or 0.0)
-
-
-def _line(group: Group, look: Look) -> str:
-    first = group.first
-    seconds = [run.seconds for run in group.runs if run.seconds is not None]
-    mean = sum(seconds) / len(seconds) if seconds else None
-    budget = "" if first.target is None else f' <small>of {first.target:g}</small>'
-    validation = f"<br>{not_protected('not private')}" if first.measured_on != "test" else ""
-    scores = [
-        (group.epsilon, epsilon_text(group.epsilon) + budget),
-        (group.mean, percent(group.mean, first.score) + validation),
-        (group.std, percent(group.std, first.score)),
-    ]
-    others = [
-        (len(group.runs), str(len(group.runs))),
-        (first.delta, delta_text(first.delta)),
-        (first.sigma, "–" if first.sigma is None else f"{first.sigma:.3f}"),
-        (first.steps, f"{first.steps:,}" if first.steps else "–"),
-        (mean, "–" if mean is None else f"{mean:,.1f}"),
-    ]
-    score = "" if first.score == "accuracy" else f" <small>{escaped(first.score, 60)}</small>"
-    marks = f'<span class="badge alarmed">{escaped(first.marks[0], 90)}</span>' if first.marks else "certified"
-    if not first.marks and not all(run.card for run in group.runs):
-        marks = "certified, or stated without a card" if any(run.card for run in group.runs) else "stated, no card"
-    if first.against:
-        marks += f" <small>against {escaped(first.against, 200)}</small>"
-    smoke = ' <span class="badge warn">smoke run</span>' if first.smoke else ""
-    task = first.task.removesuffix(" (smoke run)") if first.smoke else first.task
-    cells = [f"<td>{escaped(task, 60)}{smoke}{score}</td>", *(_number(value, text) for value, text in scores)]
-    cells += [f"<td>{escaped(first.measured_on, 30)}</td>", *(_number(value, text) for value, text in others)]
-    cells += [f"<td>{marks}</td>", f'<td class="small">{escaped(group.differs, 160)}</td>']
-    name = escaped(first.method, 60)
-    warned = '<br><span class="badge alarmed">no guarantee</span>' if first.marks else ""
-    head = f'<th scope="row" data-text="{name}">{_glyph(look)} {name}{warned}</th>'
-    return f'<tr data-method="{look.index}">{head}{"".join(cells)}</tr>'
-
-
-def _number(value: float | None, text: str) -> str:
-    return f'<td class="number" data-value="{"" if value is None else repr(float(value))}">{text}</td>'
-
-
-def sheets(found: Sequence[Sheet]) -> str:
-    """Tables that studies have made."""
-    made = []
-    for sheet in found:
-        notes = "".join(paragraph(note) for note in sheet.notes)
-        lines = copied("\n".join(sheet.commands), f"commands of {plain(sheet.title, 80)}") if sheet.commands else ""
-        table = definition_table(sheet.rows, sheet.header)
-        made.append(f"<article><h3>{escaped(sheet.title)}</h3>{notes}{table}{lines}</article>")
-    return section("studies", "Studies", made, grid=False)
-
-
-def draw_chart(one: Chart, figures: Sequence[str]) -> str:
-    """A figure of the DP-KFC paper with what is said of it."""
-    warned = validation_warning() if any(held.measured_on != "test" for held in one.maps) else ""
-    notes = "".join(paragraph(note) for note in one.notes)
-    return f'<article><h3>{escaped(one.title)}</h3>{notes}<div class="grid">{"".join(figures)}{warned}</div></article>'
-
-
-def copied(text: str, what: str) -> str:
-    """Text to be copied, with a button."""
-    lines = "\n".join(escaped(line, 4000) for line in text.split("\n"))
-    return (
-        f'<div class="copied"><button type="button" class="copy" aria-label="copy {escaped(what, 120)}">copy</button>'
-        f'<pre tabindex="0"><code>{lines}</code></pre></div>'
-    )
-
-
-def run_details(run: Shown, look: Look, plots: Sequence[str]) -> str:
-    """One run folder: what is promised is seen before it is opened."""
-    spent = f"ε = {epsilon_text(run.epsilon)}" + ("" if run.delta is None else f", δ = {delta_text(run.delta)}")
-    seed = f"seed {run.seed}" if run.seed is not None else ""
-    kind, said = ("alarmed", run.marks[0]) if run.marks else ("good", "certified")
-    marks = f'<span class="badge {kind}">{escaped(said, 90)}</span>'
-    marks += f" <span>against {escaped(run.against, 200)}</span>" if run.against else ""
-    head = (
-        f"<summary>{_glyph(look)} <strong>{escaped(run.method, 60)}</strong> on {escaped(run.task, 60)} "
-        f'<span class="fixed">{spent}</span> <span class="fixed">{seed}</span> {marks} '
-        f"<small>{escaped(run.source, 160)}</small></summary>"
-    )
-    caveats = "".join(f"<li>{escaped(mark)}</li>" for mark in run.marks)
-    plain_sight = f'<ul class="caveats">{caveats}</ul>' if caveats else ""
-    shown = list(plots) or [
-        f"<figure><figcaption>{escaped(title)}</figcaption>"
-        f'<img src="{uri}" alt="{escaped(title)} of {escaped(run.method, 60)}"></figure>'
-        for title, uri in run.pictures.items()
-    ]
-    measured = f'<p class="says">{escaped(run.figures.measured, 400)}</p>' if run.figures and run.figures.measured else ""
-    figures = f'<h3>Figures</h3>{measured}<div class="grid">{"".join(shown)}</div>' if shown else ""
-    card = f'<div class="card">{card_html(run.card or {})}</div>'
-    again = _reproduce(run)
-    return (
-        f'<article class="run" data-method="{look.index}">{plain_sight}<details>{head}'
-        f"{again}<h3>Privacy card</h3>{card}{figures}</details></article>"
-    )
-
-
-def _reproduce(run: Shown) -> str:
-    if not run.command:
-        return ""
-    says = "Save the settings as config.toml, then run the command. The noise is drawn afresh, so figures differ a little."
-    return (
-        f'<h3>Run it again</h3><p class="says">{says}</p>{copied(run.command, "command")}'
-        f'<details class="inner"><summary>config.toml</summary>{copied(run.config, "config.toml")}</details>'
-    )
-
-
-def commands(groups: Sequence[Group], look: Mapping[str, Look]) -> str:
-    """How runs of studies are trained again; run folders have theirs beside the card."""
-    found: dict[tuple[str, str], dict[str, None]] = {}
-    for group in groups:
-        for run in group.runs:
-            if run.command and run.card is None:
-                found.setdefault((run.task, run.method), {})[run.command] = None
-    made = []
-    for (task, method), lines in found.items():
-        one = look[method]
-        head = f"{_glyph(one)} <strong>{escaped(method, 60)}</strong> on {escaped(task, 60)}"
-        text = copied("\n".join(lines), f"commands of {plain(method, 60)}")
-        made.append(
-            f'<article class="run" data-method="{one.index}"><details><summary>{head} '
-            f"<small>{counted(len(lines), 'command')}</small></summary>{text}</details></article>"
-        )
-    return section("commands", "Commands of the studies", made, grid=False)
-
-
-# --------------------------------------------------------------------------------------------------
+# The page: plain values go to the templates, which escape every text.
 
 GENERATOR = "dpkfc report"
 _MOST_FOLDERS = 60
+_MOST_WARNINGS = 40
 
 
-@dataclass
-class _Drawn:
-    """Figures of a page by the id of their place."""
+@dataclass(frozen=True)
+class PlacedPlot:
+    """A figure and the id of its element."""
 
-    plots: dict[str, Plot] = field(default_factory=dict)
+    name: str
+    plot: Plot
 
-    def place(self, plot: Plot) -> str:
-        name = f"plot-{len(self.plots) + 1}"
-        self.plots[name] = plot
-        return figure(name, plot)
+
+class _Places:
+    """Gives each figure of a page an id."""
+
+    def __init__(self) -> None:
+        self.placed: list[PlacedPlot] = []
+
+    def place(self, plots: Iterable[Plot]) -> list[PlacedPlot]:
+        before = len(self.placed)
+        for plot in plots:
+            self.placed.append(PlacedPlot(f"plot-{len(self.placed) + 1}", plot))
+        return self.placed[before:]
+
+    def figures(self) -> dict[str, Any]:
+        """Return what the script in the page draws, by id."""
+        figures = {}
+        for place in self.placed:
+            plot = place.plot
+            content = {"data": plot.traces, "layout": plot.layout, "height": plot.height}
+            figures[place.name] = content
+        return figures
 
 
 def write_page(
@@ -745,7 +731,7 @@ def write_page(
         paths: run folders, folders of them, and results files.
         out: the HTML file. An earlier report is replaced; any other file is left alone.
         title: of the page.
-        departures: leaves out of a run's settings what its recipe and method say; by default nothing.
+        departures: returns the settings that a run's recipe and method do not say; by default all.
 
     Returns:
         What was read; `broken` lists what is not shown, and why.
@@ -762,100 +748,137 @@ def write_page(
         if out.is_dir():
             raise RunFolderError(f"{out} is a folder; give the name of an HTML file with --out")
         if out.exists() and GENERATOR.encode() not in out.open("rb").read(400):
-            raise RunFolderError(f"{out} is no earlier report, so it is left as it is; choose another --out")
+            raise RunFolderError(
+                f"{out} is no earlier report, so it is left as it is; choose another --out"
+            )
     except OSError as error:
-        raise RunFolderError(f"{out} cannot be written ({error.strerror or error}); choose another --out") from None
+        reason = error.strerror or error
+        raise RunFolderError(f"{out} cannot be written ({reason}); choose another --out") from None
     page = build(contents, library, title)
     placed(out, lambda part: part.write_text(page, "utf-8"))
     return contents
 
 
 def _plotly() -> str:
-    """The plotting library as one script.
+    """Return the plotting library as one script.
 
     Raises:
-        ImportError: with the command that installs it.
+        ImportError: with the command that installs the library.
     """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ImportError('the report is drawn with plotly, which is not installed: pip install "dpkfc[report]"') from None
+        raise ImportError(
+            'the report needs plotly, which is not installed: pip install "dpkfc[report]"'
+        ) from None
     script: str = get_plotlyjs()
     return script.replace("</script", "<\\/script")
 
 
 def build(contents: Contents, library: str, title: str) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Args:
         contents: from `read_all`.
-        library: JavaScript of the plotting library.
+        library: JavaScript of the plotting library, without an end tag of a script.
         title: of the page.
     """
-    groups, look = grouped(contents.runs), looks(contents.runs)
-    drawn = _Drawn()
-    body = {
-        "notice": notice(contents),
-        "methods": method_boxes(list(look.values())),
-        "accuracy": _accuracy(groups, look, drawn),
-        "learning": _learning(groups, look, drawn),
-        "table": run_table(groups, look),
-        "sheets": sheets(contents.sheets),
-        "sensitivity": _charts(contents.charts, look, drawn),
-        "runs": _folders(contents.runs, look, drawn),
-        "commands": commands(groups, look),
-    }
-    counts = f"{counted(len(contents.runs), 'run')}, {counted(len(look), 'method')}"
-    figures = {name: {"data": plot.traces, "layout": plot.layout, "height": plot.height} for name, plot in drawn.plots.items()}
-    script = _asset("page.js")
-    return string.Template(_asset("page.html")).substitute(
-        body,
-        title=escaped(title, 120),
-        generator=f"{GENERATOR} {escaped(_version(), 20)}",
-        counts=counts,
-        style=_asset("page.css"),
-        hashes=" ".join(f"'sha256-{_digest(text)}'" for text in (library, script)),
+    groups = group_runs(contents.runs)
+    styles = assign_styles(contents.runs)
+    panels = comparable_panels(groups)
+    places = _Places()
+    learning = []
+    accuracy = places.place(plot_accuracy(panel, styles) for panel in panels)
+    for panel in panels:
+        learning += places.place(plot_learning(panel, styles))
+        spending = plot_spending(panel, styles)
+        if spending is not None:
+            learning += places.place([spending])
+    charts = []
+    for chart in contents.charts:
+        charts.append((chart, places.place(plot_sensitivity(chart.maps, styles))))
+    with_card = [run for run in contents.runs if run.card is not None]
+    folders = []
+    for run in with_card[:_MOST_FOLDERS]:
+        plots = plot_curvature(run.figures, styles[run.method]) if run.figures else []
+        folders.append((run, view_card(run.card or {}), places.place(plots)))
+    uncertified = [run for run in contents.runs if run.warnings]
+    warnings = dict.fromkeys((run.method, run.source, run.warnings[0]) for run in uncertified)
+    environment = make_environment()
+    script = _asset(environment, "page.js")
+    return environment.get_template("page.html").render(
+        title=title,
+        generator=f"{GENERATOR} {_version()}",
+        contents=contents,
+        styles=styles,
+        uncertified=len(uncertified),
+        warnings=list(warnings)[:_MOST_WARNINGS],
+        smoke_runs=sum(run.smoke for run in contents.runs),
+        accuracy=accuracy,
+        shows_validation=any(panel.measured_on != "test" for panel in panels),
+        learning=learning,
+        groups=sorted(groups, key=_table_order),
+        charts=charts,
+        folders=folders,
+        folders_left_out=len(with_card) - len(folders),
+        commands=_commands(groups),
+        figures=places.figures(),
+        style=_asset(environment, "page.css"),
         library=library,
         script=script,
-        data=embedded(figures),
+        digests=[_digest(text) for text in (library, script)],
     )
 
 
-def _accuracy(groups: Sequence[Group], look: Mapping[str, Look], drawn: _Drawn) -> str:
-    found = panels(groups)
-    shown = [drawn.place(accuracy(panel, look)) for panel in found]
-    if any(panel.measured_on != "test" for panel in found):
-        shown.append(validation_warning())
-    return section("accuracy", "Accuracy against ε", shown, wide=True)
+def make_environment() -> Environment:
+    """Return the templates. Every text they print is escaped and has no control characters."""
+    environment = Environment(
+        loader=PackageLoader("dpkfc.app.html"),
+        autoescape=True,
+        finalize=_without_control_characters,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "cut": plain,
+        "counted": count_text,
+        "delta": delta_text,
+        "epsilon": epsilon_text,
+        "percent": score_text,
+    }
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
+    return environment
 
 
-def _learning(groups: Sequence[Group], look: Mapping[str, Look], drawn: _Drawn) -> str:
-    shown = []
-    for panel in panels(groups):
-        shown += [drawn.place(plot) for plot in learning(panel, look)]
-        spent = spending(panel, look)
-        shown += [] if spent is None else [drawn.place(spent)]
-    return section("learning", "Learning curves", shown)
+def _without_control_characters(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return plain(value, len(value))
+    return value
 
 
-def _charts(charts: Sequence[Chart], look: Mapping[str, Look], drawn: _Drawn) -> str:
-    shown = [draw_chart(chart, [drawn.place(plot) for plot in sensitivity(chart.maps, look)]) for chart in charts]
-    return section("sensitivity", "Accuracy over settings", shown, grid=False)
+def _asset(environment: Environment, name: str) -> str:
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, name)[0]
 
 
-def _folders(runs: Sequence[Shown], look: Mapping[str, Look], drawn: _Drawn) -> str:
-    """Card, curvature and commands of each run folder."""
-    shown, held = [], [run for run in runs if run.card is not None]
-    for run in held[:_MOST_FOLDERS]:
-        plots = curvature(run.figures, look[run.method]) if run.figures else []
-        shown.append(run_details(run, look[run.method], [drawn.place(plot) for plot in plots]))
-    more = len(held) - _MOST_FOLDERS
-    note = paragraph(f"{more} more run folders are in the table only.") if more > 0 else ""
-    return section("runs", "Privacy cards and curvature of each run", [*shown, note] if shown else [], grid=False)
+def _table_order(group: RunGroup) -> tuple[bool, str, float, float]:
+    """Return a key that sorts test sets first, then by task and ε, best score first."""
+    run = group.first
+    is_validation = run.measured_on != "test"
+    return is_validation, run.task.casefold(), group.budget or 0.0, -(group.mean or 0.0)
 
 
-def _asset(name: str) -> str:
-    return resources.files("dpkfc.app.html").joinpath(name).read_text("utf-8")
+def _commands(groups: Sequence[RunGroup]) -> dict[tuple[str, str], list[str]]:
+    """Return the commands of studies by task and method, each once."""
+    commands: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            if run.card is None and run.command:
+                lines = commands.setdefault((run.task, run.method), [])
+                if run.command not in lines:
+                    lines.append(run.command)
+    return commands
 
 
 def _digest(text: str) -> str:

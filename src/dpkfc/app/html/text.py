@@ -1,46 +1,42 @@
-"""Text of strangers on a page: whatever a run folder says stays text, in HTML, in JSON, in a plot and in a shell."""
+"""Texts and numbers of a page. Whatever a run folder says stays text in a plot and in a shell."""
 
 from __future__ import annotations
 
 import html
-import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpkfc.report.numbers import is_visible, number, plain, rounded_up
 
-_MOST = 600  # characters
-_DEPTH = 4  # of settings in settings
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_MOST_ITEMS = 50
+_MOST_NESTED = 4
+_SETTING_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
-def escaped(value: Any, most: int = _MOST) -> str:
-    """Text for HTML, also inside quoted attributes."""
-    return html.escape(plain(value, most), quote=True)
-
-
-def drawn(value: Any, most: int = 80) -> str:
-    """Text for a plot, whose library reads a few tags and entities."""
+def plot_text(value: Any, most: int = 80) -> str:
+    """Return text for a plot. The plotting library reads a few tags and entities."""
     return html.escape(plain(value, most), quote=False)
 
 
-def embedded(content: Any) -> str:
-    """JSON that may stand in a script element: nothing in it can end the element."""
-    text = json.dumps(content, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+def count_text(number: int, noun: str) -> str:
+    """Return a number of things in words."""
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
-def percent(value: float | None, score: str = "accuracy", digits: int = 2) -> str:
-    """A score as a reader expects it: an accuracy in per cent, anything else as a number."""
+def score_text(value: float | None, score: str = "accuracy", digits: int = 2) -> str:
+    """Return an accuracy in per cent, and any other score as a number."""
     if value is None:
         return "–"
-    return f"{100 * value:.{digits}f} %" if "accuracy" in score else f"{value:.{digits + 1}f}"
+    if "accuracy" in score:
+        return f"{100 * value:.{digits}f} %"
+    return f"{value:.{digits + 1}f}"
 
 
 def epsilon_text(value: Any, decimals: int = 3) -> str:
-    """ε rounded up; ∞ where a card says "inf", – where nothing is known."""
+    """Return ε rounded up: ∞ where a card says "inf", a dash where ε is unknown."""
     if value == "inf":
         return "∞"
     known = number(value)
@@ -48,40 +44,54 @@ def epsilon_text(value: Any, decimals: int = 3) -> str:
 
 
 def delta_text(delta: float | None) -> str:
-    """δ, with a hyphen at which no line breaks."""
+    """Return δ with a hyphen at which no line breaks."""
     return "–" if delta is None else f"{delta:g}".replace("-", "\u2011")
 
 
 def show(value: Any, depth: int = 0) -> str:
-    """A setting of any shape as a line."""
-    if value is None or isinstance(value, bool):
-        return {None: "–", True: "yes", False: "no"}[value]
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**15):
-        return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+    """Return a setting of any shape as one line."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int) and abs(value) < 10**15:
+        return f"{value:,}"
     if isinstance(value, (list, tuple, Mapping)):
-        return _show_all(value, depth + 1) if depth < _DEPTH else "…"
+        return _show_items(value, depth + 1) if depth < _MOST_NESTED else "…"
     return plain(value)
 
 
-def _show_all(values: Mapping[Any, Any] | list[Any] | tuple[Any, ...], depth: int) -> str:
-    if isinstance(values, Mapping):
-        items = list(values.items())[:50]
-        return ", ".join(f"{plain(name, 60).replace('_', ' ')} {show(item, depth)}" for name, item in items)
-    return ", ".join(show(item, depth) for item in values[:50])
+def _show_items(values: Mapping[Any, Any] | Sequence[Any], depth: int) -> str:
+    if not isinstance(values, Mapping):
+        return ", ".join(show(item, depth) for item in values[:_MOST_ITEMS])
+    texts = []
+    for name, item in list(values.items())[:_MOST_ITEMS]:
+        caption = plain(name, 60).replace("_", " ")
+        texts.append(f"{caption} {show(item, depth)}")
+    return ", ".join(texts)
 
 
 def command_of(settings: Mapping[str, Any]) -> str:
-    """`dpkfc train` with settings as flags, each value quoted for a shell; empty where a value cannot stand in a command."""
+    """Return `dpkfc train` with settings as flags, each value quoted for a shell.
+
+    Returns:
+        An empty text where a value cannot stand in a command.
+    """
     words = ["dpkfc", "train"]
     for name, value in settings.items():
-        if not _NAME.fullmatch(str(name)) or not isinstance(value, (str, int, float, bool)):
+        is_plain = isinstance(value, (str, int, float, bool))
+        if not _SETTING_NAME.fullmatch(str(name)) or not is_plain:
             return ""
         flag = name.replace("_", "-")
+        text = str(value)
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
-            continue
-        text = str(value)
-        if any(not is_visible(c) for c in text):
+        elif not all(is_visible(character) for character in text):
             return ""
-        words.append(f"--{flag}={shlex.quote(text)}" if text.startswith("-") else f"--{flag} {shlex.quote(text)}")
+        elif text.startswith("-"):
+            words.append(f"--{flag}={shlex.quote(text)}")
+        else:
+            words.append(f"--{flag} {shlex.quote(text)}")
     return " ".join(words)

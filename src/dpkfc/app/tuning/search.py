@@ -1,4 +1,4 @@
-"""The search of one arm: trials of Optuna in an SQLite file, which a killed study takes up again."""
+"""The search of one arm: trials of Optuna in an SQLite file, which a killed study continues."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ from dpkfc.app.settings import nearest
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
 
 # --------------------------------------------------------------------------------------------------
-# Successive halving: after 1, 3, 9 … evaluations the best third of all trials that came so far goes
-# on.
+# Successive halving: after 1, 3, 9 … evaluations the best third of all trials so far goes on.
 #
-# A trial is judged against those that were there before it, so whether it goes on depends on when
-# it ran. One that was stopped and stands in the best third when all have run is therefore run once
-# more, to its end (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", where
-# it would only have waited). Attempts that were killed judge nobody.
+# A trial is compared with those that ran before it, so the order decides. A trial that was stopped
+# and is in the best third at the end is therefore run once more, to its end (Li et al. 2020, "A
+# System for Massively Parallel Hyperparameter Tuning", where it would only have waited). Attempts
+# that were killed are compared with nothing. docs/design.md says why Optuna's pruner cannot do so.
 
-_FIRST, _SHARE = 1, 3  # the first evaluation at which a trial is judged; of so many trials that stand there one goes on
+_FIRST_RUNG = 1
+_REDUCTION = 3
 
 
 def is_rung(number: int) -> bool:
-    """Whether a trial is judged at this evaluation, counted from 1."""
-    rung = _FIRST
+    """Return whether a trial is compared with others at this evaluation, counted from 1."""
+    rung = _FIRST_RUNG
     while rung < number:
-        rung *= _SHARE
+        rung *= _REDUCTION
     return rung == number
 
 
-def stands(value: float, others: Iterable[float]) -> bool:
-    """Whether a trial is in the best third of those at its rung, itself included; of one or two the best is."""
-    at = sorted([value, *others], reverse=True)
-    return value >= at[max(1, len(at) // _SHARE) - 1]
+def is_in_best_third(value: float, others: Iterable[float]) -> bool:
+    """Return whether a trial is in the best third at its rung, itself included.
+
+    Of one or two trials the best goes on.
+    """
+    values = sorted([value, *others], reverse=True)
+    return value >= values[max(1, len(values) // _REDUCTION) - 1]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -52,9 +55,10 @@ def stands(value: float, others: Iterable[float]) -> bool:
 class Range:
     """Numbers from `low` to `high`, uniform or uniform in the logarithm.
 
-    With `times`, names of other ranges of the space and their powers, the bounds are those of the product with them. A step of
-    DP-SGD is lr · C long where examples are clipped, so good values of lr and C lie along a ridge that independent draws of both
-    mostly miss; one of DP-NGD is lr · C / √λ_safe (Eq. 16), and lr over the root of its floor one of DP-AdamBC.
+    With `times`, names of other ranges of the space and their powers, the bounds are those of the
+    product with them. A step of DP-SGD has length lr · C where examples are clipped. Good values
+    of lr and C so lie along a ridge that independent samples of both mostly miss. A step of DP-NGD
+    has length lr · C / √λ_safe (Eq. 16), one of DP-AdamBC lr over the root of its floor.
     """
 
     low: float
@@ -75,7 +79,7 @@ Space = Mapping[str, Range | Choice]
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One row of a comparison.
+    """One method of a comparison.
 
     Attributes:
         name: unique within a study.
@@ -100,9 +104,14 @@ _CLIP = {"max_grad_norm": Range(0.1, 10.0)}
 _SGD = {"lr": Range(0.01, 4.0)}
 _STEP = {"lr": Range(0.01, 4.0, times=(("max_grad_norm", 1.0),))}
 _WITHOUT_MOMENTUM = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0),))}
-_NATURAL = {"lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0), ("lambda_safe", -0.5)))}
+_NATURAL = {
+    "lr": Range(0.03, 10.0, times=(("max_grad_norm", 1.0), ("lambda_safe", -0.5))),
+}
 _ADAM = {"lr": Range(3e-4, 3e-2)}
-_ADAM_BC = {"lr": Range(5e-5, 2e-2, times=(("adam_bc_resolution", -0.5),)), "adam_bc_resolution": Range(2.0, 500.0)}
+_ADAM_BC = {
+    "lr": Range(5e-5, 2e-2, times=(("adam_bc_resolution", -0.5),)),
+    "adam_bc_resolution": Range(2.0, 500.0),
+}
 _KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
 _PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
 _ZIPF = {"zipf_exponent": Range(0.0, 1.5, log=False)}
@@ -110,38 +119,66 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
     "dp-sgd": {**_STEP, **_CLIP},
     "dp-adam": {**_ADAM, **_CLIP},
     "dp-adamw": {**_ADAM, **_CLIP, "weight_decay": Range(1e-4, 0.1)},
-    "dp-sgd-normalised": dict(_SGD),  # lr and C are one number here
+    # The learning rate and C are one number here.
+    "dp-sgd-normalised": dict(_SGD),
     "adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
     "pink-adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
-    "dp2": {**_WITHOUT_MOMENTUM, **_CLIP, "dp2_phase": Choice((10, 50, 200)), "dp2_ratio": Range(0.1, 10.0)},
-    "gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0), "gep_residual_norm": Range(0.2, 10.0)},
+    "dp2": {
+        **_WITHOUT_MOMENTUM,
+        **_CLIP,
+        "dp2_phase": Choice((10, 50, 200)),
+        "dp2_ratio": Range(0.1, 10.0),
+    },
+    "gep": {
+        **_SGD,
+        "gep_embedding_norm": Range(0.5, 20.0),
+        "gep_residual_norm": Range(0.2, 10.0),
+    },
     "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
     "dp-kfc": {**_KFAC, **_PINK},
     "dp-kfc-a": {**_KFAC, **_PINK},
-    "dp-kfc-natural": {"lr": Range(0.002, 1.0, times=(("max_grad_norm", 1.0),)), **_KFAC, **_PINK},
+    "dp-kfc-natural": {
+        "lr": Range(0.002, 1.0, times=(("max_grad_norm", 1.0),)),
+        **_KFAC,
+        **_PINK,
+    },
     "dp-kfc-g": {**_KFAC, **_PINK},
     "dp-kfc-random": {**_KFAC, **_PINK},
-    "dp-ngd": {**_NATURAL, "lambda_safe": Range(1e-4, 0.1), "max_grad_norm": Range(1.0, 30.0)},
+    "dp-ngd": {
+        **_NATURAL,
+        "lambda_safe": Range(1e-4, 0.1),
+        "max_grad_norm": Range(1.0, 30.0),
+    },
     "disk": {
-        **_WITHOUT_MOMENTUM, **_CLIP, "filter_kappa": Range(0.1, 0.9, log=False), "disk_gamma": Choice((0.3, 0.5, 0.7, 1.0)),
+        **_WITHOUT_MOMENTUM,
+        **_CLIP,
+        "filter_kappa": Range(0.1, 0.9, log=False),
+        "disk_gamma": Choice((0.3, 0.5, 0.7, 1.0)),
     },
     "doppler": {**_WITHOUT_MOMENTUM, **_CLIP, "doppler_cutoff": Range(0.02, 0.5)},
     "dp-adambc": {**_ADAM_BC, **_CLIP},
-    "sofim": {**_STEP, **_CLIP, "sofim_rho": Range(0.01, 10.0), "sofim_beta": Choice((0.5, 0.9, 0.99))},
+    "sofim": {
+        **_STEP,
+        **_CLIP,
+        "sofim_rho": Range(0.01, 10.0),
+        "sofim_beta": Choice((0.5, 0.9, 0.99)),
+    },
     "de-et-al": {"lr": Range(0.05, 10.0)},
     "dp-sgd-pt": {**_STEP, **_CLIP},
-}  # fmt: skip
+}
+# Arms that every comparison holds unless asked to leave them out. `arms_for` says when it leaves
+# out the last one.
 CONTROLS = ("dp-sgd-normalised", "dp-sgd-matched", "dp-kfc-a", "dp-kfc-random")
-"""Arms that every comparison holds unless it is asked to leave them out; see `arms_for` for the last one."""
 
 
 def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
-    """The arm of a method, with its search space for the optimizer it takes.
+    """Return the arm of a method, with its search space for its optimizer.
 
     Args:
         recipe: whose file may name the optimizer of a method.
-        method: as of `dpkfc train --method`, or `dp-sgd-matched`: DP-SGD with the optimizer of the others and one number for
-            lr·C, at a bound that clips every example, which is what a preconditioner of a large scale does by itself.
+        method: as of `dpkfc train --method`, or `dp-sgd-matched`: DP-SGD with the optimizer of the
+            others and one number for lr·C, at a bound that clips every example. A preconditioner
+            of a large scale does the same by itself.
         optimizer: for methods that take any; empty as the method says.
 
     Raises:
@@ -149,24 +186,63 @@ def arm_of(recipe: str, method: str, optimizer: str = "") -> Arm:
     """
     if method == "dp-sgd-matched":
         return Arm(
-            name=method, label="DP-SGD, lr·C matched", method="dp-sgd", settings={"max_grad_norm": 0.05},
-            space={"lr": Range(0.2, 20.0)}, first={"lr": 2.0}, control=True,
-        )  # fmt: skip
+            name=method,
+            label="DP-SGD, lr·C matched",
+            method="dp-sgd",
+            settings={"max_grad_norm": 0.05},
+            space={"lr": Range(0.2, 20.0)},
+            first={"lr": 2.0},
+            control=True,
+        )
     if method not in METHODS:
-        raise StudyError(f"unknown method {method!r}; {nearest(method, [*METHODS, 'dp-sgd-matched'])}")
+        known = [*METHODS, "dp-sgd-matched"]
+        raise StudyError(f"unknown method {method!r}; {nearest(method, known)}")
     row = METHODS[method]
-    space = dict(_SPACES.get(method, _SGD))
-    takes = optimizer or Run.of(recipe, method).default("optimizer")
-    if optimizer not in ("", "sgd") and not row.defines_optimizer:
-        space.pop("lr", None)
+    arm = Arm(
+        name=method,
+        label=row.label,
+        method=method,
+        space=_search_space(recipe, method, optimizer),
+        control=method in CONTROLS,
+    )
+    if not optimizer or row.defines_optimizer:
+        return arm
+    return replace(
+        arm,
+        name=f"{method}+{optimizer}",
+        label=f"{row.label} + {optimizer}",
+        settings={"optimizer": optimizer},
+    )
+
+
+def _search_space(recipe: str, method: str, optimizer: str) -> Space:
+    run = Run.of(recipe, method)
+    space: Space = dict(_SPACES.get(method, _SGD))
+    if optimizer not in ("", "sgd") and not METHODS[method].defines_optimizer:
+        space = _without(space, ["lr"])
     if "lr" not in space:
-        space = {**_rates(takes, "max_grad_norm" in space), **space}
-    if "power_exponent" in space and (source := Run.of(recipe, method).default("source")) != "pink":
-        space = {**{key: value for key, value in space.items() if key not in _PINK}, **(_ZIPF if source == "tokens" else {})}
-    settings = {"optimizer": optimizer} if optimizer and not row.defines_optimizer else {}
-    name = f"{method}+{optimizer}" if settings else method
-    label = f"{row.label} + {optimizer}" if settings else row.label
-    return Arm(name=name, label=label, method=method, settings=settings, space=space, control=method in CONTROLS)
+        rates = _rates(optimizer or run.default("optimizer"), "max_grad_norm" in space)
+        space = {**rates, **space}
+    source = run.default("source")
+    if "power_exponent" in space and source != "pink":
+        space = _without(space, _PINK)
+        if source == "tokens":
+            space = {**space, **_ZIPF}
+    return space
+
+
+def _without(space: Space, names: Iterable[str]) -> Space:
+    left_out = set(names)
+    return {name: values for name, values in space.items() if name not in left_out}
+
+
+def _rates(optimizer: str, is_clipped: bool) -> Space:
+    """Return the ranges of an optimizer; Adam's step does not grow with C."""
+    if optimizer == "adam-bc":
+        return _ADAM_BC
+    if optimizer == "adam":
+        return _ADAM
+    return _STEP if is_clipped else _SGD
 
 
 def _whitens_one_side(method: str) -> bool:
@@ -174,138 +250,174 @@ def _whitens_one_side(method: str) -> bool:
 
 
 def random_twin(arm: Arm) -> Arm:
-    """The arm with random orthogonal directions in place of its eigenvectors: the same spectra, sides, read-out and search."""
+    """Return the arm with random orthogonal directions in place of its eigenvectors.
+
+    Spectra, sides, read-out and search stay the same.
+    """
     return replace(
-        arm, name=f"{arm.name}-random", label=f"{arm.label}: random, same spectrum", control=True,
+        arm,
+        name=f"{arm.name}-random",
+        label=f"{arm.label}: random, same spectrum",
+        control=True,
         settings={**arm.settings, "control": "random"},
-    )  # fmt: skip
+    )
 
 
-def _rates(optimizer: str, clipped: bool) -> Space:
-    """The ranges of an optimizer; Adam's step does not grow with C."""
-    if optimizer == "adam-bc":
-        return _ADAM_BC
-    return _ADAM if optimizer == "adam" else _STEP if clipped else _SGD
+def use_public_data(arm: Arm, public: str, name: str, label: str) -> Arm:
+    """Return the arm with curvature from public examples."""
+    return use_source(arm, "public", name, label, public_data=public)
 
 
-def with_public(arm: Arm, public: str, name: str, label: str) -> Arm:
-    """The arm with curvature from public examples."""
-    return with_source(arm, "public", name, label, public_data=public)
+def use_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) -> Arm:
+    """Return the arm with curvature from a source that has no exponent to search."""
+    return replace(
+        arm,
+        name=name,
+        label=label,
+        settings={**arm.settings, "source": source, **settings},
+        space=_without(arm.space, [*_PINK, *_ZIPF]),
+    )
 
 
-def with_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) -> Arm:
-    """The arm with curvature from a source that has no exponent to search."""
-    space = {key: value for key, value in arm.space.items() if key not in {**_PINK, **_ZIPF}}
-    return replace(arm, name=name, label=label, settings={**arm.settings, "source": source, **settings}, space=space)
+def arms_for(
+    recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = ""
+) -> list[Arm]:
+    """Return the arms of methods, and the controls that belong beside them.
 
-
-def arms_for(recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = "") -> list[Arm]:
-    """The arms of a list of methods, and the controls that belong beside them; a method that was asked for is none.
-
-    A method that whitens one side only has a control of random directions on that side (`random_twin`), in place of
-    `dp-kfc-random`, which has them on both and stays beside `dp-kfc`, or where no method of DP-KFC is compared.
+    A method that was asked for is no control. A method that whitens one side only has a control of
+    random directions on that side (`random_twin`). That control replaces `dp-kfc-random`, which
+    has random directions on both sides and stays beside `dp-kfc`.
 
     Raises:
         StudyError: an unknown method, or one given twice.
     """
-    twice = next((m for m in methods if methods.count(m) > 1), None)
-    if twice is not None:
-        raise StudyError(f"--method {twice} is given twice; every method has its trials once")
-    twins = [random_twin(arm_of(recipe, name, optimizer)) for name in methods if controls and _whitens_one_side(name)]
-    beside = [name for name in CONTROLS if controls and name not in methods]
-    if twins and "dp-kfc" not in methods:
-        beside = [name for name in beside if name != "dp-kfc-random"]
-    asked = [replace(arm_of(recipe, name, optimizer), control=False) for name in methods]
-    return [*asked, *(arm_of(recipe, name, optimizer) for name in beside), *twins]
+    for method in methods:
+        if methods.count(method) > 1:
+            raise StudyError(f"--method {method} is given twice; every method has its trials once")
+    arms = [replace(arm_of(recipe, name, optimizer), control=False) for name in methods]
+    if not controls:
+        return arms
+    one_sided = [name for name in methods if _whitens_one_side(name)]
+    for name in CONTROLS:
+        is_replaced = name == "dp-kfc-random" and one_sided and "dp-kfc" not in methods
+        if name not in methods and not is_replaced:
+            arms.append(arm_of(recipe, name, optimizer))
+    arms += [random_twin(arm_of(recipe, name, optimizer)) for name in one_sided]
+    return arms
 
 
 # --------------------------------------------------------------------------------------------------
-# Settings of a trial and what is drawn for it: a search draws the product of settings whose good
-# values lie along a ridge.
+# Settings of a trial and the values that Optuna samples. Where good values of several settings lie
+# along a ridge, Optuna samples their product.
 
 _DIGITS = 4
 
 
-def drawn_as(name: str, of: Range | Choice) -> str:
-    """The name that a setting is drawn by."""
-    return " * ".join([name, *(f"{other}^{power:g}" for other, power in of.times)]) if isinstance(of, Range) else name
+def sampled_name(name: str, values: Range | Choice) -> str:
+    """Return the name by which Optuna knows a setting."""
+    if isinstance(values, Choice):
+        return name
+    return " * ".join([name, *(f"{other}^{power:g}" for other, power in values.times)])
 
 
-def settings_of(space: Space, drawn: Mapping[str, Any]) -> dict[str, Plain]:
-    """What a trial runs with, of what was drawn for it: a product is divided by its other factors."""
-    found = {name: rounded(drawn[drawn_as(name, of)]) for name, of in space.items()}
-    for name, of in space.items():
-        if isinstance(of, Range) and of.times:
-            found[name] = rounded(drawn[drawn_as(name, of)] / _others(of, found))
-    return found
+def to_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
+    """Return the settings of a trial: a sampled product is divided by its other factors."""
+    settings = {}
+    for name, values in space.items():
+        settings[name] = round_value(sampled[sampled_name(name, values)])
+    for name, values in space.items():
+        if isinstance(values, Range) and values.times:
+            product = sampled[sampled_name(name, values)]
+            settings[name] = round_value(product / _other_factors(values, settings))
+    return settings
 
 
-def drawn_of(space: Space, settings: Mapping[str, Any]) -> dict[str, Plain]:
-    """The reverse of `settings_of`, of those that there are: a trial of an earlier space may lack some."""
-    found: dict[str, Plain] = {}
-    for name, of in space.items():
-        needed = {name, *(other for other, _ in of.times)} if isinstance(of, Range) else {name}
-        if needed <= settings.keys():
-            found[drawn_as(name, of)] = settings[name] if isinstance(of, Choice) else settings[name] * _others(of, settings)
-    return found
+def to_sampled(space: Space, settings: Mapping[str, Any]) -> dict[str, Plain]:
+    """Reverse `to_settings` as far as possible: a trial of an earlier space may lack settings."""
+    sampled: dict[str, Plain] = {}
+    for name, values in space.items():
+        if name not in settings:
+            continue
+        if isinstance(values, Choice):
+            sampled[name] = settings[name]
+        elif all(other in settings for other, _ in values.times):
+            product = settings[name] * _other_factors(values, settings)
+            sampled[sampled_name(name, values)] = product
+    return sampled
 
 
-def first_of(space: Space, config: Any) -> dict[str, Plain]:
-    """The settings of a run as they would be drawn, put into the ranges."""
-    found: dict[str, Plain] = {}
-    for name, of in space.items():
+def sample_defaults(space: Space, config: Any) -> dict[str, Plain]:
+    """Return the settings of a run as Optuna would sample them, put into the ranges."""
+    sampled: dict[str, Plain] = {}
+    for name, values in space.items():
         value = getattr(config, name)
-        if isinstance(of, Choice):
-            found[name] = value if value in of.values else of.values[0]
-        elif of.times:
-            product = float(value) * _others(of, vars(config))
-            found[drawn_as(name, of)] = min(max(product, of.low), of.high)
-        else:
-            found[name] = min(max(float(value), of.low), of.high)
-    return found
+        if isinstance(values, Choice):
+            sampled[name] = value if value in values.values else values.values[0]
+            continue
+        value = float(value)
+        if values.times:
+            value *= _other_factors(values, vars(config))
+        sampled[sampled_name(name, values)] = min(max(value, values.low), values.high)
+    return sampled
 
 
-def rounded(value: Any) -> Any:
-    """Few digits, so that a number in a table is the number that ran."""
+def round_value(value: Any) -> Any:
+    """Round to few digits, so that a number in a table is the number that ran."""
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 
-def _others(of: Range, settings: Mapping[str, Any]) -> float:
-    """What a setting is multiplied by where the product is searched."""
-    return math.prod(float(settings[name]) ** power for name, power in of.times)
+def _other_factors(values: Range, settings: Mapping[str, Any]) -> float:
+    """Return what a setting is multiplied by where the product is searched."""
+    return math.prod(float(settings[name]) ** power for name, power in values.times)
 
 
 # --------------------------------------------------------------------------------------------------
+# The search itself.
 
-ADAPTIVE = "tpe"  # also of rows and storages that do not say their kind
+# Also the kind of rows and storages that do not say theirs.
+ADAPTIVE = "tpe"
 SEARCHES = (ADAPTIVE, "random")
-_RANDOM = ", random"  # at the end of the name of a random search
-_RANDOM_FIRST = 6  # trials of TPE that are random, so that the model of it has something to stand on
-_HASH, _SETTINGS = "hash", "settings"
-_LOST, _WHY = "lost", "why"  # of a trial that failed: why it does not count, and why it could not be run
-_AGAIN = 2  # times that a point which the machine lost is tried again in one process
-_TWICE = "the same trial is running"
+# At the end of the name of a random search.
+_RANDOM = ", random"
+# The first trials of TPE are random, so that its model has data.
+_RANDOM_TRIALS = 6
+# Attributes of a trial in the storage: the hash and settings of its run. Of a trial that failed,
+# `lost` says why it does not count and `why` says why it could not be run.
+_HASH = "hash"
+_SETTINGS = "settings"
+_LOST = "lost"
+_REASON = "why"
+_MOST_RETRIES = 2
+_DUPLICATE = "the same trial is running"
 
 
 def load_optuna() -> ModuleType:
-    """Optuna, quiet.
+    """Return Optuna with its messages turned off.
 
     Raises:
-        StudyError: it is not installed.
+        StudyError: Optuna is not installed.
     """
     try:
         import optuna
     except ImportError:
-        raise StudyError("tuning needs Optuna, which is not installed: pip install 'dpkfc[tune]'") from None
+        raise StudyError(
+            "tuning needs Optuna, which is not installed: pip install 'dpkfc[tune]'"
+        ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     logging.getLogger("optuna").setLevel(logging.ERROR)
     return optuna
 
 
-def other_kind(place: Path, kind: str) -> StudyError:
-    """Trials of the other kind in a folder: one kind must not count those of the other, whose law it does not have."""
-    (before,) = (one for one in SEARCHES if one != kind)
-    return StudyError(f"{place} holds trials of --search {before}, and this is --search {kind}; choose another --out")
+def other_kind_error(place: Path, kind: str) -> StudyError:
+    """Return an error for trials of the other kind in a folder.
+
+    A search must not count trials of the other kind, whose distribution it does not have.
+    """
+    (earlier,) = (one for one in SEARCHES if one != kind)
+    return StudyError(
+        f"{place} holds trials of --search {earlier}, and this is --search {kind}; "
+        "choose another --out"
+    )
 
 
 class Search:
@@ -317,9 +429,10 @@ class Search:
         recipe: the task.
         storage: an SQLite file.
         trials: how many there are.
-        kind: "tpe", with successive halving (`halving`), or "random", without. The recipe's own trial is never stopped.
+        kind: "tpe", with successive halving, or "random", without. Halving never stops the
+            recipe's own trial.
         seed: of the run: initial weights and probes of every trial.
-        rows: results that are known; trials that the storage lacks are told to it.
+        rows: results that are known; those that the storage lacks are added to it.
 
     Raises:
         StudyError: Optuna is not installed, or its file cannot be used.
@@ -337,300 +450,397 @@ class Search:
         seed: int = 0,
         rows: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        self.arm, self.recipe, self.trials, self.kind, self._seed = arm, recipe, trials, kind, seed
+        self.arm = arm
+        self.recipe = recipe
+        self.trials = trials
+        self.kind = kind
+        self._seed = seed
         self._common = dict(common)
         self._optuna = load_optuna()
-        self._open: dict[str, Any] = {}
-        self._again: set[str] = set()  # trials that are run once more
-        self._losses: Counter[str] = Counter()  # of each point in this process
+        self._states = self._optuna.trial.TrialState
+        # Trials that run now, by hash; those of them that run once more; losses in this process.
+        self._running: dict[str, Any] = {}
+        self._repeated: set[str] = set()
+        self._losses: Counter[str] = Counter()
         self._storage = storage
-        own = settings_of(arm.space, self._default()) if kind == "tpe" else None
-        self._first = "" if own is None else self.run(own, seed=seed, evaluate_on="validation").hash
-        self._study = self._opened(storage)
-        with self._kept():
-            self._take_up([row for row in rows if row.get("tag", {}).get("search") == self.name])
-        self._begun = sum(self.counts().values())
+        self._default_hash = ""
+        if kind == "tpe":
+            settings = to_settings(arm.space, self._default())
+            self._default_hash = self._validation_run(settings).hash
+        self._study = self._open_storage(storage)
+        with self._storage_errors():
+            self._resume([row for row in rows if row.get("tag", {}).get("search") == self.name])
+        self._started = sum(self.counts().values())
 
     @property
     def name(self) -> str:
-        """Of the search within its storage and in the rows of a study; it tells the kind."""
-        return f"{self.recipe}/{self.arm.name}{'' if self.kind == ADAPTIVE else _RANDOM}"
+        """Name of the search in its storage and in the rows of a study; it tells the kind."""
+        kind = "" if self.kind == ADAPTIVE else _RANDOM
+        return f"{self.recipe}/{self.arm.name}{kind}"
 
     @property
-    def begun(self) -> int:
-        """Trials that have ended or are running; one that is run once more counts once."""
-        return self._begun
+    def started(self) -> int:
+        """Trials that have ended or are running; a trial that runs once more counts once."""
+        return self._started
 
     @property
-    def over(self) -> bool:
-        """Whether every trial has ended, and none is to be run once more or was given up in this process."""
-        return self.begun >= self.trials and not (self._open or self._given_up() or self._stopped_too_early())
+    def is_over(self) -> bool:
+        """Whether every trial has ended, and none was given up or is to be run once more."""
+        if self.started < self.trials or self._running or self._given_up_hashes():
+            return False
+        return not self._stopped_too_early()
 
     def counts(self) -> dict[str, int]:
-        """Trials that have ended, by how."""
-        states = self._optuna.trial.TrialState
-        ended = [trial.state for trial in self._own()]
-        named = {"full": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
-        return {name: ended.count(state) for name, state in named.items()}
+        """Return the number of trials that have ended, by how."""
+        states = [trial.state for trial in self._counted_trials()]
+        return {
+            "full": states.count(self._states.COMPLETE),
+            "pruned": states.count(self._states.PRUNED),
+            "failed": states.count(self._states.FAIL),
+        }
 
-    def _own(self) -> list[Any]:
-        """Trials that count: neither attempts that were lost nor the first run of one that ran once more."""
-        counted = [trial for trial in self._all() if not self._is_lost(trial)]
+    def _counted_trials(self) -> list[Any]:
+        """Return trials without lost attempts and without first runs of repeated trials."""
+        counted = [trial for trial in self._all_trials() if not self._is_lost(trial)]
         if self.kind != "tpe":
             return counted
         return list({trial.user_attrs.get(_HASH, trial.number): trial for trial in counted}.values())
 
     def _is_lost(self, trial: Any) -> bool:
-        """Whether an attempt failed through no fault of its trial; also one of an earlier version, which kept no reason."""
-        return bool(trial.state == self._optuna.trial.TrialState.FAIL and _WHY not in trial.user_attrs)
+        """Return whether an attempt failed through no fault of its trial.
+
+        Attempts of an earlier version, which stored no reason, count as lost.
+        """
+        return bool(trial.state == self._states.FAIL and _REASON not in trial.user_attrs)
 
     def ask(self) -> tuple[str, Run]:
-        """The next trial: its hash, by which it is told, and its run."""
+        """Return the next trial: its hash, by which its results are reported, and its run."""
         while True:
-            with self._kept():
-                trial = self._asked()
-                settings = settings_of(self.arm.space, trial.params)
-                run = self.run(settings, seed=self._seed, evaluate_on="validation")
+            with self._storage_errors():
+                trial = self._sample_trial()
+                settings = to_settings(self.arm.space, trial.params)
+                run = self._validation_run(settings)
                 trial.set_user_attr(_HASH, run.hash)
                 trial.set_user_attr(_SETTINGS, settings)
-                if run.hash not in self._open:
-                    self._open[run.hash] = trial
-                    self._begun += 1
+                if run.hash not in self._running:
+                    self._running[run.hash] = trial
+                    self._started += 1
                     return run.hash, run
-                trial.set_user_attr(_LOST, _TWICE)
-                self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
+                trial.set_user_attr(_LOST, _DUPLICATE)
+                self._study.tell(trial, state=self._states.FAIL)
 
     def ask_again(self) -> tuple[str, Run] | None:
-        """A trial that is to be run once more, to its end, as of `ask`; None where there is none, or not yet."""
-        if self.begun < self.trials or self._open.keys() - self._again:
+        """Return a trial that is to be run once more, to its end, as `ask` returns it.
+
+        Returns:
+            None where there is no such trial, or other trials still run.
+        """
+        if self.started < self.trials or self._running.keys() - self._repeated:
             return None
         for stopped in self._stopped_too_early():
-            key, settings = stopped.user_attrs[_HASH], _settings_of(stopped)
-            if key not in self._open and key not in self._given_up():
-                with self._kept():
-                    self._study.enqueue_trial(drawn_of(self.arm.space, settings))
-                    trial = self._asked()
-                    trial.set_user_attr(_HASH, key)
-                    trial.set_user_attr(_SETTINGS, settings)
-                self._again.add(key)
-                self._open[key] = trial
-                return key, self.run(settings, seed=self._seed, evaluate_on="validation")
+            key = stopped.user_attrs[_HASH]
+            settings = _settings_of(stopped)
+            if key in self._running or key in self._given_up_hashes():
+                continue
+            with self._storage_errors():
+                self._study.enqueue_trial(to_sampled(self.arm.space, settings))
+                trial = self._sample_trial()
+                trial.set_user_attr(_HASH, key)
+                trial.set_user_attr(_SETTINGS, settings)
+            self._repeated.add(key)
+            self._running[key] = trial
+            return key, self._validation_run(settings)
         return None
 
     def _stopped_too_early(self) -> list[Any]:
-        """Of the trials that were stopped, those that stand where others went on by now, and the recipe's own."""
-        trials = self._own() if self.kind == "tpe" else []
-        pruned, evaluations = self._optuna.trial.TrialState.PRUNED, self._evaluations()
-        found = []
-        for trial in trials:
-            if trial.state == pruned and _HASH in trial.user_attrs and trial.intermediate_values:
-                key, last = trial.user_attrs[_HASH], max(trial.intermediate_values)
-                others = [seen[last] for other, seen in evaluations.items() if other != key and last in seen]
-                if key == self._first or stands(trial.intermediate_values[last], others):
-                    found.append(trial)
-        return found
+        """Return stopped trials that are in the best third by now, and the recipe's own trial."""
+        if self.kind != "tpe":
+            return []
+        evaluations = self._evaluations()
+        stopped = []
+        for trial in self._counted_trials():
+            key = trial.user_attrs.get(_HASH)
+            if trial.state != self._states.PRUNED or key is None or not trial.intermediate_values:
+                continue
+            last = max(trial.intermediate_values)
+            others = _other_values(evaluations, key, last)
+            if key == self._default_hash or is_in_best_third(trial.intermediate_values[last], others):
+                stopped.append(trial)
+        return stopped
 
     def _evaluations(self) -> dict[str, dict[int, float]]:
-        """What each trial that did not fail came to on the way; of one that runs once more also what its first run had."""
-        found: dict[str, dict[int, float]] = {}
-        for trial in self._all():
-            if trial.state != self._optuna.trial.TrialState.FAIL:
-                found.setdefault(trial.user_attrs.get(_HASH, str(trial.number)), {}).update(trial.intermediate_values)
-        return found
+        """Return the evaluations of each trial that did not fail, by hash.
 
-    def run(self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain) -> Run:
-        """The arm's run with settings of a search."""
+        A trial that runs once more also has the evaluations of its first run.
+        """
+        evaluations: dict[str, dict[int, float]] = {}
+        for trial in self._all_trials():
+            if trial.state != self._states.FAIL:
+                key = trial.user_attrs.get(_HASH, str(trial.number))
+                evaluations.setdefault(key, {}).update(trial.intermediate_values)
+        return evaluations
+
+    def run(
+        self, params: Mapping[str, Plain], *, seed: int, evaluate_on: str, **changed: Plain
+    ) -> Run:
+        """Return the arm's run with settings of a search."""
         settings = {**self._common, **self.arm.settings, **params, **changed}
         if evaluate_on == "test":
             settings.pop("validation_size", None)
-        return Run.of(self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on)
+        return Run.of(
+            self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on
+        )
+
+    def _validation_run(self, settings: Mapping[str, Plain]) -> Run:
+        return self.run(settings, seed=self._seed, evaluate_on="validation")
 
     def report(self, key: str, number: int, accuracy: float) -> bool:
-        """Note an evaluation on the way, for the operator only; whether the trial is worth going on."""
-        trial = self._open[key]
-        with self._kept():
+        """Store an evaluation of a running trial, and return whether the trial goes on."""
+        trial = self._running[key]
+        with self._storage_errors():
             trial.report(accuracy, number)
-        if self.kind != "tpe" or key in self._again or key == self._first or not is_rung(number):
+        if self.kind != "tpe" or not is_rung(number):
             return True
-        others = (seen for other, seen in self._evaluations().items() if other != key)
-        return stands(accuracy, [seen[number] for seen in others if number in seen])
+        if key in self._repeated or key == self._default_hash:
+            return True
+        return is_in_best_third(accuracy, _other_values(self._evaluations(), key, number))
 
     def tell(self, key: str, accuracy: float, ended: bool = False) -> None:
-        """The end of a trial: its accuracy; `ended` where it was pruned."""
-        states = self._optuna.trial.TrialState
-        with self._kept():
-            self._study.tell(self._open[key], None if ended else accuracy, state=states.PRUNED if ended else states.COMPLETE)
-        del self._open[key]
+        """Store the end of a trial: its accuracy; `ended` where it was pruned."""
+        trial = self._running[key]
+        with self._storage_errors():
+            if ended:
+                self._study.tell(trial, state=self._states.PRUNED)
+            else:
+                self._study.tell(trial, accuracy, state=self._states.COMPLETE)
+        del self._running[key]
 
     def fail(self, key: str, reason: str) -> None:
-        """The end of a trial that cannot be run; it counts, and its reason is kept."""
-        self._fail(key, _WHY, reason)
+        """Store the end of a trial that cannot be run; the trial counts."""
+        self._tell_failure(key, _REASON, reason)
 
     def lose(self, key: str, reason: str) -> None:
-        """A trial that the machine lost: it does not count and judges nobody, and `ask` gives its point again.
+        """Store a trial that the machine lost, so that `ask` returns its point again.
 
-        A point that is lost once more after two repetitions is given up in this process: the next one tries it again.
+        The trial does not count and is compared with nothing. A point that is lost once more after
+        two repetitions is given up in this process; the next process tries it again.
         """
         settings = self.params_of(key)
-        self._fail(key, _LOST, reason)
+        self._tell_failure(key, _LOST, reason)
         self._losses[key] += 1
-        if key not in self._given_up() and key not in self._again:
-            with self._kept():
-                self._study.enqueue_trial(drawn_of(self.arm.space, settings))
-            self._begun -= 1
+        if key not in self._given_up_hashes() and key not in self._repeated:
+            with self._storage_errors():
+                self._study.enqueue_trial(to_sampled(self.arm.space, settings))
+            self._started -= 1
 
-    def _fail(self, key: str, attribute: str, reason: str) -> None:
-        with self._kept():
-            self._open[key].set_user_attr(attribute, reason)
-            self._study.tell(self._open[key], state=self._optuna.trial.TrialState.FAIL)
-        del self._open[key]
+    def _tell_failure(self, key: str, attribute: str, reason: str) -> None:
+        with self._storage_errors():
+            self._running[key].set_user_attr(attribute, reason)
+            self._study.tell(self._running[key], state=self._states.FAIL)
+        del self._running[key]
 
-    def _given_up(self) -> set[str]:
-        """Points that the machine has lost too often in this process."""
-        return {key for key, count in self._losses.items() if count > _AGAIN}
+    def _given_up_hashes(self) -> set[str]:
+        """Return points that the machine has lost too often in this process."""
+        return {key for key, count in self._losses.items() if count > _MOST_RETRIES}
 
     def failures(self) -> dict[str, str]:
-        """Why trials could not be run, by their hash: those that count, and those that were lost and not made up for."""
-        states = self._optuna.trial.TrialState
-        found: dict[str, str] = {}
-        for trial in self._all():
+        """Return why trials could not be run, by their hash.
+
+        They are trials that count, and lost trials that have not been repeated with success.
+        """
+        failures: dict[str, str] = {}
+        for trial in self._all_trials():
             attributes = trial.user_attrs
-            key, lost = attributes.get(_HASH), attributes.get(_LOST, "its reason was not kept")
-            if trial.state in (states.COMPLETE, states.PRUNED):
-                found.pop(key, None)
-            elif trial.state == states.FAIL and key and lost != _TWICE:
-                found[key] = attributes.get(_WHY) or f"to be tried again: {lost}"
-        return found
+            key = attributes.get(_HASH)
+            if trial.state in (self._states.COMPLETE, self._states.PRUNED):
+                failures.pop(key, None)
+                continue
+            lost = attributes.get(_LOST, "its reason was not kept")
+            if trial.state == self._states.FAIL and key and lost != _DUPLICATE:
+                failures[key] = attributes.get(_REASON) or f"to be tried again: {lost}"
+        return failures
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """What is noted inside is on the disk.
+    def _storage_errors(self) -> Iterator[None]:
+        """Turn errors of the storage into a message.
 
         Raises:
-            StudyError: the disk cannot take it.
+            StudyError: the disk cannot store a trial.
         """
         try:
             yield
         except self._optuna.exceptions.StorageInternalError as error:
             reason = getattr(error.__cause__, "orig", None) or error.__cause__ or error
             raise StudyError(
-                f"the trials in {self._storage} cannot be written ({reason}); make room, or change its rights: what had finished "
-                "before is kept, and the same command goes on from there"
+                f"the trials in {self._storage} cannot be written ({reason}); make room or change "
+                "its rights: earlier trials are kept, and the same command goes on from there"
             ) from None
 
     def params_of(self, key: str) -> dict[str, Plain]:
-        """What was drawn for a running trial."""
-        return dict(self._open[key].user_attrs[_SETTINGS])
+        """Return the searched settings of a running trial."""
+        return dict(self._running[key].user_attrs[_SETTINGS])
 
     def best(self) -> tuple[dict[str, Plain], float] | None:
-        """Settings and validation accuracy of the best trial that was not pruned."""
-        done = self._study.get_trials(deepcopy=False, states=(self._optuna.trial.TrialState.COMPLETE,))
-        if not done:
+        """Return settings and validation accuracy of the best trial that was not pruned."""
+        complete = self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE,))
+        if not complete:
             return None
-        best = max(done, key=lambda trial: trial.value)
+        best = max(complete, key=lambda trial: trial.value)
         return _settings_of(best), float(best.value)
 
-    def _asked(self) -> Any:
-        """A trial of Optuna, with a value for all that is searched."""
+    def _sample_trial(self) -> Any:
+        """Return a trial of Optuna, with a value for all that is searched."""
         trial = self._study.ask()
-        for name, of in self.arm.space.items():
-            if isinstance(of, Choice):
-                trial.suggest_categorical(name, list(of.values))
+        for name, values in self.arm.space.items():
+            if isinstance(values, Choice):
+                trial.suggest_categorical(name, list(values.values))
             else:
-                trial.suggest_float(drawn_as(name, of), of.low, of.high, log=of.log)
+                trial.suggest_float(
+                    sampled_name(name, values), values.low, values.high, log=values.log
+                )
         return trial
 
-    def _all(self) -> list[Any]:
+    def _all_trials(self) -> list[Any]:
         return self._study.get_trials(deepcopy=False)
 
-    def _opened(self, storage: Path) -> Any:
+    def _open_storage(self, storage: Path) -> Any:
         optuna = self._optuna
         try:
             storage.parent.mkdir(parents=True, exist_ok=True)
-            storage.touch(0o600)  # accuracies on private examples; SQLite keeps the mode
+            # The file holds accuracies on private examples. SQLite keeps its mode.
+            storage.touch(0o600)
             url = f"sqlite:///{storage}"
-            names = optuna.get_all_study_names(url)
-            if any(name.endswith(_RANDOM) != self.name.endswith(_RANDOM) for name in names):
-                raise other_kind(storage, self.kind)
-            study = optuna.create_study(storage=url, study_name=self.name, direction="maximize", load_if_exists=True)
+            for name in optuna.get_all_study_names(url):
+                if name.endswith(_RANDOM) != self.name.endswith(_RANDOM):
+                    raise other_kind_error(storage, self.kind)
+            study = optuna.create_study(
+                storage=url, study_name=self.name, direction="maximize", load_if_exists=True
+            )
             count = len(study.get_trials(deepcopy=False))
         except StudyError:
             raise
-        except Exception as error:  # of whatever the database is made of
+        except Exception as error:
+            # Any error of the database and its driver.
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise StudyError(
-                f"the trials in {storage} cannot be used ({reason}); move the file away: the results know finished ones"
+                f"the trials in {storage} cannot be used ({reason}); move the file away: "
+                "the results hold the finished ones"
             ) from None
-        seed = zlib.crc32(f"{self.name}:{count}".encode())  # other draws after a restart than before it
+        # The number of trials makes a restarted search sample other points than before.
+        seed = zlib.crc32(f"{self.name}:{count}".encode())
         if self.kind == "random":
             study.sampler = optuna.samplers.RandomSampler()
         else:
-            study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_RANDOM_FIRST, constant_liar=True)
+            study.sampler = optuna.samplers.TPESampler(
+                seed=seed, n_startup_trials=_RANDOM_TRIALS, constant_liar=True
+            )
         study.pruner = optuna.pruners.NopPruner()
         return study
 
-    def _take_up(self, rows: list[Mapping[str, Any]]) -> None:
-        """Bring storage and results together: trials that a kill left running are told or tried again, lost ones are added."""
-        states = self._optuna.trial.TrialState
-        known = {row["hash"] for row in rows}
-        seen: dict[str, bool] = {}
+    def _resume(self, rows: list[Mapping[str, Any]]) -> None:
+        """Bring storage and results together.
+
+        Trials that a kill left running are completed from the results or tried again. Results that
+        the storage lacks are added.
+        """
+        finished: dict[str, bool] = {}
         lost: dict[str, dict[str, Plain]] = {}
         waiting: list[Any] = []
-        for trial in self._all():
+        for trial in self._all_trials():
             key = trial.user_attrs.get(_HASH)
-            if trial.state == states.WAITING:
+            if trial.state == self._states.WAITING:
                 waiting.append(trial.system_attrs.get("fixed_params"))
-            elif trial.state == states.RUNNING:
-                # Of a study that was killed. What its results hold is told again below, the others are tried again.
-                self._optuna.trial.Trial(self._study, trial._trial_id).set_user_attr(_LOST, "the study ended while it ran")
-                self._study.tell(trial.number, state=states.FAIL)
+            elif trial.state == self._states.RUNNING:
+                self._tell_interrupted(trial)
                 lost[key or f"number {trial.number}"] = _settings_of(trial)
             elif not self._is_lost(trial):
-                seen[key] = seen.get(key, False) or trial.state == states.COMPLETE
-            elif key and trial.user_attrs.get(_LOST) != _TWICE:
+                is_complete = trial.state == self._states.COMPLETE
+                finished[key] = finished.get(key, False) or is_complete
+            elif key and trial.user_attrs.get(_LOST) != _DUPLICATE:
                 lost[key] = _settings_of(trial)
+        known = finished.keys() | {row["hash"] for row in rows}
         for key, settings in lost.items():
-            if key not in known | seen.keys() and drawn_of(self.arm.space, settings) not in waiting:
-                self._study.enqueue_trial(drawn_of(self.arm.space, settings))
+            point = to_sampled(self.arm.space, settings)
+            if key not in known and point not in waiting:
+                self._study.enqueue_trial(point)
         for row in rows:
-            if row["hash"] not in seen or not (row["tag"].get("pruned") or seen[row["hash"]]):
+            key = row["hash"]
+            is_completed_since = not row["tag"].get("pruned") and not finished.get(key, False)
+            if key not in finished or is_completed_since:
                 self._add(row)
-        if not self._all() and self.kind == "tpe":
+        if not self._all_trials() and self.kind == "tpe":
             self._study.enqueue_trial(self._default())
 
+    def _tell_interrupted(self, trial: Any) -> None:
+        """Store that a killed study left a trial running."""
+        handle = self._optuna.trial.Trial(self._study, trial._trial_id)
+        handle.set_user_attr(_LOST, "the study ended while it ran")
+        self._study.tell(trial.number, state=self._states.FAIL)
+
     def _default(self) -> dict[str, Plain]:
-        """What the recipe would take, drawn into the ranges."""
-        return first_of(self.arm.space, self.run(self.arm.first, seed=0, evaluate_on="test").config())
+        """Return what the recipe would take, put into the ranges."""
+        config = self.run(self.arm.first, seed=0, evaluate_on="test").config()
+        return sample_defaults(self.arm.space, config)
 
     def _add(self, row: Mapping[str, Any]) -> None:
-        """A finished trial, also one of an earlier space: it counts, and what it has of this one is learned from."""
-        optuna, tag = self._optuna, row["tag"]
-        pruned, params = bool(tag.get("pruned")), drawn_of(self.arm.space, tag["params"])
-        spaces = {drawn_as(name, of): of for name, of in self.arm.space.items()}
-        seen = {number: accuracy for number, (_, accuracy) in enumerate(row["curve"][1:], 1)}
-        try:
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    params=params,
-                    distributions={name: self._distribution(spaces[name], value) for name, value in params.items()},
-                    state=optuna.trial.TrialState.PRUNED if pruned else optuna.trial.TrialState.COMPLETE,
-                    value=None if pruned else row["accuracy"],
-                    intermediate_values=seen,
-                    user_attrs={_HASH: row["hash"], _SETTINGS: dict(tag["params"])},
-                )
-            )
-        except (TypeError, ValueError) as error:
-            raise StudyError(f"a result of {self.name} does not fit its search space ({error}); choose another --out") from None
+        """Add a finished trial of the results to the storage.
 
-    def _distribution(self, of: Range | Choice, value: Any) -> Any:
-        """Of a value that was drawn, which may lie outside the range of today."""
+        A trial of an earlier search space counts, and TPE learns from the settings that it shares
+        with today's space.
+        """
+        optuna = self._optuna
+        tag = row["tag"]
+        is_pruned = bool(tag.get("pruned"))
+        params = to_sampled(self.arm.space, tag["params"])
+        distributions = {}
+        for name, values in self.arm.space.items():
+            sampled = sampled_name(name, values)
+            if sampled in params:
+                distributions[sampled] = self._distribution(values, params[sampled])
+        evaluations = {}
+        for number, (_, accuracy) in enumerate(row["curve"][1:], 1):
+            evaluations[number] = accuracy
+        try:
+            trial = optuna.trial.create_trial(
+                params=params,
+                distributions=distributions,
+                state=self._states.PRUNED if is_pruned else self._states.COMPLETE,
+                value=None if is_pruned else row["accuracy"],
+                intermediate_values=evaluations,
+                user_attrs={_HASH: row["hash"], _SETTINGS: dict(tag["params"])},
+            )
+            self._study.add_trial(trial)
+        except (TypeError, ValueError) as error:
+            raise StudyError(
+                f"a result of {self.name} does not fit its search space ({error}); "
+                "choose another --out"
+            ) from None
+
+    def _distribution(self, values: Range | Choice, value: Any) -> Any:
+        """Return the distribution of a sampled value, which may lie outside the range of today."""
         distributions = self._optuna.distributions
-        if isinstance(of, Choice):
-            return distributions.CategoricalDistribution(list(of.values))
-        return distributions.FloatDistribution(min(of.low, value), max(of.high, value), log=of.log)
+        if isinstance(values, Choice):
+            return distributions.CategoricalDistribution(list(values.values))
+        low = min(values.low, value)
+        high = max(values.high, value)
+        return distributions.FloatDistribution(low, high, log=values.log)
+
+
+def _other_values(evaluations: Mapping[str, Mapping[int, float]], key: str, number: int) -> list[float]:
+    """Return what trials other than `key` came to at an evaluation."""
+    values = []
+    for other, seen in evaluations.items():
+        if other != key and number in seen:
+            values.append(seen[number])
+    return values
 
 
 def _settings_of(trial: Any) -> dict[str, Plain]:
-    """What a trial of the storage ran with; one of an earlier version has it as it was drawn."""
-    told = trial.user_attrs.get(_SETTINGS)
-    return dict(told) if told else {name: rounded(value) for name, value in trial.params.items()}
+    """Return the settings of a trial in the storage.
+
+    Trials of an earlier version have them as they were sampled.
+    """
+    settings = trial.user_attrs.get(_SETTINGS)
+    if settings:
+        return dict(settings)
+    return {name: round_value(value) for name, value in trial.params.items()}

@@ -20,7 +20,7 @@ from dp_accounting import dp_event, rdp
 from dpkfc.app.run_folder import RunFolderError, placed
 from dpkfc.app.tuning.pool import Console, Place, StudyProgress, Task, drive, minutes_left
 from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
-from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Arm, Search, arms_for, load_optuna, other_kind
+from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Arm, Search, arms_for, load_optuna, other_kind_error
 from dpkfc.privacy import ledger
 from dpkfc.privacy.accounting import EpsilonCurve, epsilon, event_from_dict, quiet_accountants
 from dpkfc.privacy.ledger import LedgerError, Verified
@@ -158,7 +158,7 @@ _OTHER = {"add_or_remove_one": "replace_one", "replace_one": "add_or_remove_one"
 
 
 @dataclass(frozen=True)
-class Begun:
+class StudyLedgers:
     """Every run of a folder that has a ledger: finished, ended early or killed, at whatever ε it was begun.
 
     Attributes:
@@ -174,7 +174,7 @@ class Begun:
     unread: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path) -> Begun:
+    def of(cls, folder: Path) -> StudyLedgers:
         """Of the folder that holds the run folders; it may be missing."""
         paths = sorted(folder.glob("*/ledger.jsonl"))
         counts: dict[str, int] = {}
@@ -388,7 +388,7 @@ def settings_text(params: Mapping[str, Plain]) -> str:
 
 
 def cost_of(
-    plan: Any, begun: Begun, law: TrialLaw | None = None, arms: int = 1, *, final: Any = None, over: bool = True
+    plan: Any, begun: StudyLedgers, law: TrialLaw | None = None, arms: int = 1, *, final: Any = None, over: bool = True
 ) -> Cost:
     """What ε says about a tuning study.
 
@@ -430,7 +430,7 @@ def cost_of(
     )
 
 
-def _together(plan: Any, begun: Begun) -> tuple[float | None, str]:
+def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
     """ε of all runs begun where it is finite, and what there is to say of it; nothing without a run."""
     total = begun.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
@@ -582,9 +582,9 @@ class Trials:
         self._searches, self._store = list(searches), store
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether every trial has ended."""
-        return all(search.over for search in self._searches)
+        return all(search.is_over for search in self._searches)
 
     @property
     def failures(self) -> dict[str, str]:
@@ -593,10 +593,10 @@ class Trials:
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
         """The next trial of the search that has begun the fewest blocks."""
-        waiting = [search for search in self._searches if search.begun < search.trials]
+        waiting = [search for search in self._searches if search.started < search.trials]
         if not waiting:
             return self._once_more(fits)
-        search = min(waiting, key=lambda one: one.begun // BLOCK)
+        search = min(waiting, key=lambda one: one.started // BLOCK)
         if not fits(search.run({}, seed=SEED, evaluate_on="validation")):
             return None
         key, run = search.ask()
@@ -605,7 +605,7 @@ class Trials:
     def _once_more(self, fits: Callable[[Run], bool]) -> Task | None:
         """A trial that was stopped against fewer others than there are now."""
         for search in self._searches:
-            if not search.over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
+            if not search.is_over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
                 again = search.ask_again()
                 if again is not None:
                     return Task(again[1], tag=(search, again[0]), watched=True, label=search.arm.name)
@@ -696,7 +696,7 @@ def tune(
             made.append(_tuned(settings, found, source, law, place))
             made[-1].write(folder)
 
-        begun = sum(search.begun for search in found)
+        begun = sum(search.started for search in found)
         with reported(report), StudyProgress(total, done=begun, console=console) as progress:
             drive(
                 source, place, workers=workers, budget_minutes=left(), expected=expected_seconds(store), watcher=progress,
@@ -717,7 +717,7 @@ def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common:
     for row in store:
         tag, settings = row.get("tag", {}), row["run"]["settings"]
         if "params" in tag and tag.get("kind", ADAPTIVE) != study.search:
-            raise other_kind(store.path, study.search)
+            raise other_kind_error(store.path, study.search)
         arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
         if arm is None or "params" not in tag:
             continue
@@ -762,15 +762,15 @@ def _tuned(
     plan = prepare(run.config(data_dir=place.data_dir)).plan
     whole = found[0].run({}, seed=SEED, evaluate_on="test")
     final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
-    begun = Begun.of(place.folder / "runs")
-    cost = cost_of(plan, begun, law, len(found), final=final, over=source.over)
+    begun = StudyLedgers.of(place.folder / "runs")
+    cost = cost_of(plan, begun, law, len(found), final=final, over=source.is_over)
     results = sorted((_arm_result(search, settings, law) for search in found), key=lambda one: -(one.accuracy or 0.0))
     return Tuned(
         recipe=settings.recipe, search=settings.search, planned=settings.trials,
         validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
         statement=cost.statement, unpublished=cost.unpublished, epsilon_with_tuning=cost.with_tuning,
         epsilon_with_training=cost.with_training, epsilon_composed=cost.composed, runs_begun=begun.runs, arms=results,
-        complete=source.over, failures=source.failures,
+        complete=source.is_over, failures=source.failures,
     )  # fmt: skip
 
 
@@ -781,7 +781,7 @@ def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) ->
     flags.pop("validation_size", None)  # the whole training set
     command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
     command += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items())
-    found = f"{sum(counts.values())} trials of dpkfc tune" if law is None else _chosen_by(law, search.over)
+    found = f"{sum(counts.values())} trials of dpkfc tune" if law is None else _chosen_by(law, search.is_over)
     command += f" --chosen-by {shlex.quote(found + ' on a validation split; not in ε')}"
     return ArmResult(
         name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
