@@ -582,6 +582,8 @@ def figures_of(
 
 def _uncut_factors(prepared: Prepared) -> KFAC:
     """Return settings of factors of every position, every eigenpair and both sides."""
+    from dpkfc.app.assembly import make_kfac
+
     config = replace(prepared.config, source="pink", output_source="")
     return replace(
         make_kfac(config, prepared.recipe.input_shape),

@@ -36,7 +36,7 @@ from dpkfc.app.html.text import (
 )
 from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
 from dpkfc.app.run_folder import RunFolderError, placed
-from dpkfc.report.card import audit_rows, failed_checks
+from dpkfc.report.card import audit_rows, audit_summary, failed_checks
 from dpkfc.report.numbers import plain
 
 # --------------------------------------------------------------------------------------------------
