@@ -94,7 +94,7 @@ def federated(data: tuple[Tensor, Tensor], loss: Loss, privacy: object) -> Tenso
     plan = config.with_noise(2.0, 1e-5)
     client = Client(0, plan, LocalModel(plan, net(), loss), data)
     sums = client._work.sum_examples(client.records.all)
-    assert not client._work.failed and client._tried.error is None
+    assert not client._work.failed and client._work.error is None
     return flat(sums)
 
 
