@@ -6,12 +6,28 @@ Three tiers: the command line `dpkfc`, a `Session` over a `Plan`, and an Opacus-
 
 from __future__ import annotations
 
+from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
-from dpkfc.curvature.text_probes import TokenNoise, generated_text
+from dpkfc.curvature import (
+    DP2,
+    GEP,
+    KFAC,
+    NGD,
+    AdaDPS,
+    DeadLeaves,
+    FeatureNoise,
+    PinkNoise,
+    Preconditioner,
+    Probe,
+    PublicData,
+    Refined,
+    TokenNoise,
+    WhiteNoise,
+    generated_text,
+)
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.memory import keep_freed_memory
+from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, PostProcess, PostProcessBase, WeightEMA
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
 from dpkfc.tracking.batch_rules import register_batch_rule
@@ -19,17 +35,32 @@ from dpkfc.tracking.batch_rules import register_batch_rule
 __version__ = "0.1.0"
 
 __all__ = [
+    "DP2",
+    "EMA",
+    "GEP",
     "KFAC",
+    "NGD",
+    "SOFIM",
+    "AdaDPS",
+    "AdamBC",
     "BudgetExhausted",
+    "CheckpointError",
     "DeadLeaves",
+    "DiSK",
     "FeatureNoise",
+    "LowPass",
     "PinkNoise",
     "Plan",
+    "PostProcess",
+    "PostProcessBase",
+    "Preconditioner",
     "PrivacyConfig",
+    "Probe",
     "PublicData",
     "Refined",
     "Session",
     "TokenNoise",
+    "WeightEMA",
     "WhiteNoise",
     "generated_text",
     "keep_freed_memory",
