@@ -85,7 +85,7 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
     from dpkfc.config import PrivacyConfig
     from dpkfc.curvature import KFAC
     from dpkfc.gradients.clipped_sum import capture
-    from dpkfc.preconditioning import at_once
+    from dpkfc.preconditioning import refresh_microbatch_size
     from dpkfc.session import Session
 
     model, optimizer = setting.fresh()
@@ -106,7 +106,9 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
 
     def refresh(of: Any = preconditioner, **more: Any) -> Any:
         rules = {layer.name: layer.rule for layer in session.layers}
-        of = replace(of, chunk=at_once(of, config.refresh_rows()[0]))  # as many at once as the session's own
+        # As many examples at once as the session's own refresh.
+        rows = refresh_microbatch_size(of, config.refresh_rows()[0])
+        of = replace(of, chunk=rows or of.chunk)
         return of.build(model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more)
 
     averages = isinstance(preconditioner, KFAC)

@@ -56,7 +56,7 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
     from dpkfc.app.recipes.catalogue import find_recipe, run_config
     from dpkfc.app.recipes.recipe import cross_entropy, evaluate
-    from dpkfc.app.results import judged_weights
+    from dpkfc.app.results import evaluated_weights
     from dpkfc.app.train import pretrain
     from dpkfc.session import Session
 
@@ -81,7 +81,7 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
                 group["lr"] = learning_rate(config, batch.step, plan.steps) * factor(batch.step)
             notes = dict(session.step(batch, cross_entropy).notes)
         seconds = time.perf_counter() - started
-        with judged_weights(session):
+        with evaluated_weights(session):
             judged = evaluate(model, held_out)
         epsilon = session.epsilon
     found = {"accuracy": judged.accuracy, "epsilon": epsilon, "noise_multiplier": plan.noise_multiplier}

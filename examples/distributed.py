@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session
-from dpkfc.checkpoint import is_there
+from dpkfc.checkpoint import exists
 
 FOLDER = Path(os.environ.get("RUN_FOLDER", "runs/distributed"))
 
@@ -41,7 +41,7 @@ def main() -> None:
     plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))
     FOLDER.mkdir(parents=True, exist_ok=True)
     with Session(plan, model, optimizer, data, ledger_path=FOLDER / "ledger.jsonl") as session:
-        if is_there(FOLDER / "checkpoint"):  # torchrun --max-restarts=3 starts all processes again when one has died
+        if exists(FOLDER / "checkpoint"):  # torchrun --max-restarts=3 starts all processes again when one has died
             session.restore(FOLDER / "checkpoint")
         for batch in session.batches():
             session.step(batch, loss_fn)

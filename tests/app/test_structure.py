@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app import assembly as module
 from dpkfc.app import train as train_module
 from dpkfc.app.assembly import describe_structure, make_kfac, make_plan, measure_structure, undo_measurement
 from dpkfc.app.launch import _has_settings
@@ -15,6 +14,7 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, flatten, read_toml, to_toml
 from dpkfc.app.train import prepare, resume, run
+from dpkfc.report import costs
 from dpkfc.report.costs import MeasuredStructure, SideChoice
 from tests.app.accounting import remembered
 
@@ -43,7 +43,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         )
         return MeasuredStructure(sides=sides, norm_methods={"3": "gram"}, every=3)
 
-    monkeypatch.setattr(module, "measure_structure", made_up)
+    monkeypatch.setattr(costs, "measure_structure", made_up)
     return asked
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_keeps_what_was_measured(measured, tmp_path: Path, mo
     with monkeypatch.context() as patched:
         patched.setattr(train_module, "_row", row)
         assert run(run_config({**QUICK, "out": str(tmp_path / "run")})).interrupted
-    monkeypatch.setattr(module, "measure_structure", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(costs, "measure_structure", lambda *_, **__: pytest.fail("measured again"))
     assert not resume(tmp_path / "run").interrupted
 
 
@@ -126,7 +126,7 @@ def test_a_run_that_cannot_be_measured_leaves_no_folder(tmp_path: Path, monkeypa
     def broken(*_, **__):
         raise RuntimeError("out of memory\nand more")
 
-    monkeypatch.setattr(module, "measure_structure", broken)
+    monkeypatch.setattr(costs, "measure_structure", broken)
     with pytest.raises(ConfigError, match="could not be measured: out of memory$"):
         run(run_config({**QUICK, "out": str(tmp_path / "run")}))
     assert not (tmp_path / "run").exists()

@@ -15,7 +15,7 @@ import math
 import zlib
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
@@ -299,8 +299,9 @@ def in_type(metric: Metric, layers: list[Layer], metric_kind: str, dtype: torch.
             return value.to(dtype)
         if isinstance(value, dict):
             return {k: cast(v) for k, v in value.items()}
-        fields = getattr(value, "__dataclass_fields__", {})
-        return replace(value, **{k: cast(getattr(value, k)) for k in fields}) if fields else value
+        if not is_dataclass(value):
+            return value
+        return replace(value, **{field.name: cast(getattr(value, field.name)) for field in fields(value)})
 
     found = dict(metric)
     for layer in layers:

@@ -97,7 +97,7 @@ def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
     batches = []
     with Session(p, model, optimizer, (torch.randn(n, 2), torch.randn(n, 1)), verify=False) as session:
         for batch in session.batches():
-            batches.append(batch.drawn)
+            batches.append(batch.rows)
             session.step(batch, lambda m, x: ((m(x[0]) - x[1]) ** 2).sum(1))
     values = compute_p_values(batches, SizeDistribution.from_event(p.event, n))
     assert not alarms(values), values

@@ -119,7 +119,7 @@ def test_an_error_of_the_first_process_is_that_of_all(tmp_path: Path) -> None:
 def test_other_commands_run_on_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
     result = CliRunner().invoke(app, ["demo"])
-    assert result.exit_code == 2 and "`dpkfc demo` runs on one process" in result.stderr
+    assert result.exit_code == 2 and "`dpkfc demo` runs in one process" in result.stderr
 
 
 def _elsewhere(rank: int, folder: Path, port: int, arguments: list[str], swapped: bool) -> dict[str, Any]:

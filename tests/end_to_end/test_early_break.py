@@ -113,7 +113,7 @@ def test_a_batch_that_was_drawn_and_left_is_drawn_again(way: str) -> None:
             gc.collect()
         second = session.batches()
         again = next(second)
-        assert np.array_equal(left.drawn, again.drawn) and session.ledger.count == 1
+        assert np.array_equal(left.rows, again.rows) and session.ledger.count == 1
         if way == "second loop":
             with pytest.raises(RuntimeError, match="was not passed to session.step"):
                 next(first)

@@ -193,7 +193,10 @@ def test_the_plan_says_what_is_protected() -> None:
         ({"max_records_per_unit": 4}, "needs a name and the most records"),
         ({"unit": "", "max_records_per_unit": 4}, "unit must be a name"),
         ({"unit": "patient", "max_records_per_unit": 0}, "max_records_per_unit must be an integer >= 1"),
-        ({"unit": "patient", "max_records_per_unit": 4, "unit_reduction": "max"}, "'mean' or 'sum', got 'max'"),
+        (
+            {"unit": "patient", "max_records_per_unit": 4, "unit_reduction": "max"},
+            "unit_reduction must be one of mean, sum; got 'max'",
+        ),
         (
             {"unit": "patient", "max_records_per_unit": 4, "max_physical_batch_size": 3},
             "max_physical_batch_size=3 is less than max_records_per_unit=4.*never split",

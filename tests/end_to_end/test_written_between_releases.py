@@ -142,7 +142,7 @@ def test_a_pre_hook_that_reads_the_release_is_welcome() -> None:
 def test_a_drawn_batch_cannot_be_overwritten() -> None:
     with session_of(nn.Linear(4, 2)) as session:
         batch = next(session.batches())
-        for array in (batch.indices, batch.drawn):
+        for array in (batch.indices, batch.rows):
             with pytest.raises(ValueError, match="read-only"):
                 array[:] = 0
     units = [str(i // 2) for i in range(N)]

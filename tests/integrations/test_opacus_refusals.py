@@ -69,7 +69,7 @@ class OwnLoader(DataLoader):
         ({"nosie": 1}, "unknown keyword 'nosie'"),
         ({"criterion": nn.functional.mse_loss}, "criterion must be a torch module"),
         ({"readout": "newton"}, "readout"),
-        ({"preconditioner": "kfac"}, "describe"),
+        ({"preconditioner": "kfac"}, "must derive from dpkfc.curvature.Preconditioner"),
         ({"module": nn.BatchNorm1d(6)}, "replace it by nn.GroupNorm"),
         ({"module": nn.DataParallel(mlp())}, "plain module"),
         ({"module": None}, "must be a torch module"),

@@ -115,7 +115,7 @@ def library_steps(
     collate, augment = architecture.collate, architecture.augment
     with Session(plan, model, optimizer, data, collate_fn=collate, augment=augment) as session:
         for batch in session.batches():
-            rows = [int(i) for i in batch.drawn]
+            rows = [int(i) for i in batch.rows]
             gradients = [] if needs_no_gradients(architecture) else reference(architecture, model, data, rows)
             before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
             try:

@@ -301,7 +301,8 @@ def make_privacy_config(
         preconditioner = make_preconditioner(config, input_shape, steps, recipe_probe, private)
         values = library_values(config, PrivacyConfig)
         # A basis along which gradients are split has a clipping of its own.
-        values["clipping"] = getattr(preconditioner, "clipping", config.clipping)
+        if preconditioner is not None and preconditioner.required_clipping is not None:
+            values["clipping"] = preconditioner.required_clipping
         return PrivacyConfig(
             epochs=None if config.steps else config.epochs,
             steps=config.steps or None,
