@@ -23,9 +23,10 @@ MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
 LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session"}
-EVERYWHERE = {"_checks"}
+EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
     "_checks": set(),
+    "_former_names": set(),
     "linalg": set(),
     "tracking": set(),
     "entropy": set(),

@@ -6,6 +6,7 @@ Three tiers: the command line `dpkfc`, a `Session` over a `Plan`, and an Opacus-
 
 from __future__ import annotations
 
+from dpkfc._former_names import register_former_modules
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import (
@@ -33,6 +34,8 @@ from dpkfc.session import Session
 from dpkfc.tracking.batch_rules import register_batch_rule
 
 __version__ = "0.1.0"
+
+register_former_modules()
 
 __all__ = [
     "DP2",

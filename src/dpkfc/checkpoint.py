@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,12 @@ def exists(folder: str | os.PathLike[str]) -> bool:
     """Return whether a checkpoint is here, or an earlier one that a crash has left."""
     target = Path(folder).resolve()
     return target.exists() or target.with_name(target.name + ".old").exists()
+
+
+def is_there(folder: str | os.PathLike[str]) -> bool:
+    """Return what `exists` returns, under its former name."""
+    warnings.warn("is_there is now dpkfc.checkpoint.exists", DeprecationWarning, stacklevel=2)
+    return exists(folder)
 
 
 def keep_of_others(

@@ -1,0 +1,50 @@
+"""Modules under the names that documents gave before the move of November 2026; each import warns."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+FORMER_MODULES = {
+    "dpkfc.assurance.audit": "dpkfc.audit.audit",
+    "dpkfc.assurance.subject": "dpkfc.audit.harness",
+    "dpkfc.blocks": "dpkfc.linalg.blocks",
+    "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
+    "dpkfc.data.public": "dpkfc.data.checks",
+    "dpkfc.federated.app": "dpkfc.federated.flower",
+    "dpkfc.federated.partition": "dpkfc.federated.simulation",
+    "dpkfc.federated.runner": "dpkfc.federated.simulation",
+    "dpkfc.metric": "dpkfc.linalg.metric",
+    "dpkfc.plan": "dpkfc.config",
+    "dpkfc.privacy.events": "dpkfc.privacy.accounting",
+    "dpkfc.privacy.grid": "dpkfc.privacy.mechanism",
+    "dpkfc.recipes.federated_demo": "dpkfc.app.federated_demo",
+    "dpkfc.report.of_session": "dpkfc.report.card",
+    "dpkfc.studies.cell": "dpkfc.app.tuning.runs",
+}
+
+
+class FormerModule(ModuleType):
+    """Looks names up in the module that took the place of another one."""
+
+    def __init__(self, name: str, target: str) -> None:
+        super().__init__(name, f"Deprecated: use `{target}`.")
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a name of the new module, with a warning."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(import_module(self._target), name)
+        message = f"{self.__name__} is now {self._target}; import {name} from there"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return value
+
+
+def register_former_modules() -> None:
+    """Make former modules importable. A module is loaded only when a name of it is asked for."""
+    for name, target in FORMER_MODULES.items():
+        sys.modules.setdefault(name, FormerModule(name, target))
