@@ -480,6 +480,8 @@ class PrivacyConfig:
                 f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {type(self.preconditioner).__name__}; "
                 "use KFAC(probe=...), or see docs/extending.md"
             )
+        if self.preconditioner is not None:
+            _ = self.preconditioner.probes  # a probe of an unknown class is an error
         self._check_split()
 
     def _check_split(self) -> None:

@@ -66,7 +66,7 @@ _ONLY_NOISE = (
 class StepRecord:
     """What one step did.
 
-    AttributeSnapshot:
+    Attributes:
         step: the index of the step, from 0.
         release: the number of releases so far, this one included.
         seconds: the wall time of the step.
@@ -94,7 +94,7 @@ class StepRecord:
 class Batch:
     """A sampled logical batch, to be passed to `Session.step` once.
 
-    AttributeSnapshot:
+    Attributes:
         step: the number of the step.
         indices: the sampled examples, or units if the plan protects more than a record `[n]`.
         records: for units, the records that count in this step `[n, k]`, -1 where a unit has fewer.

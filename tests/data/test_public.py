@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
-from dpkfc.curvature import KFAC, FeatureNoise, PublicData
+from dpkfc import PrivacyConfig
+from dpkfc.curvature import KFAC, FeatureNoise, Preconditioner, PreconditionerState, Probe, PublicData
 from dpkfc.data.checks import check_disjoint, check_probes, shared_rows
 
 X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
@@ -45,6 +49,78 @@ def test_shared_rows_are_refused_by_name() -> None:
         check_disjoint(X[:8], (X, Y))
     with pytest.raises(ValueError, match="the probe of NGD and the private dataset share 1 rows"):
         check_disjoint(X[:1], (X, Y), "the probe of NGD")
+
+
+class _Held(Probe):
+    """A probe of stored inputs, kept in one of the ways that Python has."""
+
+    def sample(self, n: int, generator: torch.Generator) -> tuple[Tensor, None]:
+        return self.inputs[:n], None
+
+    def describe(self) -> dict[str, object]:
+        return {"source": "public", "name": type(self).__name__}
+
+
+@dataclass(frozen=True)
+class InAField(_Held):
+    inputs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class InASlot(_Held):
+    inputs: Tensor
+
+
+class InAProperty(_Held):
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    @property
+    def inputs(self) -> Tensor:
+        return self._rows
+
+
+def of_a_class(rows: Tensor) -> Probe:
+    return type("OfAClass", (_Held,), {"inputs": rows})()
+
+
+class Derived(Preconditioner):
+    """A preconditioner of a user, with its probe in a property or wherever."""
+
+    def __init__(self, probe: object) -> None:
+        self._inner = probe
+
+    @property
+    def probe(self) -> object:
+        return self._inner
+
+    def is_due(self, step: int) -> bool:
+        return step == 0
+
+    def describe(self) -> dict[str, object]:
+        return {"name": "derived"}
+
+    def build(self, *args: object, **more: object) -> PreconditionerState:
+        raise NotImplementedError
+
+
+WAYS = [InAField, InASlot, InAProperty, of_a_class]
+
+
+@pytest.mark.parametrize("keep", WAYS, ids=lambda keep: keep.__name__)
+@pytest.mark.parametrize("outer", [lambda probe: KFAC(probe=probe), Derived], ids=["KFAC", "own preconditioner"])
+def test_private_rows_are_found_however_a_probe_keeps_its_inputs(keep: object, outer: object) -> None:
+    rows = torch.randn(20, 3)
+    with pytest.raises(ValueError, match="private dataset share 20 rows"):
+        check_probes(outer(keep(rows)), (rows, Y))
+
+
+def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own() -> None:
+    class Duck:
+        inputs = torch.randn(20, 3)
+
+    with pytest.raises(ValueError, match=r"probe of Derived must derive from dpkfc\.curvature\.Probe, got Duck"):
+        PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=Derived(Duck()))
 
 
 def test_probes_of_a_preconditioner_are_looked_at() -> None:

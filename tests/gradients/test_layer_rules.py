@@ -31,10 +31,10 @@ class Scale(nn.Module):
         return (scaled if factor is None else scaled * factor) + self.offset
 
 
-def scale_rule(call: Call, batch_size: int) -> Mapping[str, Tensor]:
+def scale_rule(call: Call) -> Mapping[str, Tensor]:
     g = call.gradient
     x = call.input * call.kwargs.get("factor", torch.ones(())).to(g)
-    return {"gain": (g * x).reshape(batch_size, -1, D).sum(1), "offset": g.reshape(batch_size, -1, D).sum(1)}
+    return {"gain": (g * x).reshape(-1, D).sum(0), "offset": g.reshape(-1, D).sum(0)}
 
 
 register_layer_rule(Scale, scale_rule)
@@ -116,14 +116,67 @@ def test_gradients_of_another_shape_are_refused_by_name() -> None:
     class Wrong(Scale):
         pass
 
-    register_layer_rule(Wrong, lambda call, batch_size: {"gain": call.gradient.sum(0), "offset": call.gradient})
+    register_layer_rule(Wrong, lambda call: {"gain": call.gradient.sum(0), "offset": call.gradient})
     model = nn.Sequential(nn.Linear(3, D), Wrong())
     layers, tape = find_layers(model), Tape(model, find_layers(model))
     with tape:
         losses = model(torch.randn(N, 3)).sum(1)
     calls = tape.backward(losses)
-    with pytest.raises(ValueError, match=r"rule of layer '1' returned \(4,\) for 'gain'; return gradients of shape \(5, 4\)"):
+    said = r"rule of layer '1' returned \(\) for 'gain'; return the gradient of one example, of shape \(4,\)"
+    with pytest.raises(ValueError, match=said):
         blocks_of(layers[1], calls["1"], N)
+
+
+@pytest.mark.parametrize("way", ["a number of the batch", "random numbers", "a written memory"])
+def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way: str) -> None:
+    """`torch.vmap` hands a rule one example, so the others cannot be in its gradients."""
+    memory = torch.zeros(D)
+
+    class Mixing(Scale):
+        pass
+
+    def rule(call: Call) -> Mapping[str, Tensor]:
+        g = call.gradient
+        if way == "a number of the batch":
+            g = g * float(g.sum())
+        elif way == "random numbers":
+            g = g * torch.rand(D)
+        else:
+            memory.add_(g)
+        return {"gain": g * call.input, "offset": g}
+
+    register_layer_rule(Mixing, rule)
+    model = nn.Sequential(nn.Linear(3, D), Mixing())
+    layers, tape = find_layers(model), Tape(model, find_layers(model))
+    with tape:
+        losses = model(torch.randn(N, 3)).sum(1)
+    calls = tape.backward(losses)
+    with pytest.raises(RuntimeError, match="vmap|broadcast"):
+        blocks_of(layers[1], calls["1"], N)
+
+
+def test_a_sum_over_the_first_axis_is_that_of_one_example() -> None:
+    """A rule written as if it saw the batch gives a wrong gradient of the example, and mixes nothing."""
+
+    class Summed(Scale):
+        pass
+
+    def rule(call: Call) -> Mapping[str, Tensor]:
+        g = call.gradient + call.gradient.sum(0, keepdim=True)
+        return {"gain": g * call.input, "offset": g}
+
+    register_layer_rule(Summed, rule)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, D), Summed())
+    x = torch.randn(N, 3)
+
+    def gradients(rows: Tensor) -> Tensor:
+        layers, tape = find_layers(model), Tape(model, find_layers(model))
+        with tape:
+            losses = model(rows).sin().sum(1)
+        return blocks_of(layers[1], tape.backward(losses)["1"], len(rows)).grads["offset"]
+
+    torch.testing.assert_close(gradients(x)[:2], gradients(x[:2]))
 
 
 def test_only_classes_of_modules_have_rules() -> None:

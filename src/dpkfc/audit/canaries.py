@@ -88,7 +88,7 @@ SEED = 7
 class Canaries:
     """A list of canaries under construction.
 
-    AttributeSnapshot:
+    Attributes:
         names: one a canary.
         rows: the tensors of the dataset, one example a canary.
         factors: of the losses.

@@ -408,6 +408,17 @@ class _BuildOnce(Preconditioner):
         return self._inner.probes
 
     @property
+    def microbatch_size(self) -> int | None:
+        return self._inner.microbatch_size
+
+    @property
+    def fewest_probe_examples(self) -> int:
+        return self._inner.fewest_probe_examples
+
+    def with_microbatch_size(self, size: int) -> Preconditioner:
+        return _BuildOnce(self._inner.with_microbatch_size(size))
+
+    @property
     def required_clipping(self) -> str | None:
         return self._inner.required_clipping
 

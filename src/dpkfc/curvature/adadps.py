@@ -65,7 +65,7 @@ _RELEASED = {
 class AdaDPS(ProbePreconditioner):
     """How a diagonal metric is made from public data or synthetic inputs.
 
-    AttributeSnapshot:
+    Attributes:
         probe: source of inputs: `PublicData(inputs, labels, ...)`, or noise (`PinkNoise(...)`,
             "pink AdaDPS").
         batch_size: examples of a public mini-batch; None takes the whole probe as one.

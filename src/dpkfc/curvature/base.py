@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -207,8 +207,24 @@ class Preconditioner(ABC):
 
     @property
     def probes(self) -> dict[str, Probe]:
-        """Field name to probe; their public examples must not be private ones too."""
-        return {name: value for name, value in vars(self).items() if isinstance(value, Probe)}
+        """Attribute name to probe; their public examples must not be private ones too.
+
+        Raises:
+            ValueError: `probe` or `output_probe` does not derive from `Probe`, so that its stored
+                examples are not known.
+        """
+        values = {name: getattr(self, name, None) for name in ("probe", "output_probe")}
+        if hasattr(self, "__dict__"):
+            values |= vars(self)
+        if is_dataclass(self):
+            values |= {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        for name in ("probe", "output_probe"):
+            if values[name] is not None and not isinstance(values[name], Probe):
+                raise ValueError(
+                    f"{name} of {type(self).__name__} must derive from dpkfc.curvature.Probe, got "
+                    f"{type(values[name]).__name__}"
+                )
+        return {name: value for name, value in values.items() if isinstance(value, Probe)}
 
     def probe_specs(self, step: int) -> Sequence[ProbeSpec]:
         """Return what a refresh runs on probes, the main probe first; empty without a probe."""

@@ -122,7 +122,7 @@ class GEP(ProbePreconditioner):
     `clipping="embedding"` to drop the residual. Memory: `rank` numbers for every parameter of a
     group, twice while the subspace is built.
 
-    AttributeSnapshot:
+    Attributes:
         probe: source of public examples; see `probes`.
         rank: directions k of all groups together. A group has a part of them in proportion to
             √(its parameters).
@@ -260,7 +260,7 @@ class GEP(ProbePreconditioner):
 class _Group:
     """Neighbouring layers that share a subspace.
 
-    AttributeSnapshot:
+    Attributes:
         layers: layer name to the shapes of its gradients.
         rank: directions k.
     """

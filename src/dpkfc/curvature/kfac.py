@@ -88,7 +88,7 @@ _POSITIVE = ("probe_size", "later_probe_size", "chunk", "every", "max_factor_siz
 class KFAC(ProbePreconditioner):
     """How curvature is measured and turned into a metric.
 
-    AttributeSnapshot:
+    Attributes:
         probe: source of inputs; see `probes`.
         probe_size: examples of a refresh. A public constant, never the size of a private batch. A
             refresh costs little more than their forward and backward pass. With `sides="input"`

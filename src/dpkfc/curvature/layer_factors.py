@@ -54,7 +54,7 @@ LEAST_ROWS = 4096  # fewer rows are not worth sampling
 class RowSubsample:
     """Rows of a layer's `[n * groups, T, d]`, flattened over its first two axes.
 
-    AttributeSnapshot:
+    Attributes:
         index: rows `[m]`, None for all.
         weight: weight of each row's outer product, `[m]`, None for 1.
         share: rows in this sum for each row of the whole, if all weights agree.
@@ -361,7 +361,7 @@ def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
 class FactorOptions:
     """How factors are formed.
 
-    AttributeSnapshot:
+    Attributes:
         sharing: expand or reduce, for layers with several positions.
         sides: both, input or output; the other side becomes isotropic.
         max_factor_size: largest matrix that is decomposed.
@@ -400,7 +400,7 @@ class FactorOptions:
 class LayerFactors:
     """The undamped factors of one layer.
 
-    AttributeSnapshot:
+    Attributes:
         kind: outer (matrix-shaped), lookup (embedding), tied (embedding and head) or elementwise.
         sides: `input` and `output`, or one diagonal factor per role of an elementwise layer.
         shapes: size of each side, or shape of the parameter of each role.

@@ -80,7 +80,7 @@ _KINDS: dict[type, str] = {
 class Moments:
     """Sum of squares of one layer over `count` gradients; both add up over micro-batches.
 
-    AttributeSnapshot:
+    Attributes:
         kind: outer, lookup, tied or elementwise, as in `LayerFactors`.
         squares: float64, role to the layout above (only `weight` for matrix-shaped layers).
         count: gradients that were squared.
@@ -124,7 +124,7 @@ class Moments:
 class Sums:
     """Sum of gradients of one layer over `count` examples; both add up over a mini-batch.
 
-    AttributeSnapshot:
+    Attributes:
         kind: as in `Moments`.
         sums: float64, role to `[groups, d_out, d_in]`, `[V, d]` of a table, or the shape of the
             parameter.
@@ -312,7 +312,7 @@ def _chunks(count: int, elements_each: int) -> Iterator[slice]:
 class LayerFisher:
     """The Fisher information of one layer.
 
-    AttributeSnapshot:
+    Attributes:
         entry: the bases, with scales of one; a floor and a root give the scales.
         spectrum: `A` and `G`, eigenvalues in the order of the bases, or role to the entries of a
             diagonal; float64.
@@ -553,7 +553,7 @@ class AfterClip(Kronecker):
 class NGD(ProbePreconditioner):
     """How DP-NGD measures and clamps curvature. Use it with `PrivacyConfig(readout="natural")`.
 
-    AttributeSnapshot:
+    Attributes:
         probe: where inputs come from; the paper takes 500 public images, `PublicData(...)`.
         lambda_safe: λ_safe, the floor at the first and the last step; see `matched`.
         lambda_base: λ_base, the floor between them; None takes min(1e-4, 0.1 λ_safe). λ_safe gives

@@ -159,7 +159,7 @@ class Probe(ABC):
 
         The default is the attribute `inputs`.
         """
-        return vars(self).get("inputs")
+        return getattr(self, "inputs", None)
 
     @property
     def stored_labels(self) -> Tensor | None:
@@ -167,7 +167,7 @@ class Probe(ABC):
 
         The default is the attribute `labels`.
         """
-        labels = vars(self).get("labels")
+        labels = getattr(self, "labels", None)
         return labels if isinstance(labels, Tensor) else None
 
     @property

@@ -31,19 +31,18 @@ from dpkfc.tracking.axes import example_first
 
 
 class LayerRule(Protocol):
-    """What computes the per-example gradients of one call of a module."""
+    """Computes the gradients of one example from one call of a module."""
 
-    def __call__(self, call: Call, batch_size: int) -> Mapping[str, Tensor]:
-        """Return the gradients of each example's loss with respect to the module's own parameters.
+    def __call__(self, call: Call) -> Mapping[str, Tensor]:
+        """Return the gradients of one example's loss with respect to the module's own parameters.
 
         Args:
-            call: the module, its inputs and the gradients at its outputs. Tensors of the examples
-                are `[N, ...]`; where an example has several rows, they follow as a second axis. An
-                input that all examples share is as the module was called with.
-            batch_size: examples N.
+            call: the module, and the inputs and output gradients of ONE example, without the batch
+                axis. Where an example has several rows, the rows are the first axis. An input that
+                all examples share is as the module was called with.
 
         Returns:
-            Name of each trainable parameter in the module to gradients `[N, *parameter.shape]`.
+            Name of each trainable parameter in the module to a gradient of the parameter's shape.
         """
         ...
 
@@ -52,23 +51,23 @@ _layer_rules: dict[type[nn.Module], LayerRule] = {}
 
 
 def register_layer_rule(module_class: type[nn.Module], rule: LayerRule) -> None:
-    """Register how the per-example gradients of a module class are computed.
+    """Register how the gradients of a module class are computed.
 
     The rule takes the place of the general method, which runs the module again for each example.
-    It holds for modules of exactly this class, not for subclasses, and must be registered before a
-    model is made private. The rule is part of the proof of a private pass: row i of its gradients
-    may depend on example i alone. A rule that mixes examples voids the guarantee.
+    It sees one example and is run for all of them by `torch.vmap`, so it cannot mix examples. It
+    holds for modules of exactly this class, not for subclasses. Register it before a model is made
+    private.
 
     Args:
         module_class: a subclass of `nn.Module` with its own forward function.
-        rule: from one recorded call to the gradients of single examples, see `LayerRule`.
+        rule: from one recorded call to the gradients of a single example, see `LayerRule`.
 
     Raises:
         TypeError: no class of modules.
 
     Example:
-        def scale_rule(call, batch_size):
-            return {"weight": (call.output_gradients[0] * call.input).flatten(1, -2).sum(1)}
+        def scale_rule(call):
+            return {"weight": (call.gradient * call.input).flatten(0, -2).sum(0)}
 
         register_layer_rule(Scale, scale_rule)
     """
@@ -287,27 +286,37 @@ _RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
 
 
 def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    """Return the gradients of a registered rule.
+    """Return the gradients of a registered rule, which `torch.vmap` runs on each example alone.
 
     Raises:
         ValueError: gradients of other parameters or of another shape, naming the layer.
     """
     rule = _layer_rules[type(call.module)]
-    gradients = dict(rule(_all_examples_first(call, batch_size), batch_size))
+    inputs, input_axes, spec = _inputs_by_example(call, batch_size)
+    output_gradients, gradient_axes = _output_gradients_by_example(call, batch_size)
+
+    def differentiate_one(inputs: list[Any], output_gradients: list[Any]) -> dict[str, Tensor]:
+        args, kwargs = tree_unflatten(inputs, spec)
+        own = replace(call, args=args, kwargs=kwargs, output_gradients=output_gradients)
+        return dict(rule(own))
+
+    run_all = torch.vmap(differentiate_one, in_dims=(input_axes, gradient_axes))
+    gradients = run_all(inputs, output_gradients)
     for role in layer.parameters:
-        expected = (batch_size, *layer.tensor(role).shape)
-        actual = tuple(gradients[role].shape) if role in gradients else None
+        expected = tuple(layer.tensor(role).shape)
+        actual = tuple(gradients[role].shape[1:]) if role in gradients else None
         if actual != expected:
             raise ValueError(
                 f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
-                f"return gradients of shape {expected}"
+                f"return the gradient of one example, of shape {expected}"
             )
     return PerExample({role: to_precise(gradients[role].detach()) for role in layer.parameters})
 
 
-def _all_examples_first(call: Call, batch_size: int) -> Call:
-    """Return a call whose tensors of examples are `[N, ...]`."""
+def _inputs_by_example(call: Call, batch_size: int) -> tuple[list[Any], list[int | None], Any]:
+    """Return a call's inputs with the examples in front, the axes to map over, and their tree."""
     leaves, spec = tree_flatten((call.args, call.kwargs))
+    mapped: list[int | None] = [None] * len(leaves)
     axes = iter(call.axes)
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
@@ -315,13 +324,23 @@ def _all_examples_first(call: Call, batch_size: int) -> Call:
         axis = next(axes)
         if axis is not None:
             leaves[i] = example_first(leaf, axis, batch_size)
+            mapped[i] = 0
         if leaf.is_floating_point():
             leaves[i] = to_precise(leaves[i])
-    args, kwargs = tree_unflatten(leaves, spec)
+    return leaves, mapped, spec
+
+
+def _output_gradients_by_example(
+    call: Call, batch_size: int
+) -> tuple[list[Tensor | None], list[int | None]]:
+    """Return a call's output gradients with the examples in front, and the axes to map over."""
     gradients: list[Tensor | None] = []
+    mapped: list[int | None] = []
     for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
         if gradient is None or axis is None:
             gradients.append(None)
+            mapped.append(None)
         else:
             gradients.append(to_precise(example_first(gradient, axis, batch_size)))
-    return replace(call, args=args, kwargs=kwargs, output_gradients=gradients)
+            mapped.append(0)
+    return gradients, mapped

@@ -63,7 +63,7 @@ _EVALUATE = "evaluate in model.eval(), called before the loop over the loader"
 class PendingBatchGuard:
     """Keeps the logical batch that must be released before any other.
 
-    AttributeSnapshot:
+    Attributes:
         batch: the indices of the pending batch, None if there is none. PRIVATE.
     """
 

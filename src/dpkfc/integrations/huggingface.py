@@ -219,7 +219,7 @@ PRIVATE_LOSS = "loss (NOT private)"
 class ClosedTrainer(Trainer):
     """Evaluates, logs and saves like a Trainer, and refuses the Trainer's own training step.
 
-    AttributeSnapshot:
+    Attributes:
         plan: of the run.
         session: of the run, None before it.
         ledger_path: file of its ledger.
