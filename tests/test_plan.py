@@ -257,6 +257,7 @@ def test_every_reason_against_a_guarantee_is_a_caveat():
     for reason, plan in reasons.items():
         assert len(plan.caveats) == 1 and reason in plan.caveats[0], (reason, plan.caveats)
         assert not plan.certified and not plan.ledger_header["certified"]
+        assert plan.ledger_header["rng"] == ("repeatable" if reason.startswith("the noise can") else "secure")
 
 
 def test_a_plan_refuses_parts_that_disagree():

@@ -918,6 +918,12 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
             rows(4),
             rows(draw=few),
         ),
+        lost(
+            "index_put at examples by indices of others",
+            lambda x, i: x.index_put([arange(N), i], torch.ones(()).double()),
+            rows(4),
+            rows(N, draw=ids),
+        ),
         lost("index_put by a private mask", lambda x, y: x.index_put([x > -1], y.flatten()), rows(4), rows(4)),
         lost(
             "index_put by a mask of others",
