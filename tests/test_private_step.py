@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.private_step import ReleasePipeline, set_gradients
 
 STEPS = 5
 
