@@ -244,6 +244,22 @@ def test_a_useless_delta_is_warned_of_once():
     assert len(caught) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*is not below 1 / N")
+def test_every_reason_against_a_guarantee_is_a_caveat():
+    assert make().caveats == () and make().certified
+    reasons = {
+        "no noise is added": make(noise=0.0),
+        "the noise is below a thousandth": make(noise=1e-4),
+        "the noise can be repeated from a seed": make(test_mode_seed=1),
+        "UNCERTIFIED: delta": make(delta=0.01),
+        "UNCERTIFIED: shuffled batches": make(sampler="shuffle", uncertified=True),
+    }
+    for reason, plan in reasons.items():
+        assert len(plan.caveats) == 1 and reason in plan.caveats[0], (reason, plan.caveats)
+        assert not plan.certified and not plan.ledger_header["certified"]
+        assert plan.ledger_header["rng"] == ("repeatable" if reason.startswith("the noise can") else "secure")
+
+
 def test_a_plan_refuses_parts_that_disagree():
     plan = make()
     with pytest.raises(ValueError, match="the sampler draws from 999 examples, the plan is for 1000"):

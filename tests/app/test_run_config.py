@@ -20,6 +20,7 @@ from dpkfc.app.settings import (
     flatten,
     known_settings,
     layer_settings,
+    library_values,
     nearest,
     read_toml,
     to_toml,
@@ -27,6 +28,7 @@ from dpkfc.app.settings import (
 )
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.ngd import NGD
 
 FIELDS = {f.name: f for f in dataclasses.fields(RunConfig)}
 
@@ -116,6 +118,14 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
     assert kfac == KFAC(probe=kfac.probe)
     config = make_privacy_config(RunConfig(), (1, 8, 8), dataset_size=1000)
     assert config == PrivacyConfig(expected_batch_size=256, epochs=5.0)
+
+
+def test_every_dataclass_that_has_a_field_gets_its_setting():
+    for setting in FIELDS.values():
+        for owner in setting.metadata["owners"]:
+            assert setting.metadata["key"] in library_values(RunConfig(), owner), (setting.name, owner)
+    shared = RunConfig(every=7, max_factor_size=9)
+    assert library_values(shared, NGD)["every"] == 7 and library_values(shared, NGD)["max_factor_size"] == 9
 
 
 def test_the_library_says_what_is_wrong_with_its_field():

@@ -22,7 +22,7 @@ from dpkfc.federated import (
     SecureAggregation,
     TrustedServer,
 )
-from dpkfc.federated.plan import default_survivors
+from dpkfc.federated.plan import PartyMechanism, default_survivors
 from dpkfc.postprocess import AdamBC
 from dpkfc.privacy.accounting import EpsilonCurve
 
@@ -229,3 +229,13 @@ WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
 def test_settings_that_do_not_go_together_are_refused(options, match):
     with pytest.raises(ValueError, match=match):
         config(**{"min_survivors": None, **options})
+
+
+@pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
+def test_every_party_rounds_what_it_masks_and_knows_the_sensitivity_of_the_rounded_sum(privacy):
+    config = FederatedConfig(clients=10, rounds=2, expected_records=1000, privacy=privacy, noise="rounded")
+    plan = config.with_noise(1.0, 1e-5)
+    silent = PartyMechanism(plan, 0.0)
+    assert silent.noise == ("rounded" if privacy.masked else "gaussian")
+    assert PartyMechanism(plan, plan.stddev).noise == "rounded"
+    assert silent.sensitivity == config.sensitivity > config.max_grad_norm

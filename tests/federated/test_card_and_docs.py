@@ -42,6 +42,16 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
         assert others["the released models alone"] < 2.0
 
 
+@pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation(), PerUpload()])
+def test_no_epsilon_on_a_card_is_below_that_of_the_accounting(privacy):
+    plan = FederatedConfig(clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=privacy).calibrate(2.0, 1e-3)
+    run = federate(plan, head(), loss_fn, datasets())
+    promise = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")["guarantee"]
+    assert promise["epsilon"] == run.server.epsilon == plan.epsilon(run.server.ledger.count)
+    views = {party: epsilon if math.isfinite(epsilon) else "inf" for party, epsilon in plan.views().items()}
+    assert promise["epsilon_for_others"] == views
+
+
 def test_a_card_of_a_test_mode_run_is_stamped():
     run = federate(plan_of(privacy=TrustedServer()), head(), loss_fn, datasets())
     card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")

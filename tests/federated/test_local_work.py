@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -18,11 +19,13 @@ from dpkfc.federated import (
     Scaffold,
     ScaffoldSteps,
     SecureAggregation,
+    TrustedServer,
     federate,
     make_clients,
 )
 from dpkfc.federated.local_training import LocalModel, Records
 from dpkfc.federated.secure_aggregation import encode
+from dpkfc.federated.server_rules import FedGD, Participation
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.protocol import PostProcessBase
 from tests.federated.test_equality import plain_clipped_sum
@@ -249,3 +252,27 @@ def test_secret_cohorts_go_on_when_nobody_was_drawn():
     run = federate(plan, head(), loss_fn, datasets())
     assert len(run.records) == 4 and not any(r.dropped for r in run.records)
     assert all(r.cohort is None and r.survivors is None for r in run.records)
+
+
+@dataclasses.dataclass(frozen=True)
+class Noting(FedGD):
+    """Notes what the server says of participation."""
+
+    noted: list[Participation] = dataclasses.field(default_factory=list)
+
+    def step(self, direction, state, participation):
+        self.noted.append(participation)
+        return super().step(direction, state, participation)
+
+    def describe(self):
+        return {"name": "noting"}
+
+
+@pytest.mark.parametrize("client_rate", [1.0, 0.5])
+def test_a_rule_never_learns_how_many_secretly_sampled_clients_took_part(client_rate: float) -> None:
+    rule = Noting()
+    plan = plan_of(privacy=ClientLevel(TrustedServer()), client_rate=client_rate, rule=rule, rounds=6)
+    federate(plan, head(), loss_fn, datasets())
+    assert len(rule.noted) == 6
+    divisor = plan.config.divisor / plan.config.clients
+    assert set(rule.noted) == {Participation(divisor_fraction=divisor, survivor_fraction=client_rate)}

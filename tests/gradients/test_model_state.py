@@ -501,3 +501,23 @@ def test_a_large_frozen_parameter_is_watched_by_a_digest_and_erased_where_it_was
         with pytest.raises(ValueError, match=r"'table'.*erased") if writes else nullcontext(), checked_state(model):
             model(torch.randn(3, 4))
         assert bool(torch.isnan(model.table).all()) == writes
+
+
+def test_sets_long_lists_and_tensors_of_another_size_are_put_back() -> None:
+    model = nn.Module()
+    model.seen, model.long, model.grown = {1.0, 2.0}, [float(i) for i in range(2000)], torch.zeros(3)
+    model.inside = [{3, 4}, {"long": list(range(1500))}]
+    before = AttributeSnapshot(model)
+    model.seen.add(7.0)
+    model.seen.discard(1.0)
+    model.long.append(1.0)
+    model.long[0] = 9.0
+    model.grown.resize_(5).fill_(1.0)
+    model.inside[0].clear()
+    model.inside[1]["long"][3] = -1
+    changed = before.changed(by_value=True)
+    assert changed[model] == {"seen", "long", "grown", "inside"}
+    before.restore(changed)
+    assert model.seen == {1.0, 2.0} and model.long == [float(i) for i in range(2000)]
+    assert model.grown.tolist() == [0.0, 0.0, 0.0]
+    assert model.inside == [{3, 4}, {"long": list(range(1500))}]

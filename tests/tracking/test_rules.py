@@ -897,6 +897,7 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
         followed("index_put by a mask", lambda x: x.index_put([x > 0.5], torch.zeros((), dtype=x.dtype)), rows(4)),
         lost("index_put to examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
         lost("index_put to one example", written(torch.tensor([1])), rows(4), public(1, 4)),
+        lost("index_put to some rows", written(arange(N)), public(N + 1, 2), rows(2)),
         lost("index_put to all", written(torch.tensor([0, 0, 0]), add=True), public(4, 2), rows(2)),
         lost("index_put across", written(rest, one), rows(4, N), batched(N, (N, 2), 2)),
         lost("index_put of examples as places", written(rest, torch.tensor([0, 1, 0])), rows(4), batched(N, (1,), 1)),
@@ -917,6 +918,12 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
             lambda x, i: aten.index_put(x, [None, i], torch.ones(()).double()),
             rows(4),
             rows(draw=few),
+        ),
+        lost(
+            "index_put at examples by indices of others",
+            lambda x, i: x.index_put([arange(N), i], torch.ones(()).double()),
+            rows(4),
+            rows(N, draw=ids),
         ),
         lost("index_put by a private mask", lambda x, y: x.index_put([x > -1], y.flatten()), rows(4), rows(4)),
         lost(

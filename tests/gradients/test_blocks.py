@@ -1,0 +1,269 @@
+"""Every block against a loop of autograd over single examples: whole, in parts, merged, summed and along a basis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dpkfc.linalg import blocks
+from dpkfc.linalg.blocks import (
+    Lookup,
+    MaterializedGradients,
+    Outer,
+    Patched,
+    PerExample,
+    Tied,
+    conv_block,
+    dot_rounding,
+)
+from dpkfc.linalg.metric import Span
+from dpkfc.linalg.norms import per_example_norms
+
+N, VIEWS, K = 6, 2, 3
+F64 = torch.float64
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+Made = tuple[Any, list[Tensor]]
+
+
+def looped(loss: Callable[[int], Tensor], *parameters: Tensor) -> list[Tensor]:
+    """The flat gradient of every example by plain autograd."""
+    rows = []
+    for n in range(N):
+        grads = torch.autograd.grad(loss(n), parameters)
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    return rows
+
+
+def as_matrix(rows: list[Tensor], d_out: int) -> list[Tensor]:
+    """The entries of weight and bias in the order of one matrix, the bias as its last column."""
+    return [torch.cat([g[:-d_out].view(d_out, -1), g[-d_out:, None]], 1).flatten() for g in rows]
+
+
+def linear(positions: int) -> Made:
+    module = nn.Linear(3, 4).double()
+    x, b = torch.randn(N, positions, 3, dtype=F64), torch.randn(N, positions, 4, dtype=F64)
+    rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    return Outer(x, b, homogeneous=True), as_matrix(rows, 4)
+
+
+def convolution(form: str) -> Made:
+    module = nn.Conv2d(4, 6, 3, groups=2).double()
+    x = torch.randn(N, VIEWS, 4, 5, 4, dtype=F64)
+    b = torch.randn(N, VIEWS, *module(x[0]).shape[1:], dtype=F64)
+    rows = as_matrix(looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias), 6)
+    block = conv_block(module, x.flatten(0, 1), b.flatten(0, 1)).merge_rows(N, VIEWS)
+    if form == "materialised":
+        return MaterializedGradients(block.outer().per_example(), module.groups), rows
+    return {"image": lambda: block, "rows": block.outer, "patched": block.patched}[form](), rows
+
+
+def one_position() -> Made:
+    module = nn.Conv1d(4, 6, 1, groups=2).double()
+    x, b = torch.randn(N, 4, 1, dtype=F64), torch.randn(N, 6, 1, dtype=F64)
+    rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    return conv_block(module, x, b).outer(), as_matrix(rows, 6)
+
+
+def lookup() -> Made:
+    table = torch.randn(5, 3, dtype=F64, requires_grad=True)
+    ids, b = torch.randint(0, 5, (N, 4)), torch.randn(N, 4, 3, dtype=F64)
+    ids[:, 1] = ids[:, 0]  # rows that are read twice
+    return Lookup(ids, b, 5), looped(lambda n: (F.embedding(ids[n], table) * b[n]).sum(), table)
+
+
+def tied() -> Made:
+    weight = torch.randn(5, 3, dtype=F64, requires_grad=True)
+    ids, c = torch.randint(0, 5, (N, 4)), torch.randn(N, 4, 3, dtype=F64)
+    a, b = torch.randn(N, 2, 3, dtype=F64), torch.randn(N, 2, 5, dtype=F64)
+
+    def loss(n: int) -> Tensor:
+        return (F.embedding(ids[n], weight) * c[n]).sum() + (F.linear(a[n], weight) * b[n]).sum()
+
+    return Tied(Lookup(ids, c, 5), Outer(a, b)), looped(loss, weight)
+
+
+def norm() -> Made:
+    module = nn.LayerNorm(3).double()
+    x, b = torch.randn(N, 3, dtype=F64), torch.randn(N, 3, dtype=F64)
+    rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
+    whole = torch.stack(rows)
+    return PerExample({"weight": whole[:, :3], "bias": whole[:, 3:]}), rows
+
+
+KINDS: dict[str, Callable[[], Made]] = {
+    "linear": lambda: linear(1),
+    "linear on sequences": lambda: linear(2),
+    "convolution": lambda: convolution("image"),
+    "rows of groups": lambda: convolution("rows"),
+    "rows of groups with one position": one_position,
+    "patches": lambda: convolution("patched"),
+    "gradients of groups": lambda: convolution("materialised"),
+    "embedding": lookup,
+    "tied": tied,
+    "norm": norm,
+}
+READ_BY_CLIPPING = [name for name in KINDS if name != "patches"]
+
+
+def flat(block: Any) -> Tensor:
+    """The gradients of a block `[N, numel]`."""
+    if isinstance(block, PerExample):
+        return torch.cat([g.flatten(1) for g in block.grads.values()], 1)
+    return block.per_example().reshape(block.batch_size, -1)
+
+
+def summed(block: Any, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
+    total = block.weighted_sum(weights, excluded)
+    if isinstance(total, dict):
+        return torch.cat([x.flatten() for x in total.values()])
+    return total.flatten()
+
+
+def made(name: str) -> tuple[Any, Tensor]:
+    torch.manual_seed(0)
+    block, rows = KINDS[name]()
+    return block, torch.stack(rows)
+
+
+def span_of(block: Any, size: int) -> tuple[Span, Tensor]:
+    """Directions along which a block is read, and the same as a matrix `[K, size]`."""
+    directions = torch.randn(K, size, dtype=F64)
+    if isinstance(block, PerExample):
+        vectors = {"weight": directions[:, :3], "bias": directions[:, 3:]}
+    else:
+        d_out = {15: 5, 16: 4}.get(size, 6)
+        vectors = {"": directions.view(K, d_out, -1)}
+    return Span(vectors, 0, float(directions.norm())), directions
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_block_holds_the_gradients_of_single_examples(name: str) -> None:
+    block, rows = made(name)
+    assert block.batch_size == N and block.num_entries == rows.shape[1]
+    torch.testing.assert_close(flat(block), rows, **CLOSE)
+
+
+@pytest.mark.parametrize("start", range(N))
+@pytest.mark.parametrize("name", KINDS)
+def test_the_selected_examples_are_those_that_were_asked_for(name: str, start: int) -> None:
+    block, rows = made(name)
+    for stop in range(start + 1, N + 1):
+        part = block.select(slice(start, stop))
+        assert part.batch_size == stop - start
+        torch.testing.assert_close(flat(part), rows[start:stop], **CLOSE)
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 3), (3, 2), (2, 2), (6, 1), (1, 5)])
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_merged_rows_have_the_sum_of_their_gradients(name: str, count: int, size: int) -> None:
+    block, rows = made(name)
+    expected = rows[: count * size].view(count, size, -1).sum(1)
+    merged = block.merge_rows(count, size)
+    assert merged.batch_size == count
+    torch.testing.assert_close(flat(merged), expected, **CLOSE)
+    weights = torch.rand(count, dtype=F64)
+    torch.testing.assert_close(summed(merged, weights), weights @ expected, **CLOSE)
+
+
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_the_weighted_sum_leaves_excluded_examples_out(name: str) -> None:
+    block, rows = made(name)
+    weights = torch.rand(N, dtype=F64)
+    torch.testing.assert_close(summed(block, weights), weights @ rows, **CLOSE)
+    bad = torch.arange(N) == 2
+    kept = weights.masked_fill(bad, 0.0)
+    torch.testing.assert_close(summed(spoilt(block), weights, bad), kept @ rows, **CLOSE)
+
+
+def spoilt(block: Any) -> Any:
+    """The block with NaN in all that its third example holds."""
+
+    def spoil(x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        x = x.clone()
+        x.view(N, -1)[2] = float("nan")
+        return x
+
+    if isinstance(block, Tied):
+        return Tied(spoilt(block.lookup), spoilt(block.outer))
+    if isinstance(block, PerExample):
+        return PerExample({role: spoil(g) for role, g in block.grads.items()})
+    return type(block)(**{name: spoil(x) for name, x in vars(block).items()})
+
+
+@pytest.mark.parametrize("elements", [1, 1 << 24], ids=["one at a time", "together"])
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_inner_products_are_those_of_the_gradients(name: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", elements)
+    block, rows = made(name)
+    span, directions = span_of(block, rows.shape[1])
+    found = block.inner_products(span)
+    assert found.dtype == F64
+    torch.testing.assert_close(found, rows @ directions.T, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("method", ["gram", "materialised"])
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
+    name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr("dpkfc.linalg.norms._is_kept", lambda *_: False)  # formed once more for the sum
+    block, rows = made(name)
+    found = per_example_norms(block, None, method)
+    torch.testing.assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)
+
+
+def test_every_kind_of_block_is_held_against_the_loop() -> None:
+    kinds = {type(made(name)[0]) for name in KINDS}
+    assert kinds == {Outer, Patched, Lookup, PerExample, Tied, MaterializedGradients, blocks.ConvBlock}
+
+
+UNIT = torch.finfo(F64).eps / 2
+GAIN = 1.5
+
+
+def rounding_by_definition(name: str, block: Any, rows: Tensor, length: float) -> list[float]:
+    """Rounding of k inner products, and of gradients that are formed again, one example after the other."""
+    found = []
+    for n in range(N):
+        if isinstance(block, (PerExample, MaterializedGradients)):  # formed once
+            found.append(UNIT * dot_rounding(rows.shape[1]) * length * float(rows[n].norm()))
+            continue
+        one = block.select(slice(n, n + 1))
+        norm = float(rows[n].norm())
+        if isinstance(block, Lookup):
+            lengths, positions = float(one.b.norm(dim=-1).sum()), one.b.shape[1]
+            products = dot_rounding(positions * one.b.shape[2]) * length * lengths
+        else:
+            products = dot_rounding(rows.shape[1]) * length * norm
+            lengths, positions = magnitude(one)
+        found.append(UNIT * (products + 2 * positions * GAIN * lengths))
+    return found
+
+
+def magnitude(one: Any) -> tuple[float, int]:
+    """Σ_t ‖a_t‖ ‖b_t‖ of one example and its positions; of an image an upper bound by Cauchy and Schwarz."""
+    if isinstance(one, Tied):
+        lengths, positions = magnitude(one.outer)
+        return lengths + float(one.lookup.b.norm(dim=-1).sum()), positions + one.lookup.b.shape[1]
+    if isinstance(one, Outer):
+        rows = one.explicit()
+        return float((rows.a.norm(dim=-1) * rows.b.norm(dim=-1)).sum()), rows.a.shape[1]
+    inputs = float(one.x.square().sum()) * 9 + one.positions
+    return inputs**0.5 * float(one.b.norm()), one.positions
+
+
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_the_bound_on_rounding_covers_products_and_gradients_formed_again(name: str) -> None:
+    block, rows = made(name)
+    span, _ = span_of(block, rows.shape[1])
+    found = block.product_error(span, rows.norm(dim=1), GAIN)
+    expected = rounding_by_definition(name, block, rows, span.length)
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-9, atol=0)

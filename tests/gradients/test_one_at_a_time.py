@@ -1,0 +1,87 @@
+"""Rows that are differentiated one at a time: their weights, their random numbers, and passes that do not count."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.data.loading import Part
+from dpkfc.gradients.clipped_sum import HERE, EvaluationPoint, Proof, clipped_sum
+from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.tracking.axes import Unknown
+
+N = 4
+ALONE = Unknown("test", "as if nothing were proved")
+Batch = tuple[Tensor, ...]
+
+
+def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
+    return model(batch[0]).sin().sum(1)
+
+
+def part_of(weights: list[float] | None, group: int) -> Part:
+    values = None if weights is None else np.array(weights)
+    return Part(records=np.arange(N), weights=values, units=N // group, group=group)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("group", [1, 2])
+@pytest.mark.parametrize("weights", [None, [1.0, 0.5, 0.0, 2.0]])
+def test_the_weighted_sum_equals_a_loop(weights: list[float] | None, group: int, alone: bool) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
+    proof = Proof(operation=ALONE if alone else None)
+    found, norms = clipped_sum(
+        model,
+        find_layers(model),
+        {},
+        Clip(0.8),
+        loss_fn=loss_fn,
+        micro_batches=[((x,), part_of(weights, group))],
+        one_record=lambda i: (x[i : i + 1],),
+        proof=proof,
+    )
+    rows = []
+    for i, weight in enumerate(weights or [1.0] * N):
+        grads = torch.autograd.grad(loss_fn(model, (x[i : i + 1],)).sum() * weight, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    units = torch.stack(rows).view(N // group, group, -1).sum(1)
+    lengths = units.norm(dim=1)
+    expected = (units * (0.8 / lengths).clamp(max=1).unsqueeze(1)).sum(0)
+    torch.testing.assert_close(norms, lengths, rtol=1e-10, atol=1e-12)
+    total = torch.cat([found[name].flatten() for name, _ in model.named_parameters()])
+    torch.testing.assert_close(total, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_both_points_of_a_row_see_the_same_dropout() -> None:
+    seen: list[Tensor] = []
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(40, 2)).double()
+    model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
+    x = torch.randn(N, 40, dtype=torch.float64)
+    clipped_sum(
+        model,
+        find_layers(model),
+        {},
+        Clip(1.0),
+        loss_fn=loss_fn,
+        micro_batches=[((x,), part_of(None, 1))],
+        one_record=lambda i: (x[i : i + 1],),
+        proof=Proof(operation=ALONE),
+        points=[HERE, EvaluationPoint(weight=0.5)],
+    )
+    assert len(seen) == 2 * N
+    assert all(torch.equal(seen[i], seen[i + 1]) for i in range(0, 2 * N, 2))
+
+
+def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
+    model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
+    settings = {"loss_fn": loss_fn}
+    one = ((x,), part_of(None, 1))
+    layers = find_layers(model)
+    expected, norms = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one], **settings)
+    found, counted = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one, one], counted=1, **settings)
+    assert torch.equal(counted, norms)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -1,0 +1,71 @@
+"""The comparisons on public rows: every size of a batch counts, differences above rounding are seen, and so are wrong rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.config import PrivacyConfig
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.rules import register_layer_rule
+from dpkfc.session import Session
+from dpkfc.verification.examples import _Check
+
+COUNT = 8
+
+
+class Rows:
+    """Rows that are their own numbers."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def batch(self, indices: Sequence[int]) -> list[int]:
+        return list(indices)
+
+
+class Sized(_Check):
+    """A loss that is another one in batches of one size."""
+
+    def loss_values(self, batch: Sequence[int], size: int) -> Tensor:
+        losses = torch.tensor([1.0 + i for i in batch], dtype=torch.float64)
+        return losses * (1 + self.loss_fn(None, size))
+
+
+def check(odd: int, difference: float) -> None:
+    layers = find_layers(nn.Linear(2, 2).double())
+    own = Sized(None, layers, lambda _, size: difference * (size == odd), None, torch.device("cpu"), COUNT, None)
+    own._check_sizes(Rows(), None)
+
+
+@pytest.mark.parametrize("odd", [COUNT // 2, 3, 1])
+@pytest.mark.parametrize("difference", [1.0, -0.1, 1e-4])
+def test_a_loss_that_is_another_one_at_one_size_is_refused(odd: int, difference: float) -> None:
+    with pytest.raises(ValueError, match=f"in a batch of {COUNT} differs from that in a batch of {odd}"):
+        check(odd, difference)
+
+
+@pytest.mark.parametrize("odd", [COUNT, COUNT // 2, 3, 1])
+def test_rounding_is_no_difference(odd: int) -> None:
+    check(odd, 1e-9)
+
+
+def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.gain
+
+    register_layer_rule(Gain, lambda call, batch_size: {"gain": 2 * call.gradient * call.input})
+    model, x = nn.Sequential(nn.Linear(3, 3).double(), Gain()), torch.randn(24, 3, dtype=torch.float64)
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+        with pytest.raises(Exception, match="gain"):
+            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+        assert session.ledger.count == 0

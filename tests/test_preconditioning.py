@@ -1,0 +1,92 @@
+"""The manager asks a preconditioner when it is due, and hands on its state and the releases that it wants."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dpkfc.curvature.base import Preconditioner, PreconditionerState
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.linalg.metric import Elementwise
+from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.mechanism import Released
+
+
+class Noted(Preconditioner):
+    """Notes with which arguments it is built, and keeps the sum of releases."""
+
+    def __init__(self, previous: bool = False, past: bool = False, keeps: bool = False) -> None:
+        self._previous, self._past, self._keeps = previous, past, keeps
+        self.built: list[tuple[int, dict[str, Any]]] = []
+
+    uses_previous_state = property(lambda self: self._previous)
+    uses_past_releases = property(lambda self: self._past)
+
+    def describe(self) -> dict[str, Any]:
+        return {"name": "noted"}
+
+    def is_due(self, step: int) -> bool:
+        return step % 2 == 0
+
+    def build(self, model: Any, capture: Any, step: int, rules: Any = None, **more: Any) -> PreconditionerState:
+        self.built.append((step, more))
+        if self._keeps and more["previous"] is not None:
+            return more["previous"]
+        return PreconditionerState(metric={}, step=step)
+
+    def observe(self, released: Released, past: Any) -> Any:
+        return {"sum": past.get("sum", 0) + released.gradients["weight"]}
+
+
+def manager(config: Preconditioner) -> PreconditionerManager:
+    model = nn.Linear(2, 2)
+    return PreconditionerManager(config, model, find_layers(model))
+
+
+def run(config: Noted, steps: int = 5) -> PreconditionerManager:
+    own = manager(config)
+    for step in range(steps):
+        own.refresh(step)
+        own.observe(Released(gradients={"weight": torch.ones(1)}, noise_variance=1.0, step=step, release=step + 1))
+    return own
+
+
+def test_the_metric_is_rebuilt_where_it_is_due_alone() -> None:
+    config = Noted()
+    assert run(config).refreshed == [0, 2, 4]
+    assert config.built == [(0, {}), (2, {}), (4, {})]
+
+
+def test_the_state_of_before_is_handed_on() -> None:
+    config = Noted(previous=True)
+    run(config)
+    previous = [more["previous"] for _, more in config.built]
+    assert previous[0] is None and [state.step for state in previous[1:]] == [0, 2]
+
+
+def test_a_refresh_that_keeps_its_state_is_listed_once() -> None:
+    assert run(Noted(previous=True, keeps=True)).refreshed == [0]
+
+
+def test_past_releases_add_up_and_are_shown_to_those_who_want_them() -> None:
+    config = Noted(past=True)
+    own = run(config)
+    assert [float(more["past"].get("sum", 0)) for _, more in config.built] == [0.0, 2.0, 4.0]
+    assert all(callable(more["diagonal"]) for _, more in config.built) and own.past["sum"] == 5.0
+    assert run(Noted()).past == {}
+
+
+def test_the_state_of_another_model_is_not_restored() -> None:
+    state = PreconditionerState(metric={"elsewhere": Elementwise({"weight": torch.ones(2, 2)})}, step=0)
+    with pytest.raises(ValueError, match="belongs to another model: layer 'elsewhere' is not in the model"):
+        manager(Noted()).restore(state.state_dict())
+
+
+def test_a_state_keeps_its_notes() -> None:
+    state = PreconditionerState(metric={}, step=3, scale=0.5, note="a note", drift=0.25)
+    again = PreconditionerState.from_state_dict(state.state_dict())
+    assert dataclasses.asdict(again) == dataclasses.asdict(state)

@@ -1,0 +1,143 @@
+"""The release pipeline: what is observed and when, what is charged where, and what an optimizer is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.private_step import ReleasePipeline, set_gradients
+
+STEPS = 5
+
+
+class Steps:
+    """A preconditioner and a post-processing step in one, which note what they are shown."""
+
+    metric: Any = {}
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, Released]] = []
+
+    def observe(self, released: Released) -> None:
+        copies = {name: g.clone() for name, g in released.gradients.items()}
+        self.seen.append(("observed", replace(released, gradients=copies)))
+
+    def apply(self, released: Released, metric: Any, layers: Any, *, in_place: bool) -> Released:
+        self.seen.append(("processed", released))
+        gradients = {name: g.mul_(2) if in_place else g * 2 for name, g in released.gradients.items()}
+        return replace(released, gradients=gradients)
+
+
+def make_plan() -> Plan:
+    return PrivacyConfig(expected_batch_size=2, steps=STEPS, test_mode_seed=1).with_noise(1.0, 1e-3, 20)
+
+
+def new_ledger(plan: Plan) -> Ledger:
+    return Ledger.in_memory(plan.hash, max_releases=plan.steps)
+
+
+def make_pipeline(plan: Plan, ledger: Ledger, steps: Any = None, **options: Any) -> ReleasePipeline:
+    steps = steps or Steps()
+    return ReleasePipeline(
+        plan, plan.noise_stream(), ledger, layers=(), preconditioning=steps, postprocess=steps, **options
+    )
+
+
+def clipped() -> ClippedSum:
+    return ClippedSum({"weight": torch.zeros(3)}, 1.0)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_preconditioner_observes_the_release_before_anything_is_made_of_it(in_place: bool) -> None:
+    plan, steps = make_plan(), Steps()
+    pipeline = make_pipeline(plan, new_ledger(plan), steps)
+    released = pipeline.release(clipped(), 0)
+    before = released.gradients["weight"].clone()
+    update = pipeline.make_update(released, in_place=in_place)
+    assert [name for name, _ in steps.seen] == ["observed", "processed"]
+    assert torch.equal(steps.seen[0][1].gradients["weight"], before)
+    assert steps.seen[1][1] is released
+    assert torch.equal(update.gradients["weight"], 2 * before)
+
+
+def test_a_charge_made_before_is_charged_there_alone() -> None:
+    plan = make_plan()
+    own, ticket = new_ledger(plan), new_ledger(plan)
+    pipeline = make_pipeline(plan, own)
+    assert pipeline.release(clipped(), 0, ledger=ticket).release == 1
+    assert (own.count, ticket.count) == (0, 1)
+    assert pipeline.release(clipped(), 1).release == 1
+    assert (own.count, ticket.count) == (1, 1)
+
+
+@pytest.mark.parametrize("releases", range(STEPS + 1))
+def test_a_ledger_is_charged_until_it_holds_as_many_releases_as_the_first(releases: int) -> None:
+    plan = make_plan()
+    ledger = new_ledger(plan)
+    pipeline = make_pipeline(plan, ledger)
+    pipeline.release(clipped(), 0)
+    pipeline.match_release_count(3, releases)
+    assert ledger.count == max(1, releases)
+    assert [line["step"] for line in ledger.releases] == [0] + [3] * (releases - 1)
+    if releases > 1:
+        facts = [{name: line[name] for name in ("stddev", "sensitivity")} for line in ledger.releases]
+        assert facts[1] == facts[0] == {"stddev": plan.stddev, "sensitivity": plan.sensitivity}
+
+
+class Ranks:
+    """The second of two processes, as `DistributedContext` shows itself there."""
+
+    world_size, is_rank0 = 2, False
+
+    def __init__(self, first: Ledger, broadcast: Callable[[], Released]) -> None:
+        self._first, self._broadcast = first, broadcast
+
+    def broadcast_release(self, make: Callable[[], Released], device: Any) -> Released:
+        return self._broadcast()
+
+    def broadcast_from_rank0(self, make: Callable[[], int]) -> int:
+        return self._first.count
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_another_process_charges_what_the_first_has_charged_also_where_it_failed(fails: bool) -> None:
+    plan = make_plan()
+    first, own = new_ledger(plan), new_ledger(plan)
+    there = make_pipeline(plan, first)
+
+    def broadcast() -> Released:
+        released = there.release(clipped(), 0)
+        if fails:
+            raise ValueError("the first process failed after its charge")
+        return released
+
+    pipeline = make_pipeline(plan, own, ranks=Ranks(first, broadcast))
+    if fails:
+        with pytest.raises(ValueError, match="after its charge"):
+            pipeline.release(clipped(), 0)
+    else:
+        pipeline.release(clipped(), 0)
+    assert own.count == first.count == 1 and own.head == first.head
+
+
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_every_gradient_is_replaced_by_the_update(scale: float | None) -> None:
+    model = nn.Linear(3, 2)
+    parameters = dict(model.named_parameters())
+    for p in parameters.values():
+        p.grad = torch.full_like(p, 7.0)  # of an earlier step, or of the caller
+    old = {name: p.grad for name, p in parameters.items()}
+    gradients = {name: torch.randn(p.shape, dtype=torch.float64) for name, p in parameters.items()}
+    update = Released(gradients=gradients, noise_variance=None, step=0, release=1)
+    set_gradients(parameters, update, scale=scale)
+    for name, p in parameters.items():
+        expected: Tensor = (gradients[name] * (1.0 if scale is None else scale)).float()
+        assert p.grad is not old[name] and p.grad.dtype == p.dtype and torch.equal(p.grad, expected)
