@@ -1,4 +1,4 @@
-"""The command `dpkfc reproduce`: printed tables of the papers beside ours, and their figures measured anew."""
+"""The command `dpkfc reproduce`: printed tables of the papers next to ours, and their figures measured anew."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reproduce(
     data_dir: DataDir = "",
     quiet: Quiet = False,
 ) -> None:
-    """The tables of the papers beside ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
+    """The tables of the papers next to ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0 runs nothing and shows what
     has been run.

@@ -268,7 +268,7 @@ _TRACKED = (
 def tracking(row: Row) -> Figure:
     """Draw similarity to the oracle through training (Figs 3, 8 and 9).
 
-    Undamped factors stand beside the sums of the authors' code.
+    Undamped factors stand next to the sums of the authors' code.
     """
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
@@ -416,7 +416,7 @@ def _short_label(row: Row, name: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Mean-field theory beside networks, and accuracy over settings.
+# Mean-field theory next to networks, and accuracy over settings.
 
 _VARIANCES = (
     ("forwards", "variance forwards"),
@@ -436,7 +436,7 @@ def mean_field(row: Row) -> Figure:
         f"measured ÷ predicted; {depth} layers, mean ± one standard deviation over "
         f"{row['seeds']} networks; no data read"
     )
-    title = "Mean-field theory beside random networks"
+    title = "Mean-field theory next to random networks"
     figure = sheet(1.2 + 2.8 * len(activations), 7.4, title, caption)
     axes = grid(figure, len(_VARIANCES), len(activations))
     colours = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))

@@ -85,7 +85,7 @@ def _theory(small: bool) -> list[Run]:
     return [Run.of("digits", "dp-sgd", {"smoke": True} if small else {}, measure=MEAN_FIELD)]
 
 
-def _of_layers(*names: str) -> Callable[[Row], Any]:
+def _select_layers(*names: str) -> Callable[[Row], Any]:
     def kept(row: Row) -> Any:
         return [
             {
@@ -100,7 +100,7 @@ def _of_layers(*names: str) -> Callable[[Row], Any]:
     return kept
 
 
-def _of_checkpoints(name: str) -> Callable[[Row], Any]:
+def _select_checkpoints(name: str) -> Callable[[Row], Any]:
     wanted = ("step", "accuracy", "epsilon", name)
     return lambda row: [{k: v for k, v in checkpoint.items() if k in wanted} for checkpoint in row["checkpoints"]]
 
@@ -110,19 +110,19 @@ FIGURES: dict[str, Figure] = {
     for one in (
         Figure(
             name="kfc-fig1", title="DP-KFC, Fig. 1: signal-to-noise ratio of each layer", runs=_courses, drawn="signal",
-            kept=_of_checkpoints("signal"),
+            kept=_select_checkpoints("signal"),
         ),
         Figure(
             name="kfc-fig2", also=("kfc-fig6",), title="DP-KFC, Figs 2 and 6: spectra of A and G, undamped", runs=_courses,
-            drawn="spectra", kept=_of_layers("spectra"),
+            drawn="spectra", kept=_select_layers("spectra"),
         ),
         Figure(
-            name="kfc-fig3", also=("kfc-fig8", "kfc-fig9"), runs=_courses, drawn="tracking", kept=_of_layers("tracking"),
+            name="kfc-fig3", also=("kfc-fig8", "kfc-fig9"), runs=_courses, drawn="tracking", kept=_select_layers("tracking"),
             title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped and as in the authors' code",
         ),
         Figure(
             name="kfc-fig7", title="DP-KFC, Fig. 7: Lanczos spectrum of the whole Fisher matrix", runs=_courses,
-            drawn="densities", kept=_of_checkpoints("density"),
+            drawn="densities", kept=_select_checkpoints("density"),
         ),
         Figure(
             name="kfc-fig10", also=("kfc-fig11",), title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
@@ -130,13 +130,13 @@ FIGURES: dict[str, Figure] = {
             kept=lambda row: {name: row[name] for name in ("accuracy", "measured_on", "epsilon", "delta", "steps")},
         ),
         Figure(
-            name="kfc-mean-field", title="DP-KFC, section 3.3 and appendix F: mean-field theory beside random networks",
+            name="kfc-mean-field", title="DP-KFC, section 3.3 and appendix F: mean-field theory next to random networks",
             runs=_theory, privacy="nothing here is of private examples", drawn="mean_field",
             kept=lambda row: {name: row[name] for name in ("networks", "contraction", "seeds", "examples")},
         ),
         Figure(
             name="kfc-theorem-5.4", title="DP-KFC, theorem 5.4: the realised map of every layer", runs=_courses,
-            drawn="realised_map", kept=_of_layers("realised"),
+            drawn="realised_map", kept=_select_layers("realised"),
         ),
         Figure(
             name="disk-fig6a", also=("disk-fig6",), title="DiSK, Fig. 6a: linear regression under more and more noise",

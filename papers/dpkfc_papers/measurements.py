@@ -742,7 +742,7 @@ def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Random networks beside mean-field theory: variances forwards and backwards, and the trace of every
+# Random networks next to mean-field theory: variances forwards and backwards, and the trace of every
 # Fisher block.
 #
 # Weights have variance σ_w² / fan-in and biases σ_b², q is the variance of pre-activations, p that
@@ -980,7 +980,7 @@ def _contraction() -> list[dict[str, Any]]:
 #
 # Cells are plain private runs on a grid, or the trials of a tuning study; a validation split judges
 # them, never a test set. Importance is the share of the variance of accuracy that the mean over the
-# other settings explains (a first-order index of Sobol), beside the absolute rank correlation that
+# other settings explains (a first-order index of Sobol), next to the absolute rank correlation that
 # the paper ranks by: that one misses a setting whose best value lies inside.
 
 LEARNING_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -1114,7 +1114,7 @@ def plateau(rows: Iterable[Mapping[str, Any]], within: float = 0.02) -> float:
 #
 # The paper prints no number of this figure and neither its rates nor its data, and says that DiSK
 # has the lowest loss at all noise levels. A filter changes which rate is best, so every method is
-# run at every rate, and beside them each stands at its own best. Examples are clipped as in every
+# run at every rate, and next to them each stands at its own best. Examples are clipped as in every
 # run here, noise is given as a multiple of that bound, and validation examples are the judge.
 
 RECIPE = "linear-regression"

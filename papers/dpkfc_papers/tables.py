@@ -1,4 +1,4 @@
-"""Published cells beside ours: which run, the numbers of both, and a verdict by a stated rule."""
+"""Published cells next to ours: which run, the numbers of both, and a verdict by a stated rule."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Cell:
         tuned: the arms, by name, of a tuning study whose settings are taken where they are known.
         needs: what the run needs beyond two cores; empty for nothing.
         not_run: why there is no run; empty where there is one.
-        timed: a ratio of step times that stands beside it, by the name it has in `studies.timed`.
+        timed: a measured ratio of step times to compare it with, by its name in `benchmarks/results/speed.json`.
     """
 
     row: str
@@ -200,7 +200,7 @@ def _checked(cell: Cell) -> Cell:
 
 
 # --------------------------------------------------------------------------------------------------
-# Ratios of step times beside a printed one: what `benchmarks/speed.py` has measured, and on what
+# Ratios of step times next to a printed one: what `benchmarks/speed.py` has measured, and on what
 # machine.
 
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "speed.json"  # of a checkout; a package has none
@@ -456,7 +456,7 @@ def outcomes(
     found = []
     for cell in table.cells:
         if cell.not_run:
-            found.append(_without_a_run(cell, times or {}))
+            found.append(_explain_missing_run(cell, times or {}))
             continue
         chosen = tuning.settings(cell)
         runs = [cell.run(chosen, seed) for seed in seeds]
@@ -471,7 +471,7 @@ def outcomes(
     return found
 
 
-def _without_a_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
+def _explain_missing_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
     """A ratio of times where one was measured, or else why nothing was."""
     ours = timed(cell.timed, times) if cell.timed else None
     if ours is None:

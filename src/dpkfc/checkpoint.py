@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 # --------------------------------------------------------------------------------------------------
-# Plain values with tensors among them, as JSON that keeps them exactly beside named tensors.
+# Plain values with tensors among them, as JSON that keeps them exactly next to named tensors.
 #
 # Nothing is pickled, so reading a file runs no code of the file's author.
 

@@ -164,7 +164,7 @@ def ledger_verify(
         int | None, typer.Option(help="Number of releases after which that head was taken.")
     ] = None,
 ) -> None:
-    """Verify a ledger, and card and weights beside it, and report ε. The chain has no key."""
+    """Verify a ledger with its card and weights, and report ε. The chain has no key."""
     from dpkfc.report.verify import verify_ledger
 
     if bool(head) != (releases is not None):

@@ -336,7 +336,7 @@ class Plan(PlanBase):
 
     def describe(self) -> dict[str, Any]:
         """The plan for the privacy card: plain values that JSON can hold; an infinite ε is the text "inf"."""
-        total = self.curve.at(self.steps)  # with the caveats beside it
+        total = self.curve.at(self.steps)
         return {
             "plan_hash": self.hash,
             "epsilon": total if math.isfinite(total) else "inf",
@@ -398,7 +398,7 @@ class PrivacyConfig:
         uncertified: must be True for "shuffle", whose ε is not a guarantee.
         accountant: "pld" or "rdp". None uses PLD, or RDP for "fixed", which PLD cannot treat.
         preconditioner: a preconditioner such as `curvature.KFAC`, or None for plain DP-SGD.
-        readout: "whitened" steps along the release itself (DP-KFC), "natural" applies the
+        readout: "whitened" uses the preconditioned gradient (DP-KFC), "natural" applies the
             preconditioner again (DP-NGD), "inverse" undoes it.
         postprocess: steps that change releases before the optimizer, in order, such as `DiSK(...)`
             and `AdamBC(...)`.

@@ -34,7 +34,7 @@ from dpkfc.rng_state import device_of
 # --------------------------------------------------------------------------------------------------
 # Probe examples in one forward pass of a refresh: no more than a step of the run holds.
 #
-# A refresh holds the factors of all layers beside its micro-batch. Below the number of examples on
+# A refresh holds the factors of all layers next to its micro-batch. Below the number of examples on
 # which the scale of a metric is measured, the micro-batch is therefore half of what a step holds:
 # these examples run through the model a second time in any case. With all of them in one
 # micro-batch they run once, which halving would undo.

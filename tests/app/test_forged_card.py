@@ -90,7 +90,7 @@ def test_weights_that_were_exchanged_are_found(folder: Path) -> None:
     other = bytearray((folder / "model.safetensors").read_bytes())
     other[-1] ^= 1
     (folder / "model.safetensors").write_bytes(other)
-    assert "does not hold the weights that the card beside it was written for" in refused("ledger", "verify", folder)
+    assert "does not hold the weights that the card next to it was written for" in refused("ledger", "verify", folder)
     assert audited(folder).exit_code == 2
     assert "does not hold the weights" in json.loads((folder / "audit.json").read_text())["card"]["detail"]
 
@@ -100,7 +100,7 @@ def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder: Path) -> Non
     assert "names no digest" in verify_ledger(folder / "ledger.jsonl")["weights"]
     assert audited(folder).exit_code == 2
     edited(folder, lambda card: card.update(weights={"file": "../../elsewhere", "sha256": "0" * 64}))
-    assert "elsewhere is not beside the card" in verify_ledger(folder / "ledger.jsonl")["weights"]
+    assert "elsewhere is not next to the card" in verify_ledger(folder / "ledger.jsonl")["weights"]
 
 
 def test_a_card_that_cannot_be_shown_is_left_alone_and_fails(folder: Path) -> None:

@@ -28,7 +28,7 @@ def test_a_cut_ledger_does_not_pass_for_whole_beside_its_checkpoint(folder: Path
     for command in (("train", "--resume", folder, "--quiet"), ("ledger", "verify", folder)):
         result = call(*command)
         assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1
-    assert "the checkpoint beside it was written after 3 with another head" in result.stderr
+    assert "the checkpoint next to it was written after 3 with another head" in result.stderr
 
 
 def test_a_missing_ledger_is_not_begun_anew(folder: Path) -> None:

@@ -334,7 +334,7 @@ def test_a_run_that_died_between_two_renames_is_resumed(folder: Path) -> None:
 def test_two_runs_that_begin_in_one_folder(tmp_path: Path) -> None:
     first, second = RunFolder.create(tmp_path / "run"), RunFolder.create(tmp_path / "run")
     first.begin("seed = 1\n")
-    with pytest.raises(RunFolderError, match="another run has begun in"):
+    with pytest.raises(RunFolderError, match="another run has started in"):
         second.begin("seed = 2\n")
     assert first.config.read_text() == "seed = 1\n"
 

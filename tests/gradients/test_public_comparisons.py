@@ -62,7 +62,7 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
         def forward(self, x: Tensor) -> Tensor:
             return x * self.gain
 
-    register_layer_rule(Gain, lambda call, batch_size: {"gain": 2 * call.gradient * call.input})
+    register_layer_rule(Gain, lambda call: {"gain": 2 * call.gradient * call.input})
     model, x = nn.Sequential(nn.Linear(3, 3).double(), Gain()), torch.randn(24, 3, dtype=torch.float64)
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:

@@ -124,7 +124,7 @@ def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
     said = [why.split(": ") for _, why in read_all([tmp_path]).broken]
     assert {what for what, _ in said} == {"is a figure of dpkfc reproduce, which has its own picture"}
     assert [where for _, where in said] == [
-        "open kfc-fig1-digits.png", "none lies beside it; dpkfc reproduce kfc-fig10 draws it again",
+        "open kfc-fig1-digits.png", "there is no picture; dpkfc reproduce kfc-fig10 draws it",
     ]  # fmt: skip
 
 

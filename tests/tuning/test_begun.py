@@ -40,7 +40,7 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
     assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5), (STRONG, 4))  # of the killed one what it planned
     cost = cost_of(STRONG, found)
     assert cost.composed == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon()
-    assert "All 2 runs begun compose" in cost.statement and not cost.unpublished
+    assert "All 2 runs started compose" in cost.statement and not cost.unpublished
 
 
 def test_a_ledger_that_states_no_plan_counts_with_its_releases(tmp_path):
@@ -66,7 +66,7 @@ def test_a_damaged_ledger_leaves_no_figure_and_is_named(tmp_path):
     path = run_of(tmp_path, "b", WEAK, 2)
     path.write_text(path.read_text("utf-8").replace("0.8", "9.8", 1), "utf-8")
     cost = cost_of(STRONG, StudyLedgers.of(tmp_path))
-    assert cost.composed is None and "2 runs begun cost together cannot be told" in cost.statement
+    assert cost.composed is None and "2 runs started cost together cannot be told" in cost.statement
     assert "line 2 of the ledger b/ledger.jsonl" in cost.statement
 
 

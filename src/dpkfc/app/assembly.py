@@ -519,8 +519,8 @@ def measure_structure(config: RunConfig) -> RunConfig:
         config,
         structure="measured",
         every=measured.every,
-        ranks=_as_pairs(measured.ranks),
-        norm_methods=_as_pairs(measured.norm_methods),
+        ranks=_format_pairs(measured.ranks),
+        norm_methods=_format_pairs(measured.norm_methods),
     )
 
 
@@ -564,5 +564,5 @@ def describe_structure(config: RunConfig) -> str:
     return f"measured on this machine: {ranks}; {norms}; refreshes every {config.every} steps"
 
 
-def _as_pairs(values: Mapping[str, object]) -> str:
+def _format_pairs(values: Mapping[str, object]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

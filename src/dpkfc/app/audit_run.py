@@ -50,7 +50,7 @@ _MISSING = "nothing"
 
 
 def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
-    """Check that the card beside a ledger states what plan and ledger give, and names its weights.
+    """Check that the card next to a ledger states what plan and ledger give, and names its weights.
 
     Args:
         ledger: of the run folder.

@@ -369,7 +369,7 @@ def _announce(result: Result) -> None:
     console.print(f"run folder: {result.folder}", soft_wrap=True)
     if result.head:
         console.print(
-            f"ledger: {result.steps} releases, head {result.head} (give both to whoever will check it)",
+            f"ledger: {result.steps} releases, head {result.head} (send both to the person who will check the run)",
             soft_wrap=True,
         )
 

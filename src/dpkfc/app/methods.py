@@ -22,7 +22,7 @@ class Method:
         settings: settings that differ from the defaults of a run.
         acts: the parts of a step that it changes: gradient, coordinates, clip, release, read-out,
             filter, optimizer, weights, start.
-        side_data: data that it needs beside the private data.
+        side_data: data that it needs next to the private data.
         privacy: extra privacy cost.
         state: numbers kept between steps, d being the parameters.
         cost: of a step, against DP-SGD.

@@ -497,7 +497,7 @@ class SensitivityMap:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Figures of a run beside its curves.
+    """Figures of a run next to its curves.
 
     Spectra and ratios are measured on a probe, so they are public where the probe is.
 
@@ -686,7 +686,7 @@ def partition(
     caption: str = "",
     clients: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw labels by client as shaded counts, with each client's size beside them.
+    """Draw labels by client as shaded counts, with each client's size next to them.
 
     The counts are of a study's public data.
 

@@ -26,7 +26,7 @@ class Resized(nn.Module):
 
 
 def check_timm(name: str, weights: str = "") -> Any:
-    """timm, where it is installed and a file of weights that is given is one; cheap beside reading data.
+    """timm, where it is installed and a file of weights that is given is one; cheap next to reading data.
 
     Raises:
         DatasetError: either is missing; the message says how to get it.
@@ -187,7 +187,7 @@ def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClas
 
     Args:
         classes: number of labels.
-        trained_blocks: how many of the last blocks are trained beside the head; all before them is frozen. Noise grows with
+        trained_blocks: how many of the last blocks are trained next to the head; all before them is frozen. Noise grows with
             the number of trained parameters, so that few of them are the better choice where steps are few.
 
     Raises:

@@ -45,7 +45,7 @@ def evaluated_weights(session: Session) -> AbstractContextManager[None]:
 def write_results(
     prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics
 ) -> None:
-    """Write what a finished run leaves beside settings, ledger and checkpoint."""
+    """Write what a finished run leaves next to settings, ledger and checkpoint."""
     facts = _facts(prepared, session, metrics)
     with evaluated_weights(session):
         _save_model(prepared.model, folder, build_card(prepared.plan, facts))
@@ -102,7 +102,7 @@ def _scores(prepared: Prepared, last: Row) -> dict[str, Any]:
     if task.also is not None and last.accuracy is not None and last.loss is not None:
         figures |= task.also(Judged(last.accuracy, last.loss))
     scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
-    return {**scores, f"{measured_on} examples": len(_held_out(prepared)[1])}
+    return {**scores, f"{measured_on} examples": len(_split_held_out(prepared)[1])}
 
 
 def _card_settings(config: RunConfig) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _title(prepared: Prepared) -> str:
     return title
 
 
-def _held_out(prepared: Prepared) -> Examples:
+def _split_held_out(prepared: Prepared) -> Examples:
     data = prepared.data
     if prepared.config.eval_on == "validation" and data.validation:
         return data.validation
@@ -218,7 +218,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     def capture_layers(model: nn.Module, loss: Any) -> Any:
         return capture(model, layers, loss)
 
-    kfac, probe = _drawn_kfac(prepared)
+    kfac, probe = _choose_factors(prepared)
     # Take the probe in pieces as small as those of the run.
     rows = refresh_microbatch_size(kfac, plan.config.refresh_rows()[0])
     kfac = dataclasses.replace(kfac, chunk=rows or kfac.chunk)
@@ -252,7 +252,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     plots.save(plots.spectra(spectra, caption, stamp(plan)), folder.plots / LAST_PLOT)
 
 
-def _drawn_kfac(prepared: Prepared) -> tuple[KFAC, str]:
+def _choose_factors(prepared: Prepared) -> tuple[KFAC, str]:
     """Return the factors of the figures, and the name of what they are measured on.
 
     Factors that the plan does not use are measured on noise, since nothing has checked whether

@@ -144,7 +144,7 @@ class RunFolder:
 
     @property
     def card(self) -> Path:
-        """The privacy card as JSON; the Markdown lies beside it."""
+        """The privacy card as JSON; a Markdown form is next to it."""
         return self.path / "privacy_card.json"
 
     @property
@@ -173,7 +173,7 @@ class RunFolder:
             _sync(self.config)
         except FileExistsError:
             raise RunFolderError(
-                f"another run has begun in {self.path} just now; choose another folder with --out"
+                f"another run has started in {self.path} just now; choose another folder with --out"
             ) from None
         except OSError as error:
             self.config.unlink(missing_ok=True)
@@ -397,7 +397,7 @@ class Metrics:
     def read(cls, path: Path) -> Metrics:
         """Read what `write` wrote, with ε as `never_falling` gives it.
 
-        Older versions wrote ε of a grid beside exact values.
+        Older versions wrote ε of a grid next to exact values.
 
         Raises:
             ValueError: the file is damaged.

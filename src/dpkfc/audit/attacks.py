@@ -125,27 +125,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, most, xtol=1e-12, rtol=1e-13))
 
 
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Return the μ of the Gaussian mechanism that spends exactly (ε, δ).
-
-    The function is the inverse of `gaussian_epsilon`.
-
-    Raises:
-        ValueError: δ outside (0, 1), or a negative or infinite ε.
-    """
-    _check_delta(delta)
-    if not (epsilon >= 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be finite and >= 0, got {epsilon}")
-    most = 1.0
-    while gaussian_delta(most, epsilon) < delta:
-        most *= 2
-
-    def excess(mu: float) -> float:
-        return gaussian_delta(mu, epsilon) - delta
-
-    return float(brentq(excess, 0.0, most, xtol=1e-13, rtol=1e-13))
-
-
 def _check_delta(delta: float) -> None:
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
@@ -260,16 +239,6 @@ def best_threshold(
     judged_without, judged_with = without[1::2], with_[1::2]
     fp, fn = _count_errors(judged_without, judged_with, np.array([threshold]))
     return threshold, (int(fp[0]), len(judged_without), int(fn[0]), len(judged_with))
-
-
-def best_gaussian_mu(scores_without: ArrayLike, scores_with: ArrayLike, alpha: float) -> float:
-    """Return a lower bound on μ from independent runs with and without the canary.
-
-    One half of the scores chooses the threshold, the other half gives the bound. Arguments and
-    errors are those of `best_threshold`.
-    """
-    _, errors = best_threshold(scores_without, scores_with, alpha)
-    return gaussian_mu_lower(*errors, alpha)
 
 
 def _check_scores(scores: ArrayLike) -> Floats:
@@ -500,7 +469,7 @@ def infer_membership(  # noqa: PLR0913 - the last three are options
 
     Guarantee:
         As `infer_membership_from_losses`. The result is computed from private examples without
-        noise: do not publish it beside the model.
+        noise: do not publish it next to the model.
 
     Raises:
         ValueError: as `infer_membership_from_losses`.

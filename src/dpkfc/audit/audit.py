@@ -337,8 +337,8 @@ def check_contributions(
         measured=f"{worst:.2e} × sensitivity",
         bound=f"at most {tolerance:.1e}",
         passed=worst <= tolerance,
-        detail=f"what each of {len(numbers)} canaries adds beside {len(others)} others, "
-        f"against what it adds beside nobody; worst: {where}",
+        detail=f"what each of {len(numbers)} canaries adds next to {len(others)} others, "
+        f"against what it adds next to nobody; worst: {where}",
     )
 
 

@@ -195,7 +195,7 @@ def _neighbouring_pairs(
                 replaced = [first + (number + 1 + k) % len(canaries.names)]
             elif subject.augment is not None and base and zero is not None:
                 replaced = [first + zero]
-            where = f"{name}, beside {len(base)}, row {row}"
+            where = f"{name}, next to {len(base)}, row {row}"
             without = [*base[:row], *replaced, *base[row:]]
             yield where, without, [*base[:row], first + number, *base[row:]]
     control = list(range(min(5, half)))

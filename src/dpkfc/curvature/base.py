@@ -33,7 +33,7 @@ class PreconditionerState:
         spectra: layer to `A` and `G` (or the role of an elementwise parameter) to undamped,
             unscaled eigenvalues; those beyond the first `max_rank` of a wide side by their mean.
         shapes: layer to its kind and the sizes of its sides, for `check`.
-        note: what the privacy card should say beside the settings.
+        note: what the privacy card should say next to the settings.
         running: sums that the next refresh continues, one entry a probe; empty unless
             `Preconditioner.uses_previous_state`.
         drift: how far the factors had moved at the last refresh, None if no refresh measured that.

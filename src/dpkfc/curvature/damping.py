@@ -144,11 +144,11 @@ def damp_side(
         case DiagonalFactor():
             return Diagonal(damping.root(factor.values, shift).to(dtype))
         case Eigen():
-            kept = _kept_pairs(factor, damping, shift, rank)
+            kept = _count_kept_pairs(factor, damping, shift, rank)
             return _eigen_side(factor, damping, kept, dtype, widest_dense)
 
 
-def _kept_pairs(factor: Eigen, damping: Damping, shift: float, rank: int | None) -> int:
+def _count_kept_pairs(factor: Eigen, damping: Damping, shift: float, rank: int | None) -> int:
     """Return the number of eigenpairs that a side keeps."""
     kept = factor.rank
     if damping.rank_tolerance:

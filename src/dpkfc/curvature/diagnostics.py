@@ -109,27 +109,6 @@ def condition_numbers(
     return numbers
 
 
-def fisher_spectrum(preconditioner: PreconditionerState, layer: str, top: int = 1000) -> Tensor:
-    """Return the largest undamped eigenvalues of a layer's Fisher block, descending, float64.
-
-    The block is A ⊗ G, or a diagonal.
-
-    Raises:
-        ValueError: a layer without an entry.
-    """
-    if layer not in preconditioner.spectra:
-        known = ", ".join(preconditioner.spectra)
-        raise ValueError(f"no layer '{layer}' in the preconditioner; it has {known}")
-    sides = preconditioner.spectra[layer]
-    if set(sides) == {"A", "G"}:
-        a = torch.sort(sides["A"], descending=True).values[:top]
-        g = torch.sort(sides["G"], descending=True).values[:top]
-        values = torch.outer(a, g).flatten()
-    else:
-        values = torch.cat(list(sides.values()))
-    return torch.sort(values, descending=True).values[:top]
-
-
 @dataclass(frozen=True)
 class Similarity:
     """The similarity of a factor to a reference.

@@ -238,7 +238,7 @@ class GEP(ProbePreconditioner):
                         images = [torch.zeros_like(basis) for basis in bases]
                     for group, basis, image in zip(groups, bases, images, strict=True):
                         group.add_image(blocks, basis, image)
-                    # Otherwise these stay in memory beside the next ones.
+                    # Otherwise these stay in memory next to the next ones.
                     del microbatch, blocks
                 bases = [g.orthonormalize(image) for g, image in zip(groups, images, strict=True)]
             spans = _make_spans(groups, bases)

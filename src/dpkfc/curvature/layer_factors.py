@@ -524,7 +524,7 @@ class LayerAccumulator:
             case PerExample():
                 for role, g in block.grads.items():
                     self._note_kind(g)
-                    rows = _at_least_float32(g).reshape(len(g), -1)
+                    rows = _raise_to_float32(g).reshape(len(g), -1)
                     self._sides[role].add(rows, block.batch_size)
             case Lookup():
                 self._note_kind(block.b)
@@ -553,7 +553,7 @@ class LayerAccumulator:
                 self._sides["input"].add(*self._input_rows(block))
 
     def _note_kind(self, gradient: Tensor) -> None:
-        self._dtype = _at_least_float32(gradient).dtype
+        self._dtype = _raise_to_float32(gradient).dtype
         self._device = gradient.device
 
     def _subsample(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
@@ -594,7 +594,7 @@ class LayerAccumulator:
         """
         if self._options.sharing == "reduce":
             whole = block.explicit() if isinstance(block, Patched) else block
-            mean = self._mean(_at_least_float32(whole.a), block.groups)
+            mean = self._mean(_raise_to_float32(whole.a), block.groups)
             rows, share = self._limit(mean, block.groups, "input")
             return _with_ones(rows) if whole.homogeneous else rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
@@ -607,14 +607,14 @@ class LayerAccumulator:
             has_ones = False
         else:
             rows = block.rows(subsample.index)
-        rows = _at_least_float32(rows)
+        rows = _raise_to_float32(rows)
         if has_ones:
             rows = _with_ones(rows)
         return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
         """Return rows and divisor of G from `[N * groups, T, d_out]`."""
-        b = _at_least_float32(b)
+        b = _raise_to_float32(b)
         if self._options.sharing == "reduce":
             rows, share = self._limit(self._sum(b, groups), groups, "output")
             return rows, b.shape[0] * share
@@ -643,9 +643,9 @@ class LayerAccumulator:
 
     def _add_tied(self, block: Tied) -> None:
         """Add both uses of one weight `[V, d]` to E gᵀg; the rows V carry a trace of one."""
-        c = _at_least_float32(block.lookup.b)
-        a = _at_least_float32(block.outer.a)
-        b = _at_least_float32(block.outer.b)
+        c = _raise_to_float32(block.lookup.b)
+        a = _raise_to_float32(block.outer.a)
+        b = _raise_to_float32(block.outer.b)
         vocabulary = block.lookup.num_rows
         self._sides["output"].add_diagonal(b.new_full((vocabulary,), 1 / vocabulary), 1.0)
         norms = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
@@ -770,7 +770,7 @@ def _smooth_reads(factor: Factor, reads: float) -> Factor:
     return DiagonalFactor((factor.values + factor.trace / reads) * weight)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
+def _raise_to_float32(x: Tensor) -> Tensor:
     x = x.detach()
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 

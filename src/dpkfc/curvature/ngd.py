@@ -413,7 +413,7 @@ def _measure_own(
             except ValueError as error:
                 raise ValueError(f"layer '{name}': {error}") from error
             del block
-        # Otherwise this micro-batch stays in memory beside the next one.
+        # Otherwise this micro-batch stays in memory next to the next one.
         del microbatch
     parts: dict[str, _Part] = {name: layer.detached_copy() for name, layer in factors.items()}
     return parts | moments, note, digest

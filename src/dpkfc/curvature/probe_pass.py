@@ -353,7 +353,7 @@ def run_probe(
         own_labels = None if labels is None else labels[rows]
         loss = _loss_of(spec, chosen, own_labels, randomness, rows=rows, mask=mask, source=source)
         differentiated = rows.stop > gradients_from
-        # No local name holds the blocks, or they would stay in memory beside the next ones.
+        # No local name holds the blocks, or they would stay in memory next to the next ones.
         yield ProbeMicrobatch(
             _capture_blocks(model, capture, loss, differentiated),
             rows,

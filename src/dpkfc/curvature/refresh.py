@@ -238,7 +238,7 @@ def _measure_own(
             del block
         cache.forget()
         note, last = microbatch.note, scale_microbatch(microbatch, spec)
-        # Otherwise this micro-batch stays in memory beside the next one.
+        # Otherwise this micro-batch stays in memory next to the next one.
         del microbatch
     return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note), digest
 

@@ -113,7 +113,7 @@ def _check_ids(ids: Any) -> NDArray[Any]:
 def _to_array(ids: Any) -> NDArray[Any]:
     """Return the ids as an array.
 
-    The ids of a list keep their types: beside one text numpy would make texts of all, of NaN too.
+    The ids of a list keep their types: next to one text numpy would make texts of all, of NaN too.
     """
     if isinstance(ids, Tensor):
         return ids.detach().cpu().numpy()

@@ -564,7 +564,7 @@ class Client:
     # -- state -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """PRIVATE: return the state beside the ledger, for this client's own disk only."""
+        """PRIVATE: return the state next to the ledger, for this client's own disk only."""
         return {
             "control": dict(self._control),
             "last": dict(self._last),

@@ -250,7 +250,7 @@ class FederatedPlan(PlanBase):
 
         Args:
             path: of the file.
-            header: what the first line says beside `ledger_header`.
+            header: what the first line says next to `ledger_header`.
         """
         header = {**self.ledger_header, **header}
         if path is None:

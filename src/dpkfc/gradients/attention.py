@@ -151,7 +151,7 @@ class AttentionCall:
             biases = m.in_proj_bias.detach().chunk(3)
         weights = m.in_proj_weight.detach().chunk(3)
         has_gradient = any(g is not None for g in self.gradients)
-        with self._as_called(), torch.set_grad_enabled(has_gradient):
+        with self._restore_call_conditions(), torch.set_grad_enabled(has_gradient):
             with torch.no_grad():
                 projected = []
                 for name, w, b in zip(ARGUMENTS[:3], weights, biases, strict=True):
@@ -208,7 +208,7 @@ class AttentionCall:
         return mixed.transpose(0, 1) if is_first else mixed, weights
 
     @contextmanager
-    def _as_called(self) -> Iterator[None]:
+    def _restore_call_conditions(self) -> Iterator[None]:
         """Run the body with the precision and the random numbers of the call."""
         device = self.module.in_proj_weight.device
         now = random_states(device)

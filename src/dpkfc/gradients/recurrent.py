@@ -120,7 +120,7 @@ def _read(call: Call) -> _Sequence:
     if isinstance(module, nn.RNNCellBase):
         x = x.unsqueeze(1)
         state = tuple(s.unsqueeze(0) for s in state)
-        # A cell has no outputs beside its states.
+        # A cell has no outputs next to its states.
         gradients = [None, *(g.unsqueeze(0) for g in gradients if g is not None)]
     elif not module.batch_first:
         x = x.transpose(0, 1)

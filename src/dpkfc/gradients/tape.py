@@ -173,7 +173,7 @@ class Tape:
 
     @property
     def size(self) -> int | None:
-        """Return the examples N of the pass, None before it has begun."""
+        """Return the examples N of the pass, None before it has started."""
         return self._size
 
     def __enter__(self) -> Tape:
@@ -665,7 +665,7 @@ class Tape:
 
 @dataclass
 class _OpenCall:
-    """A call of a covered module that has begun.
+    """A call of a covered module that has started.
 
     Attributes:
         parameters: those that it covers.

@@ -350,12 +350,12 @@ class PrivateStep:
         """Record the batch that the loader is about to yield.
 
         Raises:
-            RuntimeError: the last batch was never stepped, or another pass over the loader has begun.
+            RuntimeError: the last batch was never stepped, or another pass over the loader has started.
         """
         self._require_open()
         if token is not self._token:
             raise RuntimeError(
-                "another pass over the private loader has begun; continue the newest one only"
+                "another pass over the private loader has started; continue the newest one only"
             )
         try:
             self._pending_batch.yield_batch(physical.logical, self.model.training)

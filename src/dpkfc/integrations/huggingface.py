@@ -232,7 +232,7 @@ class ClosedTrainer(Trainer):
     plan: Plan
     session: Session | None = None
     ledger_path: Path
-    _held_out: Sequence[Any] = ()  # data sets that were compared with the private one
+    _split_held_out: Sequence[Any] = ()  # data sets that were compared with the private one
 
     # -- closed --------------------------------------------------------------------------------------------------------
 
@@ -267,9 +267,9 @@ class ClosedTrainer(Trainer):
             held_out = self.eval_dataset
         elif isinstance(eval_dataset, str):
             held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
-        if held_out is not None and not any(held_out is x for x in self._held_out):
+        if held_out is not None and not any(held_out is x for x in self._split_held_out):
             check_held_out(held_out, self.train_dataset, "eval_dataset")
-            self._held_out = [*self._held_out, held_out]
+            self._split_held_out = [*self._split_held_out, held_out]
         return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
@@ -296,7 +296,7 @@ class ClosedTrainer(Trainer):
         return {} if session is None else {"epsilon": session.epsilon, "releases": session.steps_done}
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the released weights for `from_pretrained`, and `privacy.json` beside them."""
+        """Save the released weights for `from_pretrained`, and `privacy.json` next to them."""
         self.write_summary(output_dir or self.args.output_dir)
         super().save_model(output_dir, _internal_call)
 

@@ -236,7 +236,7 @@ class PrivateTraining(pl.Callback):
     Args:
         plan: from `PrivacyConfig.calibrate`.
         dataset: as of `Session`; `plan.dataset_size` examples (or units).
-        ledger_path: file of the privacy ledger, beside which the end of a fit writes `privacy.json`; None keeps the ledger
+        ledger_path: file of the privacy ledger, next to which the end of a fit writes `privacy.json`; None keeps the ledger
             in memory, and such a run cannot be resumed or followed by another.
         settings: `collate_fn`, `num_workers`, `units` and `verify` of `Session`.
 

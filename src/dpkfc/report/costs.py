@@ -96,7 +96,7 @@ class Timings:
         return self.seconds[key]
 
     def save(self) -> None:
-        """Write the times into the file, beside those of other machines."""
+        """Write the times into the file, next to those of other machines."""
         if self.path is None:
             return
         machines = _read(self.path)

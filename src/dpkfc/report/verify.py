@@ -1,4 +1,4 @@
-"""Verify a ledger against the privacy card, the checkpoint and the weights that lie beside it."""
+"""Verify a ledger against the privacy card, the checkpoint and the weights that lie next to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DAMAGE = (
 
 
 class CardError(ValueError):
-    """A ledger and what lies beside it disagree, are damaged, or cannot be accounted for."""
+    """A ledger and what lies next to it disagree, are damaged, or cannot be accounted for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Card:
 
 
 def read_card(ledger: Path) -> Card | None:
-    """Return the card beside a ledger, None if there is none.
+    """Return the card next to a ledger, None if there is none.
 
     Raises:
         CardError: the card is damaged.
@@ -85,7 +85,7 @@ def read_card(ledger: Path) -> Card | None:
 
 
 def verify_history(path: Path) -> Verified:
-    """Verify a ledger's chain, and the history that card and checkpoint beside it remember.
+    """Verify a ledger's chain, and the history that card and checkpoint next to it remember.
 
     Raises:
         LedgerError: the chain does not hold.
@@ -101,10 +101,10 @@ def verify_history(path: Path) -> Verified:
 
 
 def _check_remembered(path: Path, ledger: Verified, releases: int, head: str, what: str) -> None:
-    """Check that a ledger still begins with the history that a file beside it remembers."""
+    """Check that a ledger still begins with the history that a file next to it remembers."""
     if releases >= len(ledger.heads) or ledger.heads[releases] != head:
         raise CardError(
-            f"the ledger {path} has {len(ledger.releases)} releases, the {what} beside it was "
+            f"the ledger {path} has {len(ledger.releases)} releases, the {what} next to it was "
             f"written after {releases} with another head: lines were removed or replaced"
         )
 
@@ -182,13 +182,13 @@ def _shorten(value: Any) -> str:
 
 
 def check_weights(card: Card) -> str:
-    """Compare the weights beside a card with the digest that the card names.
+    """Compare the weights next to a card with the digest that the card names.
 
     Returns:
         "those of the card (SHA-256)", or why nothing could be compared.
 
     Raises:
-        CardError: the file beside the card holds other weights.
+        CardError: the file next to the card holds other weights.
     """
     weights = card.content.get("weights")
     if not isinstance(weights, Mapping) or not isinstance(weights.get("sha256"), str):
@@ -196,10 +196,10 @@ def check_weights(card: Card) -> str:
     name = Path(str(weights.get("file", ""))).name or "model.safetensors"
     path = card.path.parent / name
     if not path.is_file():
-        return f"not compared: {name} is not beside the card"
+        return f"not compared: {name} is not next to the card"
     if file_digest(path) != weights["sha256"]:
         raise CardError(
-            f"{path} does not hold the weights that the card beside it was written for: one of "
+            f"{path} does not hold the weights that the card next to it was written for: one of "
             "them was changed"
         )
     return "those of the card (SHA-256)"
@@ -223,13 +223,13 @@ def verify_ledger(
 ) -> dict[str, Any]:
     """Verify a ledger and account for its releases.
 
-    A privacy card and a checkpoint beside the ledger must agree with it. A chain without its last
+    A privacy card and a checkpoint next to the ledger must agree with it. A chain without its last
     lines is still valid, and only a file that remembers a later head can reveal that. The chain has
     no key; docs/accounting.md says what it proves.
 
     Args:
         path: the ledger.
-        delta: δ of the reported ε; None takes that of the card beside the ledger, else that of the
+        delta: δ of the reported ε; None takes that of the card next to the ledger, else that of the
             first line, else 1e-5.
         copy: a head that somebody has kept, and the number of releases after which it was taken.
 
@@ -240,7 +240,7 @@ def verify_ledger(
         LedgerError: the chain does not hold.
         CardError: card, checkpoint, copy or weights disagree with the ledger or with each other, or
             no accountant can treat what was released.
-        CheckpointError: the checkpoint beside it is damaged.
+        CheckpointError: the checkpoint next to it is damaged.
     """
     ledger, card = verify_history(path), read_card(path)
     if copy is not None:

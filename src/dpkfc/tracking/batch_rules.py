@@ -716,7 +716,7 @@ def _layer_norm(operation: Operation) -> Answer:
 
 
 def _has_batched_weights(operation: Operation) -> bool:
-    """Return whether an operand beside the first one depends on the examples."""
+    """Return whether an operand next to the first one depends on the examples."""
     return any(operation.is_batched(x) for x in operation.tensors if x is not operation.args[0])
 
 
@@ -865,7 +865,7 @@ class _Indices:
         given: dimension of x to its index.
         x_rank: dimensions of x.
         rank: dimensions of the indices after broadcasting.
-        is_adjacent: whether the indexed dimensions of x lie beside each other.
+        is_adjacent: whether the indexed dimensions of x lie next to each other.
         front: first dimension of the result that the indices fill.
     """
 

@@ -450,7 +450,7 @@ class _Check:
             for scale in _SCALES if bit == 0 else (1.0,):
                 other_losses, other_gradient = run_pass(replaced, kept, scale)
                 if self._losses_differ(losses, other_losses) or _gradients_differ(gradient, other_gradient):
-                    raise ValueError(_mixing_message(failure, "rows changed when only the rows beside them did"))
+                    raise ValueError(_mixing_message(failure, "rows changed when only the rows next to them did"))
             if len(part_gradients) == 2:
                 total = part_gradients[0] + part_gradients[1]
                 if _gradients_differ(total, run_pass(every, every)[1]):
@@ -700,7 +700,7 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
 def _mixing_rows_message(name: str) -> str:
     """Return the message for a collate function or an augmentation that mixes rows."""
     return (
-        f"{name} mixes the rows of a batch: a row changed when only the rows beside it did; one example would then move the "
+        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did; one example would then move the "
         "gradients of others. Change each row on its own"
     )
 

@@ -117,7 +117,7 @@ class RunSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyTable:
-    """A table that a study has made: a tuning study, or a published table beside ours."""
+    """A table that a study has made: a tuning study, or a published table next to ours."""
 
     source: str
     title: str
@@ -574,7 +574,7 @@ def _name_pictures(path: Path) -> str:
             names.append(file.name)
     if names:
         return f"open {', '.join(sorted(names)[:6])}"
-    return f"none lies beside it; dpkfc reproduce {path.stem} draws it again"
+    return f"there is no picture; dpkfc reproduce {path.stem} draws it"
 
 
 _LEFT_OUT = {
@@ -752,7 +752,7 @@ def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
 
 
 def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
-    """Return `NAME.json` of `dpkfc reproduce`: published cells beside ours."""
+    """Return `NAME.json` of `dpkfc reproduce`: published cells next to ours."""
     rows = []
     for cell in content["cells"]:
         if isinstance(cell, dict):

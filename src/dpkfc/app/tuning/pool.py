@@ -230,7 +230,7 @@ class Watcher(Protocol):
     """Who is shown how a study goes on."""
 
     def started(self, task: Task) -> None:
-        """A cell has begun."""
+        """A cell has started."""
 
     def evaluated(self, task: Task, number: int, accuracy: float) -> None:
         """A cell was judged on the way."""
@@ -287,7 +287,7 @@ def drive(
         source: is called in this process alone.
         place: data and ledgers.
         workers: cells at once, each with one thread.
-        budget_minutes: no cell is started whose expected time does not fit, and those that have begun are stopped when it is up,
+        budget_minutes: no cell is started whose expected time does not fit, and started cells are stopped when it is up,
             as by Ctrl-C; None is no bound.
         expected: seconds of a cell, None where not known.
         watcher: is shown what happens.
@@ -494,7 +494,7 @@ class StudyProgress:
         self._stopped: list[str] = []
 
     def started(self, task: Task) -> None:
-        """A cell has begun."""
+        """A cell has started."""
         self._show(task, "…")
 
     def evaluated(self, task: Task, number: int, accuracy: float) -> None:

@@ -79,7 +79,7 @@ class Cell(Protocol):
 class Store:
     """The rows of one study.
 
-    Only one process writes to it: `with` takes a lock beside the file. Reading needs none.
+    Only one process writes to it: `with` takes a lock next to the file. Reading needs none.
 
     Args:
         path: the JSON file; made when the first row comes.

@@ -282,11 +282,11 @@ def use_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) 
 def arms_for(
     recipe: str, methods: list[str], *, controls: bool = True, optimizer: str = ""
 ) -> list[Arm]:
-    """Return the arms of methods, and the controls that belong beside them.
+    """Return the arms of methods, and the controls that belong next to them.
 
     A method that was asked for is no control. A method that whitens one side only has a control of
     random directions on that side (`random_twin`). That control replaces `dp-kfc-random`, which
-    has random directions on both sides and stays beside `dp-kfc`.
+    has random directions on both sides and stays next to `dp-kfc`.
 
     Raises:
         StudyError: an unknown method, or one given twice.

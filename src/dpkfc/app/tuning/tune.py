@@ -282,7 +282,7 @@ class Cost:
         unpublished: what else there is to say, to the operator only; empty where the statement says it all.
         with_tuning: ε of one arm of a random search that is over, its choice counted; None where there is no such figure.
         with_training: ε of that and of one training with what it chose.
-        composed: ε of all runs begun, one after the other, by RDP and their ledgers; None where it cannot be told.
+        composed: ε of all runs started, one after the other, by RDP and their ledgers; None where it cannot be told.
     """
 
     statement: str
@@ -394,7 +394,7 @@ def cost_of(
 
     Args:
         plan: of one trial; every trial has its event and number of steps.
-        begun: runs that have begun, in this study or before it in its folder.
+        begun: runs that have started, in this study or before it in its folder.
         law: of the number of trials of a random search, None for a search whose trials depend on one another.
         arms: that were compared.
         final: plan of a training with what the search chose; None as of a trial.
@@ -418,7 +418,7 @@ def cost_of(
     else:
         unpublished = f"Not to be published, since the number of trials has to stay secret: {together}" if together else ""
         if over:
-            chosen, trained, text = _of_the_choice(plan, final or plan, law)
+            chosen, trained, text = _describe_choice_cost(plan, final or plan, law)
             lines.append(text)
         else:
             lines.append("ε of the choice is stated once all trials that were drawn for this search have run.")
@@ -431,18 +431,18 @@ def cost_of(
 
 
 def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
-    """ε of all runs begun where it is finite, and what there is to say of it; nothing without a run."""
+    """ε of all runs started where it is finite, and what there is to say of it; nothing without a run."""
     total = begun.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
-        said = f"All {begun.runs} runs begun compose to ε = {rounded_up(total)} by RDP, if all that they showed counts."
+        said = f"All {begun.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all that they showed counts."
         return total if math.isfinite(total) else None, said  # JSON holds no infinity
     if not begun.runs:
         return None, ""
     why = begun.unread[0] if begun.unread else "RDP does not compose their events"
-    return None, f"What the {begun.runs} runs begun cost together cannot be told: {why}."
+    return None, f"What the {begun.runs} runs started cost together cannot be told: {why}."
 
 
-def _of_the_choice(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
+def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
     """ε of what a random search chose for one arm, ε of that and of a training with it, and both in words."""
     terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
     chosen, trained = with_selection(*terms), with_selection(*terms, then=(final.event, final.steps))
@@ -527,7 +527,7 @@ class TuneSettings:
         if searched:
             raise StudyError(f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as well")
         if self.settings.get("adam_bc_floor") and any("adam_bc_resolution" in arm.space for arm in self.arms()):
-            raise StudyError("adam_bc_resolution is searched for one of the methods and means nothing beside adam_bc_floor")
+            raise StudyError("adam_bc_resolution is searched for one of the methods and means nothing next to adam_bc_floor")
         if self.search == "random":
             trial_law(self.count, self.trials)
 
@@ -592,7 +592,7 @@ class Trials:
         return {f"{one.arm.label}, trial {key}": why for one in self._searches for key, why in one.failures().items()}
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
-        """The next trial of the search that has begun the fewest blocks."""
+        """The next trial of the search that has started the fewest blocks."""
         waiting = [search for search in self._searches if search.started < search.trials]
         if not waiting:
             return self._once_more(fits)
@@ -725,10 +725,10 @@ def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common:
         now = {name: value for name, value in common.items() if name not in tag["params"] and name not in arm.settings}
         other = next((name for name in sorted({*before, *now}) if before.get(name) != now.get(name)), None)
         if other is not None:
-            told = ["the recipe's own" if other not in of else repr(of[other]) for of in (before, now)]
+            values = ["the recipe's value" if other not in own else repr(own[other]) for own in (before, now)]
             raise StudyError(
-                f"{store.path} holds trials of {arm.label} with {other} = {told[0]}, and this search has {told[1]}; choose "
-                "another --out, or the settings of then"
+                f"{store.path} has trials of {arm.label} with {other} = {values[0]}, not {values[1]}; "
+                f"choose another --out, or set {other} back"
             )
 
 
