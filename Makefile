@@ -34,6 +34,7 @@ test-bench: $(TOOLS) ## the benchmarks themselves, at a small size
 
 lint: $(TOOLS) ## ruff and mypy
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each method, then refresh the tables

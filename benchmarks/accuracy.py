@@ -1,10 +1,12 @@
-"""The MNIST study: DP-SGD and its controls against DP-KFC at one ε, tuned on a validation split of the training set.
+"""The MNIST study: DP-SGD and its controls against DP-KFC at one ε, tuned on a validation split of
+the training set.
 
     python benchmarks/accuracy.py --data-dir DIR          # resumable; every finished run is kept by the hash of its settings
     python benchmarks/accuracy.py --table                 # the Markdown table of what has been run
 
-Every arm gets the same learning-rate grid per optimizer, one tuning seed on the validation split, then three seeds on the
-test set at the rate that won. Each seed has its own initialisation. Noise is secure and never seeded.
+Every arm gets the same learning-rate grid per optimizer, one tuning seed on the validation split,
+then three seeds on the test set at the rate that won. Each seed has its own initialisation. Noise
+is secure and never seeded.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ COMMON: dict[str, Any] = {
 }
 
 
-def load(data_dir: str | None, dataset: str, evaluate_on: str) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def load(
+    data_dir: str | None, dataset: str, evaluate_on: str
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """(private training examples, evaluation examples); the validation split is never trained on."""
     from dpkfc.app.datasets.formats import Normalisation, split
     from dpkfc.app.datasets.sources import FASHION_MNIST, MNIST, load_pixels
@@ -62,20 +66,29 @@ def load(data_dir: str | None, dataset: str, evaluate_on: str) -> tuple[tuple[Te
 def accuracy(model: nn.Module, examples: tuple[Tensor, Tensor]) -> float:
     model.eval()
     with torch.no_grad():
-        right = [(model(x).argmax(1) == y).sum() for x, y in zip(*(t.split(1000) for t in examples), strict=True)]
+        right = [
+            (model(x).argmax(1) == y).sum()
+            for x, y in zip(*(t.split(1000) for t in examples), strict=True)
+        ]
     model.train()
     return float(sum(right)) / len(examples[1])
 
 
 def calibrated(settings: dict[str, Any], dataset_size: int) -> float:
-    """σ of an arm: all arms of one (ε, δ, B, epochs) share it, because whitening and clipping change no event."""
+    """σ of an arm: all arms of one (ε, δ, B, epochs) share it, because whitening and clipping
+    change no event.
+    """
     from dpkfc.config import PrivacyConfig
 
-    config = PrivacyConfig(expected_batch_size=settings["expected_batch_size"], epochs=settings["epochs"])
+    config = PrivacyConfig(
+        expected_batch_size=settings["expected_batch_size"], epochs=settings["epochs"]
+    )
     return config.calibrate(settings["epsilon"], settings["delta"], dataset_size).noise_multiplier
 
 
-def train_once(settings: dict[str, Any], noise_multiplier: float, data_dir: str | None) -> dict[str, Any]:
+def train_once(
+    settings: dict[str, Any], noise_multiplier: float, data_dir: str | None
+) -> dict[str, Any]:
     """One private training run; returns its settings with accuracy, σ, ε and seconds."""
     torch.set_num_threads(1)
     from dpkfc.app.models import mnist_cnn, seeded
@@ -94,13 +107,17 @@ def train_once(settings: dict[str, Any], noise_multiplier: float, data_dir: str 
     config = PrivacyConfig(preconditioner=kfac, **{k: settings[k] for k in names})
     plan = config.with_noise(noise_multiplier, settings["delta"], len(train[1]))
     if settings["optimizer"] == "sgd":
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), settings["lr"], momentum=0.9)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            model.parameters(), settings["lr"], momentum=0.9
+        )
     else:
         optimizer = torch.optim.Adam(model.parameters(), settings["lr"])
     started, clipped = time.perf_counter(), []
     with Session(plan, model, optimizer, train) as session:
         for batch in session.batches():
-            record = session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            record = session.step(
+                batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")
+            )
             clipped.append(record.clipped_fraction)
         epsilon = session.epsilon
     assert epsilon <= settings["epsilon"], (epsilon, settings["epsilon"])
@@ -120,8 +137,16 @@ def key(settings: dict[str, Any]) -> str:
 
 
 def hardware() -> dict[str, Any]:
-    cpu = next((x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")), platform.machine())
-    return {"cpu": cpu, "threads_a_run": 1, "torch": torch.__version__, "python": platform.python_version()}
+    cpu = next(
+        (x.split(":")[1].strip() for x in open("/proc/cpuinfo") if x.startswith("model name")),
+        platform.machine(),
+    )
+    return {
+        "cpu": cpu,
+        "threads_a_run": 1,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def read() -> dict[str, Any]:
@@ -145,13 +170,24 @@ def run_all(jobs: list[dict[str, Any]], data_dir: str | None, workers: int) -> N
             results["hardware"] = hardware()
             RESULTS.parent.mkdir(exist_ok=True)
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True))
-            shown = {k: row[k] for k in ("arm", "optimizer", "lr", "seed", "evaluate_on", "accuracy", "seconds")}
+            shown = {
+                k: row[k]
+                for k in ("arm", "optimizer", "lr", "seed", "evaluate_on", "accuracy", "seconds")
+            }
             print(f"{done}/{len(todo)}", shown, flush=True)
 
 
 def tuning_jobs() -> list[dict[str, Any]]:
     return [
-        {**COMMON, **arm, "arm": name, "optimizer": o, "lr": lr, "seed": TUNING_SEED, "evaluate_on": "validation"}
+        {
+            **COMMON,
+            **arm,
+            "arm": name,
+            "optimizer": o,
+            "lr": lr,
+            "seed": TUNING_SEED,
+            "evaluate_on": "validation",
+        }
         for o, rates in reversed(RATES.items())
         for lr in rates
         for name, arm in reversed(ARMS.items())
@@ -159,7 +195,11 @@ def tuning_jobs() -> list[dict[str, Any]]:
 
 
 def best_rate(runs: list[dict[str, Any]], arm: str, optimizer: str) -> dict[str, Any] | None:
-    mine = [r for r in runs if (r["arm"], r["optimizer"], r["evaluate_on"]) == (arm, optimizer, "validation")]
+    mine = [
+        r
+        for r in runs
+        if (r["arm"], r["optimizer"], r["evaluate_on"]) == (arm, optimizer, "validation")
+    ]
     return max(mine, key=lambda r: r["accuracy"]) if mine else None
 
 
@@ -172,17 +212,28 @@ def final_jobs() -> list[dict[str, Any]]:
                 best = best_rate(runs, name, optimizer)
                 assert best is not None
                 jobs.append(
-                    {**COMMON, **arm, "arm": name, "optimizer": optimizer, "lr": best["lr"], "seed": seed, "evaluate_on": "test"}
+                    {
+                        **COMMON,
+                        **arm,
+                        "arm": name,
+                        "optimizer": optimizer,
+                        "lr": best["lr"],
+                        "seed": seed,
+                        "evaluate_on": "test",
+                    }
                 )
     return jobs
 
 
 def table() -> str:
-    """Mean ± sample standard deviation over the seeds, with the tuned rate and the validation accuracy that chose it."""
+    """Mean ± sample standard deviation over the seeds, with the tuned rate and the validation
+    accuracy that chose it.
+    """
     results = read()
     runs = list(results["runs"].values())
     lines = [
-        "| method | optimizer | lr | validation % (tuning seed) | test % (mean ± std) | seeds | clipped | σ |",
+        "| method | optimizer | lr | validation % (tuning seed) | test % (mean ± std) | seeds |"
+        " clipped | σ |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for optimizer in RATES:
@@ -191,26 +242,38 @@ def table() -> str:
             if best is None:
                 continue
             test = [
-                r for r in runs
-                if (r["arm"], r["optimizer"], r["lr"], r["evaluate_on"]) == (name, optimizer, best["lr"], "test")
-            ]  # fmt: skip
+                r
+                for r in runs
+                if (r["arm"], r["optimizer"], r["lr"], r["evaluate_on"])
+                == (name, optimizer, best["lr"], "test")
+            ]
             if not test:
                 continue
             values = 100 * np.array([r["accuracy"] for r in test])
-            spread = f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" if len(values) > 1 else f"{values.mean():.2f}"
+            spread = (
+                f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
+                if len(values) > 1
+                else f"{values.mean():.2f}"
+            )
             label = {"sgd": "SGD, momentum 0.9", "adam": "Adam"}[optimizer]
             lines.append(
-                f"| {name} | {label} | {best['lr']:g} | {100 * best['accuracy']:.2f} | {spread} | {len(test)} | "
-                f"{100 * np.mean([r['clipped_fraction'] for r in test]):.0f} % | {test[0]['noise_multiplier']:.4f} |"
+                f"| {name} | {label} | {best['lr']:g} | {100 * best['accuracy']:.2f} | {spread} |"
+                f" {len(test)} | "
+                f"{100 * np.mean([r['clipped_fraction'] for r in test]):.0f} % |"
+                f" {test[0]['noise_multiplier']:.4f} |"
             )
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data-dir", help="folder with the data sets; default: $DPKFC_DATA")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
-    parser.add_argument("--table", action="store_true", help="print the table of the committed results and stop")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the committed results and stop"
+    )
     arguments = parser.parse_args()
     if not arguments.table:
         run_all(tuning_jobs(), arguments.data_dir, arguments.jobs)

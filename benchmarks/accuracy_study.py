@@ -1,4 +1,5 @@
-"""Arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and Fashion-MNIST, IMDB, or an MLP.
+"""Arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and
+Fashion-MNIST, IMDB, or an MLP.
 
     python benchmarks/accuracy_study.py --data-dir DIR --out runs/accuracy     # start or continue; Ctrl-C loses no finished cell
     python benchmarks/accuracy_study.py --study imdb --data-dir DIR            # thirteen arms on hashed words
@@ -6,8 +7,9 @@
     python benchmarks/accuracy_study.py --smoke --out runs/smoke               # a few steps on the digits (--recipe mnist-cnn)
     python benchmarks/accuracy_study.py --table                                # the Markdown table of what has been run
 
-Every cell is kept by the hash of its settings in benchmarks/results/accuracy/STUDY.json. The order is: twenty trials an arm in
-rounds of five, three seeds at ε = 1, the other data set, then the other ε with the settings tuned at ε = 1. Noise is secure.
+Every cell is kept by the hash of its settings in benchmarks/results/accuracy/STUDY.json. The order
+is: twenty trials an arm in rounds of five, three seeds at ε = 1, the other data set, then the other
+ε with the settings tuned at ε = 1. Noise is secure.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ import sys
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results" / "accuracy"
-STUDIES = {"cnn": ("mnist-cnn", "fashion-mnist-cnn"), "imdb": ("imdb-logistic",), "mlp": ("mnist-mlp",)}
+STUDIES = {
+    "cnn": ("mnist-cnn", "fashion-mnist-cnn"),
+    "imdb": ("imdb-logistic",),
+    "mlp": ("mnist-mlp",),
+}
 
 
 def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
@@ -25,11 +31,18 @@ def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
 
     if smoke:
         return AccuracyStudy(
-            recipes=recipes, epsilons=(1.0, 2.0), seeds=(0, 1), trials=2, validation=200, public=100,
+            recipes=recipes,
+            epsilons=(1.0, 2.0),
+            seeds=(0, 1),
+            trials=2,
+            validation=200,
+            public=100,
             common={"steps": 8, "expected_batch_size": 64, "probe_size": 32},
-        )  # fmt: skip
+        )
     if name == "imdb":
-        return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT))
+        return AccuracyStudy(
+            recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT)
+        )
     if name == "mlp":
         return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0,), common=dict(MLP))
     return AccuracyStudy(recipes=recipes, trials=trials)
@@ -41,7 +54,10 @@ def table(path: Path) -> str:
 
     rows = list(Store(path))
     done = dict.fromkeys(row["run"]["recipe"] for row in rows)
-    return "\n\n".join(f"**{recipe}**\n\n{accuracy.table(rows, recipe)}" for recipe in done) or "nothing has been run yet"
+    return (
+        "\n\n".join(f"**{recipe}**\n\n{accuracy.table(rows, recipe)}" for recipe in done)
+        or "nothing has been run yet"
+    )
 
 
 def main() -> int:
@@ -51,19 +67,43 @@ def main() -> int:
     from dpkfc.app.tuning.runs import Store
     from dpkfc.app.tuning.tune import expected_seconds
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--study", choices=list(STUDIES), default="cnn")
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
-    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"), help="ledgers and the trials of the searches")
-    parser.add_argument("--results", type=Path, help="file of the results; default: benchmarks/results/accuracy/STUDY.json")
-    parser.add_argument("--recipe", action="append", help="of these alone; default: those of the study, digits for --smoke")
+    parser.add_argument(
+        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/accuracy"),
+        help="ledgers and the trials of the searches",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="file of the results; default: benchmarks/results/accuracy/STUDY.json",
+    )
+    parser.add_argument(
+        "--recipe",
+        action="append",
+        help="of these alone; default: those of the study, digits for --smoke",
+    )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--workers", type=int, help="cells at once; default: every core")
-    parser.add_argument("--budget", type=float, help="minutes; no cell starts that would not end in time")
-    parser.add_argument("--smoke", action="store_true", help="a few steps on the digits, results below --out")
+    parser.add_argument(
+        "--budget", type=float, help="minutes; no cell starts that would not end in time"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few steps on the digits, results below --out"
+    )
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     arguments = parser.parse_args()
-    path = arguments.results or (arguments.out if arguments.smoke else RESULTS) / f"{arguments.study}.json"
+    path = (
+        arguments.results
+        or (arguments.out if arguments.smoke else RESULTS) / f"{arguments.study}.json"
+    )
     if arguments.table:
         print(table(path))
         return 0
@@ -76,9 +116,13 @@ def main() -> int:
             source = chosen.source(store, arguments.out / "trials.sqlite3")
             with StudyProgress(None, done=len(store), console=Console(width=140)) as progress:
                 drive(
-                    source, place, workers=workers, budget_minutes=arguments.budget, expected=expected_seconds(store),
+                    source,
+                    place,
+                    workers=workers,
+                    budget_minutes=arguments.budget,
+                    expected=expected_seconds(store),
                     watcher=progress,
-                )  # fmt: skip
+                )
     except KeyboardInterrupt:
         print("stopped; the same command continues it", file=sys.stderr)
         return 130

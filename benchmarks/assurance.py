@@ -1,8 +1,8 @@
 """Run every check of docs/assurance.md at full size, and write results/assurance.json.
 
-    python benchmarks/assurance.py                 # `make assurance`: 45 minutes on two cores
-    python benchmarks/assurance.py --only leaks    # one section; the others keep their figures
-    python benchmarks/assurance.py --table leaks   # the Markdown table of a section
+python benchmarks/assurance.py                 # `make assurance`: 45 minutes on two cores
+python benchmarks/assurance.py --only leaks    # one section; the others keep their figures
+python benchmarks/assurance.py --table leaks   # the Markdown table of a section
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/checkpoint.py            # BERT-base (110 million parameters), DP-SGD; results/checkpoint.json
     python benchmarks/checkpoint.py --smoke    # a small model; prints, writes only to --output
 
-The weights alone are safetensors' own file of the same tensors with an fsync. A session also holds the optimizer's buffers,
-which for momentum are as large as the weights: it is measured with them and without. Times are medians of three.
+The weights alone are safetensors' own file of the same tensors with an fsync. A session also holds
+the optimizer's buffers, which for momentum are as large as the weights: it is measured with them
+and without. Times are medians of three.
 """
 
 from __future__ import annotations
@@ -50,14 +51,22 @@ def measured(case: Any, momentum: float) -> dict[str, Any]:
         model = setting.fresh()[0]
         config = PrivacyConfig(expected_batch_size=case.batch_size, steps=10, sampler="fixed")
         plan = config.with_noise(1.0, 1e-6, setting.size)
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 1e-3, momentum=momentum)
-        with Session(plan, model, optimizer, setting.data, ledger_path=folder / "ledger.jsonl") as session:
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad], 1e-3, momentum=momentum
+        )
+        with Session(
+            plan, model, optimizer, setting.data, ledger_path=folder / "ledger.jsonl"
+        ) as session:
             session.step(next(session.batches()), lambda m, batch: case.losses(m, *batch))
 
             def weights() -> None:
                 path = folder / "weights.safetensors"
                 seen: dict[int, str] = {}
-                tensors = {n: x for n, x in model.state_dict().items() if seen.setdefault(x.data_ptr(), n) == n}
+                tensors = {
+                    n: x
+                    for n, x in model.state_dict().items()
+                    if seen.setdefault(x.data_ptr(), n) == n
+                }
                 save_file({n: x.contiguous() for n, x in tensors.items()}, path)
                 with path.open("rb+") as file:
                     os.fsync(file.fileno())
@@ -85,17 +94,38 @@ def table(results: dict[str, Any]) -> str:
         optimizer = f"SGD, momentum {row['momentum']:g}" if row["momentum"] else "SGD"
         beyond = f"{row['beyond_s']:.2f} (≤ {row['goal_s']:g} {'✓' if row['met'] else '✗'})"
         times = [f"{row[name]:.2f}" for name in ("weights_s", "checkpoint_s", "restore_s")]
-        rows.append([f"{row['model']} ({row['parameters'] / 1e6:,.1f} million)", optimizer, *times[:2], beyond, times[2]])
-    head = ["model (parameters)", "optimizer", "weights alone, s", "checkpoint, s", "beyond the weights, s", "restored, s"]
+        rows.append(
+            [
+                f"{row['model']} ({row['parameters'] / 1e6:,.1f} million)",
+                optimizer,
+                *times[:2],
+                beyond,
+                times[2],
+            ]
+        )
+    head = [
+        "model (parameters)",
+        "optimizer",
+        "weights alone, s",
+        "checkpoint, s",
+        "beyond the weights, s",
+        "restored, s",
+    ]
     return markdown(head, rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--table", action="store_true", help="print the table of the results and measure nothing")
-    parser.add_argument("--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)")
+    parser.add_argument(
+        "--table", action="store_true", help="print the table of the results and measure nothing"
+    )
+    parser.add_argument(
+        "--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)"
+    )
     arguments = parser.parse_args(argv)
     path = arguments.output or OUTPUT
     if arguments.table:

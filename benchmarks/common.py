@@ -24,7 +24,11 @@ def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
     import numpy
     import torch
 
-    card = {} if device == "cpu" else {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    card = (
+        {}
+        if device == "cpu"
+        else {"card": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    )
     return {
         **card,
         "cpu": _cpu_model(),
@@ -44,9 +48,17 @@ def hardware(threads: int, device: str = "cpu") -> dict[str, Any]:
 def _commit() -> str | None:
     """What is checked out, with a + where files differ from it; None without git."""
     try:
-        here = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 30, "check": True}
+        here = {
+            "cwd": Path(__file__).parent,
+            "capture_output": True,
+            "text": True,
+            "timeout": 30,
+            "check": True,
+        }
         name = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **here).stdout.strip()  # noqa: S607
-        changed = subprocess.run(["git", "status", "--porcelain", "--", "../src", ":(glob)*.py"], **here).stdout.strip()  # noqa: S607
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--", "../src", ":(glob)*.py"], **here
+        ).stdout.strip()  # noqa: S607
     except (OSError, subprocess.SubprocessError):
         return None
     return name + ("+" if changed else "")
@@ -54,7 +66,9 @@ def _commit() -> str | None:
 
 def _cpu_model() -> str:
     try:
-        found = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
     except OSError:
         found = None
     return found.group(1).strip() if found else platform.processor() or platform.machine()
@@ -68,32 +82,44 @@ def _memory_gib() -> float | None:
 
 
 def load_average() -> float | None:
-    """Mean number of running processes of the last minute; above the threads of the benchmark the machine is shared."""
+    """Mean number of running processes of the last minute; above the threads of the benchmark the
+    machine is shared.
+    """
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-# Parts of a results file whose rows were measured by themselves, and how a row of each is told from the others.
+# Parts of a results file whose rows were measured by themselves, and how a row of each is told from
+# the others.
 PARTS = {
-    "models": "", "axes": "", "kept": " with freed memory kept", "card": " on a card", "views": " with views",
+    "models": "",
+    "axes": "",
+    "kept": " with freed memory kept",
+    "card": " on a card",
+    "views": " with views",
     "views on a card": " with views on a card",
-}  # fmt: skip
+}
 
 
-_OWN = 0.25  # load beyond the cores that the part of a benchmark that ran just before may leave by itself
+# load beyond the cores that the part of a benchmark that ran just before may leave by itself
+_OWN = 0.25
 
 
 def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = True) -> str:
-    """Where a table was measured: processor, threads, torch, day, commit and load; of several such sets, with their rows.
+    """Where a table was measured: processor, threads, torch, day, commit and load; of several such
+    sets, with their rows.
 
     Args:
-        results: with entries in some of `PARTS`, each with its own machine and date, or one of both for everything.
+        results: with entries in some of `PARTS`, each with its own machine and date, or one of both
+            for everything.
         memory: whether the table has memory, which may have been taken at another time than times.
         commit: whether it is named here; not where the rows do that.
     """
     rows: dict[str, list[str]] = {}
     loads: dict[str, float] = {}
 
-    def add(title: str, found: Mapping[str, Any], date: str | None, load: float | None = None) -> None:
+    def add(
+        title: str, found: Mapping[str, Any], date: str | None, load: float | None = None
+    ) -> None:
         where = _described(found, date, commit)
         rows.setdefault(where, []).append(title)
         if (load or 0.0) > max(found.get("threads", math.inf), found.get("cores", 0)) + _OWN:
@@ -104,27 +130,46 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
         for name, entry in results.get(part, {}).items():
             title = entry.get("title", name).partition(" (")[0] + told
             if entry.get("contenders") != {}:
-                own = entry.get("hardware", {**last, "commit": None})  # the last run is not the one of this row
+                own = entry.get(
+                    "hardware", {**last, "commit": None}
+                )  # the last run is not the one of this row
                 add(title, own, entry.get("date", results.get("date")), entry.get("load_before"))
             if memory and entry.get("memory"):
                 taken = entry.get("memory_taken", {})
                 add(f"memory of {title}", taken.get("hardware", {}), taken.get("date"))
     if not rows:
         add("", last, results.get("date"))
-    shared = {where: f", shared with other work: load average up to {load:.1f}" for where, load in loads.items()}
-    sets = [where + shared.get(where, "") + f": {'; '.join(_short(of))}" * (len(rows) > 1) for where, of in rows.items()]
+    shared = {
+        where: f", shared with other work: load average up to {load:.1f}"
+        for where, load in loads.items()
+    }
+    sets = [
+        where + shared.get(where, "") + f": {'; '.join(_short(of))}" * (len(rows) > 1)
+        for where, of in rows.items()
+    ]
     return "*" + ". ".join(sets) + ".*"
 
 
 def _short(titles: Sequence[str]) -> list[str]:
     """Without those whose memory and times are of one set."""
-    return [title for title in titles if not (title.startswith("memory of ") and title.removeprefix("memory of ") in titles)]
+    return [
+        title
+        for title in titles
+        if not (title.startswith("memory of ") and title.removeprefix("memory of ") in titles)
+    ]
 
 
 def _described(found: Mapping[str, Any], date: str | None, commit: bool) -> str:
     threads = found.get("threads", found.get("threads_a_run"))
-    parts = [found.get("card"), found.get("cpu", "processor not recorded"), found.get("torch_cpu_capability")]
-    parts += [threads and f"{threads} thread{'s' * (threads > 1)}", f"torch {found['torch']}" if "torch" in found else None]
+    parts = [
+        found.get("card"),
+        found.get("cpu", "processor not recorded"),
+        found.get("torch_cpu_capability"),
+    ]
+    parts += [
+        threads and f"{threads} thread{'s' * (threads > 1)}",
+        f"torch {found['torch']}" if "torch" in found else None,
+    ]
     parts += [date[:10] if date else "date not recorded"]
     parts += [f"commit {found.get('commit') or 'not recorded'}"] if commit else []
     return ", ".join(part for part in parts if part)
@@ -138,20 +183,39 @@ def summary(seconds: Sequence[float]) -> dict[str, Any]:
     """Median, quartiles, smallest and number of timings, in milliseconds."""
     ms = sorted(1e3 * s for s in seconds)
     low, _, high = statistics.quantiles(ms, n=4) if len(ms) > 1 else (ms[0], ms[0], ms[0])
-    values = {"median_ms": statistics.median(ms), "quartile_low_ms": low, "quartile_high_ms": high, "min_ms": ms[0]}
+    values = {
+        "median_ms": statistics.median(ms),
+        "quartile_low_ms": low,
+        "quartile_high_ms": high,
+        "min_ms": ms[0],
+    }
     return {name: round(value, 3) for name, value in values.items()} | {"steps": len(ms)}
 
 
 def paired(top: Sequence[float], bottom: Sequence[float]) -> dict[str, Any]:
-    """Median and quartiles over rounds of the ratio within a round: what a drift of the machine cannot move."""
+    """Median and quartiles over rounds of the ratio within a round: what a drift of the machine
+    cannot move.
+    """
     ratios = sorted(a / b for a, b in zip(top, bottom, strict=True))
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    quartiles = [round(max(low, ratios[0]), 4), round(min(high, ratios[-1]), 4)]  # of few rounds they are extrapolated
-    return {"ratio": round(statistics.median(ratios), 4), "quartiles": quartiles, "rounds": len(ratios)}
+    quartiles = [
+        round(max(low, ratios[0]), 4),
+        round(min(high, ratios[-1]), 4),
+    ]  # of few rounds they are extrapolated
+    return {
+        "ratio": round(statistics.median(ratios), 4),
+        "quartiles": quartiles,
+        "rounds": len(ratios),
+    }
 
 
 def judged(
-    ratio: float, goal: float | None = None, spread: Sequence[float] | None = None, *, rough: bool = False, least: bool = False
+    ratio: float,
+    goal: float | None = None,
+    spread: Sequence[float] | None = None,
+    *,
+    rough: bool = False,
+    least: bool = False,
 ) -> str:
     """A ratio, its spread, its goal and whether it is met: `1.04 [1.01, 1.08] (≤ 1.05 ✓)`.
 
@@ -177,8 +241,8 @@ def judged(
 class MemoryWatch:
     """Resident memory of this process above what it was when the watch began, in MiB.
 
-    On Linux the kernel keeps the high-water mark and lets a process reset its own; elsewhere the mark of the whole
-    process is used, which can only be too high.
+    On Linux the kernel keeps the high-water mark and lets a process reset its own; elsewhere the
+    mark of the whole process is used, which can only be too high.
     """
 
     def __init__(self) -> None:
@@ -245,14 +309,20 @@ def write_json(path: Path, value: Any) -> None:
 
 def figures_parser(description: str | None, output: Path) -> argparse.ArgumentParser:
     """The options of a benchmark that measures once and writes one file."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
+    )
     parser.add_argument("--output", type=Path, default=output)
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     return parser
 
 
-def figures(given: argparse.Namespace, measure: Callable[[str], Any], table: Callable[[dict[str, Any]], str]) -> int:
+def figures(
+    given: argparse.Namespace, measure: Callable[[str], Any], table: Callable[[dict[str, Any]], str]
+) -> int:
     """Measure and write unless only the table is asked for; print it."""
     if not given.table:
         write_json(given.output, measure(given.data_dir))
@@ -262,17 +332,26 @@ def figures(given: argparse.Namespace, measure: Callable[[str], Any], table: Cal
 
 def cells_parser(description: str | None) -> argparse.ArgumentParser:
     """The options of a benchmark whose measurements are cells of a study."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data-dir", default="", help="folder with the data sets; default: $DPKFC_DATA"
+    )
     parser.add_argument("--out", type=Path, help="ledgers; default: a folder below runs/")
-    parser.add_argument("--results", type=Path, help="file of the results; default: below benchmarks/results/")
+    parser.add_argument(
+        "--results", type=Path, help="file of the results; default: below benchmarks/results/"
+    )
     parser.add_argument("--workers", type=int, help="cells at once; default: every core")
     parser.add_argument("--table", action="store_true", help="print what has been run and stop")
     return parser
 
 
-def run_cells(stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, given: argparse.Namespace) -> int:
-    """Run the cells that a store lacks, stage by stage; 130 where it was interrupted, which loses no finished one.
+def run_cells(
+    stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, given: argparse.Namespace
+) -> int:
+    """Run the cells that a store lacks, stage by stage; 130 where it was interrupted, which loses
+    no finished one.
 
     Args:
         stages: each makes names and runs from the store.
@@ -286,7 +365,9 @@ def run_cells(stages: Sequence[Callable[[Any], Any]], results: Path, out: Path, 
     try:
         with Store(results) as store:
             for cells in stages:
-                source = Listed([Task(run, tag=None, label=name) for name, run in cells(store)], store)
+                source = Listed(
+                    [Task(run, tag=None, label=name) for name, run in cells(store)], store
+                )
                 drive(source, Place(out, given.data_dir), workers=worker_count(given.workers))
                 for name, why in source.failures.items():
                     print(f"{name}: {why}", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""The contenders of the speed benchmark: each takes one whole training step, from drawing a batch to the updated model."""
+"""The contenders of the speed benchmark: each takes one whole training step, from drawing a batch
+to the updated model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ STEPS = 1_000_000  # the plan is never exhausted
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all contenders of one model share; without `copies` the only one takes the model itself, so that it is held once."""
+    """What all contenders of one model share; without `copies` the only one takes the model itself,
+    so that it is held once.
+    """
 
     case: Case
     model: nn.Module
@@ -44,7 +48,9 @@ class Setting:
 
     def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler does."""
-        chosen = np.sort(generator.choice(self.size, size=self.case.batch_size, replace=False, shuffle=False))
+        chosen = np.sort(
+            generator.choice(self.size, size=self.case.batch_size, replace=False, shuffle=False)
+        )
         rows = torch.from_numpy(chosen)
         return self.data[0][rows].to(self.device), self.data[1][rows].to(self.device)
 
@@ -53,8 +59,8 @@ class Setting:
 class Contender:
     """One step, and what a reader should know.
 
-    `refresh` rebuilds the preconditioner, `averaged` on top of an earlier one from an eighth of the probe, and `built_at` names
-    the last time.
+    `refresh` rebuilds the preconditioner, `averaged` on top of an earlier one from an eighth of the
+    probe, and `built_at` names the last time.
     """
 
     step: Callable[[], None]
@@ -90,12 +96,19 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
 
     model, optimizer = setting.fresh()
     config = PrivacyConfig(
-        expected_batch_size=setting.case.batch_size, steps=STEPS, max_grad_norm=CLIP, sampler="fixed",
-        preconditioner=preconditioner, augmentations=setting.case.views, max_physical_batch_size=setting.case.micro_batch,
-    )  # fmt: skip
+        expected_batch_size=setting.case.batch_size,
+        steps=STEPS,
+        max_grad_norm=CLIP,
+        sampler="fixed",
+        preconditioner=preconditioner,
+        augmentations=setting.case.views,
+        max_physical_batch_size=setting.case.micro_batch,
+    )
     plan = config.with_noise(NOISE, DELTA, setting.size)
     path = setting.folder / f"{name}.jsonl"
-    session = Session(plan, model, optimizer, setting.data, ledger_path=path, augment=setting.case.augment)
+    session = Session(
+        plan, model, optimizer, setting.data, ledger_path=path, augment=setting.case.augment
+    )
     batches = session.batches()
 
     def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -109,10 +122,16 @@ def session_with(setting: Setting, name: str, preconditioner: Any) -> Contender:
         # As many examples at once as the session's own refresh.
         rows = refresh_microbatch_size(of, config.refresh_rows()[0])
         of = replace(of, chunk=rows or of.chunk)
-        return of.build(model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more)
+        return of.build(
+            model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules, **more
+        )
 
     averages = isinstance(preconditioner, KFAC)
-    small = replace(preconditioner, probe_size=max(16, preconditioner.probe_size // 8), decay=0.875) if averages else None
+    small = (
+        replace(preconditioner, probe_size=max(16, preconditioner.probe_size // 8), decay=0.875)
+        if averages
+        else None
+    )
     earlier: list[Any] = []
 
     def averaged() -> None:
@@ -136,7 +155,9 @@ def _kfac(setting: Setting, sides: str) -> Any:
     """K-FAC on the model's probe, else at its defaults."""
     from dpkfc.curvature import KFAC
 
-    return KFAC(probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY, sides=sides)
+    return KFAC(
+        probe=setting.case.probe(), probe_size=setting.case.probe_size, every=EVERY, sides=sides
+    )
 
 
 def dp_kfc_inputs(setting: Setting) -> Contender:
@@ -150,7 +171,9 @@ def dp_kfc(setting: Setting) -> Contender:
 
 
 def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:
-    """(model, optimizer, criterion) from Opacus' engine; batches are drawn by `Setting.draw` for all contenders alike."""
+    """(model, optimizer, criterion) from Opacus' engine; batches are drawn by `Setting.draw` for
+    all contenders alike.
+    """
     if setting.case.language_model:
         raise ValueError("the mean over positions is not a per-example loss to Opacus' criterion")
     if setting.case.views > 1:
@@ -161,12 +184,20 @@ def _opacus(setting: Setting, mode: str) -> tuple[nn.Module, Any, Any]:
         from torch.utils.data import DataLoader, TensorDataset
 
         model, optimizer = setting.fresh()
-        loader = DataLoader(TensorDataset(*setting.data), batch_size=setting.case.batch_size, drop_last=True)
+        loader = DataLoader(
+            TensorDataset(*setting.data), batch_size=setting.case.batch_size, drop_last=True
+        )
         criterion = nn.CrossEntropyLoss()
         made = PrivacyEngine(accountant="rdp").make_private(
-            module=model, optimizer=optimizer, data_loader=loader, criterion=criterion, noise_multiplier=NOISE,
-            max_grad_norm=CLIP, poisson_sampling=False, grad_sample_mode=mode,
-        )  # fmt: skip
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            criterion=criterion,
+            noise_multiplier=NOISE,
+            max_grad_norm=CLIP,
+            poisson_sampling=False,
+            grad_sample_mode=mode,
+        )
     made[1].expected_batch_size = setting.case.batch_size
     return made[0], made[1], made[2] if mode == "ghost" else criterion
 
@@ -180,10 +211,15 @@ def opacus_hooks(setting: Setting) -> Contender:
 def opacus_ghost(setting: Setting) -> Contender:
     """Opacus DP-SGD with ghost clipping: norms first, then a second backward pass."""
     model, optimizer, criterion = _opacus(setting, "ghost")
-    owners = [m for m in model._module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+    owners = [
+        m
+        for m in model._module.modules()
+        if any(p.requires_grad for p in m.parameters(recurse=False))
+    ]
     formed = sorted({type(m).__name__ for m in owners if type(m) not in model.NORM_SAMPLERS})
     note = (
-        f"fast gradient clipping (one layer's per-example gradients at a time) for {', '.join(formed)}"
+        "fast gradient clipping (one layer's per-example gradients at a time) for"
+        f" {', '.join(formed)}"
         if formed
         else ""
     )
@@ -191,7 +227,11 @@ def opacus_ghost(setting: Setting) -> Contender:
 
 
 def _opacus_step(
-    setting: Setting, model: nn.Module, optimizer: Any, criterion: Any, between: Callable[[], None] = lambda: None
+    setting: Setting,
+    model: nn.Module,
+    optimizer: Any,
+    criterion: Any,
+    between: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
     generator = np.random.default_rng()
 
@@ -206,7 +246,9 @@ def _opacus_step(
 
 
 def materialised(setting: Setting) -> Contender:
-    """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots before the clip."""
+    """DP-KFC as it is usually written: Opacus' per-example gradients, each multiplied by both roots
+    before the clip.
+    """
     from dpkfc.gradients.clipped_sum import capture
     from dpkfc.gradients.discovery import find_layers
 
@@ -237,23 +279,34 @@ def materialised(setting: Setting) -> Contender:
             module.weight.grad_sample = g.reshape(module.weight.grad_sample.shape)
 
     return Contender(
-        step=_opacus_step(setting, model, optimizer, criterion, whiten), note="linear and conv layers only"
+        step=_opacus_step(setting, model, optimizer, criterion, whiten),
+        note="linear and conv layers only",
     )
 
 
 CONTENDERS: dict[str, Callable[[Setting], Contender]] = {
-    f.__name__: f for f in (plain, dp_sgd, dp_kfc_inputs, dp_kfc, opacus_hooks, opacus_ghost, materialised)
+    f.__name__: f
+    for f in (plain, dp_sgd, dp_kfc_inputs, dp_kfc, opacus_hooks, opacus_ghost, materialised)
 }
 
 
 def setting_for(case: Case, folder: Path, device: str = "cpu", *, copies: bool = True) -> Setting:
     torch.manual_seed(0)
     size = max(1024, 4 * case.batch_size)
-    return Setting(case=case, model=case.build(), data=case.data(size), folder=folder, device=device, copies=copies)
+    return Setting(
+        case=case,
+        model=case.build(),
+        data=case.data(size),
+        folder=folder,
+        device=device,
+        copies=copies,
+    )
 
 
 def timed(function: Callable[[], Any], device: str = "cpu") -> tuple[float, float]:
-    """Seconds on the clock, until a card has done its work too, and seconds of processor time of all threads together."""
+    """Seconds on the clock, until a card has done its work too, and seconds of processor time of
+    all threads together.
+    """
     waited = torch.cuda.synchronize if device != "cpu" else lambda: None
     waited()
     started, processor = time.perf_counter(), time.process_time()

@@ -1,4 +1,5 @@
-"""What a federated round costs beside training: the server's step over the size of the model, messages, and whole runs.
+"""What a federated round costs beside training: the server's step over the size of the model,
+messages, and whole runs.
 
     python benchmarks/federated.py                  # every part; about ten minutes on two cores
     python benchmarks/federated.py --part steps     # d = 10⁴ … 10⁷, 20 clients
@@ -6,9 +7,10 @@
     python benchmarks/federated.py --part flower    # the same on Flower's simulation: the demo's app, 100 clients × 50 rounds
     python benchmarks/federated.py --smoke          # small sizes; prints, writes nothing
 
-The server's step is everything from the first message to the new parameters: checks, sum over clients, division, rule. FedAvg's
-is that with θ ← θ − ḡ, DP-FedSOFIM's with its preconditioned step. `weighted` is the aggregation that other engines do, a mean
-of the clients' tensors weighted by their sizes, and no check of messages. All in turn within one run, ratios of medians.
+The server's step is everything from the first message to the new parameters: checks, sum over
+clients, division, rule. FedAvg's is that with θ ← θ − ḡ, DP-FedSOFIM's with its preconditioned
+step. `weighted` is the aggregation that other engines do, a mean of the clients' tensors weighted
+by their sizes, and no check of messages. All in turn within one run, ratios of medians.
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ def server_of(rule: Any, d: int, rounds: int) -> Any:
     width = 100
     model = torch.nn.Linear(width, d // width, bias=False)
     config = FederatedConfig(
-        clients=CLIENTS, rounds=rounds, expected_records=50_000, privacy=TrustedServer("clients"), rule=rule, colluding=0
+        clients=CLIENTS,
+        rounds=rounds,
+        expected_records=50_000,
+        privacy=TrustedServer("clients"),
+        rule=rule,
+        colluding=0,
     )
     server = Server(config.with_noise(10.0, DELTA), model)
     for client in range(CLIENTS):
@@ -47,7 +54,9 @@ def server_of(rule: Any, d: int, rounds: int) -> Any:
 
 
 def step_seconds(server: Any) -> float:
-    """One round of messages made of numbers at random: wall time from the first message to the new parameters."""
+    """One round of messages made of numbers at random: wall time from the first message to the new
+    parameters.
+    """
     import torch
 
     sent = server.open_round()
@@ -92,10 +101,16 @@ def server_steps(sizes: Sequence[int], times: int) -> list[dict[str, Any]]:
             taken["weighted"].append(weighted_seconds(servers["fedavg"]))
         medians = {f"{name}_ms": round(1e3 * statistics.median(x), 3) for name, x in taken.items()}
         sofim = statistics.median(taken["fedsofim"])
-        ratio, usual = (round(sofim / statistics.median(taken[name]), 3) for name in ("fedavg", "weighted"))
-        state = sum(x.numel() for x in servers["fedsofim"]._pipeline.postprocess.state_dict().values())
+        ratio, usual = (
+            round(sofim / statistics.median(taken[name]), 3) for name in ("fedavg", "weighted")
+        )
+        state = sum(
+            x.numel() for x in servers["fedsofim"]._pipeline.postprocess.state_dict().values()
+        )
         ratios = {"ratio": ratio, "ratio_to_weighted": usual}
-        rows.append({"d": d, "clients": CLIENTS, **medians, **ratios, "state_over_d": round(state / d, 3)})
+        rows.append(
+            {"d": d, "clients": CLIENTS, **medians, **ratios, "state_over_d": round(state / d, 3)}
+        )
     return rows
 
 
@@ -121,7 +136,9 @@ def message_sizes(d: int) -> dict[str, Any]:
 def _bytes(message: dict[str, Any]) -> int:
     import torch
 
-    return sum(x.numel() * x.element_size() for x in message.values() if isinstance(x, torch.Tensor))
+    return sum(
+        x.numel() * x.element_size() for x in message.values() if isinstance(x, torch.Tensor)
+    )
 
 
 def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
@@ -129,7 +146,15 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
     import torch
 
     from dpkfc import KFAC, FeatureNoise
-    from dpkfc.federated import FederatedConfig, FedGD, FedSOFIM, PerUpload, SecureAggregation, TrustedServer, federate
+    from dpkfc.federated import (
+        FederatedConfig,
+        FedGD,
+        FedSOFIM,
+        PerUpload,
+        SecureAggregation,
+        TrustedServer,
+        federate,
+    )
     from dpkfc.federated.simulation import iid, parts
 
     torch.manual_seed(0)
@@ -162,7 +187,9 @@ def runs(clients: int, rounds: int) -> list[dict[str, Any]]:
 
 
 def flower(clients: int, rounds: int) -> dict[str, Any]:
-    """The demo's app on Flower's simulation, each client in a process of Ray's with a ledger of its own on the disk."""
+    """The demo's app on Flower's simulation, each client in a process of Ray's with a ledger of its
+    own on the disk.
+    """
     from tempfile import TemporaryDirectory
 
     from dpkfc.app.federated_demo import APP
@@ -190,12 +217,18 @@ def steps_table(rows: Sequence[dict[str, Any]]) -> str:
     """The server's step for people."""
     columns = ("fedavg_ms", "weighted_ms", "fedsofim_ms", "ratio", "ratio_to_weighted")
     steps = [[f"{r['d']:,}", *(f"{r[c]:g}" for c in columns)] for r in rows]
-    return markdown(["parameters", "FedAvg, ms", "weighted, ms", "DP-FedSOFIM, ms", "ratio", "to weighted"], steps)
+    return markdown(
+        ["parameters", "FedAvg, ms", "weighted, ms", "DP-FedSOFIM, ms", "ratio", "to weighted"],
+        steps,
+    )
 
 
 def runs_table(rows: Sequence[dict[str, Any]]) -> str:
     """Whole runs for people."""
-    whole = [[r["run"], f"{r['clients']} × {r['rounds']}", f"{r['s']:g}", f"{r['ms_per_client']:g}"] for r in rows]
+    whole = [
+        [r["run"], f"{r['clients']} × {r['rounds']}", f"{r['s']:g}", f"{r['ms_per_client']:g}"]
+        for r in rows
+    ]
     return markdown(["run", "clients × rounds", "s", "ms a client"], whole)
 
 
@@ -209,7 +242,8 @@ def table(found: dict[str, Any]) -> str:
     if "flower" in found:
         f = found["flower"]
         parts.append(
-            f"Flower's simulation, {f['clients']} clients × {f['rounds']} rounds: {f['s']:g} s in all, "
+            f"Flower's simulation, {f['clients']} clients × {f['rounds']} rounds: {f['s']:g} s in"
+            " all, "
             f"{f['round_s']:g} s a round after the first ({f['app']})."
         )
     return "\n\n".join(parts)
@@ -232,9 +266,13 @@ def measured(part: str, smoke: bool) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--part", action="append", choices=PARTS, help="may be given several times; default: all")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="may be given several times; default: all"
+    )
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args(argv)
     import torch

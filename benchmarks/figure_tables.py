@@ -1,6 +1,7 @@
-"""Figures as tables, from what `dpkfc reproduce kfc-fig3 kfc-fig7 kfc-theorem-5.4 disk-fig6` has measured.
+"""Figures as tables, from what `dpkfc reproduce kfc-fig3 kfc-fig7 kfc-theorem-5.4 disk-fig6` has
+measured.
 
-    python benchmarks/tables.py     # writes them into docs/figures.md
+python benchmarks/tables.py     # writes them into docs/figures.md
 """
 
 from __future__ import annotations
@@ -12,23 +13,53 @@ from typing import Any
 from common import RESULTS, markdown, read_json
 
 SOURCES = ("pink noise", "white noise", "public", "random directions", "oracle, other examples")
-MAPS = ("nothing", "pink noise", "white noise", "public", "random directions", "oracle, other examples", "oracle")
+MAPS = (
+    "nothing",
+    "pink noise",
+    "white noise",
+    "public",
+    "random directions",
+    "oracle, other examples",
+    "oracle",
+)
 SPECTRA = ("pink noise", "white noise", "public", "oracle")
 NAMES = {"public": "Fashion-MNIST", "oracle, other examples": "other private examples"}
 
 
 def likeness() -> str:
-    """Cosines of undamped factors with the oracle's, those of the authors' sums, and how far traces are off."""
-    head = ["model", "steps", "source", "cos A", "cos G", "cos G, authors' sums", "tr A ÷ oracle's", "tr G ÷ oracle's"]
+    """Cosines of undamped factors with the oracle's, those of the authors' sums, and how far traces
+    are off.
+    """
+    head = [
+        "model",
+        "steps",
+        "source",
+        "cos A",
+        "cos G",
+        "cos G, authors' sums",
+        "tr A ÷ oracle's",
+        "tr G ÷ oracle's",
+    ]
     rows = []
     for model, checkpoint in _ends("kfc-fig3"):
         for source in SOURCES:
-            undamped = [layer["tracking"]["undamped"][source] for layer in checkpoint["layers"].values()]
-            authors = [layer["tracking"]["authors"][source]["G"]["cosine"] for layer in checkpoint["layers"].values()]
-            cosines = [_range([of[side]["cosine"] for of in undamped], "{:.2f}") for side in ("A", "G")]
-            traces = [_range([of[side]["scale"] for of in undamped], "{:.2g}") for side in ("A", "G")]
+            undamped = [
+                layer["tracking"]["undamped"][source] for layer in checkpoint["layers"].values()
+            ]
+            authors = [
+                layer["tracking"]["authors"][source]["G"]["cosine"]
+                for layer in checkpoint["layers"].values()
+            ]
+            cosines = [
+                _range([of[side]["cosine"] for of in undamped], "{:.2f}") for side in ("A", "G")
+            ]
+            traces = [
+                _range([of[side]["scale"] for of in undamped], "{:.2g}") for side in ("A", "G")
+            ]
             name = NAMES.get(source, source)
-            rows.append([model, str(checkpoint["step"]), name, *cosines, f"≥ {min(authors):.4f}", *traces])
+            rows.append(
+                [model, str(checkpoint["step"]), name, *cosines, f"≥ {min(authors):.4f}", *traces]
+            )
     return f"Median over layers (least … most)\n\n{markdown(head, rows)}"
 
 
@@ -40,7 +71,10 @@ def maps() -> str:
         for side in ("A", "G", "F"):
             found = []
             for source in MAPS:
-                held = [layer["realised"].get(source, {}).get(side, {}).get("held") for layer in checkpoint["layers"].values()]
+                held = [
+                    layer["realised"].get(source, {}).get(side, {}).get("held")
+                    for layer in checkpoint["layers"].values()
+                ]
                 known = [x for x in held if x]
                 found.append(f"{statistics.geometric_mean(known):,.3g}" if known else "–")
             rows.append([model, str(checkpoint["step"]), {"F": "A ⊗ G"}.get(side, side), *found])
@@ -52,9 +86,14 @@ def spectra() -> str:
     rows = []
     for model, checkpoint in _ends("kfc-fig7"):
         density = checkpoint["density"]
-        cells = [f"{density[name]['trace']:.3g}; {max(_nodes(density[name])):.3g}" for name in SPECTRA]
+        cells = [
+            f"{density[name]['trace']:.3g}; {max(_nodes(density[name])):.3g}" for name in SPECTRA
+        ]
         rows.append([model, str(checkpoint["step"]), *cells])
-    return f"Trace; largest eigenvalue\n\n{markdown(['model', 'steps', *(NAMES.get(n, n) for n in SPECTRA)], rows)}"
+    return (
+        "Trace; largest"
+        f" eigenvalue\n\n{markdown(['model', 'steps', *(NAMES.get(n, n) for n in SPECTRA)], rows)}"
+    )
 
 
 def noise() -> str:
@@ -65,13 +104,21 @@ def noise() -> str:
     found = points({"run": row["run"], **row["values"]} for row in rows)
     at = {(one.method, one.lr, one.noise): one for one in found}
     rates, noises = (sorted({getattr(one, name) for one in found}) for name in ("lr", "noise"))
-    cells = [[_three([at[method, lr, sigma] for method in SWEEP_METHODS]) for sigma in noises] for lr in rates]
+    cells = [
+        [_three([at[method, lr, sigma] for method in SWEEP_METHODS]) for sigma in noises]
+        for lr in rates
+    ]
     lines = [[f"{lr:g}", *of] for lr, of in zip(rates, cells, strict=True)]
     lowest = {(one.method, one.noise): one for one in best(found)}
-    best_rates = [" / ".join(f"{lowest[method, sigma].lr:g}" for method in SWEEP_METHODS) for sigma in noises]
+    best_rates = [
+        " / ".join(f"{lowest[method, sigma].lr:g}" for method in SWEEP_METHODS) for sigma in noises
+    ]
     lines.append(["best rate of each", *best_rates])
     head = ["learning rate", *(f"σ = {sigma:g}" for sigma in noises)]
-    said = f"Mean squared error of {found[0].runs} runs, no filter / DOPPLER / DiSK; DiSK is ↓ below or ↑ above no filter by"
+    said = (
+        f"Mean squared error of {found[0].runs} runs, no filter / DOPPLER / DiSK; DiSK is ↓ below"
+        " or ↑ above no filter by"
+    )
     return f"{said} more than two standard errors of the difference\n\n{markdown(head, lines)}"
 
 
@@ -84,7 +131,12 @@ def _three(of: Sequence[Any]) -> str:
     return " / ".join(f"{one.mean:.4g}" for one in of) + mark
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"likeness": likeness, "maps": maps, "spectra": spectra, "noise": noise}
+PARTS: Mapping[str, Callable[[], str]] = {
+    "likeness": likeness,
+    "maps": maps,
+    "spectra": spectra,
+    "noise": noise,
+}
 
 
 def _ends(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -95,7 +147,9 @@ def _ends(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _range(values: Sequence[float], form: str) -> str:
-    middle, least, most = (form.format(x) for x in (statistics.median(values), min(values), max(values)))
+    middle, least, most = (
+        form.format(x) for x in (statistics.median(values), min(values), max(values))
+    )
     return f"{middle} ({least} … {most})"
 
 

@@ -1,15 +1,19 @@
-"""Searches whose every point runs to its end on a validation split; what wins is judged on the test set, seed by seed.
+"""Searches whose every point runs to its end on a validation split; what wins is judged on the test
+set, seed by seed.
 
     python benchmarks/grids.py --grid mlp --data-dir DIR     # start or continue; Ctrl-C loses no finished cell
     python benchmarks/grids.py --grid mlp --table            # the Markdown table of what has been run
 
-`mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy study find those of DP-KFC
-more easily than those of DP-SGD. `probes`: what curvature from pink noise, dead leaves and private images is worth. `best`: how
-far MNIST at ε = 1 goes with larger batches and schedules. `refined`, `refined-fashion`: inputs that the released model has
-moved, four seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or mapped back to those
-of the weights. `varied`: root, interval of refreshes, labels and source of G, each by itself, two seeds on the validation split.
-`fashion`: mapped back and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε = 2. `imdb`: logistic
-regression on hashed words, where twenty trials of the study had left six of thirteen arms with one or two that ran to their end.
+`mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy
+study find those of DP-KFC more easily than those of DP-SGD. `probes`: what curvature from pink
+noise, dead leaves and private images is worth. `best`: how far MNIST at ε = 1 goes with larger
+batches and schedules. `refined`, `refined-fashion`: inputs that the released model has moved, four
+seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or
+mapped back to those of the weights. `varied`: root, interval of refreshes, labels and source of G,
+each by itself, two seeds on the validation split.
+`fashion`: mapped back and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε =
+2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six of
+thirteen arms with one or two that ran to their end.
 """
 
 from __future__ import annotations
@@ -39,7 +43,13 @@ class Grid:
         from dpkfc.app.tuning.runs import Run
 
         settings = {**self.common, **point, **({} if test else {"validation_size": 5000})}
-        return Run.of(self.recipe, self.arms[arm][0], settings, seed=seed, evaluate_on="test" if test else "validation")
+        return Run.of(
+            self.recipe,
+            self.arms[arm][0],
+            settings,
+            seed=seed,
+            evaluate_on="test" if test else "validation",
+        )
 
     def points(self, store: Any, arm: str) -> list[tuple[Settings, list[dict[str, Any]]]]:
         """Those that have been run, with a row for each of their seeds, the best in the mean first."""
@@ -47,17 +57,25 @@ class Grid:
         for point in self.arms[arm][1]:
             rows = (store.get(self.run(arm, point, seed, False)) for seed in self.tuned_with)
             held.append((point, [row for row in rows if row is not None]))
-        return sorted(((point, rows) for point, rows in held if rows), key=lambda one: -_mean(one[1]))
+        return sorted(
+            ((point, rows) for point, rows in held if rows), key=lambda one: -_mean(one[1])
+        )
 
     def cells(self, store: Any, test: bool) -> list[tuple[str, Any]]:
         """All points, or the tests of the arms whose every point has been run; seed by seed."""
         if not test:
             return [
                 (arm, self.run(arm, point, seed, False))
-                for seed in self.tuned_with for arm, (_, points) in self.arms.items() for point in points
-            ]  # fmt: skip
+                for seed in self.tuned_with
+                for arm, (_, points) in self.arms.items()
+                for point in points
+            ]
         won = {arm: self.points(store, arm)[0][0] for arm in self.arms if self.is_done(store, arm)}
-        return [(arm, self.run(arm, point, seed, True)) for seed in self.seeds for arm, point in won.items()]
+        return [
+            (arm, self.run(arm, point, seed, True))
+            for seed in self.seeds
+            for arm, point in won.items()
+        ]
 
     def tests(self, store: Any, arm: str) -> list[dict[str, Any]]:
         """Rows of an arm's best point on the test set; empty before its points are done."""
@@ -79,7 +97,11 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> float:
 
 def _spread(rows: Sequence[Mapping[str, Any]]) -> str:
     """Mean accuracy, and of several runs their standard deviation and number."""
-    more = f" ± {statistics.stdev(100 * row['accuracy'] for row in rows):.2f} ({len(rows)})" if len(rows) > 1 else ""
+    more = (
+        f" ± {statistics.stdev(100 * row['accuracy'] for row in rows):.2f} ({len(rows)})"
+        if len(rows) > 1
+        else ""
+    )
     return f"{_mean(rows):.2f}{more}"
 
 
@@ -97,7 +119,10 @@ def _one(point: Settings) -> dict[str, tuple[Any, ...]]:
 
 
 SGD = _each(lr=(0.03, 0.06, 0.1, 0.2), max_grad_norm=(0.3, 1.0, 3.0))
-ADAM = [{"lr": lr, "max_grad_norm": clip} for lr, clip in ((0.001, 0.3), (0.001, 1.0), (0.002, 1.0), (0.002, 2.0))]
+ADAM = [
+    {"lr": lr, "max_grad_norm": clip}
+    for lr, clip in ((0.001, 0.3), (0.001, 1.0), (0.002, 1.0), (0.002, 2.0))
+]
 PROTOCOL = {"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 256, "epsilon": 1.0}
 LARGE = {"delta": 1e-5, "epochs": 10.0, "expected_batch_size": 1024, "epsilon": 1.0}
 
@@ -116,67 +141,155 @@ ALONG = {"optimizer": "sgd"}
 DISCS = {"source": "dead-leaves"}
 NGD = {"max_grad_norm": 17.0, "lambda_safe": 0.0018, "probe_size": 64}
 
-VARIED: list[Settings] = [{}, {"exponent": 0.375}, {"exponent": 0.25}, {"every": 10}, {"every": 200}]
+VARIED: list[Settings] = [
+    {},
+    {"exponent": 0.375},
+    {"exponent": 0.25},
+    {"every": 10},
+    {"every": 200},
+]
 OUTPUTS: list[Settings] = [
-    {"labels": "uniform"}, {"output_source": "dead-leaves"}, {"output_source": "private-oracle"},  # the last is NOT PRIVATE
-]  # fmt: skip
+    {"labels": "uniform"},
+    {"output_source": "dead-leaves"},
+    {"output_source": "private-oracle"},  # the last is NOT PRIVATE
+]
 SMALLER = {"later_probe_size": 32, "factor_decay": 0.9}
 
-TEXT = {"delta": 1e-5, "epochs": 20.0, "expected_batch_size": 512, "epsilon": 1.0, "evaluate_every": 156, "max_rank": 64}
+TEXT = {
+    "delta": 1e-5,
+    "epochs": 20.0,
+    "expected_batch_size": 512,
+    "epsilon": 1.0,
+    "evaluate_every": 156,
+    "max_rank": 64,
+}
 WORDS = {"zipf_exponent": 1.5}
 SMALL = {"max_grad_norm": 0.2}
 IMDB = {
-    "DP-SGD": ("dp-sgd", [
-        *_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)), *_each(lr=(1.5, 2.5, 4.0, 6.0), **_one(SMALL)),
-    ]),
-    "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.9, 2.0))),
-    "DP-Adam": ("dp-adam", [*_each(lr=(0.005, 0.01, 0.02, 0.04)), *_each(lr=(0.01, 0.02, 0.03, 0.05, 0.08), **_one(SMALL))]),
-    "DP-AdamBC": ("dp-adambc", [
-        *_each(lr=(0.003, 0.01), adam_bc_floor=(1e-6, 5e-6, 2e-5)), *_each(lr=(0.01, 0.02, 0.04), adam_bc_floor=(5e-5,)),
-        {"lr": 0.02, "adam_bc_floor": 2e-5}, *_each(lr=(0.005, 0.0075)),
-        *_each(lr=(0.01, 0.015, 0.02, 0.03, 0.05), **_one(SMALL)),
-    ]),
-    "DiSK": ("disk", [
-        *_each(lr=(0.8, 1.6, 3.2, 6.4), disk_gamma=(0.3, 0.5), filter_kappa=(0.7,)),
-        *_each(lr=(8.0, 16.0, 32.0), disk_gamma=(0.3,), filter_kappa=(0.7,), **_one(SMALL)),
-    ]),
-    "DP-KFC, A only, random words": ("dp-kfc-a", [
-        *_each(lr=(0.25, 0.5, 1.0), damping=(0.01, 0.1), **_one(WORDS)), {"lr": 0.5, "damping": 0.003, **WORDS},
-        {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256},
-        *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
-    ]),
-    "DP-KFC, A only, mapped back, random words": (
-        "dp-kfc-a", _each(lr=(0.1, 0.2, 0.4), damping=(0.01,), readout=("natural",), **_one(WORDS)),
+    "DP-SGD": (
+        "dp-sgd",
+        [
+            *_each(lr=(0.25, 0.5, 1.0, 2.0), max_grad_norm=(0.3, 1.0)),
+            *_each(lr=(1.5, 2.5, 4.0, 6.0), **_one(SMALL)),
+        ],
     ),
-    "DP-KFC, both sides, random words": ("dp-kfc", [
-        *_each(lr=(0.25, 0.5, 1.0), damping=(0.03, 0.1), **_one(WORDS)),
-        *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), **_one(WORDS | SMALL)),
-    ]),
-    "DP-KFC + AdamBC": ("dp-kfc", [
-        *_each(lr=(0.01, 0.02), damping=(0.03,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
-        *_each(lr=(0.01, 0.015, 0.02, 0.03), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
-        *_each(lr=(0.005, 0.0075), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS)),
-    ]),
-    "DP-KFC, A only + AdamBC": ("dp-kfc-a", [
-        *_each(lr=(0.01, 0.02), damping=(0.01,), adam_bc_floor=(1e-5, 5e-5), optimizer=("adam-bc",), **_one(WORDS)),
-        *_each(lr=(0.01, 0.015, 0.02, 0.03), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS | SMALL)),
-        *_each(lr=(0.005, 0.0075), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS)),
-    ]),
-    "AdaDPS, random words": ("adadps", [
-        *_each(lr=(0.5, 1.0, 2.0), adadps_floor=(0.03, 0.1), source=("tokens",)),
-        *({"lr": lr, "adadps_floor": floor, "source": "tokens"} for lr, floor in ((0.25, 0.03), (0.5, 0.01))),
-        *_each(lr=(1.25, 2.5, 4.0), adadps_floor=(0.03,), source=("tokens",), **_one(SMALL)),
-    ]),
-    "A only, same spectrum, random directions": ("dp-kfc-random", [
-        *_each(lr=(0.25, 0.5, 1.0, 0.12), damping=(0.01, 0.1), sides=("input",), **_one(WORDS)),
-        *_each(lr=(0.6, 1.25, 2.5, 4.0, 6.0), damping=(0.01,), sides=("input",), **_one(WORDS | SMALL)),
-    ]),
-    "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
-        *_each(lr=(0.25, 0.5), damping=(0.01, 0.1), source=("private-oracle",)),
-        *_each(lr=(0.12, 0.25, 0.5), damping=(0.1,), source=("private-oracle",), max_rank=(256,)),
-        *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), source=("private-oracle",), **_one(SMALL)),
-    ]),
-}  # fmt: skip
+    "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.9, 2.0))),
+    "DP-Adam": (
+        "dp-adam",
+        [
+            *_each(lr=(0.005, 0.01, 0.02, 0.04)),
+            *_each(lr=(0.01, 0.02, 0.03, 0.05, 0.08), **_one(SMALL)),
+        ],
+    ),
+    "DP-AdamBC": (
+        "dp-adambc",
+        [
+            *_each(lr=(0.003, 0.01), adam_bc_floor=(1e-6, 5e-6, 2e-5)),
+            *_each(lr=(0.01, 0.02, 0.04), adam_bc_floor=(5e-5,)),
+            {"lr": 0.02, "adam_bc_floor": 2e-5},
+            *_each(lr=(0.005, 0.0075)),
+            *_each(lr=(0.01, 0.015, 0.02, 0.03, 0.05), **_one(SMALL)),
+        ],
+    ),
+    "DiSK": (
+        "disk",
+        [
+            *_each(lr=(0.8, 1.6, 3.2, 6.4), disk_gamma=(0.3, 0.5), filter_kappa=(0.7,)),
+            *_each(lr=(8.0, 16.0, 32.0), disk_gamma=(0.3,), filter_kappa=(0.7,), **_one(SMALL)),
+        ],
+    ),
+    "DP-KFC, A only, random words": (
+        "dp-kfc-a",
+        [
+            *_each(lr=(0.25, 0.5, 1.0), damping=(0.01, 0.1), **_one(WORDS)),
+            {"lr": 0.5, "damping": 0.003, **WORDS},
+            {"lr": 0.5, "damping": 0.01, **WORDS, "max_rank": 256},
+            *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
+        ],
+    ),
+    "DP-KFC, A only, mapped back, random words": (
+        "dp-kfc-a",
+        _each(lr=(0.1, 0.2, 0.4), damping=(0.01,), readout=("natural",), **_one(WORDS)),
+    ),
+    "DP-KFC, both sides, random words": (
+        "dp-kfc",
+        [
+            *_each(lr=(0.25, 0.5, 1.0), damping=(0.03, 0.1), **_one(WORDS)),
+            *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), **_one(WORDS | SMALL)),
+        ],
+    ),
+    "DP-KFC + AdamBC": (
+        "dp-kfc",
+        [
+            *_each(
+                lr=(0.01, 0.02),
+                damping=(0.03,),
+                adam_bc_floor=(1e-5, 5e-5),
+                optimizer=("adam-bc",),
+                **_one(WORDS),
+            ),
+            *_each(
+                lr=(0.01, 0.015, 0.02, 0.03),
+                damping=(0.03,),
+                optimizer=("adam-bc",),
+                **_one(WORDS | SMALL),
+            ),
+            *_each(lr=(0.005, 0.0075), damping=(0.03,), optimizer=("adam-bc",), **_one(WORDS)),
+        ],
+    ),
+    "DP-KFC, A only + AdamBC": (
+        "dp-kfc-a",
+        [
+            *_each(
+                lr=(0.01, 0.02),
+                damping=(0.01,),
+                adam_bc_floor=(1e-5, 5e-5),
+                optimizer=("adam-bc",),
+                **_one(WORDS),
+            ),
+            *_each(
+                lr=(0.01, 0.015, 0.02, 0.03),
+                damping=(0.01,),
+                optimizer=("adam-bc",),
+                **_one(WORDS | SMALL),
+            ),
+            *_each(lr=(0.005, 0.0075), damping=(0.01,), optimizer=("adam-bc",), **_one(WORDS)),
+        ],
+    ),
+    "AdaDPS, random words": (
+        "adadps",
+        [
+            *_each(lr=(0.5, 1.0, 2.0), adadps_floor=(0.03, 0.1), source=("tokens",)),
+            *(
+                {"lr": lr, "adadps_floor": floor, "source": "tokens"}
+                for lr, floor in ((0.25, 0.03), (0.5, 0.01))
+            ),
+            *_each(lr=(1.25, 2.5, 4.0), adadps_floor=(0.03,), source=("tokens",), **_one(SMALL)),
+        ],
+    ),
+    "A only, same spectrum, random directions": (
+        "dp-kfc-random",
+        [
+            *_each(lr=(0.25, 0.5, 1.0, 0.12), damping=(0.01, 0.1), sides=("input",), **_one(WORDS)),
+            *_each(
+                lr=(0.6, 1.25, 2.5, 4.0, 6.0),
+                damping=(0.01,),
+                sides=("input",),
+                **_one(WORDS | SMALL),
+            ),
+        ],
+    ),
+    "DP-KFC, A only, private oracle (NOT PRIVATE)": (
+        "dp-kfc-a",
+        [
+            *_each(lr=(0.25, 0.5), damping=(0.01, 0.1), source=("private-oracle",)),
+            *_each(
+                lr=(0.12, 0.25, 0.5), damping=(0.1,), source=("private-oracle",), max_rank=(256,)
+            ),
+            *_each(lr=(1.25, 2.5, 4.0), damping=(0.1,), source=("private-oracle",), **_one(SMALL)),
+        ],
+    ),
+}
 
 SOURCES = {
     "pink noise": {},
@@ -186,108 +299,208 @@ SOURCES = {
 }
 
 GRIDS: dict[str, Grid] = {
-    "mlp": Grid(recipe="mnist-mlp", common=PROTOCOL, arms={
-        "dp-sgd": ("dp-sgd", SGD), "dp-adam": ("dp-adam", ADAM),
-        "normalised dp-sgd": ("dp-sgd-normalised", _each(lr=(0.05, 0.1, 0.2))),
-        "DP-KFC, A only, mapped back, pink noise": ("dp-kfc-a", _each(lr=(0.03, 0.05, 0.1), **_one(MAPPED))),
-    }),
-    "probes": Grid(
-        recipe="mnist-cnn", common=PROTOCOL,
+    "mlp": Grid(
+        recipe="mnist-mlp",
+        common=PROTOCOL,
         arms={
-            f"A only, {name}": ("dp-kfc-a", [{**own, "lr": lr} for lr in (0.002, 0.001)]) for name, own in SOURCES.items()
-        } | {f"both sides, {name}": ("dp-kfc", [{**own, "lr": lr} for lr in (0.002, 0.001)]) for name, own in SOURCES.items()},
+            "dp-sgd": ("dp-sgd", SGD),
+            "dp-adam": ("dp-adam", ADAM),
+            "normalised dp-sgd": ("dp-sgd-normalised", _each(lr=(0.05, 0.1, 0.2))),
+            "DP-KFC, A only, mapped back, pink noise": (
+                "dp-kfc-a",
+                _each(lr=(0.03, 0.05, 0.1), **_one(MAPPED)),
+            ),
+        },
+    ),
+    "probes": Grid(
+        recipe="mnist-cnn",
+        common=PROTOCOL,
+        arms={
+            f"A only, {name}": ("dp-kfc-a", [{**own, "lr": lr} for lr in (0.002, 0.001)])
+            for name, own in SOURCES.items()
+        }
+        | {
+            f"both sides, {name}": ("dp-kfc", [{**own, "lr": lr} for lr in (0.002, 0.001)])
+            for name, own in SOURCES.items()
+        },
     ),
     "best": Grid(
-        recipe="mnist-cnn", common=LARGE, seeds=(0, 1, 2, 3, 4),
+        recipe="mnist-cnn",
+        common=LARGE,
+        seeds=(0, 1, 2, 3, 4),
         arms={
-            "DP-KFC, A only": ("dp-kfc-a", [
-                *_each(lr=(0.001, 0.002, 0.004, 0.008), schedule=("constant", "cosine")),
-                {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5},
-                {"lr": 0.004, "schedule": "constant", "max_grad_norm": 0.3},
-                {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5, "damping": 0.3},
-                {"lr": 0.004, "schedule": "constant", "source": "dead-leaves"},
-                {"lr": 0.004, "schedule": "constant", "source": "dead-leaves", "weight_average": 0.98},
-                {"lr": 0.006, "schedule": "constant", "source": "dead-leaves", "weight_average": 0.99},
-                *({**LEAVES, "lr": lr} for lr in (0.003, 0.002)),
-            ]),
-            "DP-KFC, A only, mapped back": ("dp-kfc-a", _each(lr=(0.04, 0.08), **_one(MAPPED | LEAVES))),
-            "DP-Adam": ("dp-adam", [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.008, 0.002)]),
-            "DP-KFC, A only, private oracle (NOT PRIVATE)": ("dp-kfc-a", [
-                {"lr": lr, "source": "private-oracle", "weight_average": 0.98} for lr in (0.004, 0.002)
-            ]),
-            "DP-KFC, A only, pink noise": ("dp-kfc-a", [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.002)]),
+            "DP-KFC, A only": (
+                "dp-kfc-a",
+                [
+                    *_each(lr=(0.001, 0.002, 0.004, 0.008), schedule=("constant", "cosine")),
+                    {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5},
+                    {"lr": 0.004, "schedule": "constant", "max_grad_norm": 0.3},
+                    {"lr": 0.004, "schedule": "constant", "power_exponent": 1.5, "damping": 0.3},
+                    {"lr": 0.004, "schedule": "constant", "source": "dead-leaves"},
+                    {
+                        "lr": 0.004,
+                        "schedule": "constant",
+                        "source": "dead-leaves",
+                        "weight_average": 0.98,
+                    },
+                    {
+                        "lr": 0.006,
+                        "schedule": "constant",
+                        "source": "dead-leaves",
+                        "weight_average": 0.99,
+                    },
+                    *({**LEAVES, "lr": lr} for lr in (0.003, 0.002)),
+                ],
+            ),
+            "DP-KFC, A only, mapped back": (
+                "dp-kfc-a",
+                _each(lr=(0.04, 0.08), **_one(MAPPED | LEAVES)),
+            ),
+            "DP-Adam": (
+                "dp-adam",
+                [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.008, 0.002)],
+            ),
+            "DP-KFC, A only, private oracle (NOT PRIVATE)": (
+                "dp-kfc-a",
+                [
+                    {"lr": lr, "source": "private-oracle", "weight_average": 0.98}
+                    for lr in (0.004, 0.002)
+                ],
+            ),
+            "DP-KFC, A only, pink noise": (
+                "dp-kfc-a",
+                [{"lr": lr, "weight_average": 0.98} for lr in (0.004, 0.002)],
+            ),
         },
     ),
     "mapped": Grid(
-        recipe="mnist-cnn", common=PROTOCOL, seeds=(0, 1, 2, 3, 4),
+        recipe="mnist-cnn",
+        common=PROTOCOL,
+        seeds=(0, 1, 2, 3, 4),
         arms={
-            "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS))),
-            "A only, dead leaves refined, mapped back": (
-                "dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), refine=(10,), **_one(MAPPED | DISCS)),
+            "A only, dead leaves, mapped back": (
+                "dp-kfc-a",
+                _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS)),
             ),
-            "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED))),
-            "A only, dead leaves, along z": ("dp-kfc-a", _each(lr=(0.03, 0.06, 0.12), **_one(ALONG | DISCS))),
-            "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.002, 0.001, 0.004), **_one(DISCS))),
-            "both sides, dead leaves, mapped back": ("dp-kfc", _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED | DISCS))),
+            "A only, dead leaves refined, mapped back": (
+                "dp-kfc-a",
+                _each(lr=(0.02, 0.03, 0.015), refine=(10,), **_one(MAPPED | DISCS)),
+            ),
+            "A only, pink noise, mapped back": (
+                "dp-kfc-a",
+                _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED)),
+            ),
+            "A only, dead leaves, along z": (
+                "dp-kfc-a",
+                _each(lr=(0.03, 0.06, 0.12), **_one(ALONG | DISCS)),
+            ),
+            "A only, dead leaves, along z, Adam": (
+                "dp-kfc-a",
+                _each(lr=(0.002, 0.001, 0.004), **_one(DISCS)),
+            ),
+            "both sides, dead leaves, mapped back": (
+                "dp-kfc",
+                _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED | DISCS)),
+            ),
             "A only, same spectrum, random directions, mapped back": (
-                "dp-kfc-random", _each(lr=(0.01, 0.03, 0.06, 0.12), sides=("input",), **_one(MAPPED | DISCS)),
+                "dp-kfc-random",
+                _each(lr=(0.01, 0.03, 0.06, 0.12), sides=("input",), **_one(MAPPED | DISCS)),
             ),
             "A only, private oracle (NOT PRIVATE), mapped back": (
-                "dp-kfc-a", _each(lr=(0.02, 0.03, 0.015), source=("private-oracle",), **_one(MAPPED)),
+                "dp-kfc-a",
+                _each(lr=(0.02, 0.03, 0.015), source=("private-oracle",), **_one(MAPPED)),
             ),
         },
     ),
     "fashion": Grid(
-        recipe="fashion-mnist-cnn", common=PROTOCOL,
+        recipe="fashion-mnist-cnn",
+        common=PROTOCOL,
         arms={
             "DP-SGD": ("dp-sgd", _each(lr=(0.06, 0.1, 0.2))),
-            "A only, dead leaves, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03, 0.05), **_one(MAPPED | DISCS))),
+            "A only, dead leaves, mapped back": (
+                "dp-kfc-a",
+                _each(lr=(0.02, 0.03, 0.05), **_one(MAPPED | DISCS)),
+            ),
             "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002))),
             "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03), **_one(MAPPED))),
             "A only, private oracle (NOT PRIVATE), mapped back": (
-                "dp-kfc-a", _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
+                "dp-kfc-a",
+                _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
             ),
             "A only, same spectrum, random directions, mapped back": (
-                "dp-kfc-random", _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
+                "dp-kfc-random",
+                _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
             ),
             "both sides, pink noise, along z, Adam": ("dp-kfc", _each(lr=(0.001, 0.002))),
-            "A only, dead leaves, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002), **_one(DISCS))),
+            "A only, dead leaves, along z, Adam": (
+                "dp-kfc-a",
+                _each(lr=(0.001, 0.002), **_one(DISCS)),
+            ),
             "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.003))),
         },
     ),
     "cifar": Grid(
-        recipe="cifar10-cnn", common={"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 512, "epsilon": 2.0},
+        recipe="cifar10-cnn",
+        common={"delta": 1e-5, "epochs": 5.0, "expected_batch_size": 512, "epsilon": 2.0},
         arms={
             "DP-SGD": ("dp-sgd", _each(lr=(0.1, 0.2, 0.4, 0.8, 1.6))),
             "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.8, 1.6, 3.2))),
-            "A only, dead leaves, mapped back": ("dp-kfc-natural", _each(lr=(0.03, 0.06, 0.1), **_one(DISCS))),
-            "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
+            "A only, dead leaves, mapped back": (
+                "dp-kfc-natural",
+                _each(lr=(0.03, 0.06, 0.1), **_one(DISCS)),
+            ),
+            "A only, pink noise, along z, Adam": (
+                "dp-kfc-a",
+                _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016)),
+            ),
             "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
             "A only, same spectrum, random directions, mapped back": (
-                "dp-kfc-random", _each(lr=(0.03, 0.06, 0.12, 0.24, 0.48), sides=("input",), **_one(MAPPED | DISCS)),
+                "dp-kfc-random",
+                _each(lr=(0.03, 0.06, 0.12, 0.24, 0.48), sides=("input",), **_one(MAPPED | DISCS)),
             ),
             "DiSK": ("disk", _each(lr=(1.0, 2.0, 4.0, 8.0))),
-            "DP-NGD, 500 public images of CIFAR-100": ("dp-ngd", _each(
-                lr=(0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048), public_data=("@cifar100:500",), **_one(NGD),
-            )),
+            "DP-NGD, 500 public images of CIFAR-100": (
+                "dp-ngd",
+                _each(
+                    lr=(0.00075, 0.0015, 0.003, 0.006, 0.012, 0.024, 0.048),
+                    public_data=("@cifar100:500",),
+                    **_one(NGD),
+                ),
+            ),
             "DP-NGD, dead leaves": ("dp-ngd", _each(lr=(0.024, 0.012), **_one(NGD | DISCS))),
-            "A only, pink noise, mapped back": ("dp-kfc-natural", _each(lr=(0.06, 0.03), source=("pink",))),
+            "A only, pink noise, mapped back": (
+                "dp-kfc-natural",
+                _each(lr=(0.06, 0.03), source=("pink",)),
+            ),
         },
     ),
     "varied": Grid(
-        recipe="mnist-cnn", common=PROTOCOL, tuned_with=(100, 101),
+        recipe="mnist-cnn",
+        common=PROTOCOL,
+        tuned_with=(100, 101),
         arms={
-            "both sides, pink noise, along z, Adam": ("dp-kfc", [{"lr": 0.002, **own} for own in (*VARIED, *OUTPUTS)]),
-            "A only, dead leaves, mapped back": ("dp-kfc-natural", [
-                *({"lr": 0.03, **own} for own in (*VARIED, {"every": 2000}, SMALLER)),
-                {"lr": 0.06, "exponent": 0.375}, *({"lr": lr, "exponent": 0.25} for lr in (0.06, 0.12)),
-            ]),
+            "both sides, pink noise, along z, Adam": (
+                "dp-kfc",
+                [{"lr": 0.002, **own} for own in (*VARIED, *OUTPUTS)],
+            ),
+            "A only, dead leaves, mapped back": (
+                "dp-kfc-natural",
+                [
+                    *({"lr": 0.03, **own} for own in (*VARIED, {"every": 2000}, SMALLER)),
+                    {"lr": 0.06, "exponent": 0.375},
+                    *({"lr": lr, "exponent": 0.25} for lr in (0.06, 0.12)),
+                ],
+            ),
         },
     ),
-    "refined": Grid(recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),
+    "refined": Grid(
+        recipe="mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)
+    ),
     "imdb": Grid(recipe="imdb-logistic", common=TEXT, arms=IMDB),
-    "refined-fashion": Grid(recipe="fashion-mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)),
-}  # fmt: skip
+    "refined-fashion": Grid(
+        recipe="fashion-mnist-cnn", common=AVERAGED, arms=REFINED, tuned_with=(100, 101, 102, 103)
+    ),
+}
 
 
 def table(name: str, store: Any) -> str:
@@ -312,7 +525,13 @@ def every_point(name: str, store: Any) -> str:
 
     grid = GRIDS[name]
     lines = [
-        [arm, _told(point), _spread(rows), f"{rows[0]['noise_multiplier']:.2f}", str(rows[0]["steps"])]
+        [
+            arm,
+            _told(point),
+            _spread(rows),
+            f"{rows[0]['noise_multiplier']:.2f}",
+            str(rows[0]["steps"]),
+        ]
         for arm in grid.arms
         for point, rows in grid.points(store, arm)
     ]
@@ -320,7 +539,10 @@ def every_point(name: str, store: Any) -> str:
 
 
 def _told(point: Settings) -> str:
-    return ", ".join(f"{name} = {value}" if isinstance(value, str) else f"{name} = {value:g}" for name, value in point.items())
+    return ", ".join(
+        f"{name} = {value}" if isinstance(value, str) else f"{name} = {value:g}"
+        for name, value in point.items()
+    )
 
 
 def main() -> int:
@@ -329,12 +551,17 @@ def main() -> int:
 
     parser = cells_parser(__doc__)
     parser.add_argument("--grid", choices=list(GRIDS), required=True)
-    parser.add_argument("--points-only", action="store_true", help="the validation split alone, no tests yet")
+    parser.add_argument(
+        "--points-only", action="store_true", help="the validation split alone, no tests yet"
+    )
     arguments = parser.parse_args()
     name = arguments.grid
     grid, path = GRIDS[name], arguments.results or RESULTS / f"{name}.json"
     if not arguments.table:
-        points, tests = (lambda store: grid.cells(store, False)), (lambda store: grid.cells(store, True))
+        points, tests = (
+            (lambda store: grid.cells(store, False)),
+            (lambda store: grid.cells(store, True)),
+        )
         stages = [points] if arguments.points_only else [points, tests]
         if code := run_cells(stages, path, arguments.out or Path(f"runs/grid-{name}"), arguments):
             return code

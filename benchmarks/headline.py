@@ -1,8 +1,10 @@
-"""What the methods reach on the CNN of the DP-KFC paper, as a small table and a picture: the front page's numbers.
+"""What the methods reach on the CNN of the DP-KFC paper, as a small table and a picture: the front
+page's numbers.
 
     python benchmarks/headline.py     # docs/img/accuracy.png, from benchmarks/results/accuracy/cnn.json; prints the table
 
-Every number is one of the accuracy study (`accuracy_study.py`): settings chosen on a validation split, judged on the test set.
+Every number is one of the accuracy study (`accuracy_study.py`): settings chosen on a validation
+split, judged on the test set.
 """
 
 from __future__ import annotations
@@ -66,9 +68,17 @@ def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
     epsilons = sorted({epsilon for of in found.values() for epsilon in of})
     rows = [
         [line.label, line.sees, *(_told(found[line.arm].get(epsilon, [])) for epsilon in epsilons)]
-        for line in LINES if line.arm in found
-    ]  # fmt: skip
-    return markdown([f"{TITLES[recipe]}, test %", "its curvature sees", *(f"ε = {e:g} (seeds)" for e in epsilons)], rows)
+        for line in LINES
+        if line.arm in found
+    ]
+    return markdown(
+        [
+            f"{TITLES[recipe]}, test %",
+            "its curvature sees",
+            *(f"ε = {e:g} (seeds)" for e in epsilons),
+        ],
+        rows,
+    )
 
 
 def _told(values: Sequence[float]) -> str:
@@ -79,14 +89,18 @@ def _told(values: Sequence[float]) -> str:
 
 
 def picture(results: Mapping[str, Any], path: Path) -> None:
-    """Accuracy against ε, a panel a data set, with the standard deviation over seeds and every line labelled at its end."""
+    """Accuracy against ε, a panel a data set, with the standard deviation over seeds and every line
+    labelled at its end.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     shown = {recipe: found for recipe in TITLES if (found := _enough(cells(results, recipe)))}
-    figure, panels = plt.subplots(1, len(shown), figsize=(7.2 * len(shown), 4.6), constrained_layout=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(shown), figsize=(7.2 * len(shown), 4.6), constrained_layout=True, squeeze=False
+    )
     for panel, (recipe, found) in zip(panels[0], shown.items(), strict=True):
         epsilons = sorted({epsilon for of in found.values() for epsilon in of})
         ends = []
@@ -95,17 +109,37 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
             values = [found[line.arm][epsilon] for epsilon in sorted(found[line.arm])]
             y = [statistics.mean(v) for v in values]
             panel.errorbar(
-                x, y, yerr=[statistics.stdev(v) for v in values], color=line.colour, linestyle=line.style, marker="o",
-                markersize=4, linewidth=2.4 if line.arm == "dp-kfc-natural" else 1.5, capsize=2,
-            )  # fmt: skip
+                x,
+                y,
+                yerr=[statistics.stdev(v) for v in values],
+                color=line.colour,
+                linestyle=line.style,
+                marker="o",
+                markersize=4,
+                linewidth=2.4 if line.arm == "dp-kfc-natural" else 1.5,
+                capsize=2,
+            )
             ends.append((y[-1], x[-1], line))
         low, high = panel.get_ylim()
-        for (_, x_end, line), y_text in zip(ends, _apart([end[0] for end in ends], (high - low) / 19), strict=True):
+        for (_, x_end, line), y_text in zip(
+            ends, _apart([end[0] for end in ends], (high - low) / 19), strict=True
+        ):
             text = f"{line.label} ({line.sees})" if "public" in line.sees else line.label
-            panel.annotate(text, (x_end, y_text), (8, 0), textcoords="offset points", va="center", color=line.colour, fontsize=9)
+            panel.annotate(
+                text,
+                (x_end, y_text),
+                (8, 0),
+                textcoords="offset points",
+                va="center",
+                color=line.colour,
+                fontsize=9,
+            )
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
         panel.set_xlim(-0.1, len(epsilons) - 1 + 0.95)
-        panel.set(title=f"{TITLES[recipe]}, CNN, δ = 10⁻⁵, 5 epochs, batches of 256", ylabel="test accuracy, %")
+        panel.set(
+            title=f"{TITLES[recipe]}, CNN, δ = 10⁻⁵, 5 epochs, batches of 256",
+            ylabel="test accuracy, %",
+        )
         panel.grid(alpha=0.3)
         panel.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +148,13 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
 
 
 def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
-    """The cells with several seeds, of arms that have as many of them as any: the others are not tested yet."""
-    kept = {arm: {e: values for e, values in of.items() if len(values) >= FEWEST} for arm, of in found.items()}
+    """The cells with several seeds, of arms that have as many of them as any: the others are not
+    tested yet.
+    """
+    kept = {
+        arm: {e: values for e, values in of.items() if len(values) >= FEWEST}
+        for arm, of in found.items()
+    }
     most = max((len(of) for of in kept.values()), default=0)
     return {arm: of for arm, of in kept.items() if of and len(of) == most}
 

@@ -1,4 +1,6 @@
-"""Peak memory of one contender, alone in a process of its own; what is counted: docs/speed.md, "How memory is taken"."""
+"""Peak memory of one contender, alone in a process of its own; what is counted: docs/speed.md, "How
+memory is taken".
+"""
 
 from __future__ import annotations
 
@@ -34,21 +36,31 @@ def given_back() -> Iterator[None]:
 
 
 def alone(command: Sequence[str]) -> dict[str, Any]:
-    """What a script prints as JSON in its last line, from a process of its own; `not_available` with the reason if it fails."""
+    """What a script prints as JSON in its last line, from a process of its own; `not_available`
+    with the reason if it fails.
+    """
     with given_back():
-        done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, check=False
+        )
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1])
-    return {"not_available": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]}
+    return {
+        "not_available": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[
+            -1
+        ][:300]
+    }
 
 
 def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[str, Any]:
-    """Peaks in MiB above the start: of the first step, of those after it, of a refresh while the old metric is held.
+    """Peaks in MiB above the start: of the first step, of those after it, of a refresh while the
+    old metric is held.
 
     `step_mib` is that of a step that does not refresh.
 
     Args:
-        build: makes the contender of a `contenders.Setting`; model, data and contender are there before the start.
+        build: makes the contender of a `contenders.Setting`; model, data and contender are there
+            before the start.
         case: of `models`.
         device: a card's memory is what torch has allocated on it.
     """
@@ -69,7 +81,10 @@ def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[s
                 work()
             return watch.peak()
 
-        found: dict[str, Any] = {"start_mib": round(watch.start / 2**20, 1), "first_step_mib": peak_of(contender.step)}
+        found: dict[str, Any] = {
+            "start_mib": round(watch.start / 2**20, 1),
+            "first_step_mib": peak_of(contender.step),
+        }
         found |= {"extra_mib": peak_of(contender.step, LATER), "step_mib": peak_of(contender.step)}
         if contender.refresh is not None:
             found["refresh_mib"] = peak_of(contender.refresh)
@@ -78,8 +93,12 @@ def peaks(build: Callable[[Any], Any], case: Any, device: str = "cpu") -> dict[s
 
 
 def highest(memory: dict[str, Any]) -> float:
-    """Of all peaks of one contender; results that took none of a refresh alone have one in the first step."""
-    return max(memory[name] for name in ("first_step_mib", "extra_mib", "refresh_mib") if name in memory)
+    """Of all peaks of one contender; results that took none of a refresh alone have one in the
+    first step.
+    """
+    return max(
+        memory[name] for name in ("first_step_mib", "extra_mib", "refresh_mib") if name in memory
+    )
 
 
 def wake_libraries(device: str) -> None:
@@ -92,7 +111,10 @@ def wake_libraries(device: str) -> None:
     weight.grad = torch.zeros_like(weight)
     torch.optim.SGD([weight]).step()
     x = torch.randn(256, 256, requires_grad=True, device=device)
-    image, kernel = (torch.randn(size, requires_grad=True, device=device) for size in ((2, 4, 8, 8), (4, 4, 3, 3)))
+    image, kernel = (
+        torch.randn(size, requires_grad=True, device=device)
+        for size in ((2, 4, 8, 8), (4, 4, 3, 3))
+    )
     (x @ x).sum().backward()
     torch.nn.functional.conv2d(image, kernel).sum().backward()
     torch.bmm(x.detach().view(4, 64, 256), x.detach().view(4, 256, 64))

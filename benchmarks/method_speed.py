@@ -1,4 +1,5 @@
-"""Time of one step of each method beside the step it is built on: the ratios of docs/methods, in one run.
+"""Time of one step of each method beside the step it is built on: the ratios of docs/methods, in
+one run.
 
     python benchmarks/method_speed.py                    # both models, results/method_speed.json (ten minutes, two idle cores)
     python benchmarks/method_speed.py --only mnist-cnn
@@ -6,8 +7,9 @@
     python benchmarks/method_speed.py --views --device cuda  # the same on a card, with batches of 4,096, kept apart
     python benchmarks/method_speed.py --smoke            # tiny models; prints, writes nothing
 
-All contenders take one step a round in shuffled order, as in speed.py; the figure is the median over rounds of the ratio
-within a round. Refreshes of a preconditioner are left out of the step and timed by themselves.
+All contenders take one step a round in shuffled order, as in speed.py; the figure is the median
+over rounds of the ratio within a round. Refreshes of a preconditioner are left out of the step and
+timed by themselves.
 """
 
 from __future__ import annotations
@@ -23,10 +25,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, judged, load_average, machine, markdown, now, paired, read_json, write_json
+from common import (
+    RESULTS,
+    hardware,
+    judged,
+    load_average,
+    machine,
+    markdown,
+    now,
+    paired,
+    read_json,
+    write_json,
+)
 
 OUTPUT = RESULTS / "method_speed.json"
-# method: (what it is compared with, goal or None); goals are those of the issue that asked for the method
+# method: (what it is compared with, goal or None); goals are those of the issue that asked for the
+# method
 PAIRS: dict[str, tuple[str, float | None]] = {
     "DiSK, two points": ("DP-SGD", 2.05),
     "DiSK, one point": ("DP-SGD", 1.05),
@@ -89,7 +103,9 @@ def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
     from dpkfc.session import Session
 
     model = setting.fresh()[0]
-    config = PrivacyConfig(expected_batch_size=setting.case.batch_size, steps=10_000, sampler="fixed", **settings)
+    config = PrivacyConfig(
+        expected_batch_size=setting.case.batch_size, steps=10_000, sampler="fixed", **settings
+    )
     plan = config.with_noise(NOISE, DELTA, setting.size)
     parameters = [p for p in model.parameters() if p.requires_grad]
     augment = reflect_pad_crop_flip() if config.augmentations > 1 else None
@@ -103,9 +119,14 @@ def _session(setting: Any, optimizer: Any, settings: dict[str, Any]) -> Any:
 
 
 def measured(
-    case: Any, rounds: int, pick: Callable[[Any], dict[str, Callable[[], Any]]], bases: Mapping[str, str], device: str = "cpu"
+    case: Any,
+    rounds: int,
+    pick: Callable[[Any], dict[str, Callable[[], Any]]],
+    bases: Mapping[str, str],
+    device: str = "cpu",
 ) -> dict[str, Any]:
-    """Medians and ratios of one model; `first_ms` is the first step, the building of the preconditioner included.
+    """Medians and ratios of one model; `first_ms` is the first step, the building of the
+    preconditioner included.
 
     Args:
         case: the model.
@@ -134,7 +155,10 @@ def measured(
         for contender in live.values():
             contender.close()
     found: dict[str, Any] = {
-        name: {"median_ms": round(1e3 * statistics.median(taken), 2), "first_ms": round(1e3 * first[name], 1)}
+        name: {
+            "median_ms": round(1e3 * statistics.median(taken), 2),
+            "first_ms": round(1e3 * first[name], 1),
+        }
         for name, taken in seconds.items()
     }
     for name, base in bases.items():
@@ -143,27 +167,48 @@ def measured(
 
 
 def table(results: dict[str, Any], only: Sequence[str] = tuple(PAIRS)) -> str:
-    """One row a method, one column a model; the pair with views has a row in any case, as it is owed."""
-    models = {name: entry for part in (*VIEWS_GOALS, "models") for name, entry in results.get(part, {}).items()}
+    """One row a method, one column a model; the pair with views has a row in any case, as it is
+    owed.
+    """
+    models = {
+        name: entry
+        for part in (*VIEWS_GOALS, "models")
+        for name, entry in results.get(part, {}).items()
+    }
     models = {name: models[name] for name in (*results["models"], *models)}
     rows = []
     for name in only:
         base, goal = PAIRS[name]
-        goals = {m: goal if GOALS_ON.get(name, m) == m and not m.startswith("smoke-") else None for m in models}
+        goals = {
+            m: goal if GOALS_ON.get(name, m) == m and not m.startswith("smoke-") else None
+            for m in models
+        }
         rows.append([name, base, *_cells(results, "models", models, name, goals)])
     rows = [row for row in rows if set(row[2:]) != {"–"}]
     for part, goal in VIEWS_GOALS.items() if "DP-NGD" in only else ():
-        cells = _cells(results, part, models, "DP-NGD", {m: goal for m in models if m.startswith("wrn-16-4")})
+        cells = _cells(
+            results, part, models, "DP-NGD", {m: goal for m in models if m.startswith("wrn-16-4")}
+        )
         views = next((entry["augmentations"] for entry in results.get(part, {}).values()), VIEWS)
         if part == "views" or set(cells) != {"–"}:
             where = part.removeprefix("views")
-            rows.append([f"DP-NGD, {views} views of each example{where}", f"DP-SGD, {views} views{where}", *cells])
+            rows.append(
+                [
+                    f"DP-NGD, {views} views of each example{where}",
+                    f"DP-SGD, {views} views{where}",
+                    *cells,
+                ]
+            )
     heads = [f"{entry['title']} (batch {entry['batch_size']})" for entry in models.values()]
     return markdown(["step of", "over that of", *heads], rows)
 
 
 def _cells(
-    results: Mapping[str, Any], part: str, models: Sequence[str], method: str, goals: Mapping[str, float | None]
+    results: Mapping[str, Any],
+    part: str,
+    models: Sequence[str],
+    method: str,
+    goals: Mapping[str, float | None],
 ) -> list[str]:
     found = {model: entry["methods"].get(method) for model, entry in results.get(part, {}).items()}
     return [_cell(found.get(model), goals.get(model)) for model in models]
@@ -174,10 +219,20 @@ def _cell(found: Mapping[str, Any] | None, goal: float | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", action="append", metavar="MODEL")
-    parser.add_argument("--views", action="store_true", help=f"DP-NGD and DP-SGD with {VIEWS} views an example instead of all")
-    parser.add_argument("--device", default="cpu", help="cuda: with --views, kept apart in the results (default: cpu)")
+    parser.add_argument(
+        "--views",
+        action="store_true",
+        help=f"DP-NGD and DP-SGD with {VIEWS} views an example instead of all",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cuda: with --views, kept apart in the results (default: cpu)",
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--smoke", action="store_true")
@@ -191,7 +246,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     torch.set_num_threads(arguments.threads)
     on_card = arguments.device != "cpu"
     known = cases(smoke=arguments.smoke, card=on_card)
-    usual = [f"wrn-16-4-views-{VIEWS}" if on_card else "wrn-16-4"] if arguments.views else ["mnist-cnn", "wrn-16-4"]
+    usual = (
+        [f"wrn-16-4-views-{VIEWS}" if on_card else "wrn-16-4"]
+        if arguments.views
+        else ["mnist-cnn", "wrn-16-4"]
+    )
     chosen = arguments.only or (["smoke-cnn"] if arguments.smoke else usual)
     if unknown := [name for name in chosen if name not in known]:
         parser.error(f"no model {unknown[0]!r}; there are {', '.join(known)}")
@@ -199,16 +258,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     part = ("views on a card" if on_card else "views") if arguments.views else "models"
     views, micro = (2, 4) if arguments.smoke else (VIEWS, MICRO)
     several = {"augmentations": views, "micro_batch": micro} if arguments.views else {}
-    bases = {"DP-NGD": "DP-SGD"} if arguments.views else {name: base for name, (base, _) in PAIRS.items()}
+    bases = (
+        {"DP-NGD": "DP-SGD"}
+        if arguments.views
+        else {name: base for name, (base, _) in PAIRS.items()}
+    )
     for name in chosen:
         case, load = known[name], load_average()
         several |= {"micro_batch": case.micro_batch or micro} if several else {}
-        pick = partial(with_views, views=views, micro=several["micro_batch"]) if several else contenders
-        found = measured(case, 2 if arguments.smoke else arguments.rounds, pick, bases, arguments.device)
+        pick = (
+            partial(with_views, views=views, micro=several["micro_batch"])
+            if several
+            else contenders
+        )
+        found = measured(
+            case, 2 if arguments.smoke else arguments.rounds, pick, bases, arguments.device
+        )
         entry = {
-            "title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": load,
-            "hardware": hardware(arguments.threads, arguments.device), "methods": found,
-        }  # fmt: skip
+            "title": case.title,
+            "batch_size": case.batch_size,
+            "date": now(),
+            "load_before": load,
+            "hardware": hardware(arguments.threads, arguments.device),
+            "methods": found,
+        }
         results.setdefault(part, {})[name] = entry | several
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:

@@ -1,12 +1,14 @@
-"""Every method of `dpkfc methods` on scikit-learn's digits at one ε, tuned alike on a validation split of the training set.
+"""Every method of `dpkfc methods` on scikit-learn's digits at one ε, tuned alike on a validation
+split of the training set.
 
     python benchmarks/methods.py            # resumable: every finished run is kept; ten minutes on two idle cores
     python benchmarks/methods.py --only disk doppler
 
-Of the 1,437 training images 200, chosen by a public seed, play the public data and are private for no method. Each method
-gets five learning rates on a validation split with one tuning seed, then three seeds, with their own initialisation, on the
-test set at the rate that won. Noise is secure and never seeded. What it cannot say: the task is small and easy, and 112 steps
-are too few for the methods that need long runs.
+Of the 1,437 training images 200, chosen by a public seed, play the public data and are private for
+no method. Each method gets five learning rates on a validation split with one tuning seed, then
+three seeds, with their own initialisation, on the test set at the rate that won. Noise is secure
+and never seeded. What it cannot say: the task is small and easy, and 112 steps are too few for the
+methods that need long runs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ import torch
 
 RESULTS = Path(__file__).parent / "results" / "methods.json"
 PUBLIC, VALIDATION, SPLIT_SEED, TUNING_SEED, SEEDS = 200, 250, 7, 100, (0, 1, 2)
-COMMON: dict[str, Any] = {"recipe": "digits", "epsilon": 3.0, "delta": 1e-5, "epochs": 20.0, "expected_batch_size": 256}
+COMMON: dict[str, Any] = {
+    "recipe": "digits",
+    "epsilon": 3.0,
+    "delta": 1e-5,
+    "epochs": 20.0,
+    "expected_batch_size": 256,
+}
 RATES = {"sgd": (0.02, 0.06, 0.2, 0.6, 2.0), "adam": (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)}
 MORE: dict[str, dict[str, Any]] = {
     "dp-sgd-pt": {"pretrain_epochs": 50},
@@ -42,7 +50,10 @@ def data(evaluate_on: str):
 
     whole = find_recipe("digits").data(run_config(COMMON))
     order = torch.randperm(len(whole.train[1]), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    cut = [tuple(x[rows] for x in whole.train) for rows in order.split([PUBLIC, VALIDATION, len(order) - PUBLIC - VALIDATION])]
+    cut = [
+        tuple(x[rows] for x in whole.train)
+        for rows in order.split([PUBLIC, VALIDATION, len(order) - PUBLIC - VALIDATION])
+    ]
     public, validation, rest = cut
     if evaluate_on == "validation":
         return public, rest, validation
@@ -65,7 +76,9 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "public.safetensors"
         save_file({"inputs": public[0].clone(), "labels": public[1].clone()}, path)
-        config = run_config({**COMMON, **settings["chosen"], "seed": settings["seed"], "public_data": str(path)})
+        config = run_config(
+            {**COMMON, **settings["chosen"], "seed": settings["seed"], "public_data": str(path)}
+        )
         recipe = find_recipe("digits")
         model = recipe.model(config.seed)
         plan = make_plan(config, recipe.input_shape, len(private[1]))
@@ -84,7 +97,11 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
         with evaluated_weights(session):
             judged = evaluate(model, held_out)
         epsilon = session.epsilon
-    found = {"accuracy": judged.accuracy, "epsilon": epsilon, "noise_multiplier": plan.noise_multiplier}
+    found = {
+        "accuracy": judged.accuracy,
+        "epsilon": epsilon,
+        "noise_multiplier": plan.noise_multiplier,
+    }
     return {**settings, **found, "steps": plan.steps, "seconds": round(seconds, 2), "notes": notes}
 
 
@@ -110,7 +127,12 @@ def settings_of(chosen: dict[str, Any], seed: int, evaluate_on: str) -> dict[str
     preset = dict(METHODS[chosen["method"]].settings)
     if chosen["method"] == "dp-kfc" or chosen["method"].startswith("dp-kfc-"):
         preset["optimizer"] = "sgd"
-    return {"chosen": {**preset, **chosen}, "seed": seed, "evaluate_on": evaluate_on, "common": COMMON}
+    return {
+        "chosen": {**preset, **chosen},
+        "seed": seed,
+        "evaluate_on": evaluate_on,
+        "common": COMMON,
+    }
 
 
 def key(settings: dict[str, Any]) -> str:
@@ -118,7 +140,9 @@ def key(settings: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
-    """Markdown: accuracy on the test set, mean ± standard deviation over seeds, and the rate that validation chose."""
+    """Markdown: accuracy on the test set, mean ± standard deviation over seeds, and the rate that
+    validation chose.
+    """
     from common import markdown
     from dpkfc.app.methods import METHODS
 
@@ -128,7 +152,11 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
         found = results["chosen"].get(method)
         if found is None or (only and method not in only):
             continue
-        runs = [run for run in results["runs"].values() if run["evaluate_on"] == "test" and run["chosen"]["method"] == method]
+        runs = [
+            run
+            for run in results["runs"].values()
+            if run["evaluate_on"] == "test" and run["chosen"]["method"] == method
+        ]
         runs = [run for run in runs if run["chosen"]["lr"] == found["lr"]]
         if len(runs) < 2:
             continue
@@ -136,7 +164,16 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
         cost = statistics.median(run["seconds"] for run in runs)
         relative = f"{cost / base:.1f}×" if base else "–"
         mean = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
-        rows.append([METHODS[method].label, f"`{method}`", mean, f"{found['lr']:g}", found["edge"], relative])
+        rows.append(
+            [
+                METHODS[method].label,
+                f"`{method}`",
+                mean,
+                f"{found['lr']:g}",
+                found["edge"],
+                relative,
+            ]
+        )
     head = ["method", "`--method`", "test accuracy, %", "rate", "edge of the grid", "time of a run"]
     return markdown(head, rows) if rows else "*Not measured yet.*"
 
@@ -145,7 +182,9 @@ def main() -> None:
     from common import hardware, now, read_json
     from dpkfc.app.methods import METHODS
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="*", default=list(METHODS), help="methods to run")
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, one thread each")
     options = parser.parse_args()
@@ -159,13 +198,20 @@ def main() -> None:
             for settings, run in zip(wanted, pool.map(train_once, wanted), strict=True):
                 results["runs"][key(settings)] = run
                 RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-                print(f"{settings['chosen']['method']:>18} lr {settings['chosen']['lr']:<8g} {run['accuracy']:.3f}", flush=True)
+                print(
+                    f"{settings['chosen']['method']:>18} lr {settings['chosen']['lr']:<8g}"
+                    f" {run['accuracy']:.3f}",
+                    flush=True,
+                )
             return [results["runs"][key(settings)] for settings in trials]
 
         sgd_rate = 0.0
         for method in ["dp-sgd", *[name for name in options.only if name != "dp-sgd"]]:
             rates = rates_of(method)
-            trials = [settings_of(chosen_for(method, r, sgd_rate or 1.0), TUNING_SEED, "validation") for r in rates]
+            trials = [
+                settings_of(chosen_for(method, r, sgd_rate or 1.0), TUNING_SEED, "validation")
+                for r in rates
+            ]
             tuned = all_of(trials)
             best = max(range(len(rates)), key=lambda i: tuned[i]["accuracy"])
             sgd_rate = sgd_rate or rates[best]

@@ -65,12 +65,15 @@ class Case:
         ids = torch.randint(self.vocabulary, (self.probe_size, *self.shape), generator=generator)
         return PublicData(ids, provenance="uniformly random token ids")
 
-
     def parts(self, x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """The rows of a batch as they are in memory at once: views of each example, changed at random."""
+        """The rows of a batch as they are in memory at once: views of each example, changed at
+        random.
+        """
         if self.views > 1:
             x, y = x.repeat_interleave(self.views, 0), y.repeat_interleave(self.views, 0)
-        for part in zip(x.split(self.micro_batch or len(x)), y.split(self.micro_batch or len(y)), strict=True):
+        for part in zip(
+            x.split(self.micro_batch or len(x)), y.split(self.micro_batch or len(y)), strict=True
+        ):
             yield part if self.augment is None else self.augment(part)
 
     @property
@@ -90,7 +93,10 @@ class Attention(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        q, k, v = (
+            f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for f in (self.query, self.key, self.value)
+        )
         return self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
@@ -101,7 +107,10 @@ class Block(nn.Module):
         super().__init__()
         self.first, self.attention = nn.LayerNorm(width), Attention(width, heads)
         self.second = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, ffn_ratio * width), nn.Linear(ffn_ratio * width, width)
+        self.up, self.down = (
+            nn.Linear(width, ffn_ratio * width),
+            nn.Linear(ffn_ratio * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.first(x))
@@ -111,17 +120,25 @@ class Block(nn.Module):
 class Encoder(nn.Module):
     """Token embedding with fixed sinusoidal positions, blocks, mean over tokens, classes."""
 
-    def __init__(self, width: int, length: int, blocks: int, ffn_ratio: int, vocabulary: int) -> None:
+    def __init__(
+        self, width: int, length: int, blocks: int, ffn_ratio: int, vocabulary: int
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.Sequential(*(Block(width, max(1, width // 64), ffn_ratio) for _ in range(blocks)))
+        self.blocks = nn.Sequential(
+            *(Block(width, max(1, width // 64), ffn_ratio) for _ in range(blocks))
+        )
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, CLASSES)
         # A plain attribute: Opacus refuses modules with buffers.
-        angles = torch.arange(length).unsqueeze(1) / 10000 ** (torch.arange(width // 2) / (width // 2))
+        angles = torch.arange(length).unsqueeze(1) / 10000 ** (
+            torch.arange(width // 2) / (width // 2)
+        )
         self.positions = torch.cat([angles.sin(), angles.cos()], 1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.norm(self.blocks(self.embedding(ids) + self.positions.to(ids.device))).mean(1))
+        return self.head(
+            self.norm(self.blocks(self.embedding(ids) + self.positions.to(ids.device))).mean(1)
+        )
 
 
 class WideBlock(nn.Module):
@@ -129,13 +146,23 @@ class WideBlock(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, stride: int) -> None:
         super().__init__()
-        self.first, self.conv1 = nn.GroupNorm(min(16, c_in), c_in), nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False)
-        self.second, self.conv2 = nn.GroupNorm(min(16, c_out), c_out), nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False)
-        self.short = nn.Conv2d(c_in, c_out, 1, stride, bias=False) if (c_in, stride) != (c_out, 1) else None
+        self.first, self.conv1 = (
+            nn.GroupNorm(min(16, c_in), c_in),
+            nn.Conv2d(c_in, c_out, 3, stride, 1, bias=False),
+        )
+        self.second, self.conv2 = (
+            nn.GroupNorm(min(16, c_out), c_out),
+            nn.Conv2d(c_out, c_out, 3, 1, 1, bias=False),
+        )
+        self.short = (
+            nn.Conv2d(c_in, c_out, 1, stride, bias=False) if (c_in, stride) != (c_out, 1) else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.first(x))
-        return self.conv2(F.relu(self.second(self.conv1(y)))) + (x if self.short is None else self.short(y))
+        return self.conv2(F.relu(self.second(self.conv1(y)))) + (
+            x if self.short is None else self.short(y)
+        )
 
 
 def wide_resnet(depth: int, widening: int) -> nn.Module:
@@ -151,10 +178,17 @@ def wide_resnet(depth: int, widening: int) -> nn.Module:
 
 def mnist_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(32 * 7 * 7, 128), nn.ReLU(), nn.Linear(128, CLASSES),
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 7 * 7, 128),
+        nn.ReLU(),
+        nn.Linear(128, CLASSES),
+    )
 
 
 def mlp(hidden: int) -> nn.Module:
@@ -168,11 +202,14 @@ def mlp(hidden: int) -> nn.Module:
     )
 
 
-def encoder_case(width: int, length: int, batch_size: int, blocks: int, ffn_ratio: int, vocabulary: int) -> Case:
+def encoder_case(
+    width: int, length: int, batch_size: int, blocks: int, ffn_ratio: int, vocabulary: int
+) -> Case:
     suffix = "" if ffn_ratio == 4 else f"-ffn{ffn_ratio}"
     return Case(
         name=f"encoder-{width}{suffix}",
-        title=f"{blocks}-block encoder, d={width}, T={length}" + (f", FFN ×{ffn_ratio}" if suffix else ""),
+        title=f"{blocks}-block encoder, d={width}, T={length}"
+        + (f", FFN ×{ffn_ratio}" if suffix else ""),
         batch_size=batch_size,
         shape=(length,),
         build=lambda: Encoder(width, length, blocks, ffn_ratio, vocabulary),
@@ -195,20 +232,29 @@ def _gpt2(lora: bool) -> nn.Module:
 
 
 def _llama() -> nn.Module:
-    """1.1 billion parameters in the shape of TinyLlama, random weights, LoRA on two of the attention's maps."""
+    """1.1 billion parameters in the shape of TinyLlama, random weights, LoRA on two of the
+    attention's maps.
+    """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=2048, intermediate_size=5632, num_hidden_layers=22, num_attention_heads=32, num_key_value_heads=4,
-        vocab_size=32000, max_position_embeddings=2048,
-    )  # fmt: skip
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+    )
     return _with_lora(LlamaForCausalLM(config), "CAUSAL_LM", ["q_proj", "v_proj"])
 
 
 def _with_lora(model: nn.Module, task: str, targets: list[str]) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
-    return get_peft_model(model, LoraConfig(r=16, lora_alpha=16, target_modules=targets, task_type=task))
+    return get_peft_model(
+        model, LoraConfig(r=16, lora_alpha=16, target_modules=targets, task_type=task)
+    )
 
 
 def _bert_logits(model: nn.Module, x: Tensor) -> Tensor:
@@ -219,15 +265,37 @@ def _bert_logits(model: nn.Module, x: Tensor) -> Tensor:
 
 def hugging_face_cases() -> list[Case]:
     """Shapes of transformers with random weights, trained whole and through LoRA adapters."""
-    bert = {"batch_size": 8, "shape": (128,), "vocabulary": 30522, "probe_size": 32, "logits": _bert_logits}
-    gpt2 = {"batch_size": 4, "shape": (256,), "vocabulary": 50257, "probe_size": 16, "language_model": True}
+    bert = {
+        "batch_size": 8,
+        "shape": (128,),
+        "vocabulary": 30522,
+        "probe_size": 32,
+        "logits": _bert_logits,
+    }
+    gpt2 = {
+        "batch_size": 4,
+        "shape": (256,),
+        "vocabulary": 50257,
+        "probe_size": 16,
+        "language_model": True,
+    }
     gpt2["logits"] = lambda model, x: model(input_ids=x, use_cache=False).logits
     llama = {**gpt2, "batch_size": 2, "shape": (128,), "vocabulary": 32000, "probe_size": 4}
     return [
         Case(name="bert-base", title="BERT-base, T=128", build=lambda: _bert(False), **bert),
         Case(name="gpt2-small", title="GPT-2 small, T=256", build=lambda: _gpt2(False), **gpt2),
-        Case(name="bert-base-lora", title="BERT-base, T=128, LoRA r=16", build=lambda: _bert(True), **bert),
-        Case(name="gpt2-small-lora", title="GPT-2 small, T=256, LoRA r=16", build=lambda: _gpt2(True), **gpt2),
+        Case(
+            name="bert-base-lora",
+            title="BERT-base, T=128, LoRA r=16",
+            build=lambda: _bert(True),
+            **bert,
+        ),
+        Case(
+            name="gpt2-small-lora",
+            title="GPT-2 small, T=256, LoRA r=16",
+            build=lambda: _gpt2(True),
+            **gpt2,
+        ),
         Case(name="llama-1b-lora", title="Llama 1.1B, T=128, LoRA r=16", build=_llama, **llama),
     ]
 
@@ -241,19 +309,29 @@ def _vit(**sizes: int) -> nn.Module:
 
 def vit_case(name: str, batch_size: int, size: int = 224, **sizes: int) -> Case:
     return Case(
-        name=name, title="ViT-B/16" if not sizes else "ViT", batch_size=batch_size, shape=(3, size, size),
-        build=lambda: _vit(image_size=size, **sizes), logits=lambda model, x: model(pixel_values=x).logits,
-    )  # fmt: skip
+        name=name,
+        title="ViT-B/16" if not sizes else "ViT",
+        batch_size=batch_size,
+        shape=(3, size, size),
+        build=lambda: _vit(image_size=size, **sizes),
+        logits=lambda model, x: model(pixel_values=x).logits,
+    )
 
 
-def wrn_case(depth: int, widening: int, batch_size: int, views: int = 1, micro_batch: int | None = None) -> Case:
+def wrn_case(
+    depth: int, widening: int, batch_size: int, views: int = 1, micro_batch: int | None = None
+) -> Case:
     """A wide residual network; with views as De et al. (2022) and the DP-NGD paper train it."""
     told = f", K={views} views" if views > 1 else ", GroupNorm"
     return Case(
-        name=f"wrn-{depth}-{widening}" + f"-views-{views}" * (views > 1), title=f"WRN-{depth}-{widening}{told}",
-        batch_size=batch_size, shape=(3, 32, 32), build=lambda: wide_resnet(depth, widening), views=views,
+        name=f"wrn-{depth}-{widening}" + f"-views-{views}" * (views > 1),
+        title=f"WRN-{depth}-{widening}{told}",
+        batch_size=batch_size,
+        shape=(3, 32, 32),
+        build=lambda: wide_resnet(depth, widening),
+        views=views,
         micro_batch=micro_batch,
-    )  # fmt: skip
+    )
 
 
 def card_cases() -> list[Case]:
@@ -262,10 +340,17 @@ def card_cases() -> list[Case]:
 
 
 def cases(*, smoke: bool = False, ffn_ratio: int = 4, card: bool = False) -> dict[str, Case]:
-    """The models by name; `smoke` makes each small enough for a test, `card` adds those that only a card is asked for."""
+    """The models by name; `smoke` makes each small enough for a test, `card` adds those that only a
+    card is asked for.
+    """
     mnist = {"shape": (1, 28, 28)}
     if smoke:
-        tiny_vit = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+        tiny_vit = {
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 32,
+        }
         found = [
             Case(name="cnn", title="CNN", batch_size=4, build=mnist_cnn, **mnist),
             encoder_case(32, 8, 4, 1, ffn_ratio, 50),
@@ -280,7 +365,13 @@ def cases(*, smoke: bool = False, ffn_ratio: int = 4, card: bool = False) -> dic
             Case(name="mnist-cnn", title="MNIST CNN", batch_size=256, build=mnist_cnn, **mnist),
             encoder_case(256, 64, 32, 4, ffn_ratio, 1000),
             encoder_case(512, 128, 16, 4, ffn_ratio, 1000),
-            Case(name="mlp", title="MLP 784-1024-1024-10", batch_size=512, build=lambda: mlp(1024), **mnist),
+            Case(
+                name="mlp",
+                title="MLP 784-1024-1024-10",
+                batch_size=512,
+                build=lambda: mlp(1024),
+                **mnist,
+            ),
             wrn_case(16, 4, 32),
             *hugging_face_cases(),
             *(card_cases() if card else []),

@@ -3,8 +3,9 @@
     python benchmarks/phases.py                  # the models of the speed benchmark that need no download; then the table
     python benchmarks/phases.py --only mlp
 
-Functions of the library are timed from outside while whole steps run, each without what it calls among the others. All
-contenders take one step a round in shuffled order; figures are medians over rounds.
+Functions of the library are timed from outside while whole steps run, each without what it calls
+among the others. All contenders take one step a round in shuffled order; figures are medians over
+rounds.
 """
 
 from __future__ import annotations
@@ -81,14 +82,21 @@ def listening(clock: Clock) -> Iterator[None]:
     from models import Case
 
     places: list[tuple[Any, str, str]] = [
-        (Case, "losses", "forward"), (tape.Tape, "backward", "backward"), (torch.Tensor, "backward", "backward"),
-        (clipping, "per_example_norms", "norms"), (clipping, "weighted_sum", "sums"),
-        (mechanism, "gaussian_release", "noise"), (Ledger, "charge", "ledger"),
-        (session.Session, "_apply", "optimizer"), (torch.optim.SGD, "step", "optimizer"),
-    ]  # fmt: skip
+        (Case, "losses", "forward"),
+        (tape.Tape, "backward", "backward"),
+        (torch.Tensor, "backward", "backward"),
+        (clipping, "per_example_norms", "norms"),
+        (clipping, "weighted_sum", "sums"),
+        (mechanism, "gaussian_release", "noise"),
+        (Ledger, "charge", "ledger"),
+        (session.Session, "_apply", "optimizer"),
+        (torch.optim.SGD, "step", "optimizer"),
+    ]
     with ExitStack() as stack:
         for owner, name, phase in places:
-            stack.enter_context(mock.patch.object(owner, name, clock.timed(phase, getattr(owner, name))))
+            stack.enter_context(
+                mock.patch.object(owner, name, clock.timed(phase, getattr(owner, name)))
+            )
         yield
 
 
@@ -115,7 +123,9 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
             contender.close()
     found: dict[str, dict[str, float]] = {}
     for name, steps in seen.items():
-        found[name] = {p: round(1e3 * statistics.median(s.get(p, 0.0) for s in steps), 2) for p in PHASES}
+        found[name] = {
+            p: round(1e3 * statistics.median(s.get(p, 0.0) for s in steps), 2) for p in PHASES
+        }
         found[name]["step"] = round(1e3 * statistics.median(sum(s.values()) for s in steps), 2)
     return found
 
@@ -127,7 +137,14 @@ def table(results: dict[str, Any]) -> str:
     for entry in results["models"].values():
         for name in NAMES:
             spent = entry["contenders"][name]
-            rows.append([entry["title"], titles[name], f"{spent['step']:,.1f}", *(f"{spent[p]:,.1f}" for p in PHASES)])
+            rows.append(
+                [
+                    entry["title"],
+                    titles[name],
+                    f"{spent['step']:,.1f}",
+                    *(f"{spent[p]:,.1f}" for p in PHASES),
+                ]
+            )
     return markdown(["model", "", "step, ms", *PHASES], rows)
 
 
@@ -136,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from models import cases
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(MODELS)})")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--threads", type=int, default=2)
@@ -150,9 +169,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in arguments.only or (known if arguments.smoke else MODELS):
         case, before = known[name], load_average()
         print(f"{name}: {case.title}", file=sys.stderr, flush=True)
-        entry = {"title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": before}
+        entry = {
+            "title": case.title,
+            "batch_size": case.batch_size,
+            "date": now(),
+            "load_before": before,
+        }
         found = measure(case, arguments.rounds, warmup=1 if arguments.smoke else 4)
-        results["models"][name] = {**entry, "hardware": hardware(arguments.threads), "contenders": found}
+        results["models"][name] = {
+            **entry,
+            "hardware": hardware(arguments.threads),
+            "contenders": found,
+        }
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:
             write_json(OUTPUT, results)

@@ -1,4 +1,6 @@
-"""Processes that take the steps of one logical batch together (gloo), each told through a pipe what to do."""
+"""Processes that take the steps of one logical batch together (gloo), each told through a pipe what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-Make = Callable[[], tuple[Any, Any]]  # the case and its preconditioner, or None; a function of a module, for a new process
+Make = Callable[
+    [], tuple[Any, Any]
+]  # the case and its preconditioner, or None; a function of a module, for a new process
 
 
 @contextmanager
@@ -31,7 +35,12 @@ def started(ways: Mapping[str, tuple[int, int]], make: Make) -> Iterator[dict[st
         for number, (way, (world, threads)) in enumerate(ways.items()):
             for rank in range(world):
                 here, there = context.Pipe()
-                running.append(context.Process(target=_worker, args=(f"{number}", rank, world, threads, make, folder, there)))
+                running.append(
+                    context.Process(
+                        target=_worker,
+                        args=(f"{number}", rank, world, threads, make, folder, there),
+                    )
+                )
                 running[-1].start()
                 pipes[way].append(here)
         everyone = [pipe for own in pipes.values() for pipe in own]
@@ -55,7 +64,8 @@ def told(pipes: list[Any], what: str) -> list[Any]:
 
     Args:
         pipes: of the way.
-        what: `step`; `refresh`, of the preconditioner; `watch`, which forgets the peak of memory; `peak`, in MiB above the start.
+        what: `step`; `refresh`, of the preconditioner; `watch`, which forgets the peak of memory;
+            `peak`, in MiB above the start.
     """
     for pipe in pipes:
         pipe.send(what)
@@ -70,7 +80,9 @@ def seconds(pipes: list[Any], what: str) -> float:
     return time.perf_counter() - start
 
 
-def _worker(way: str, rank: int, world: int, threads: int, make: Make, folder: str, pipe: Any) -> None:
+def _worker(
+    way: str, rank: int, world: int, threads: int, make: Make, folder: str, pipe: Any
+) -> None:
     """One process: does what it is told, until it is told to stop."""
     import torch
     import torch.distributed as dist
@@ -80,7 +92,9 @@ def _worker(way: str, rank: int, world: int, threads: int, make: Make, folder: s
 
     torch.set_num_threads(threads)
     if world > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/{way}-store", rank=rank, world_size=world)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/{way}-store", rank=rank, world_size=world
+        )
     session, batches, loss_fn = _session(*make(), Path(folder), way)
     wake_libraries("cpu")
     watch, done = MemoryWatch(), [0]
@@ -89,7 +103,12 @@ def _worker(way: str, rank: int, world: int, threads: int, make: Make, folder: s
         done[0] += 1
         session._pipeline.refresh(10_000 * done[0])  # a step at which it is due
 
-    work = {"step": lambda: session.step(next(batches), loss_fn), "refresh": refresh, "watch": watch.reset, "peak": watch.peak}
+    work = {
+        "step": lambda: session.step(next(batches), loss_fn),
+        "refresh": refresh,
+        "watch": watch.reset,
+        "peak": watch.peak,
+    }
     pipe.send("ready")
     while (what := pipe.recv()) != "stop":
         answer = work[what]()
@@ -109,7 +128,11 @@ def _session(case: Any, preconditioner: Any, folder: Path, way: str) -> tuple[An
     setting = setting_for(case, folder, copies=False)
     model = setting.fresh()[0]
     config = PrivacyConfig(
-        expected_batch_size=case.batch_size, steps=1_000_000, max_grad_norm=CLIP, sampler="fixed", preconditioner=preconditioner
+        expected_batch_size=case.batch_size,
+        steps=1_000_000,
+        max_grad_norm=CLIP,
+        sampler="fixed",
+        preconditioner=preconditioner,
     )
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
     plan = config.with_noise(NOISE, DELTA, setting.size)

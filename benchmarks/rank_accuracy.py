@@ -1,12 +1,14 @@
-"""What low-rank sides, small averaged probes and kept metrics cost in accuracy: DP-KFC on MNIST, everything else alike.
+"""What low-rank sides, small averaged probes and kept metrics cost in accuracy: DP-KFC on MNIST,
+everything else alike.
 
     python benchmarks/rank_accuracy.py --data-dir DIR     # start or continue; Ctrl-C loses no finished cell
     python benchmarks/rank_accuracy.py --smoke            # a few steps on the digits
     python benchmarks/rank_accuracy.py --table            # the Markdown table of what has been run
 
-Accuracy is that of a validation split of 5,000 training images, at ε = 1 with the settings of the recipe and two epochs; nothing
-is chosen on the test set. Seeds have their own initial weights, and every row has the same ones. Noise is secure, so that the
-standard error of a difference is about √2 times that of a mean.
+Accuracy is that of a validation split of 5,000 training images, at ε = 1 with the settings of the
+recipe and two epochs; nothing is chosen on the test set. Seeds have their own initial weights, and
+every row has the same ones. Noise is secure, so that the standard error of a difference is about √2
+times that of a mean.
 """
 
 from __future__ import annotations
@@ -24,8 +26,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "at most 16": {"max_rank": 16},
     "95 % of the trace": {"max_rank": 0, "tail_mass": 0.05},
     "at most 64, 32 probe examples": {"max_rank": 64, "probe_size": 32},
-    "at most 64, 32 probe examples averaged": {"max_rank": 64, "probe_size": 32, "factor_decay": 0.875},
-    "at most 64, 256 probe examples, then 32 averaged": {"max_rank": 64, "later_probe_size": 32, "factor_decay": 0.875},
+    "at most 64, 32 probe examples averaged": {
+        "max_rank": 64,
+        "probe_size": 32,
+        "factor_decay": 0.875,
+    },
+    "at most 64, 256 probe examples, then 32 averaged": {
+        "max_rank": 64,
+        "later_probe_size": 32,
+        "factor_decay": 0.875,
+    },
     "at most 64, metric kept below a drift of 0.2": {"max_rank": 64, "factor_drift": 0.2},
     "inputs alone": {"method": "dp-kfc-a"},
     "inputs alone, 64 probe examples": {"method": "dp-kfc-a", "probe_size": 64},
@@ -33,8 +43,20 @@ ROWS: dict[str, dict[str, Any]] = {
     "inputs alone, 1024 probe examples": {"method": "dp-kfc-a", "probe_size": 1024},
     "no preconditioner": {"method": "dp-adam"},
 }
-COMMON = {"epsilon": 1.0, "delta": 1e-5, "epochs": 2.0, "expected_batch_size": 256, "validation_size": 5000}
-SMOKE = {"epsilon": 3.0, "steps": 6, "expected_batch_size": 64, "validation_size": 200, "probe_size": 32}
+COMMON = {
+    "epsilon": 1.0,
+    "delta": 1e-5,
+    "epochs": 2.0,
+    "expected_batch_size": 256,
+    "validation_size": 5000,
+}
+SMOKE = {
+    "epsilon": 3.0,
+    "steps": 6,
+    "expected_batch_size": 64,
+    "validation_size": 200,
+    "probe_size": 32,
+}
 
 
 def runs(smoke: bool, seeds: int) -> list[tuple[str, Any]]:
@@ -46,7 +68,9 @@ def runs(smoke: bool, seeds: int) -> list[tuple[str, Any]]:
         for name, own in ROWS.items():
             settings = {**common, **{key: value for key, value in own.items() if key != "method"}}
             method = own.get("method", "dp-kfc")
-            found.append((name, Run.of(recipe, method, settings, seed=seed, evaluate_on="validation")))
+            found.append(
+                (name, Run.of(recipe, method, settings, seed=seed, evaluate_on="validation"))
+            )
     return found
 
 
@@ -58,7 +82,9 @@ def table(rows: list[tuple[str, Any]], store: Any) -> str:
         found = [row for of, run in rows if of == name and (row := store.get(run)) is not None]
         if found:
             values = [100 * row["accuracy"] for row in found]
-            error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+            error = (
+                f" ± {statistics.stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+            )
             lines.append([name, f"{statistics.mean(values):.2f}{error}", str(len(values))])
     return markdown(["DP-KFC with", "validation accuracy, % (± standard error)", "seeds"], lines)
 
@@ -69,7 +95,9 @@ def main() -> int:
 
     parser = cells_parser(__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--smoke", action="store_true", help="a few steps on the digits, results below --out")
+    parser.add_argument(
+        "--smoke", action="store_true", help="a few steps on the digits, results below --out"
+    )
     arguments = parser.parse_args()
     out = arguments.out or Path("runs/ranks")
     path = arguments.results or (out / "smoke.json" if arguments.smoke else RESULTS)

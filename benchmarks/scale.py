@@ -1,14 +1,16 @@
-"""How the cost of a step grows: width, depth, batch, positions, rank and processes, each alone, with slopes of log-log lines.
+"""How the cost of a step grows: width, depth, batch, positions, rank and processes, each alone,
+with slopes of log-log lines.
 
     python benchmarks/scale.py                # every axis, results/scale.json (a quarter of an hour on two idle cores)
     python benchmarks/scale.py --axis width   # one axis; the others keep their last results
     python benchmarks/scale.py --memory-only  # memory alone; times keep their last results
     python benchmarks/scale.py --smoke        # tiny sizes; prints, writes nothing
 
-The model is a stack of `depth` maps of `width` × `width` with a GELU between, over `positions` rows an example, and a mean loss:
-nothing but what the mechanism pays for. Contenders take turns within one run; times are medians, ratios are medians over rounds
-of the ratio within a round. Memory is taken in a process of its own for every size and contender. Expected exponents are those
-of the dearest term; docs/speed.md derives them.
+The model is a stack of `depth` maps of `width` × `width` with a GELU between, over `positions` rows
+an example, and a mean loss: nothing but what the mechanism pays for. Contenders take turns within
+one run; times are medians, ratios are medians over rounds of the ratio within a round. Memory is
+taken in a process of its own for every size and contender. Expected exponents are those of the
+dearest term; docs/speed.md derives them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,17 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, machine, markdown, now, paired, read_json, write_json
+from common import (
+    RESULTS,
+    hardware,
+    load_average,
+    machine,
+    markdown,
+    now,
+    paired,
+    read_json,
+    write_json,
+)
 from memory import LATER, alone, given_back, peaks
 from processes import seconds, started, told
 from stack import Point, case_of, contender_of, kfac_of
@@ -35,7 +47,12 @@ from stack import Point, case_of, contender_of, kfac_of
 OUTPUT = RESULTS / "scale.json"
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "scale.png"
 CONTENDERS = ("plain", "dp_sgd", "dp_kfc")
-TITLES = {"plain": "without privacy", "dp_sgd": "DP-SGD", "dp_kfc": "DP-KFC", "refresh": "one refresh"}
+TITLES = {
+    "plain": "without privacy",
+    "dp_sgd": "DP-SGD",
+    "dp_kfc": "DP-KFC",
+    "refresh": "one refresh",
+}
 PAIRS = (("dp_sgd", "plain"), ("dp_kfc", "dp_sgd"))
 
 
@@ -53,8 +70,13 @@ AXES: dict[str, tuple[int, ...]] = {
     "processes": worlds(os.cpu_count() or 1),
 }
 SMOKE: dict[str, tuple[int, ...]] = {
-    "width": (16, 32), "depth": (1, 2), "batch": (2, 4), "positions": (4, 8), "rank": (2, 4), "processes": (1, 2)
-}  # fmt: skip
+    "width": (16, 32),
+    "depth": (1, 2),
+    "batch": (2, 4),
+    "positions": (4, 8),
+    "rank": (2, 4),
+    "processes": (1, 2),
+}
 _ALL, _STEPS = (*CONTENDERS, "refresh"), ("dp_sgd", "dp_kfc")
 # axis: what: exponent of the dearest term, of time and of memory
 EXPECTED: dict[str, dict[str, float]] = {
@@ -65,7 +87,10 @@ EXPECTED: dict[str, dict[str, float]] = {
     "rank": dict.fromkeys(_ALL, 0.0),
     "processes": dict.fromkeys((*_STEPS, "refresh"), -1.0),
 }
-MEMORY: dict[str, dict[str, float]] = {**EXPECTED, "width": {"plain": 1.0, "dp_sgd": 2.0, "dp_kfc": 2.0, "refresh": 1.0}}
+MEMORY: dict[str, dict[str, float]] = {
+    **EXPECTED,
+    "width": {"plain": 1.0, "dp_sgd": 2.0, "dp_kfc": 2.0, "refresh": 1.0},
+}
 
 
 def measure(point: Point, rounds: int) -> dict[str, Any]:
@@ -89,8 +114,13 @@ def measure(point: Point, rounds: int) -> dict[str, Any]:
 
 
 def _medians(taken: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    ratios = {f"{a} / {b}": paired(taken[a], taken[b]) for a, b in PAIRS if a in taken and b in taken}
-    return {"milliseconds": {name: round(1e3 * statistics.median(x), 3) for name, x in taken.items()}, "ratios": ratios}
+    ratios = {
+        f"{a} / {b}": paired(taken[a], taken[b]) for a, b in PAIRS if a in taken and b in taken
+    }
+    return {
+        "milliseconds": {name: round(1e3 * statistics.median(x), 3) for name, x in taken.items()},
+        "ratios": ratios,
+    }
 
 
 def trained(point: Point, private_only: bool) -> tuple[Any, Any]:
@@ -100,10 +130,15 @@ def trained(point: Point, private_only: bool) -> tuple[Any, Any]:
 
 
 def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
-    """The same of one logical batch on so many processes of one thread each; nothing without privacy."""
+    """The same of one logical batch on so many processes of one thread each; nothing without
+    privacy.
+    """
     way, order = {"": (point.processes, 1)}, random.Random(0)
     taken: dict[str, list[float]] = {name: [] for name in _STEPS}
-    with started(way, partial(trained, point, True)) as plain, started(way, partial(trained, point, False)) as whitened:
+    with (
+        started(way, partial(trained, point, True)) as plain,
+        started(way, partial(trained, point, False)) as whitened,
+    ):
         pipes = {"dp_sgd": plain[""], "dp_kfc": whitened[""]}
         for number in range(2 + rounds):
             for name in order.sample(_STEPS, len(_STEPS)):
@@ -117,7 +152,12 @@ def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
 def mebibytes(name: str, point: Point, threads: int) -> dict[str, float]:
     """Peaks of one contender: of a step without a refresh and, of DP-KFC, of a refresh."""
     point = point if name == "dp_kfc" else replace(point, rank=Point().rank)
-    return _told_apart(name, _alone("--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)))
+    return _told_apart(
+        name,
+        _alone(
+            "--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)
+        ),
+    )
 
 
 @cache
@@ -129,13 +169,18 @@ def _alone(*given: str) -> dict[str, Any]:
 
 
 def _told_apart(name: str, found: Mapping[str, float]) -> dict[str, float]:
-    return {name: found["step_mib"]} | ({"refresh": found["refresh_mib"]} if "refresh_mib" in found else {})
+    return {name: found["step_mib"]} | (
+        {"refresh": found["refresh_mib"]} if "refresh_mib" in found else {}
+    )
 
 
 def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
     """The same of the process that takes most."""
     found = {}
-    with given_back(), started({"": (point.processes, 1)}, partial(trained, point, name == "dp_sgd")) as pipes:
+    with (
+        given_back(),
+        started({"": (point.processes, 1)}, partial(trained, point, name == "dp_sgd")) as pipes,
+    ):
         for _ in range(1 + LATER):
             told(pipes[""], "step")
         for what in ("step", "refresh") if name == "dp_kfc" else ("step",):
@@ -147,13 +192,25 @@ def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Least squares through (log size, log value)."""
-    return round(statistics.linear_regression([math.log(s) for s in sizes], [math.log(max(v, 0.1)) for v in values]).slope, 2)
+    return round(
+        statistics.linear_regression(
+            [math.log(s) for s in sizes], [math.log(max(v, 0.1)) for v in values]
+        ).slope,
+        2,
+    )
 
 
 def peaks_at(axis: str, point: Point, timed: Collection[str], threads: int) -> dict[str, float]:
     """Peaks of every contender that was timed at a point."""
-    peaks_of = mebibytes_of_processes if axis == "processes" else partial(mebibytes, threads=threads)
-    return {what: mib for name in CONTENDERS if name in timed for what, mib in peaks_of(name, point).items()}
+    peaks_of = (
+        mebibytes_of_processes if axis == "processes" else partial(mebibytes, threads=threads)
+    )
+    return {
+        what: mib
+        for name in CONTENDERS
+        if name in timed
+        for what, mib in peaks_of(name, point).items()
+    }
 
 
 def with_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str, Any]:
@@ -164,10 +221,16 @@ def with_memory(axis: str, before: Mapping[str, Any], threads: int) -> dict[str,
         for what, mib in peaks_at(axis, point, before["milliseconds"], threads).items():
             columns.setdefault(what, []).append(mib)
         print(f"{axis} {size}: memory", file=sys.stderr)
-    return {**before, "mebibytes": columns, "memory_taken": {"date": now(), "hardware": hardware(threads)}}
+    return {
+        **before,
+        "mebibytes": columns,
+        "memory_taken": {"date": now(), "hardware": hardware(threads)},
+    }
 
 
-def sweep(axis: str, sizes: Sequence[int], base: Point, rounds: int, *, threads: int, memory: bool) -> dict[str, Any]:
+def sweep(
+    axis: str, sizes: Sequence[int], base: Point, rounds: int, *, threads: int, memory: bool
+) -> dict[str, Any]:
     """One axis, all else at the base."""
     columns: dict[str, dict[str, list[Any]]] = {"milliseconds": {}, "ratios": {}, "mebibytes": {}}
     for size in sizes:
@@ -179,8 +242,17 @@ def sweep(axis: str, sizes: Sequence[int], base: Point, rounds: int, *, threads:
                 columns[kind].setdefault(name, []).append(value)
         told_ms = ", ".join(f"{TITLES[n]} {t:,.1f} ms" for n, t in found["milliseconds"].items())
         print(f"{axis} {size}: {told_ms}", file=sys.stderr)
-    where = {"date": now(), "load_before": load_average(), "hardware": hardware(1 if axis == "processes" else threads)}
-    return {**where, "sizes": list(sizes), **{kind: of for kind, of in columns.items() if of}, "base": asdict(base)}
+    where = {
+        "date": now(),
+        "load_before": load_average(),
+        "hardware": hardware(1 if axis == "processes" else threads),
+    }
+    return {
+        **where,
+        "sizes": list(sizes),
+        **{kind: of for kind, of in columns.items() if of},
+        "base": asdict(base),
+    }
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -192,18 +264,28 @@ def table(results: Mapping[str, Any]) -> str:
         found = axes.get(axis, {})
         for kind, expected in (("milliseconds", EXPECTED), ("mebibytes", MEMORY)):
             sizes = found["sizes"] if kind in found else []
-            cells = [_slopes(sizes, found.get(kind, {}).get(name), expected[axis].get(name)) for name in _ALL]
+            cells = [
+                _slopes(sizes, found.get(kind, {}).get(name), expected[axis].get(name))
+                for name in _ALL
+            ]
             rows[kind].append([axis, f"{sizes[0]} … {sizes[-1]}" if sizes else "–", *cells])
         rows["milliseconds"][-1] += [_ends(found, *pair) for pair in PAIRS]
     ends = [f"{TITLES[a]} ÷ {TITLES[b]}" for a, b in PAIRS]
-    times, memory = markdown([*head, *ends], rows["milliseconds"]), markdown(head, rows["mebibytes"])
+    times, memory = (
+        markdown([*head, *ends], rows["milliseconds"]),
+        markdown(head, rows["mebibytes"]),
+    )
     caption = "Peak memory above the start, of a step that does not refresh, and of a refresh"
     return f"Time\n\n{times}\n\n{caption}\n\n{memory}"
 
 
 def _slopes(sizes: Sequence[int], values: Sequence[float] | None, expected: float | None) -> str:
     told = "–" if expected is None else f"{expected:.1f}"
-    return f"– ({told})" if not values else f"{slope(sizes, values):.2f} ({slope(sizes[-2:], values[-2:]):.2f}; {told})"
+    return (
+        f"– ({told})"
+        if not values
+        else f"{slope(sizes, values):.2f} ({slope(sizes[-2:], values[-2:]):.2f}; {told})"
+    )
 
 
 def _ends(found: Mapping[str, Any], top: str, bottom: str) -> str:
@@ -217,24 +299,36 @@ def _ends(found: Mapping[str, Any], top: str, bottom: str) -> str:
 
 
 def plot(results: Mapping[str, Any], path: Path) -> None:
-    """One small picture an axis: times over size, both logarithmic, and a dotted line of the expected slope."""
+    """One small picture an axis: times over size, both logarithmic, and a dotted line of the
+    expected slope.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     axes = results["axes"]
-    figure, panels = plt.subplots(1, len(axes), figsize=(3.1 * len(axes), 3.1), constrained_layout=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(axes), figsize=(3.1 * len(axes), 3.1), constrained_layout=True, squeeze=False
+    )
     colours = {"plain": "#666666", "dp_sgd": "#1f77b4", "dp_kfc": "#d62728", "refresh": "#2ca02c"}
     for panel, (axis, found) in zip(panels[0], axes.items(), strict=True):
         sizes = found["sizes"]
         for name, times in found["milliseconds"].items():
-            panel.plot(sizes, times, marker="o", markersize=4, color=colours[name], label=TITLES[name])
+            panel.plot(
+                sizes, times, marker="o", markersize=4, color=colours[name], label=TITLES[name]
+            )
             exponent = EXPECTED[axis].get(name)
             if exponent is not None:
                 line = [times[-1] * (size / sizes[-1]) ** exponent for size in sizes]
                 panel.plot(sizes, line, linestyle=":", linewidth=1, color=colours[name])
-        panel.set(xscale="log", yscale="log", title=axis, xticks=sizes, xticklabels=[str(size) for size in sizes])
+        panel.set(
+            xscale="log",
+            yscale="log",
+            title=axis,
+            xticks=sizes,
+            xticklabels=[str(size) for size in sizes],
+        )
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[0][0].set_ylabel("milliseconds")
@@ -245,12 +339,18 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--axis", action="append", choices=list(AXES))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--no-memory", action="store_true", help="times only; the axes then have no memory")
-    parser.add_argument("--memory-only", action="store_true", help="memory only; times stay as they were taken last")
+    parser.add_argument(
+        "--no-memory", action="store_true", help="times only; the axes then have no memory"
+    )
+    parser.add_argument(
+        "--memory-only", action="store_true", help="memory only; times stay as they were taken last"
+    )
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
@@ -279,7 +379,9 @@ def main() -> int:
             axes[axis] = with_memory(axis, axes[axis], arguments.threads)
         else:
             memory = not arguments.no_memory
-            axes[axis] = sweep(axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory)
+            axes[axis] = sweep(
+                axis, sizes[axis], base, rounds, threads=arguments.threads, memory=memory
+            )
         axes = {name: axes[name] for name in AXES if name in axes}
         results = {"date": now(), "hardware": hardware(arguments.threads), "axes": axes}
         if not arguments.smoke:

@@ -4,9 +4,10 @@
     python benchmarks/scale_ranks.py --only mnist-cnn --rounds 20
     python benchmarks/scale_ranks.py --smoke            # a tiny model; prints, writes nothing
 
-All ways are alive at once and take one step a round in shuffled order; the figure is the median over rounds of the ratio
-within a round. A step is a whole one: drawing, clipped sum, reduction between processes (gloo), ledger, noise, update. A
-refresh rebuilds the preconditioner: probe and eigenproblems.
+All ways are alive at once and take one step a round in shuffled order; the figure is the median
+over rounds of the ratio within a round. A step is a whole one: drawing, clipped sum, reduction
+between processes (gloo), ledger, noise, update. A refresh rebuilds the preconditioner: probe and
+eigenproblems.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from common import (
 from processes import seconds, started
 
 OUTPUT = RESULTS / "ranks.json"
-WAYS = {"1 process, 1 thread": (1, 1), "1 process, 2 threads": (1, 2), "2 processes, 1 thread each": (2, 1)}
+WAYS = {
+    "1 process, 1 thread": (1, 1),
+    "1 process, 2 threads": (1, 2),
+    "2 processes, 1 thread each": (2, 1),
+}
 BASE, RANKS = "1 process, 2 threads", "2 processes, 1 thread each"
 GOAL = 0.9  # work per second of two processes over that of two threads
 MODELS = ("mnist-cnn", "encoder-256", "wrn-16-4")
@@ -52,7 +57,9 @@ def trained(name: str, smoke: bool) -> tuple[Any, Any]:
 
 def measured(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
     """Medians and ratios of one model."""
-    taken: dict[str, dict[str, list[float]]] = {what: {way: [] for way in WAYS} for what in ("step", "refresh")}
+    taken: dict[str, dict[str, list[float]]] = {
+        what: {way: [] for way in WAYS} for what in ("step", "refresh")
+    }
     order = random.Random(0)
     with started(WAYS, partial(trained, name, smoke)) as pipes:
         for i in range(-2, rounds):
@@ -65,11 +72,17 @@ def measured(name: str, rounds: int, smoke: bool) -> dict[str, Any]:
 
 
 def _compared(taken: Mapping[str, list[float]]) -> dict[str, Any]:
-    """Medians, and the work per second of each way over that of one process with two threads, round by round."""
+    """Medians, and the work per second of each way over that of one process with two threads, round
+    by round.
+    """
     found: dict[str, Any] = {}
     for way, own in taken.items():
         within = paired(taken[BASE], own)
-        found[way] = {**summary(own), "efficiency": within["ratio"], "quartiles": within["quartiles"]}
+        found[way] = {
+            **summary(own),
+            "efficiency": within["ratio"],
+            "quartiles": within["quartiles"],
+        }
     return found
 
 
@@ -79,13 +92,23 @@ def table(results: dict[str, Any]) -> str:
     for name, entry in results["models"].items():
         for what in ("step", "refresh"):
             found, goal = entry[what], None if name.startswith("smoke-") else GOAL
-            efficiency = judged(found[RANKS]["efficiency"], goal, found[RANKS]["quartiles"], least=True)
-            rows.append([f"{entry['title']}, {what}", *(f"{found[way]['median_ms']:.1f} ms" for way in WAYS), efficiency])
+            efficiency = judged(
+                found[RANKS]["efficiency"], goal, found[RANKS]["quartiles"], least=True
+            )
+            rows.append(
+                [
+                    f"{entry['title']}, {what}",
+                    *(f"{found[way]['median_ms']:.1f} ms" for way in WAYS),
+                    efficiency,
+                ]
+            )
     return markdown(["", *WAYS, "work per second, 2 processes over 2 threads (goal)"], rows)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", action="append", metavar="MODEL")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--smoke", action="store_true")
@@ -100,9 +123,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: dict[str, Any] = {"models": {}} | ({} if args.smoke else read_json(args.output))
     for name in names:
         case = known[name]
-        entry = {"title": case.title, "batch_size": case.batch_size, "probe_size": case.probe_size, "date": now()}
+        entry = {
+            "title": case.title,
+            "batch_size": case.batch_size,
+            "probe_size": case.probe_size,
+            "date": now(),
+        }
         entry |= {"load_before": load_average(), "hardware": hardware(2)}
-        results["models"][name] = entry | measured(name, 3 if args.smoke else args.rounds, args.smoke)
+        results["models"][name] = entry | measured(
+            name, 3 if args.smoke else args.rounds, args.smoke
+        )
         results |= {"date": now(), "hardware": hardware(2)}
         if not args.smoke:
             write_json(args.output, results)

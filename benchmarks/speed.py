@@ -1,4 +1,5 @@
-"""Time and memory of one whole training step, this project beside plain SGD and Opacus. How: docs/speed.md.
+"""Time and memory of one whole training step, this project beside plain SGD and Opacus. How:
+docs/speed.md.
 
 python benchmarks/speed.py                     # all models, results/speed.json (half an hour on two idle cores)
 python benchmarks/speed.py --only mlp          # one model; the others keep their last results
@@ -24,16 +25,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, hardware, load_average, machine, now, paired, read_json, summary, write_json
+from common import (
+    RESULTS,
+    hardware,
+    load_average,
+    machine,
+    now,
+    paired,
+    read_json,
+    summary,
+    write_json,
+)
 from memory import alone, peaks
 from speed_tables import EVERY, OURS, TIMES, every_model, table
 
 OUTPUT = RESULTS / "speed.json"
 
-# -- measuring ---------------------------------------------------------------------------------------------------------
+# -- measuring -------------------------------------------------------------------------------------
 
 
-def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, device: str = "cpu") -> dict[str, Any]:
+def measure_times(
+    case: Any, names: Sequence[str], warmup: int, rounds: int, device: str = "cpu"
+) -> dict[str, Any]:
     """Every contender takes one step a round, in an order that is shuffled anew each round."""
     from contenders import CONTENDERS, setting_for, timed
 
@@ -45,7 +58,9 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
             try:
                 live[name] = CONTENDERS[name](setting)
                 live[name].step()
-            except Exception as error:  # a peer that refuses a model is a result, not a failure of the benchmark
+            except (
+                Exception
+            ) as error:  # a peer that refuses a model is a result, not a failure of the benchmark
                 if name in ("plain", "dp_sgd", *OURS):
                     raise
                 live.pop(name, None)
@@ -59,22 +74,37 @@ def measure_times(case: Any, names: Sequence[str], warmup: int, rounds: int, dev
             for name in order.sample(list(live), len(live)):
                 built = live[name].built_at()
                 taken = timed(live[name].step, device)
-                if number >= warmup and live[name].built_at() == built:  # a step that refreshed is not a plain step
+                if (
+                    number >= warmup and live[name].built_at() == built
+                ):  # a step that refreshed is not a plain step
                     seconds[name][number] = taken[0]
                     processor[name].append(taken[1])
             gc.collect()
-        refreshes = {n: [timed(c.refresh, device)[0] for _ in range(3)] for n, c in live.items() if c.refresh is not None}
-        averaged = {n: [timed(c.averaged, device)[0] for _ in range(4)][1:] for n, c in live.items() if c.averaged is not None}
+        refreshes = {
+            n: [timed(c.refresh, device)[0] for _ in range(3)]
+            for n, c in live.items()
+            if c.refresh is not None
+        }
+        averaged = {
+            n: [timed(c.averaged, device)[0] for _ in range(4)][1:]
+            for n, c in live.items()
+            if c.averaged is not None
+        }
         for contender in live.values():
             contender.close()
         gc.unfreeze()
     for name, contender in live.items():
-        entries[name] = {**summary(list(seconds[name].values())), "processor_ms": _median_ms(processor[name])}
+        entries[name] = {
+            **summary(list(seconds[name].values())),
+            "processor_ms": _median_ms(processor[name]),
+        }
         entries[name] |= {"note": contender.note} if contender.note else {}
         for what, taken in (("refresh", refreshes), ("averaged_refresh", averaged)):
             if name in taken:
                 entries[name] |= {f"{what}_ms": _median_ms(taken[name], 1)}
-                entries[name] |= {f"{what}_range_ms": [round(1e3 * end(taken[name]), 1) for end in (min, max)]}
+                entries[name] |= {
+                    f"{what}_range_ms": [round(1e3 * end(taken[name]), 1) for end in (min, max)]
+                }
     return {"contenders": {name: entries[name] for name in names}, "paired": _ratios(seconds)}
 
 
@@ -88,11 +118,15 @@ def _ratios(seconds: Mapping[str, Mapping[int, float]]) -> dict[str, Any]:
     for top, bottom in TIMES:
         own, base = seconds.get(top, {}), seconds.get(bottom, {})
         if both := [number for number in own if number in base]:
-            found[f"{top} / {bottom}"] = paired([own[number] for number in both], [base[number] for number in both])
+            found[f"{top} / {bottom}"] = paired(
+                [own[number] for number in both], [base[number] for number in both]
+            )
     return found
 
 
-def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
+def measure_memory(
+    case_name: str, names: Sequence[str], arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Each contender alone in a process of its own, one after another."""
     given = ["--only", case_name, "--threads", str(arguments.threads), "--device", arguments.device]
     given += ["--ffn-ratio", str(arguments.ffn_ratio)] + ["--smoke"] * arguments.smoke
@@ -100,36 +134,71 @@ def measure_memory(case_name: str, names: Sequence[str], arguments: argparse.Nam
     return {name: alone([__file__, "--memory-of", name, *given]) for name in names}
 
 
-# -- command line ------------------------------------------------------------------------------------------------------
+# -- command line ----------------------------------------------------------------------------------
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="extend", nargs="+", metavar="MODEL", help="models to measure (default: all)")
-    parser.add_argument("--contenders", nargs="+", metavar="NAME", help="contenders to run (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        action="extend",
+        nargs="+",
+        metavar="MODEL",
+        help="models to measure (default: all)",
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="contenders to run (default: all)"
+    )
     parser.add_argument("--rounds", type=int, help="timed rounds (default: 15)")
     parser.add_argument("--warmup", type=int, help="rounds before timing begins (default: 2)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kept", action="store_true", help="with dpkfc.keep_freed_memory for every contender; time only")
-    parser.add_argument("--device", default="cpu", help="cuda: the same on a card, kept apart in the results (default: cpu)")
-    parser.add_argument("--batch-size", type=int, help="instead of each model's own, as a card needs larger ones")
-    parser.add_argument("--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d")
+    parser.add_argument(
+        "--kept",
+        action="store_true",
+        help="with dpkfc.keep_freed_memory for every contender; time only",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="cuda: the same on a card, kept apart in the results (default: cpu)",
+    )
+    parser.add_argument(
+        "--batch-size", type=int, help="instead of each model's own, as a card needs larger ones"
+    )
+    parser.add_argument(
+        "--ffn-ratio", type=int, default=4, help="width of the encoders' feed-forward layers over d"
+    )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--no-memory", action="store_true", help="time only; memory stays as it was taken last, with its date")
     which.add_argument(
-        "--memory-only", action="store_true",
+        "--no-memory",
+        action="store_true",
+        help="time only; memory stays as it was taken last, with its date",
+    )
+    which.add_argument(
+        "--memory-only",
+        action="store_true",
         help="memory only, for models that are too slow or too large to time here: one contender at a time, each in a process "
         "that holds the model once; times stay as they were taken last",
-    )  # fmt: skip
-    parser.add_argument(
-        "--smoke", action="store_true", help="tiny models and few rounds; prints, writes only to --output"
     )
-    parser.add_argument("--table", action="store_true", help="print the tables of the results and measure nothing")
-    parser.add_argument("--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="tiny models and few rounds; prints, writes only to --output",
+    )
+    parser.add_argument(
+        "--table", action="store_true", help="print the tables of the results and measure nothing"
+    )
+    parser.add_argument(
+        "--output", type=Path, help=f"results file (default: {OUTPUT.name} in benchmarks/results)"
+    )
     parser.add_argument("--memory-of", metavar="NAME", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     arguments.rounds = arguments.rounds or (2 if arguments.smoke else 15)
-    arguments.warmup = arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 2)
+    arguments.warmup = (
+        arguments.warmup if arguments.warmup is not None else (0 if arguments.smoke else 2)
+    )
     arguments.no_memory |= arguments.kept
     if arguments.threads < 1 or arguments.rounds < 1 or (arguments.batch_size or 1) < 1:
         parser.error("--threads, --rounds and --batch-size must be at least 1")
@@ -156,21 +225,35 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     torch.set_num_threads(arguments.threads)
     if arguments.kept and not keep_freed_memory():
-        print("freed memory cannot be kept here: no glibc, or the environment has settings of its own", file=sys.stderr)
+        print(
+            "freed memory cannot be kept here: no glibc, or the environment has settings of its"
+            " own",
+            file=sys.stderr,
+        )
         return 2
     if arguments.device != "cpu" and not torch.cuda.is_available():
-        print(f"torch {torch.__version__} finds no card here: leave --device out, or install a build with CUDA", file=sys.stderr)
+        print(
+            f"torch {torch.__version__} finds no card here: leave --device out, or install a build"
+            " with CUDA",
+            file=sys.stderr,
+        )
         return 2
-    known = cases(smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio, card=arguments.device != "cpu")
+    known = cases(
+        smoke=arguments.smoke, ffn_ratio=arguments.ffn_ratio, card=arguments.device != "cpu"
+    )
     if arguments.batch_size is not None:
-        known = {name: replace(case, batch_size=arguments.batch_size) for name, case in known.items()}
+        known = {
+            name: replace(case, batch_size=arguments.batch_size) for name, case in known.items()
+        }
     chosen, names = arguments.only or list(known), arguments.contenders or list(CONTENDERS)
     for wanted, there in ((chosen, known), (names, CONTENDERS)):
         if unknown := [x for x in wanted if x not in there]:
             print(f"unknown: {', '.join(unknown)}; choose from {', '.join(there)}", file=sys.stderr)
             return 2
     if arguments.memory_of:
-        print(json.dumps(peaks(CONTENDERS[arguments.memory_of], known[chosen[0]], arguments.device)))
+        print(
+            json.dumps(peaks(CONTENDERS[arguments.memory_of], known[chosen[0]], arguments.device))
+        )
         return 0
     writes = not arguments.smoke or arguments.output is not None
     results: dict[str, Any] = {"models": {}} | (read_json(path) if writes else {})
@@ -178,7 +261,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in chosen:
         before = results.setdefault(part, {}).get(name, {})
         results[part][name] = measured(known[name], names, arguments, before)
-        results |= {"date": now(), "hardware": hardware(arguments.threads)} if part != "card" else {}
+        results |= (
+            {"date": now(), "hardware": hardware(arguments.threads)} if part != "card" else {}
+        )
         if writes:
             write_json(path, results)
     shown = {"models": {}, part: {name: results[part][name] for name in chosen}}
@@ -186,8 +271,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace, before: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything about one model, with the machine and its load in it; what is not measured stays as it was `before`."""
+def measured(
+    case: Any, names: Sequence[str], arguments: argparse.Namespace, before: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything about one model, with the machine and its load in it; what is not measured stays
+    as it was `before`.
+    """
     print(f"{case.name}: {case.title}, batch {case.batch_size}", file=sys.stderr, flush=True)
     entry: dict[str, Any] = {"title": case.title, "batch_size": case.batch_size}
     if arguments.memory_only:
@@ -196,10 +285,21 @@ def measured(case: Any, names: Sequence[str], arguments: argparse.Namespace, bef
         entry |= _timed_entry(case, names, arguments)
     if not arguments.no_memory:
         refused = [name for name, of in entry["contenders"].items() if "not_available" in of]
-        alive = [n for n in names if n not in refused and (not arguments.smoke or n in ("plain", "dp_kfc_inputs"))]
+        alive = [
+            n
+            for n in names
+            if n not in refused and (not arguments.smoke or n in ("plain", "dp_kfc_inputs"))
+        ]
         taken = {"date": now(), "hardware": hardware(arguments.threads, arguments.device)}
-        return {**entry, "memory": measure_memory(case.name, alive, arguments), "memory_taken": taken}
-    return {**entry, **{name: before[name] for name in ("memory", "memory_taken") if name in before}}
+        return {
+            **entry,
+            "memory": measure_memory(case.name, alive, arguments),
+            "memory_taken": taken,
+        }
+    return {
+        **entry,
+        **{name: before[name] for name in ("memory", "memory_taken") if name in before},
+    }
 
 
 def _timed_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -208,9 +308,18 @@ def _timed_entry(case: Any, names: Sequence[str], arguments: argparse.Namespace)
     load = load_average()
     idle = (os.cpu_count() or 1) - (load or 0)
     if idle < arguments.threads - 0.5 and not arguments.smoke:
-        print(f"warning: about {max(0.0, idle):.1f} idle cores for {arguments.threads} threads; repeat on a quiet machine",
-              file=sys.stderr)  # fmt: skip
-    setting = {"sampler": "fixed", "optimizer": "SGD", "max_grad_norm": CLIP, "noise_multiplier": NOISE, "every": EVERY}
+        print(
+            f"warning: about {max(0.0, idle):.1f} idle cores for {arguments.threads} threads;"
+            " repeat on a quiet machine",
+            file=sys.stderr,
+        )
+    setting = {
+        "sampler": "fixed",
+        "optimizer": "SGD",
+        "max_grad_norm": CLIP,
+        "noise_multiplier": NOISE,
+        "every": EVERY,
+    }
     return {
         "parameters": sum(p.numel() for p in case.build().parameters()),
         "date": now(),

@@ -1,7 +1,8 @@
 """Goals, ratios and tables of what speed.py has measured.
 
-Goals are those of the table "Numbers to reach" of the issue that asked for this benchmark, by kind of model on a CPU, and one for
-all models on a card. They are held against the results when a table is made, so that old results are judged by today's goals.
+Goals are those of the table "Numbers to reach" of the issue that asked for this benchmark, by kind
+of model on a CPU, and one for all models on a card. They are held against the results when a table
+is made, so that old results are judged by today's goals.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from memory import highest
 EVERY = 50  # steps from one refresh to the next
 OURS = ("dp_kfc_inputs", "dp_kfc")  # by default, and as in the paper
 TITLES = {
-    "plain": "plain SGD", "dp_sgd": "DP-SGD", "dp_kfc_inputs": "DP-KFC", "dp_kfc": "DP-KFC, both sides",
-    "opacus_hooks": "Opacus hooks", "opacus_ghost": "Opacus ghost", "materialised": "K-FAC on materialised gradients",
-}  # fmt: skip
+    "plain": "plain SGD",
+    "dp_sgd": "DP-SGD",
+    "dp_kfc_inputs": "DP-KFC",
+    "dp_kfc": "DP-KFC, both sides",
+    "opacus_hooks": "Opacus hooks",
+    "opacus_ghost": "Opacus ghost",
+    "materialised": "K-FAC on materialised gradients",
+}
 
 KINDS = ("cnn", "mlp", "encoder", "card")
 _OWN = {"cnn": 1.05, "mlp": 1.05, "encoder": 1.15, "card": 1.15}
@@ -47,7 +53,9 @@ def kind(model: str, card: bool = False) -> str:
         return "smoke"
     if card:
         return "card"
-    return "cnn" if model.startswith(("mnist-cnn", "wrn-")) else "mlp" if model == "mlp" else "encoder"
+    return (
+        "cnn" if model.startswith(("mnist-cnn", "wrn-")) else "mlp" if model == "mlp" else "encoder"
+    )
 
 
 def named(top: str, bottom: str) -> str:
@@ -56,16 +64,20 @@ def named(top: str, bottom: str) -> str:
 
 
 def within(entry: Entry, top: str, bottom: str) -> dict[str, Any] | None:
-    """Median over rounds of the ratio within one round and its quartiles; None where the pair was not timed in one run.
+    """Median over rounds of the ratio within one round and its quartiles; None where the pair was
+    not timed in one run.
 
-    Older results hold the median alone. Their spread is that of the two steps: lower quartile over upper, upper over lower,
-    which is wider than quartiles of ratios are; `rough` says so.
+    Older results hold the median alone. Their spread is that of the two steps: lower quartile over
+    upper, upper over lower, which is wider than quartiles of ratios are; `rough` says so.
     """
     found = entry.get("paired", {}).get(f"{top} / {bottom}")
     if found is None or isinstance(found, Mapping):
         return found
     own, base = entry["contenders"][top], entry["contenders"][bottom]
-    low, high = own["quartile_low_ms"] / base["quartile_high_ms"], own["quartile_high_ms"] / base["quartile_low_ms"]
+    low, high = (
+        own["quartile_low_ms"] / base["quartile_high_ms"],
+        own["quartile_high_ms"] / base["quartile_low_ms"],
+    )
     return {"ratio": found, "quartiles": [low, high], "rough": True}
 
 
@@ -83,13 +95,21 @@ def table(results: Mapping[str, Any], expected: Mapping[str, tuple[str, int]] | 
         results: of speed.py.
         expected: models of which a row is printed in any case: name to title and batch.
     """
-    blank = {name: {"title": title, "batch_size": size, "contenders": {}} for name, (title, size) in (expected or {}).items()}
+    blank = {
+        name: {"title": title, "batch_size": size, "contenders": {}}
+        for name, (title, size) in (expected or {}).items()
+    }
     parts = _tables({**blank, **results["models"]})
     if results.get("kept"):
-        parts += ["**With freed memory kept by the process** (`dpkfc.keep_freed_memory`), for all contenders alike"]
+        parts += [
+            "**With freed memory kept by the process** (`dpkfc.keep_freed_memory`), for all"
+            " contenders alike"
+        ]
         parts += _tables(results["kept"])
     if results.get("card"):
-        cards = sorted({entry["hardware"].get("card", "a card") for entry in results["card"].values()})
+        cards = sorted(
+            {entry["hardware"].get("card", "a card") for entry in results["card"].values()}
+        )
         parts += [f"**On {' and '.join(cards)}**", *_tables(results["card"], card=True)]
     return "\n\n".join(parts)
 
@@ -100,17 +120,34 @@ def _tables(entries: Mapping[str, Entry], card: bool = False) -> list[str]:
         return []
     head = ["model (batch)", *TITLES.values()]
     times = [
-        [_label(e), *(_milliseconds(e["contenders"].get(name, {})) for name in TITLES), _rounds(e)] for e in entries.values()
+        [_label(e), *(_milliseconds(e["contenders"].get(name, {})) for name in TITLES), _rounds(e)]
+        for e in entries.values()
     ]
-    parts = ["Milliseconds a step (median; + a refresh of the preconditioner)", markdown([*head, "rounds"], times)]
-    with_goal, without = ([pair for pair, goals in TIMES.items() if bool(goals) is some] for some in (True, False))
-    parts += _ratios(entries, with_goal, card, "Ratios of time: median over rounds of the ratio within one [quartiles] (goal)")
+    parts = [
+        "Milliseconds a step (median; + a refresh of the preconditioner)",
+        markdown([*head, "rounds"], times),
+    ]
+    with_goal, without = (
+        [pair for pair, goals in TIMES.items() if bool(goals) is some] for some in (True, False)
+    )
+    parts += _ratios(
+        entries,
+        with_goal,
+        card,
+        "Ratios of time: median over rounds of the ratio within one [quartiles] (goal)",
+    )
     parts += _ratios(entries, without, card, "Ratios of time without a goal")
     parts += _amortised(entries)
     parts += _refreshes(entries, card)
     if any(entry.get("memory") for entry in entries.values()):
-        space = [[_label(e), *(mebibytes(e.get("memory", {}).get(name, {})) for name in TITLES)] for e in entries.values()]
-        parts += ["Peak memory above the start, MiB: of steps; of the first step and refreshes too, where that is more"]
+        space = [
+            [_label(e), *(mebibytes(e.get("memory", {}).get(name, {})) for name in TITLES)]
+            for e in entries.values()
+        ]
+        parts += [
+            "Peak memory above the start, MiB: of steps; of the first step and refreshes too,"
+            " where that is more"
+        ]
         parts += [markdown(head, space)]
         parts += _memory_ratios(entries, card)
     return parts
@@ -120,18 +157,29 @@ def _label(entry: Entry) -> str:
     return f"{entry['title']} ({entry['batch_size']})"
 
 
-def _ratios(entries: Mapping[str, Entry], pairs: Sequence[tuple[str, str]], card: bool, heading: str) -> list[str]:
+def _ratios(
+    entries: Mapping[str, Entry], pairs: Sequence[tuple[str, str]], card: bool, heading: str
+) -> list[str]:
     pairs = [pair for pair in pairs if any(within(entry, *pair) for entry in entries.values())]
     rows = [
-        [entry["title"], *(_ratio(within(entry, *pair), TIMES[pair].get(kind(name, card))) for pair in pairs)]
+        [
+            entry["title"],
+            *(_ratio(within(entry, *pair), TIMES[pair].get(kind(name, card))) for pair in pairs),
+        ]
         for name, entry in entries.items()
     ]
-    rows = [row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}]  # a goal is owed an answer
+    rows = [
+        row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}
+    ]  # a goal is owed an answer
     return [heading, markdown(["model", *(named(*pair) for pair in pairs)], rows)] if pairs else []
 
 
 def _ratio(found: Mapping[str, Any] | None, goal: float | None) -> str:
-    return "–" if found is None else judged(found["ratio"], goal, found["quartiles"], rough=found.get("rough", False))
+    return (
+        "–"
+        if found is None
+        else judged(found["ratio"], goal, found["quartiles"], rough=found.get("rough", False))
+    )
 
 
 def _amortised(entries: Mapping[str, Entry]) -> list[str]:
@@ -160,10 +208,16 @@ def _refreshes(entries: Mapping[str, Entry], card: bool) -> list[str]:
         for name, sides in zip(OURS, ("inputs", "both"), strict=True):
             kfac = entry["contenders"].get(name, {})
             if "refresh_ms" in kfac:
-                cells = [_refresh(kfac, of, REFRESH.get(kind(model, card))) for of in ("refresh_ms", "averaged_refresh_ms")]
+                cells = [
+                    _refresh(kfac, of, REFRESH.get(kind(model, card)))
+                    for of in ("refresh_ms", "averaged_refresh_ms")
+                ]
                 rows.append([entry["title"], sides, *(cell for pair in cells for cell in pair)])
     goal = f"(≤ {100 * REFRESH['card' if card else 'cnn']:.0f} %)"
-    whole, part = ("the whole probe, ms", f"share of the time {goal}"), ("an eighth of it, averaged, ms", f"its share {goal}")
+    whole, part = (
+        ("the whole probe, ms", f"share of the time {goal}"),
+        ("an eighth of it, averaged, ms", f"its share {goal}"),
+    )
     head = ["model", "sides", *whole, *part]
     return [f"A refresh in {EVERY} steps", markdown(head, rows)] if rows else []
 
@@ -172,8 +226,13 @@ def _refresh(kfac: Mapping[str, Any], of: str, goal: float | None) -> tuple[str,
     """Its milliseconds, and what it takes of the time together with so many steps."""
     if of not in kfac:
         return "–", "–"
-    share, *spread = (x / (x + EVERY * kfac["median_ms"]) for x in (kfac[of], *kfac.get(of.replace("_ms", "_range_ms"), ())))
-    told = f"{100 * share:.1f} %" + (f" [{100 * spread[0]:.1f}, {100 * spread[1]:.1f}]" if spread else "")
+    share, *spread = (
+        x / (x + EVERY * kfac["median_ms"])
+        for x in (kfac[of], *kfac.get(of.replace("_ms", "_range_ms"), ()))
+    )
+    told = f"{100 * share:.1f} %" + (
+        f" [{100 * spread[0]:.1f}, {100 * spread[1]:.1f}]" if spread else ""
+    )
     return f"{kfac[of]:,.0f}", told + ("" if goal is None else f" {'✓' if share <= goal else '✗'}")
 
 
@@ -182,17 +241,34 @@ def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:
     rows = []
     for name, entry in entries.items():
         goals = {"plain": MEMORY.get(kind(name, card))}
-        rows.append([entry["title"], *(_memory_ratio(entry.get("memory", {}), *pair, goals.get(pair[1])) for pair in pairs)])
+        rows.append(
+            [
+                entry["title"],
+                *(
+                    _memory_ratio(entry.get("memory", {}), *pair, goals.get(pair[1]))
+                    for pair in pairs
+                ),
+            ]
+        )
     parts = ["Ratios of memory: of steps; of the highest peaks, where that is another (goal)"]
     parts += [markdown(["model", *(named(*pair) for pair in pairs)], rows)]
     whole = [
-        [entry["title"], *(_whole_ratio(entry.get("memory", {}), name, MEMORY["encoder"]) for name in ("dp_sgd", *OURS))]
+        [
+            entry["title"],
+            *(
+                _whole_ratio(entry.get("memory", {}), name, MEMORY["encoder"])
+                for name in ("dp_sgd", *OURS)
+            ),
+        ]
         for model, entry in entries.items()
         if model.endswith("-lora")
     ]
     head = ["model", *(named(name, "plain") for name in ("dp_sgd", *OURS))]
     if whole:
-        parts += ["Adapters: the whole process at its highest, with the weights that are not trained (goal)"]
+        parts += [
+            "Adapters: the whole process at its highest, with the weights that are not trained"
+            " (goal)"
+        ]
         parts += [markdown(head, whole)]
     return parts
 
@@ -201,12 +277,17 @@ def _memory_ratio(memory: Mapping[str, Any], top: str, bottom: str, goal: float 
     if not all("extra_mib" in memory.get(name, {}) for name in (top, bottom)):
         return "–"
     own, base = memory[top], memory[bottom]
-    steps, all_in = (x / max(y, 0.1) for x, y in ((own["extra_mib"], base["extra_mib"]), (highest(own), highest(base))))
+    steps, all_in = (
+        x / max(y, 0.1)
+        for x, y in ((own["extra_mib"], base["extra_mib"]), (highest(own), highest(base)))
+    )
     return f"{steps:.2f}; " * (f"{steps:.2f}" != f"{all_in:.2f}") + judged(all_in, goal)
 
 
 def _whole_ratio(memory: Mapping[str, Any], name: str, goal: float) -> str:
-    """Of all that a process holds, over plain training; older results do not know what it held at its start."""
+    """Of all that a process holds, over plain training; older results do not know what it held at
+    its start.
+    """
     if not all("start_mib" in memory.get(of, {}) for of in (name, "plain")):
         return "–"
     own, base = (memory[of]["start_mib"] + highest(memory[of]) for of in (name, "plain"))
@@ -222,7 +303,9 @@ def _milliseconds(entry: Mapping[str, Any]) -> str:
 
 def _rounds(entry: Entry) -> str:
     """How many steps stand behind a median."""
-    steps = sorted({timing["steps"] for timing in entry["contenders"].values() if "steps" in timing})
+    steps = sorted(
+        {timing["steps"] for timing in entry["contenders"].values() if "steps" in timing}
+    )
     return " to ".join(str(n) for n in dict.fromkeys((steps[0], steps[-1]))) if steps else "–"
 
 

@@ -33,9 +33,14 @@ def case_of(point: Point) -> Any:
         return nn.Sequential(*maps, nn.Linear(point.width, 10))
 
     return Case(
-        name="stack", title="a stack of maps", batch_size=point.batch, shape=(point.positions, point.width), build=build,
-        probe_size=64, logits=lambda model, x: model(x).mean(1),
-    )  # fmt: skip
+        name="stack",
+        title="a stack of maps",
+        batch_size=point.batch,
+        shape=(point.positions, point.width),
+        build=build,
+        probe_size=64,
+        logits=lambda model, x: model(x).mean(1),
+    )
 
 
 def kfac_of(point: Point, case: Any) -> Any:
@@ -43,7 +48,13 @@ def kfac_of(point: Point, case: Any) -> Any:
     from contenders import EVERY
     from dpkfc.curvature import KFAC
 
-    return KFAC(probe=case.probe(), probe_size=case.probe_size, every=EVERY, max_rank=point.rank, sides="both")
+    return KFAC(
+        probe=case.probe(),
+        probe_size=case.probe_size,
+        every=EVERY,
+        max_rank=point.rank,
+        sides="both",
+    )
 
 
 def contender_of(name: str, point: Point, setting: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Print what `make stats` shows: files, tokens, packed lines, long messages and names, for each part of the source.
+"""Print what `make stats` shows: files, tokens, packed lines, long messages and names, for each
+part of the source.
 
-    python benchmarks/stats.py
+python benchmarks/stats.py
 """
 
 from __future__ import annotations
@@ -14,15 +15,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = {"core": ROOT / "src" / "dpkfc", "app": ROOT / "src" / "dpkfc" / "app", "papers": ROOT / "papers" / "dpkfc_papers"}
-NOT_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+PARTS = {
+    "core": ROOT / "src" / "dpkfc",
+    "app": ROOT / "src" / "dpkfc" / "app",
+    "papers": ROOT / "papers" / "dpkfc_papers",
+}
+NOT_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+}
 NOT_CODE |= {tokenize.ENDMARKER}
 # Words that name no action: participles, prepositions and adverbs.
 ODD_NAME = re.compile(
     r"^_*(told|held|found|drawn|begun|owed|tried|apart|beside|alike|kept|made|said|given|taken|shown|left|spent|asked"
     r"|of|in|at|as|on|by|from|with|without|to|for|under|over|along|after|before|around|beyond)(_|$)"
 )
-BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.With, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
+BRANCHES = (
+    ast.If,
+    ast.For,
+    ast.While,
+    ast.ExceptHandler,
+    ast.With,
+    ast.IfExp,
+    ast.BoolOp,
+    ast.comprehension,
+    ast.Assert,
+)
 
 
 @dataclass
@@ -46,7 +68,9 @@ class Counts:
         self.files += 1
         rows = set()
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in NOT_CODE and not (token.type == tokenize.STRING and token.start[0] in documents):
+            if token.type not in NOT_CODE and not (
+                token.type == tokenize.STRING and token.start[0] in documents
+            ):
                 self.tokens += 1
                 rows.add(token.start[0])
         self.lines += len(rows)
@@ -67,7 +91,9 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     """Return the first lines of all docstrings."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     owners = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-    return {node.body[0].lineno for node in owners if ast.get_docstring(node, clean=False) is not None}
+    return {
+        node.body[0].lineno for node in owners if ast.get_docstring(node, clean=False) is not None
+    }
 
 
 def message_length(node: ast.expr) -> int:
@@ -75,7 +101,10 @@ def message_length(node: ast.expr) -> int:
     if isinstance(node, ast.Constant):
         return len(node.value) if isinstance(node.value, str) else 0
     if isinstance(node, ast.JoinedStr):
-        return sum(12 if isinstance(value, ast.FormattedValue) else message_length(value) for value in node.values)
+        return sum(
+            12 if isinstance(value, ast.FormattedValue) else message_length(value)
+            for value in node.values
+        )
     if isinstance(node, ast.BinOp):
         return message_length(node.left) + message_length(node.right)
     return 0
@@ -94,7 +123,9 @@ def words_of(paths: list[Path]) -> int:
     for path in paths:
         text = re.sub(r"```.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
         text = re.sub(r"<!-- table: .*?<!-- end of table -->", "", text, flags=re.DOTALL)
-        total += sum(len(line.split()) for line in text.splitlines() if not line.lstrip().startswith("|"))
+        total += sum(
+            len(line.split()) for line in text.splitlines() if not line.lstrip().startswith("|")
+        )
     return total
 
 
@@ -110,7 +141,10 @@ def count_parts() -> dict[str, Counts]:
 
 def main() -> None:
     counts = count_parts()
-    print(f"{'':8} {'files':>6} {'tokens':>8} {'a line':>7} {'functions':>10} {'branches':>9} {'odd names':>10} {'> 160':>6}")
+    print(
+        f"{'':8} {'files':>6} {'tokens':>8} {'a line':>7} {'functions':>10} {'branches':>9}"
+        f" {'odd names':>10} {'> 160':>6}"
+    )
     for part, found in counts.items():
         a_line, branches = found.tokens / found.lines, found.branches / found.functions
         odd = len(found.odd_names) / found.functions
@@ -119,7 +153,10 @@ def main() -> None:
             f" {branches:9.2f} {odd:10.1%} {len(found.long_messages):6}"
         )
     docs = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    print(f"words of README and docs without tables: {words_of(docs):,}; README: {words_of([ROOT / 'README.md']):,}")
+    print(
+        f"words of README and docs without tables: {words_of(docs):,}; README:"
+        f" {words_of([ROOT / 'README.md']):,}"
+    )
 
 
 if __name__ == "__main__":

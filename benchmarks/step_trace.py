@@ -1,8 +1,10 @@
-"""Count the files and functions of dpkfc that one steady step enters, as a reader of the code would have to open them.
+"""Count the files and functions of dpkfc that one steady step enters, as a reader of the code would
+have to open them.
 
     python benchmarks/step_trace.py
 
-The model is a CNN of two layers, the batch has 64 examples, the process is one, and no refresh and no check is due.
+The model is a CNN of two layers, the batch has 64 examples, the process is one, and no refresh and
+no check is due.
 """
 
 from __future__ import annotations
@@ -34,10 +36,17 @@ class Trace:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         code = frame.f_code
-        if not code.co_filename.startswith(str(ROOT)) or code.co_name in ("<genexpr>", "<listcomp>", "<dictcomp>", "<lambda>"):
+        if not code.co_filename.startswith(str(ROOT)) or code.co_name in (
+            "<genexpr>",
+            "<listcomp>",
+            "<dictcomp>",
+            "<lambda>",
+        ):
             return
         if event == "call":
-            self.functions[code.co_filename, getattr(code, "co_qualname", code.co_name), code.co_firstlineno] += 1
+            self.functions[
+                code.co_filename, getattr(code, "co_qualname", code.co_name), code.co_firstlineno
+            ] += 1
             self.moves += bool(self._files) and self._files[-1] != code.co_filename
             self._files.append(code.co_filename)
         elif event == "return" and self._files:
@@ -58,7 +67,13 @@ def trace_step(preconditioner: KFAC | None) -> Trace:
     """Return what the fifth step of a short run enters."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 4 * 4, 10)
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16 * 4 * 4, 10),
     )
     data = torch.randn(640, 1, 14, 14), torch.randint(0, 10, (640,))
     config = PrivacyConfig(expected_batch_size=64, steps=STEADY + 1, preconditioner=preconditioner)
@@ -78,7 +93,10 @@ def main() -> None:
     for name, preconditioner in (("DP-SGD", None), ("DP-KFC", kfac)):
         trace = trace_step(preconditioner)
         calls = sum(trace.functions.values())
-        print(f"{name}: {len(trace.files)} files, {len(trace.functions)} functions, {calls} calls, {trace.moves} moves")
+        print(
+            f"{name}: {len(trace.files)} files, {len(trace.functions)} functions, {calls} calls,"
+            f" {trace.moves} moves"
+        )
         if "--list" in sys.argv:
             for file in sorted(trace.files):
                 names = sorted(function for path, function, _ in trace.functions if path == file)

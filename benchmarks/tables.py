@@ -1,9 +1,11 @@
-"""Write the measured tables into the documents, between their markers, from benchmarks/results/*.json.
+"""Write the measured tables into the documents, between their markers, from
+benchmarks/results/*.json.
 
     python benchmarks/tables.py            # README.md and docs/*.md
     python benchmarks/tables.py --check    # change nothing; fail if a table is not what the results say
 
-A marker is `<!-- table: NAME -->` and ends at `<!-- end of table -->`; what stands between is never edited by hand.
+A marker is `<!-- table: NAME -->` and ends at `<!-- end of table -->`; what stands between is never
+edited by hand.
 """
 
 from __future__ import annotations
@@ -22,13 +24,20 @@ from common import RESULTS, machine, markdown, read_json
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 SUMMARY = {
-    "plain": "plain SGD", "opacus_hooks": "Opacus hooks", "dp_sgd": "DP-SGD here", "dp_kfc_inputs": "DP-KFC here",
+    "plain": "plain SGD",
+    "opacus_hooks": "Opacus hooks",
+    "dp_sgd": "DP-SGD here",
+    "dp_kfc_inputs": "DP-KFC here",
     "dp_kfc": "DP-KFC, both sides",
-}  # fmt: skip
+}
 
 
 def documents() -> list[Path]:
-    return [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
+    return [
+        path
+        for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+        if path.exists()
+    ]
 
 
 def missing(command: str) -> str:
@@ -36,17 +45,25 @@ def missing(command: str) -> str:
 
 
 def speed_summary() -> str:
-    """Milliseconds and extra memory of the four contenders a reader asks for first, and where that was measured."""
+    """Milliseconds and extra memory of the four contenders a reader asks for first, and where that
+    was measured.
+    """
     results = read_json(RESULTS / "speed.json")
     if not results:
         return missing("make bench")
-    timed = {name: entry for name, entry in results["models"].items() if entry["contenders"]}  # others are in docs/speed.md
+    timed = {
+        name: entry for name, entry in results["models"].items() if entry["contenders"]
+    }  # others are in docs/speed.md
     rows = []
     for entry in timed.values():
         times, memory = entry["contenders"], entry.get("memory", {})
         cells = [_cell(times.get(name, {}), memory.get(name, {})) for name in SUMMARY]
         rows.append([f"{entry['title']} (batch {entry['batch_size']})", *cells, _over_hooks(entry)])
-    head = ["milliseconds a step / extra MiB (of steps; of all)", *SUMMARY.values(), "DP-KFC ÷ Opacus hooks"]
+    head = [
+        "milliseconds a step / extra MiB (of steps; of all)",
+        *SUMMARY.values(),
+        "DP-KFC ÷ Opacus hooks",
+    ]
     return markdown(head, rows) + "\n\n" + machine({"models": timed})
 
 
@@ -63,7 +80,11 @@ def _over_hooks(entry: Mapping[str, Any]) -> str:
     import speed_tables
 
     found = ((name, speed_tables.within(entry, name, "opacus_hooks")) for name in speed_tables.OURS)
-    told = (f"{r['ratio']:.2f}×{'' if name == 'dp_kfc_inputs' else ' (both sides)'}" for name, r in found if r is not None)
+    told = (
+        f"{r['ratio']:.2f}×{'' if name == 'dp_kfc_inputs' else ' (both sides)'}"
+        for name, r in found
+        if r is not None
+    )
     return next(told, "–")
 
 
@@ -72,14 +93,22 @@ def speed() -> str:
 
     results = read_json(RESULTS / "speed.json")
     every = speed_tables.every_model()
-    return speed_tables.table(results, every) + "\n\n" + machine(results) if results else missing("make bench")
+    return (
+        speed_tables.table(results, every) + "\n\n" + machine(results)
+        if results
+        else missing("make bench")
+    )
 
 
 def accuracy() -> str:
     import accuracy as study
 
     results = read_json(RESULTS / "accuracy.json")
-    return study.table() + "\n\n" + machine(results) if results else missing("python benchmarks/accuracy.py")
+    return (
+        study.table() + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/accuracy.py")
+    )
 
 
 def studies():
@@ -93,10 +122,19 @@ def accuracy_study(recipe: str) -> str:
     """The arms of the accuracy study on one recipe."""
     from dpkfc_papers.accuracy import table
 
-    rows = [row for store in studies().values() for row in store if row["run"]["recipe"] == recipe and "tag" in row]
+    rows = [
+        row
+        for store in studies().values()
+        for row in store
+        if row["run"]["recipe"] == recipe and "tag" in row
+    ]
     if not rows:
         return _begun(recipe) or missing("python benchmarks/accuracy_study.py")
-    return table(rows, recipe) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+    return (
+        table(rows, recipe)
+        + "\n\n"
+        + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+    )
 
 
 def _begun(recipe: str) -> str:
@@ -106,12 +144,17 @@ def _begun(recipe: str) -> str:
     for path in sorted((RESULTS / "trials").glob("*.json")):
         begun = [row["tag"]["arm"] for row in Store(path) if row["run"]["recipe"] == recipe]
         if begun:
-            return f"*Begun: {len(begun)} trials of {len(set(begun))} arms, in `benchmarks/results/trials/{path.name}`.*"
+            return (
+                f"*Begun: {len(begun)} trials of {len(set(begun))} arms, in"
+                f" `benchmarks/results/trials/{path.name}`.*"
+            )
     return ""
 
 
 def grid(name: str) -> str:
-    """The best point of each arm of a grid, judged on the test set; `NAME-points`: all of them, on the validation split."""
+    """The best point of each arm of a grid, judged on the test set; `NAME-points`: all of them, on
+    the validation split.
+    """
     import grids
     from dpkfc.app.tuning.runs import Store
 
@@ -121,7 +164,11 @@ def grid(name: str) -> str:
     if not rows:
         return missing(f"python benchmarks/grids.py --grid {of}")
     made = grids.table if of == name else grids.every_point
-    return made(of, store) + "\n\n" + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+    return (
+        made(of, store)
+        + "\n\n"
+        + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
+    )
 
 
 def claims() -> str:
@@ -140,8 +187,10 @@ def rank_accuracy() -> str:
     rows = list(store)
     if not rows:
         return missing("python benchmarks/rank_accuracy.py")
-    return study.table(study.runs(False, 9), store) + "\n\n" + machine(
-        {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
+    return (
+        study.table(study.runs(False, 9), store)
+        + "\n\n"
+        + machine({"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)})
     )
 
 
@@ -150,7 +199,11 @@ def which_side() -> str:
     import which_side as study
 
     results = read_json(study.PATH)
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/which_side.py")
+    return (
+        study.table(results) + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/which_side.py")
+    )
 
 
 def probe_whitening() -> str:
@@ -158,7 +211,11 @@ def probe_whitening() -> str:
     import probe_whitening as study
 
     results = read_json(study.PATH)
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/probe_whitening.py")
+    return (
+        study.table(results) + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/probe_whitening.py")
+    )
 
 
 @cache
@@ -189,7 +246,19 @@ def published(name: str = "") -> str:
         words = ("reproduced", "better", "not reproduced", "no verdict", "not run")
         counts = [sum(cell.verdict.startswith(word) for cell in found) for word in words]
         rows.append([f"`{one}`", table.title, str(len(found)), *map(str, counts)])
-    return markdown(["table", "what it is", "cells", "reproduced", "better", "not reproduced", "no verdict", "not run"], rows)
+    return markdown(
+        [
+            "table",
+            "what it is",
+            "cells",
+            "reproduced",
+            "better",
+            "not reproduced",
+            "no verdict",
+            "not run",
+        ],
+        rows,
+    )
 
 
 def methods(page: str = "") -> str:
@@ -200,7 +269,11 @@ def methods(page: str = "") -> str:
     results = read_json(RESULTS / "methods.json")
     if not results:
         return missing("python benchmarks/methods.py")
-    only = tuple(name for name, method in METHODS.items() if not page or method.page == f"{page}.md" or name == "dp-sgd")
+    only = tuple(
+        name
+        for name, method in METHODS.items()
+        if not page or method.page == f"{page}.md" or name == "dp-sgd"
+    )
     return study.table(results, only) + "\n\n" + machine(results)
 
 
@@ -211,7 +284,11 @@ def method_speed(page: str = "") -> str:
     results = read_json(RESULTS / "method_speed.json")
     if not results:
         return missing("python benchmarks/method_speed.py")
-    return study.table(results, [name for name in study.PAIRS if name.lower().startswith(page)]) + "\n\n" + machine(results)
+    return (
+        study.table(results, [name for name in study.PAIRS if name.lower().startswith(page)])
+        + "\n\n"
+        + machine(results)
+    )
 
 
 def checkpoint() -> str:
@@ -219,7 +296,11 @@ def checkpoint() -> str:
     import checkpoint as study
 
     results = read_json(RESULTS / "checkpoint.json")
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/checkpoint.py")
+    return (
+        study.table(results) + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/checkpoint.py")
+    )
 
 
 def phases() -> str:
@@ -227,7 +308,11 @@ def phases() -> str:
     import phases as study
 
     results = read_json(RESULTS / "phases.json")
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/phases.py")
+    return (
+        study.table(results) + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/phases.py")
+    )
 
 
 def tracking() -> str:
@@ -235,7 +320,11 @@ def tracking() -> str:
     import tracking as study
 
     results = read_json(RESULTS / "tracking.json")
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/tracking.py")
+    return (
+        study.table(results) + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/tracking.py")
+    )
 
 
 def ranks() -> str:
@@ -243,7 +332,11 @@ def ranks() -> str:
     import scale_ranks as study
 
     results = read_json(RESULTS / "ranks.json")
-    return study.table(results) + "\n\n" + machine(results) if results else missing("python benchmarks/scale_ranks.py")
+    return (
+        study.table(results) + "\n\n" + machine(results)
+        if results
+        else missing("python benchmarks/scale_ranks.py")
+    )
 
 
 def scale() -> str:
@@ -251,11 +344,15 @@ def scale() -> str:
     import scale as study
 
     results = read_json(RESULTS / "scale.json")
-    return study.table(results) + "\n\n" + machine(results) if results else missing("make bench-scale")
+    return (
+        study.table(results) + "\n\n" + machine(results) if results else missing("make bench-scale")
+    )
 
 
 def federated_accuracy(part: str) -> str:
-    """The federated study: `arms-TASK`, accuracies, `gains-TASK`, differences between arms, or `noise`, ε seen from two sides."""
+    """The federated study: `arms-TASK`, accuracies, `gains-TASK`, differences between arms, or
+    `noise`, ε seen from two sides.
+    """
     from dpkfc.app.tuning.runs import Store
     from dpkfc_papers import federated_study
     from dpkfc_papers.federated_study import STUDY
@@ -265,17 +362,23 @@ def federated_accuracy(part: str) -> str:
     store = Store(RESULTS / "federated_accuracy.json")
     rows = list(store)
     if not rows:
-        return missing("dpkfc reproduce dp-fedsofim --results benchmarks/results/federated_accuracy.json")
+        return missing(
+            "dpkfc reproduce dp-fedsofim --results benchmarks/results/federated_accuracy.json"
+        )
     kind, _, task = part.partition("-")
     if kind == "gains":
         return federated_study.second_order(STUDY, store, task)
     where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
     origin = next((row["features"] for row in rows if row["run"]["task"] == task), "")
-    return f"{federated_study.accuracies(STUDY, store, task)} Features: {origin}.\n\n{machine(where)}"
+    return (
+        f"{federated_study.accuracies(STUDY, store, task)} Features: {origin}.\n\n{machine(where)}"
+    )
 
 
 def federated(part: str) -> str:
-    """What federated rounds cost: the server's step, whole runs in one process, Flower's simulation."""
+    """What federated rounds cost: the server's step, whole runs in one process, Flower's
+    simulation.
+    """
     import federated as benchmark
 
     results = read_json(RESULTS / "federated.json")
@@ -310,7 +413,9 @@ def assurance(section: str = "summary") -> str:
     if not results:
         return missing("make assurance")
     if section != "summary":
-        return checks.evidence_table(results, next(name for name in checks.SECTIONS if name.replace(" ", "-") == section))
+        return checks.evidence_table(
+            results, next(name for name in checks.SECTIONS if name.replace(" ", "-") == section)
+        )
     return checks.summary_table(results) + "\n\n" + machine(results, commit=False)
 
 
@@ -323,16 +428,39 @@ def headline() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "speed-summary": speed_summary, "speed": speed, "accuracy": accuracy, "published": published, "methods": methods,
-    "method-speed": method_speed, "scale": scale, "checkpoint": checkpoint, "ranks": ranks, "plan-70b": plan_70b,
-    "assurance": assurance, "rank-accuracy": rank_accuracy, "probe-whitening": probe_whitening, "which-side": which_side,
-    "claims": claims, "headline": headline, "phases": phases, "tracking": tracking,
-}  # fmt: skip
-PARTS: dict[str, Callable[[str], str]] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
-    "accuracy-study": accuracy_study, "published": published, "methods": methods, "method-speed": method_speed,
-    "federated-accuracy": federated_accuracy, "federated-cost": federated, "plan-70b": plan_70b, "assurance": assurance,
-    "figures": figures, "grid": grid,
-}  # fmt: skip
+    "speed-summary": speed_summary,
+    "speed": speed,
+    "accuracy": accuracy,
+    "published": published,
+    "methods": methods,
+    "method-speed": method_speed,
+    "scale": scale,
+    "checkpoint": checkpoint,
+    "ranks": ranks,
+    "plan-70b": plan_70b,
+    "assurance": assurance,
+    "rank-accuracy": rank_accuracy,
+    "probe-whitening": probe_whitening,
+    "which-side": which_side,
+    "claims": claims,
+    "headline": headline,
+    "phases": phases,
+    "tracking": tracking,
+}
+PARTS: dict[
+    str, Callable[[str], str]
+] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
+    "accuracy-study": accuracy_study,
+    "published": published,
+    "methods": methods,
+    "method-speed": method_speed,
+    "federated-accuracy": federated_accuracy,
+    "federated-cost": federated,
+    "plan-70b": plan_70b,
+    "assurance": assurance,
+    "figures": figures,
+    "grid": grid,
+}
 
 
 def table(name: str) -> str:
@@ -357,8 +485,12 @@ def filled(text: str) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="fail if a document is out of date; write nothing")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="fail if a document is out of date; write nothing"
+    )
     arguments = parser.parse_args()
     stale = []
     for path in documents():
@@ -368,7 +500,10 @@ def main() -> int:
             if not arguments.check:
                 path.write_text(new, "utf-8")
     for path in stale:
-        print(f"{path.relative_to(ROOT)}: {'out of date, run make results' if arguments.check else 'updated'}")
+        print(
+            f"{path.relative_to(ROOT)}:"
+            f" {'out of date, run make results' if arguments.check else 'updated'}"
+        )
     return int(arguments.check and bool(stale))
 
 

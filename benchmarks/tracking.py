@@ -3,8 +3,9 @@
     python benchmarks/tracking.py                       # every model below; then the table
     python benchmarks/tracking.py --only mnist-cnn
 
-Tracking is the time of a forward pass under a tracker without that of the same pass, both in one round. The first step holds the
-check on public rows. "One at a time" is the step of a session whose passes are not proved. Figures are medians over rounds.
+Tracking is the time of a forward pass under a tracker without that of the same pass, both in one
+round. The first step holds the check on public rows. "One at a time" is the step of a session whose
+passes are not proved. Figures are medians over rounds.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def table(results: dict[str, Any]) -> str:
         ]
         for entry in results["models"].values()
     ]
-    return markdown(["model", "step, ms", "tracking", "first step ÷ step", "one at a time ÷ step"], rows)
+    return markdown(
+        ["model", "step, ms", "tracking", "first step ÷ step", "one at a time ÷ step"], rows
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -115,7 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from models import cases
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", help=f"models (default: {', '.join(ROUNDS)})")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--smoke", action="store_true", help="tiny models, nothing written")
@@ -129,7 +134,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         print(f"{name}: {case.title}", file=sys.stderr, flush=True)
         found = measure(case, 2 if arguments.smoke else ROUNDS[name])
-        entry = {"title": case.title, "batch_size": case.batch_size, "date": now(), "load_before": before}
+        entry = {
+            "title": case.title,
+            "batch_size": case.batch_size,
+            "date": now(),
+            "load_before": before,
+        }
         results["models"][name] = {**entry, "hardware": hardware(arguments.threads), **found}
         results |= {"date": now(), "hardware": hardware(arguments.threads)}
         if not arguments.smoke:

@@ -1,15 +1,19 @@
-"""What whitening one side or both is worth in one private step: signal, curvature and noise on MNIST's CNN.
+"""What whitening one side or both is worth in one private step: signal, curvature and noise on
+MNIST's CNN.
 
     python benchmarks/which_side.py --data-dir DIR     # a quarter of an hour; writes benchmarks/results/which_side.json
     python benchmarks/which_side.py --table            # the Markdown table of what has been run
 
-A step θ − η (z̄ + ξ), with z̄ the mean of examples whitened and clipped to C, and ξ the noise, changes the loss by
-−η ⟨∇L, z̄⟩ + ½ η² (z̄ᵀ H z̄ + (σC/B)² tr H) to second order. The best η takes off ⟨∇L, z̄⟩² / 2 (z̄ᵀ H z̄ + (σC/B)² tr H). With C
-the median norm of each metric the three numbers, over C, are comparable between metrics: what is left of the gradient after
-clipping (signal), what the step meets of the curvature, and what noise meets of it. "Mapped back" steps along U (z̄ + ξ), U the
-whitening (`--readout natural`): there the noise meets U H U. H is the Fisher matrix at the model's own labels. Weights are those
-of a private run (σ and B of the study, inputs alone whitened, pink noise); gradients are those of private images, so the figures
-are NOT PRIVATE and for the table alone.
+A step θ − η (z̄ + ξ), with z̄ the mean of examples whitened and clipped to C, and ξ the noise,
+changes the loss by −η ⟨∇L, z̄⟩ + ½ η² (z̄ᵀ H z̄ + (σC/B)² tr H) to second order. The best η takes
+off ⟨∇L, z̄⟩² / 2 (z̄ᵀ H z̄ + (σC/B)² tr H). With C the median norm of each metric the three
+numbers, over C, are comparable between metrics: what is left of the gradient after clipping
+(signal), what the step meets of the curvature, and what noise meets of it. "Mapped back" steps
+along U (z̄ + ξ), U the
+whitening (`--readout natural`): there the noise meets U H U. H is the Fisher matrix at the model's
+own labels. Weights are those of a private run (σ and B of the study, inputs alone whitened, pink
+noise); gradients are those of private images, so the figures are NOT PRIVATE and for the table
+alone.
 """
 
 from __future__ import annotations
@@ -28,13 +32,23 @@ from torch.func import functional_call, grad, jvp, vmap
 from common import RESULTS, figures, figures_parser, hardware, markdown, now
 
 PATH = RESULTS / "which_side.json"
-SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = 0.9227, 256, 0.03, (0, 150, 600, 1100), 4096, 512, 256
+SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = (
+    0.9227,
+    256,
+    0.03,
+    (0, 150, 600, 1100),
+    4096,
+    512,
+    256,
+)
 BACK = ", mapped back"
 Gradients = dict[str, Tensor]
 
 
 class Measured:
-    """Gradients of private images at the weights of one moment, layer by layer as matrices with the bias as last column."""
+    """Gradients of private images at the weights of one moment, layer by layer as matrices with the
+    bias as last column.
+    """
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor) -> None:
         self.model, self.x, self.y = model, x, y
@@ -43,7 +57,9 @@ class Measured:
         with torch.no_grad():
             self.probabilities = model(x).softmax(1)
         self.gradient = self._summed(lambda z: torch.ones_like(norms(z)))
-        self.drawn = torch.multinomial(self.probabilities, 1, generator=torch.Generator().manual_seed(0))[:, 0]
+        self.drawn = torch.multinomial(
+            self.probabilities, 1, generator=torch.Generator().manual_seed(0)
+        )[:, 0]
         self.plain = self.trace(None)
 
     def _parts(self, labels: Tensor) -> Iterator[Gradients]:
@@ -54,16 +70,23 @@ class Measured:
 
         for x, y in zip(self.x.split(CHUNK), labels.split(CHUNK), strict=True):
             g = vmap(grad(loss), (None, 0, 0))(self.weights, x, y)
-            yield {name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2) for name in self.layers}
+            yield {
+                name: torch.cat([g[f"{name}.weight"].flatten(2), g[f"{name}.bias"][:, :, None]], 2)
+                for name in self.layers
+            }
 
-    def _summed(self, weigh: Callable[[Gradients], Tensor], metric: Mapping[str, Any] | None = None) -> Gradients:
+    def _summed(
+        self, weigh: Callable[[Gradients], Tensor], metric: Mapping[str, Any] | None = None
+    ) -> Gradients:
         """The mean of weighed whitened gradients."""
         total: Gradients = {}
         for part in self._parts(self.y):
             z = whitened(part, metric)
             weights = weigh(z)
             for name, g in z.items():
-                total[name] = total.get(name, torch.zeros(())) + torch.tensordot(weights, g, 1) / len(self.x)
+                total[name] = total.get(name, torch.zeros(())) + torch.tensordot(
+                    weights, g, 1
+                ) / len(self.x)
         return total
 
     def curvature(self, step: Gradients) -> float:
@@ -73,7 +96,11 @@ class Measured:
             for name, z in step.items()
             for role, part in (("weight", z[:, :-1]), ("bias", z[:, -1]))
         }
-        _, turned = jvp(lambda weights: functional_call(self.model, weights, self.x), (self.weights,), (direction,))
+        _, turned = jvp(
+            lambda weights: functional_call(self.model, weights, self.x),
+            (self.weights,),
+            (direction,),
+        )
         p = self.probabilities
         return float(((p * turned.square()).sum(1) - (p * turned).sum(1).square()).mean())
 
@@ -83,8 +110,12 @@ class Measured:
         return sum(float(norms(part).square().sum()) for part in parts) / len(self.x)
 
     def steps(self, metric: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, float]]]:
-        """Signal, curvature, noise and the best decrease of a step in one metric, and of one that is mapped back."""
-        clip = float(torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median())
+        """Signal, curvature, noise and the best decrease of a step in one metric, and of one that
+        is mapped back.
+        """
+        clip = float(
+            torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median()
+        )
         mean = self._summed(lambda z: (clip / norms(z)).clamp(max=1) / clip, metric)
         taken = {"": (mean, self.plain)}
         if metric is not None:
@@ -93,18 +124,27 @@ class Measured:
             signal = sum(float((step[name] * g).sum()) for name, g in self.gradient.items())
             curvature, noise = self.curvature(step), (SIGMA / BATCH) ** 2 * trace
             decrease = signal**2 / 2 / (curvature + noise)
-            yield suffix, {"signal": signal, "curvature": curvature, "noise": noise, "decrease": decrease}
+            yield (
+                suffix,
+                {"signal": signal, "curvature": curvature, "noise": noise, "decrease": decrease},
+            )
 
 
 def whitened(part: Gradients, metric: Mapping[str, Any] | None) -> Gradients:
-    return part if metric is None else {name: metric[name].whiten(g.contiguous()) for name, g in part.items()}
+    return (
+        part
+        if metric is None
+        else {name: metric[name].whiten(g.contiguous()) for name, g in part.items()}
+    )
 
 
 def norms(part: Gradients) -> Tensor:
     return sum(g.flatten(1).square().sum(1) for g in part.values()).sqrt()
 
 
-def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
+def metrics(
+    session: Any, private: tuple[Tensor, Tensor]
+) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
     from dpkfc import KFAC, DeadLeaves, PinkNoise
     from dpkfc.curvature import PrivateOracle
     from dpkfc.gradients.clipped_sum import capture
@@ -112,13 +152,16 @@ def metrics(session: Any, private: tuple[Tensor, Tensor]) -> Iterator[tuple[str,
     yield "none", None
     rules, shape = {layer.name: layer.rule for layer in session.layers}, (1, 28, 28)
     sources = {
-        "pink noise": PinkNoise(shape), "dead leaves": DeadLeaves(shape),
+        "pink noise": PinkNoise(shape),
+        "dead leaves": DeadLeaves(shape),
         "private images (NOT PRIVATE)": PrivateOracle(private),
-    }  # fmt: skip
+    }
     for source, probe in sources.items():
         for sides, label in (("input", "inputs"), ("output", "outputs"), ("both", "both sides")):
             kfac = KFAC(probe=probe, probe_size=PROBE, sides=sides)
-            built = kfac.build(session.model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules)
+            built = kfac.build(
+                session.model, lambda m, loss: capture(m, session.layers, loss), 0, rules=rules
+            )
             yield f"{label}, {source}", built.metric
 
 
@@ -131,22 +174,30 @@ def measure(data_dir: str) -> dict[str, Any]:
     held, probe = (x[-HELD - PROBE : -PROBE], y[-HELD - PROBE : -PROBE]), (x[-PROBE:], y[-PROBE:])
     model = recipe.model(0)
     plan = PrivacyConfig(
-        expected_batch_size=BATCH, steps=max(STAGES), max_grad_norm=1.0,
+        expected_batch_size=BATCH,
+        steps=max(STAGES),
+        max_grad_norm=1.0,
         preconditioner=KFAC(probe=PinkNoise((1, 28, 28)), sides="input"),
-    ).with_noise(SIGMA, 1e-5, len(x))  # fmt: skip
+    ).with_noise(SIGMA, 1e-5, len(x))
     stages: dict[str, Any] = {}
 
     def look(session: Session) -> None:
         if session.steps_done in STAGES:
             seen = Measured(model, *held)
             label = f"after {session.steps_done} steps" if session.steps_done else "initial weights"
-            stages[label] = {name + how: one for name, of in metrics(session, probe) for how, one in seen.steps(of)}
+            stages[label] = {
+                name + how: one
+                for name, of in metrics(session, probe)
+                for how, one in seen.steps(of)
+            }
             print(label, stages[label], flush=True)
 
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Session(plan, model, optimizer, (x, y), ledger_path=Path(folder) / "ledger.jsonl") as session,
+        Session(
+            plan, model, optimizer, (x, y), ledger_path=Path(folder) / "ledger.jsonl"
+        ) as session,
     ):
         look(session)
         for batch in session.batches():
@@ -162,9 +213,14 @@ def table(results: Mapping[str, Any]) -> str:
         for name, one in of.items():
             if not name.endswith(BACK):
                 back = of.get(name + BACK)
-                parts = [f"{1e3 * one[part]:.1f}" for part in ("signal", "curvature", "noise", "decrease")]
+                parts = [
+                    f"{1e3 * one[part]:.1f}"
+                    for part in ("signal", "curvature", "noise", "decrease")
+                ]
                 lines.append([name, *parts, f"{1e3 * back['decrease']:.1f}" if back else ""])
-    return markdown(["whitened", "signal", "curvature", "noise", "decrease of the loss", "… mapped back"], lines)
+    return markdown(
+        ["whitened", "signal", "curvature", "noise", "decrease of the loss", "… mapped back"], lines
+    )
 
 
 def main() -> int:

@@ -1,4 +1,9 @@
-"""DP-KFC on several processes: `torchrun --nproc-per-node=2 examples/distributed.py`; with `python` it runs on one."""
+"""DP-KFC on several processes.
+
+    torchrun --nproc-per-node=2 examples/distributed.py
+
+With `python` it runs on one.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +38,21 @@ def main() -> None:
     torch.manual_seed(0)  # every process: the same data, the same model
     x = torch.randn(4000, 16)
     data = (x, (x @ torch.randn(16, 4)).argmax(1))
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)  # bare: no DistributedDataParallel
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(
+        device
+    )  # bare: no DistributedDataParallel
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
     torch.manual_seed(1 + rank)  # dropout and augmentation: other numbers on every process
 
-    config = PrivacyConfig(expected_batch_size=400, steps=60, preconditioner=KFAC(probe=FeatureNoise(16)))
+    config = PrivacyConfig(
+        expected_batch_size=400, steps=60, preconditioner=KFAC(probe=FeatureNoise(16))
+    )
     plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))
     FOLDER.mkdir(parents=True, exist_ok=True)
     with Session(plan, model, optimizer, data, ledger_path=FOLDER / "ledger.jsonl") as session:
-        if exists(FOLDER / "checkpoint"):  # torchrun --max-restarts=3 starts all processes again when one has died
+        if exists(
+            FOLDER / "checkpoint"
+        ):  # torchrun --max-restarts=3 starts all processes again when one has died
             session.restore(FOLDER / "checkpoint")
         for batch in session.batches():
             session.step(batch, loss_fn)
@@ -50,7 +61,10 @@ def main() -> None:
         if rank == 0:
             with torch.no_grad():
                 accuracy = (model(x.to(device)).argmax(1).cpu() == data[1]).float().mean()
-            print(f"epsilon {session.epsilon:.2f}, accuracy on the training data {accuracy:.2f}, {session.steps_done} steps")
+            print(
+                f"epsilon {session.epsilon:.2f}, accuracy on the training data {accuracy:.2f},"
+                f" {session.steps_done} steps"
+            )
     if dist.is_initialized():
         dist.destroy_process_group()
 

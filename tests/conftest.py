@@ -1,4 +1,6 @@
-"""What every test gets: one thread, the same random numbers on every run, and no environment of the machine."""
+"""What every test gets: one thread, the same random numbers on every run, and no environment of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed the global generators (the mechanism's own stream is not among them) and hide DPKFC_DATA."""
+    """Seed the global generators (the mechanism's own stream is not among them) and hide
+    DPKFC_DATA.
+    """
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -59,7 +63,9 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def remove_finished_modes_abandoned_modes() -> Iterator[None]:
-    """End the scripts that a test left in the middle of their loop: the modes of their last batch see every operation."""
+    """End the scripts that a test left in the middle of their loop: the modes of their last batch
+    see every operation.
+    """
     yield
     if _get_current_function_mode() is not None:
         gc.collect()
@@ -68,9 +74,11 @@ def remove_finished_modes_abandoned_modes() -> Iterator[None]:
 
 @pytest.fixture
 def evidence() -> Callable[..., None]:
-    """`evidence("section", "row", figure=1.0, ...)`: what a check leaves for the tables of docs/assurance.md.
+    """`evidence("section", "row", figure=1.0, ...)`: what a check leaves for the tables of
+    docs/assurance.md.
 
-    Each row is a file of its own below the folder DPKFC_EVIDENCE (`make assurance` sets it); nothing is kept without it.
+    Each row is a file of its own below the folder DPKFC_EVIDENCE (`make assurance` sets it);
+    nothing is kept without it.
     """
     folder = os.environ.get("DPKFC_EVIDENCE")
 
@@ -81,12 +89,16 @@ def evidence() -> Callable[..., None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = {"section": section, "row": row, **figures}
             text = json.dumps(content, default=lambda x: x.item() if hasattr(x, "item") else str(x))
-            path.write_text(re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"/]+/", "", text))  # no path of one machine
+            path.write_text(
+                re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"/]+/", "", text)
+            )  # no path of one machine
 
     return keep
 
 
 def pytest_collection_finish() -> None:
-    """Modules and thousands of items stay to the end: no later search for garbage need look at them."""
+    """Modules and thousands of items stay to the end: no later search for garbage need look at
+    them.
+    """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,8 @@
-"""Reading the documents of the project: fenced blocks, links, and whether a block is meant to be run.
+"""Reading the documents of the project: fenced blocks, links, and whether a block is meant to be
+run.
 
-A block in the language `python` or `sh` is executed by the tests unless the line before its fence is a comment
-`<!-- not executed: reason -->`. Blocks in other languages are shown, never run.
+A block in the language `python` or `sh` is executed by the tests unless the line before its fence
+is a comment `<!-- not executed: reason -->`. Blocks in other languages are shown, never run.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it starts, its language, its text, and why it is not executed (or None)."""
+    """A fenced block: where it starts, its language, its text, and why it is not executed (or
+    None).
+    """
 
     line: int
     language: str
@@ -38,7 +41,12 @@ def blocks(path: Path) -> Iterator[Block]:
             continue
         before = next((text for text in reversed(lines[:start]) if text.strip()), "")
         reason = NOT_EXECUTED.fullmatch(before.strip())
-        yield Block(start + 1, language, "\n".join(lines[start + 1 : number]), reason.group(1) if reason else None)
+        yield Block(
+            start + 1,
+            language,
+            "\n".join(lines[start + 1 : number]),
+            reason.group(1) if reason else None,
+        )
         start = None
     if start is not None:
         raise ValueError(f"{path.name}: the block of line {start + 1} is never closed")
@@ -46,7 +54,9 @@ def blocks(path: Path) -> Iterator[Block]:
 
 def executed(path: Path, language: str) -> list[Block]:
     """The blocks of one language that are meant to be run."""
-    return [block for block in blocks(path) if block.language == language and block.not_executed is None]
+    return [
+        block for block in blocks(path) if block.language == language and block.not_executed is None
+    ]
 
 
 def commands(path: Path) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,6 @@
-"""Processes that start at once: forked from one that has imported torch and this package, which takes seconds each time."""
+"""Processes that start at once: forked from one that has imported torch and this package, which
+takes seconds each time.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Done:
 
 
 def started(work: Callable[..., Any], *args: Any) -> Any:
-    """A process that does this work, a function of a module; values of ε that are known here are known there."""
+    """A process that does this work, a function of a module; values of ε that are known here are
+    known there.
+    """
     process = CONTEXT.Process(target=_work, args=(dict(accounting._values), work, args))
     with mock.patch.dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path)):
         process.start()  # the first one starts the process that forks them all
@@ -42,12 +46,17 @@ def _work(values: Mapping[Any, float], work: Callable[..., Any], args: tuple[Any
 
 
 def call(
-    work: Callable[..., Any], *args: Any, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 500
+    work: Callable[..., Any],
+    *args: Any,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 500,
 ) -> Done:
     """As `subprocess.run`, with a function of a module instead of a command.
 
     Args:
-        work: returns where a program would end well; whatever it raises ends it as it would end a program.
+        work: returns where a program would end well; whatever it raises ends it as it would end a
+            program.
         args: its arguments.
         cwd: the working directory; that of this process by default.
         env: the whole environment; that of this process by default.
@@ -55,14 +64,28 @@ def call(
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("stdout", "stderr")]
-        process = started(_told, *map(str, paths), str(cwd or Path.cwd()), dict(os.environ if env is None else env), work, args)
+        process = started(
+            _told,
+            *map(str, paths),
+            str(cwd or Path.cwd()),
+            dict(os.environ if env is None else env),
+            work,
+            args,
+        )
         process.join(timeout)
         process.kill()
         process.join()
         return Done(process.exitcode, *(path.read_text("utf-8") for path in paths))
 
 
-def _told(stdout: str, stderr: str, cwd: str, env: dict[str, str], work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _told(
+    stdout: str,
+    stderr: str,
+    cwd: str,
+    env: dict[str, str],
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
     for stream, path in ((1, stdout), (2, stderr)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     os.chdir(cwd)

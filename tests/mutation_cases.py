@@ -37,7 +37,9 @@ def plan(noise: float = 1.0, **settings: object) -> Plan:
 
 
 def kfac(width: int = WIDTH, **settings: object) -> KFAC:
-    return KFAC(**{"sides": "both", "probe": FeatureNoise(width), "probe_size": 32, "every": 2, **settings})
+    return KFAC(
+        **{"sides": "both", "probe": FeatureNoise(width), "probe_size": 32, "every": 2, **settings}
+    )
 
 
 class Handed(torch.optim.SGD):
@@ -54,7 +56,9 @@ class Handed(torch.optim.SGD):
         super().step()
 
 
-def session(p: Plan, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: object) -> Session:
+def session(
+    p: Plan, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **options: object
+) -> Session:
     options = {"dataset": data(), **options}
     return Session(p, model, optimizer or Handed(model), **options)
 

@@ -7,15 +7,19 @@ import os
 import re
 import socket
 
-LOWEST, PORTS = 20_000, 12_000  # below 32768, from where systems take the port of any connection that asks for none
+LOWEST, PORTS = (
+    20_000,
+    12_000,
+)  # below 32768, from where systems take the port of any connection that asks for none
 _asked = itertools.count()
 
 
 def free_port() -> int:
     """A port that nobody listens on, another one at every call.
 
-    Between this call and the use of the port nobody is given it by the system, and test processes that run side by side look
-    in other places: where one begins depends on its id and on its number among the workers of pytest-xdist.
+    Between this call and the use of the port nobody is given it by the system, and test processes
+    that run side by side look in other places: where one begins depends on its id and on its number
+    among the workers of pytest-xdist.
 
     Raises:
         OSError: none is free.
@@ -30,7 +34,9 @@ def free_port() -> int:
 
 
 def _is_free(port: int) -> bool:
-    """On every address of this machine; a port whose last connection has only just ended does not count as free."""
+    """On every address of this machine; a port whose last connection has only just ended does not
+    count as free.
+    """
     with socket.socket() as one:
         try:
             one.bind(("", port))

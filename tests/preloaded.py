@@ -1,4 +1,5 @@
-"""What most processes of tests import, slowest first: `tests.forked` has one process do so, and forks it.
+"""What most processes of tests import, slowest first: `tests.forked` has one process do so, and
+forks it.
 
 Not Flower: a test shows that it is imported late.
 """

@@ -1,4 +1,6 @@
-"""What a test hears from inside a pass. Lists that a loss or a model fills are emptied after it; this one is not looked into."""
+"""What a test hears from inside a pass. Lists that a loss or a model fills are emptied after it;
+this one is not looked into.
+"""
 
 from __future__ import annotations
 

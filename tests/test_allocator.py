@@ -13,7 +13,8 @@ from dpkfc import keep_freed_memory, memory
 from tests import forked
 
 GLIBC = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc"
+    not sys.platform.startswith("linux") or "CS_GNU_LIBC_VERSION" not in os.confstr_names,
+    reason="needs glibc",
 )
 
 
@@ -35,13 +36,18 @@ def _compared() -> None:
 
 @GLIBC
 def test_pages_are_asked_for_once():
-    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if "MALLOC" not in name and name != "GLIBC_TUNABLES"
+    }
     done = forked.call(_compared, env=environment)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MALLOC_TRIM_THRESHOLD_", "65536"), ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=65536")]
+    ("name", "value"),
+    [("MALLOC_TRIM_THRESHOLD_", "65536"), ("GLIBC_TUNABLES", "glibc.malloc.trim_threshold=65536")],
 )
 def test_settings_of_the_environment_stand(monkeypatch, name, value):
     monkeypatch.setenv(name, value)

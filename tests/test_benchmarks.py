@@ -12,7 +12,15 @@ from tests import forked
 pytest.importorskip("opacus")
 
 ROOT = Path(__file__).resolve().parents[1]
-CONTENDERS = ["plain", "dp_sgd", "dp_kfc_inputs", "dp_kfc", "opacus_hooks", "opacus_ghost", "materialised"]
+CONTENDERS = [
+    "plain",
+    "dp_sgd",
+    "dp_kfc_inputs",
+    "dp_kfc",
+    "opacus_hooks",
+    "opacus_ghost",
+    "materialised",
+]
 
 
 def speed(*arguments: object, check: bool = True) -> forked.Done:
@@ -23,7 +31,9 @@ def speed(*arguments: object, check: bool = True) -> forked.Done:
 
 def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
     path = tmp_path / "speed.json"
-    printed = speed("--smoke", "--only", "smoke-cnn", "--threads", 1, "--no-memory", "--output", path).stdout
+    printed = speed(
+        "--smoke", "--only", "smoke-cnn", "--threads", 1, "--no-memory", "--output", path
+    ).stdout
     results = json.loads(path.read_text("utf-8"))
     assert results["hardware"]["threads"] == 1 and results["hardware"]["torch"]
     entry = results["models"]["smoke-cnn"]
@@ -34,28 +44,39 @@ def test_a_smoke_run_times_every_contender_and_writes_a_table(tmp_path: Path):
     assert kfc["refresh_ms"] > 0
     assert kfc["refresh_range_ms"][0] <= kfc["refresh_ms"] <= kfc["refresh_range_ms"][1]
     ratio = entry["paired"]["dp_kfc / plain"]
-    assert 0 < ratio["quartiles"][0] <= ratio["ratio"] <= ratio["quartiles"][1] and ratio["rounds"] == 2
+    assert (
+        0 < ratio["quartiles"][0] <= ratio["ratio"] <= ratio["quartiles"][1]
+        and ratio["rounds"] == 2
+    )
     assert "Conv2d" in entry["contenders"]["opacus_ghost"]["note"]
     assert speed("--table", "--output", path).stdout == printed
 
 
 def test_memory_is_taken_above_what_the_process_held_before_its_first_step():
     for contender in ("dp_sgd", "dp_kfc"):
-        printed = speed("--smoke", "--memory-of", contender, "--only", "smoke-encoder-32", "--threads", 1).stdout
+        printed = speed(
+            "--smoke", "--memory-of", contender, "--only", "smoke-encoder-32", "--threads", 1
+        ).stdout
         found = json.loads(printed)
         assert found["start_mib"] > 100  # torch itself
         assert ("refresh_mib" in found) == (contender == "dp_kfc")
-        peaks = [found[name] for name in ("first_step_mib", "extra_mib", "refresh_mib") if name in found]
+        peaks = [
+            found[name] for name in ("first_step_mib", "extra_mib", "refresh_mib") if name in found
+        ]
         assert all(0 <= peak < 1000 for peak in peaks)
 
 
 def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
     """Tables of time and of memory: axis to column to cell."""
-    done = forked.script(ROOT / "benchmarks" / "scale.py", "--smoke", "--threads", 1, *arguments, cwd=ROOT)
+    done = forked.script(
+        ROOT / "benchmarks" / "scale.py", "--smoke", "--threads", 1, *arguments, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     tables = []
     for block in (block for block in done.stdout.strip().split("\n\n") if block.startswith("|")):
-        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines())
+        head, _, *rows = (
+            [cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()
+        )
         tables.append({row[0]: dict(zip(head, row, strict=True)) for row in rows})
     return tables
 
@@ -63,26 +84,55 @@ def scale(*arguments: object) -> list[dict[str, dict[str, str]]]:
 @pytest.mark.bench
 def test_the_models_for_a_card_step_at_a_size_for_a_cpu(tmp_path: Path):
     path = tmp_path / "speed.json"
-    chosen = ("--only", "smoke-vit", "smoke-views", "--contenders", "plain", "dp_sgd", "dp_kfc_inputs", "opacus_hooks")
+    chosen = (
+        "--only",
+        "smoke-vit",
+        "smoke-views",
+        "--contenders",
+        "plain",
+        "dp_sgd",
+        "dp_kfc_inputs",
+        "opacus_hooks",
+    )
     speed("--smoke", *chosen, "--rounds", 1, "--threads", 1, "--no-memory", "--output", path)
     vit, views = json.loads(path.read_text("utf-8"))["models"].values()
     for entry in (vit, views):
-        assert all(entry["contenders"][name]["median_ms"] > 0 for name in ("plain", "dp_sgd", "dp_kfc_inputs"))
+        assert all(
+            entry["contenders"][name]["median_ms"] > 0
+            for name in ("plain", "dp_sgd", "dp_kfc_inputs")
+        )
     assert "views" in views["contenders"]["opacus_hooks"]["not_available"]
 
 
 @pytest.mark.bench
 def test_times_and_memory_are_dated_apart(tmp_path: Path):
     path = tmp_path / "speed.json"
-    given = ("--smoke", "--only", "smoke-mlp", "--contenders", "plain", "dp_kfc_inputs", "--threads", 1, "--output", path)
+    given = (
+        "--smoke",
+        "--only",
+        "smoke-mlp",
+        "--contenders",
+        "plain",
+        "dp_kfc_inputs",
+        "--threads",
+        1,
+        "--output",
+        path,
+    )
     printed = speed(*given, "--memory-only").stdout
     first = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
-    assert first["contenders"] == {} and "date" not in first and first["memory"]["plain"]["step_mib"] >= 0
+    assert (
+        first["contenders"] == {}
+        and "date" not in first
+        and first["memory"]["plain"]["step_mib"] >= 0
+    )
     assert "Peak memory" in printed and "commit " in printed.splitlines()[-1]
     speed(*given, "--no-memory")
     both = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
     assert (both["memory"], both["memory_taken"]) == (first["memory"], first["memory_taken"])
-    assert both["date"] >= both["memory_taken"]["date"] and "median_ms" in both["contenders"]["plain"]
+    assert (
+        both["date"] >= both["memory_taken"]["date"] and "median_ms" in both["contenders"]["plain"]
+    )
     speed(*given[:4], "plain", *given[6:], "--memory-only")
     again = json.loads(path.read_text("utf-8"))["models"]["smoke-mlp"]
     assert again["contenders"] == both["contenders"] and again["date"] == both["date"]
@@ -94,28 +144,50 @@ def test_times_and_memory_are_dated_apart(tmp_path: Path):
 @pytest.mark.bench
 def test_the_growth_of_a_step_is_measured_along_every_axis():
     times, memory = scale("--no-memory")
-    assert list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank", "processes"]
+    assert (
+        list(times) == list(memory) == ["width", "depth", "batch", "positions", "rank", "processes"]
+    )
     assert all(row["from … to"] != "–" for row in times.values())
     assert all(row["from … to"] == "–" for row in memory.values())
     refresh = next(name for name in times["rank"] if name.startswith("one refresh"))
-    assert [row[refresh].split("; ")[1] for row in times.values()] == ["2.0)", "1.0)", "0.0)", "1.0)", "0.0)", "-1.0)"]
+    assert [row[refresh].split("; ")[1] for row in times.values()] == [
+        "2.0)",
+        "1.0)",
+        "0.0)",
+        "1.0)",
+        "0.0)",
+        "-1.0)",
+    ]
 
 
 @pytest.mark.bench
 def test_the_growth_of_memory_is_that_of_the_process_that_takes_most():
     _, memory = scale("--axis", "processes")
-    assert memory["width"]["from … to"] == memory["rank"]["from … to"] == "–" != memory["processes"]["from … to"]
-    assert sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1  # without privacy
+    assert (
+        memory["width"]["from … to"]
+        == memory["rank"]["from … to"]
+        == "–"
+        != memory["processes"]["from … to"]
+    )
+    assert (
+        sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1
+    )  # without privacy
 
 
 def test_the_phases_of_a_step_add_up_to_it():
     options = ("--smoke", "--only", "smoke-cnn", "--rounds", 2, "--threads", 1)
     done = forked.script(ROOT / "benchmarks" / "phases.py", *options, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines()[2:] if line.startswith("|")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in done.stdout.splitlines()[2:]
+        if line.startswith("|")
+    ]
     for _, contender, step, *parts in rows:
         assert sum(float(x.replace(",", "")) for x in parts) <= 2 * float(step.replace(",", ""))
-        forward, backward, norms, sums, noise, ledger = (float(x.replace(",", "")) for x in parts[:6])
+        forward, backward, norms, sums, noise, ledger = (
+            float(x.replace(",", "")) for x in parts[:6]
+        )
         assert forward > 0 and backward > 0
         assert (norms > 0 and sums > 0 and noise > 0 and ledger > 0) == (contender != "plain SGD")
 

@@ -1,4 +1,6 @@
-"""The checkpoint benchmark runs on a small model, writes where it is told, and its file becomes a table."""
+"""The checkpoint benchmark runs on a small model, writes where it is told, and its file becomes a
+table.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ def test_a_smoke_run_writes_both_optimizers_and_their_table(tmp_path: Path):
     path = tmp_path / "checkpoint.json"
 
     def printed(*arguments: str) -> str:
-        done = forked.script(ROOT / "benchmarks" / "checkpoint.py", *arguments, "--output", path, cwd=tmp_path)
+        done = forked.script(
+            ROOT / "benchmarks" / "checkpoint.py", *arguments, "--output", path, cwd=tmp_path
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
@@ -22,5 +26,7 @@ def test_a_smoke_run_writes_both_optimizers_and_their_table(tmp_path: Path):
     shown = printed("--smoke", "--threads", "1")
     results = json.loads(path.read_text("utf-8"))
     assert results["hardware"]["threads"] == 1 and results["date"]
-    assert [row["momentum"] for row in results["rows"]] == [0.0, 0.9] and len(shown.splitlines()) == 4
+    assert [row["momentum"] for row in results["rows"]] == [0.0, 0.9] and len(
+        shown.splitlines()
+    ) == 4
     assert printed("--table") == shown

@@ -1,4 +1,6 @@
-"""Checkpoints hold what they were given, exactly, and a crash at any moment leaves one that can be read."""
+"""Checkpoints hold what they were given, exactly, and a crash at any moment leaves one that can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ KEYS = st.text(max_size=5) | st.integers() | st.sampled_from(["!tensor", "!tuple
 TREES = st.recursive(
     PLAIN,
     lambda inner: (
-        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(KEYS, inner, max_size=3)
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(KEYS, inner, max_size=3)
     ),
     max_leaves=12,
 )
@@ -59,7 +63,12 @@ def test_other_values_are_refused_before_anything_is_written(tmp_path: Path, val
 
 def test_views_and_shared_memory_are_saved_by_value(tmp_path: Path) -> None:
     whole = torch.arange(12.0)
-    named = {"whole": whole, "part": whole[2:5], "again": whole.view(3, 4), "turned": whole.view(3, 4).T}
+    named = {
+        "whole": whole,
+        "part": whole[2:5],
+        "again": whole.view(3, 4),
+        "turned": whole.view(3, 4).T,
+    }
     write(tmp_path / "c", {"model": named}, {})
     for name, tensor in read(tmp_path / "c")[0]["model"].items():
         assert torch.equal(tensor, named[name])
@@ -70,11 +79,18 @@ class Crash(BaseException):
 
 
 class Fragile:
-    """Lets so many operations on the disk through and then ends the process, also in the middle of a removal."""
+    """Lets so many operations on the disk through and then ends the process, also in the middle of
+    a removal.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: int | None = None
-        for owner, name in ((checkpoint, "save_file"), (checkpoint, "_sync"), (Path, "rename"), (Path, "write_text")):
+        for owner, name in (
+            (checkpoint, "save_file"),
+            (checkpoint, "_sync"),
+            (Path, "rename"),
+            (Path, "write_text"),
+        ):
             monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
         monkeypatch.setattr(shutil, "rmtree", self._removal(shutil.rmtree))
 
@@ -102,14 +118,20 @@ class Fragile:
         return call
 
 
-@pytest.mark.parametrize("crashes", [1, 2], ids=["one crash", "a crash, and another while writing again"])
+@pytest.mark.parametrize(
+    "crashes", [1, 2], ids=["one crash", "a crash, and another while writing again"]
+)
 def test_a_crash_at_any_moment_leaves_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashes: int
 ) -> None:
     fragile, target = Fragile(monkeypatch), tmp_path / "c"
 
     def save(value: int) -> None:
-        write(target, {"model": {"w": torch.full((3,), float(value))}}, {"value": value, "t": torch.tensor(value)})
+        write(
+            target,
+            {"model": {"w": torch.full((3,), float(value))}},
+            {"value": value, "t": torch.tensor(value)},
+        )
 
     def saved() -> int:
         tensors, meta = read(target)
@@ -161,7 +183,10 @@ def test_what_is_no_checkpoint_is_never_replaced(tmp_path: Path, other: str) -> 
         held = tmp_path / name / other
         held.parent.mkdir(parents=True)
         held.write_text("spent")
-        with pytest.raises(CheckpointError, match=rf"holds '{other.partition('/')[0]}', which is no part .* a folder of its own"):
+        with pytest.raises(
+            CheckpointError,
+            match=rf"holds '{other.partition('/')[0]}', which is no part .* a folder of its own",
+        ):
             write(tmp_path / "c", {}, {"step": 1})
         assert held.read_text() == "spent"
         shutil.rmtree(tmp_path / name)
@@ -180,7 +205,9 @@ def test_a_link_leads_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write(tmp_path / "c", {}, {"step": step})
         assert read(tmp_path / "c")[1] == read(tmp_path / "disk")[1] == {"step": step}
     assert (tmp_path / "c").is_symlink() and {x.name for x in tmp_path.iterdir()} == {"c", "disk"}
-    (tmp_path / "disk").rename(tmp_path / "disk.old")  # as a crash between the two renames leaves it
+    (tmp_path / "disk").rename(
+        tmp_path / "disk.old"
+    )  # as a crash between the two renames leaves it
     assert checkpoint.exists(tmp_path / "c") and read(tmp_path / "c")[1] == {"step": 2}
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

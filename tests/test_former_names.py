@@ -13,7 +13,9 @@ from dpkfc._former_names import FORMER_MODULES
 @pytest.mark.parametrize("name", FORMER_MODULES)
 def test_a_former_module_hands_on_the_names_of_the_new_one(name: str) -> None:
     new = import_module(FORMER_MODULES[name])
-    public = next(x for x, value in vars(new).items() if getattr(value, "__module__", "") == new.__name__)
+    public = next(
+        x for x, value in vars(new).items() if getattr(value, "__module__", "") == new.__name__
+    )
     with pytest.warns(DeprecationWarning, match="is now dpkfc"):
         assert getattr(import_module(name), public) is getattr(new, public)
 

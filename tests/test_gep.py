@@ -1,4 +1,6 @@
-"""GEP from the settings to the step: one event for both parts, a session against brute force, and a run that goes on."""
+"""GEP from the settings to the step: one event for both parts, a session against brute force, and a
+run that goes on.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ S1, S2 = 0.6, 0.4
 
 
 def gep(**settings: object) -> GEP:
-    options = {"probe": FeatureNoise(6), "rank": 5, "groups": 2, "probe_size": 32, "embedding_norm": S1, "residual_norm": S2}
+    options = {
+        "probe": FeatureNoise(6),
+        "rank": 5,
+        "groups": 2,
+        "probe_size": 32,
+        "embedding_norm": S1,
+        "residual_norm": S2,
+    }
     return GEP(**{**options, **settings})
 
 
@@ -37,19 +46,27 @@ def split(noise: float = 0.0, config: GEP | None = None, **settings: object):
     return plan(noise, preconditioner=config, clipping=config.required_clipping, **settings)
 
 
-# -- accounting --------------------------------------------------------------------------------------------------------
+# -- accounting ------------------------------------------------------------------------------------
 
 
 def by_rdp(noise: float, steps: int, orders: list[int] | None = None) -> float:
     """dp-accounting's own ε at q = .02, δ = 1e-5."""
     accountant = dp_accounting.rdp.RdpAccountant(orders)
-    accountant.compose(dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(noise)), steps)
+    accountant.compose(
+        dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(noise)), steps
+    )
     return float(accountant.get_epsilon(1e-5))
 
 
-@pytest.mark.parametrize(("sigma", "joint", "summed"), [(6.0, 2.071, 2.05), (3.0, 4.78, 4.61), (2.0, 8.44, 7.69)])
-def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(sigma: float, joint: float, summed: float) -> None:
-    """T = 10 000. Adding up the RDP curves of two releases, as if each had a sample of its own, says too little."""
+@pytest.mark.parametrize(
+    ("sigma", "joint", "summed"), [(6.0, 2.071, 2.05), (3.0, 4.78, 4.61), (2.0, 8.44, 7.69)]
+)
+def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(
+    sigma: float, joint: float, summed: float
+) -> None:
+    """T = 10 000. Adding up the RDP curves of two releases, as if each had a sample of its own,
+    says too little.
+    """
     settings = {"expected_batch_size": 200, "steps": 10_000, "accountant": "rdp"}
     made = PrivacyConfig(preconditioner=gep(), clipping="embedding_residual", **settings)
     p = made.with_noise(sigma / math.sqrt(2), 1e-5, 10_000)
@@ -65,7 +82,9 @@ def test_a_step_costs_one_gaussian_of_noise_sigma_over_root_two(sigma: float, jo
 def test_without_a_residual_a_step_costs_what_one_of_dp_sgd_costs() -> None:
     settings = {"expected_batch_size": 200, "steps": 100, "accountant": "rdp"}
     config = gep(residual_norm=None)
-    p = PrivacyConfig(preconditioner=config, clipping="embedding", **settings).with_noise(1.0, 1e-5, 10_000)
+    p = PrivacyConfig(preconditioner=config, clipping="embedding", **settings).with_noise(
+        1.0, 1e-5, 10_000
+    )
     other = PrivacyConfig(**settings).with_noise(1.0, 1e-5, 10_000)
     assert p.sensitivity == 1.0 and p.epsilon() == other.epsilon() and p.hash != other.hash
 
@@ -77,29 +96,48 @@ def test_shares_divide_one_and_the_same_noise(share: float) -> None:
     basis = Subspace({}, S1, S2, share)
     parts = [p.stddev / (basis.embedding_scale * S1), p.stddev / (basis.residual_scale * S2)]
     assert sum(part**-2 for part in parts) == pytest.approx(p.noise_multiplier**-2)
-    assert p.sensitivity == pytest.approx(math.hypot(basis.embedding_scale * S1, basis.residual_scale * S2))
+    assert p.sensitivity == pytest.approx(
+        math.hypot(basis.embedding_scale * S1, basis.residual_scale * S2)
+    )
 
 
 def test_replacing_one_example_costs_twice_as_much() -> None:
     assert split(1.0, sampler="fixed").sensitivity == pytest.approx(2 * math.sqrt(2))
 
 
-# -- settings that do not go together ----------------------------------------------------------------------------------
+# -- settings that do not go together --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"preconditioner": gep()}, "needs clipping='embedding_residual', not 'flat'"),
-        ({"preconditioner": gep(), "clipping": "embedding"}, "needs clipping='embedding_residual', not 'embedding'"),
-        ({"preconditioner": gep(residual_norm=None), "clipping": "embedding_residual"}, "needs clipping='embedding'"),
+        (
+            {"preconditioner": gep(), "clipping": "embedding"},
+            "needs clipping='embedding_residual', not 'embedding'",
+        ),
+        (
+            {"preconditioner": gep(residual_norm=None), "clipping": "embedding_residual"},
+            "needs clipping='embedding'",
+        ),
         ({"clipping": "embedding_residual"}, "needs preconditioner=GEP"),
-        ({"preconditioner": KFAC(probe=FeatureNoise(6)), "clipping": "embedding"}, "needs preconditioner=GEP"),
-        ({"preconditioner": gep(), "clipping": "embedding_residual", "max_grad_norm": 2.0}, "leave max_grad_norm at 1"),
-        ({"preconditioner": gep(), "clipping": "embedding_residual", "readout": "natural"}, "readout='natural'"),
+        (
+            {"preconditioner": KFAC(probe=FeatureNoise(6)), "clipping": "embedding"},
+            "needs preconditioner=GEP",
+        ),
+        (
+            {"preconditioner": gep(), "clipping": "embedding_residual", "max_grad_norm": 2.0},
+            "leave max_grad_norm at 1",
+        ),
+        (
+            {"preconditioner": gep(), "clipping": "embedding_residual", "readout": "natural"},
+            "readout='natural'",
+        ),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, object], message: str) -> None:
+def test_settings_that_contradict_each_other_are_refused(
+    settings: dict[str, object], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         PrivacyConfig(expected_batch_size=8, steps=3, **settings)
 
@@ -108,18 +146,26 @@ def test_a_sum_that_was_clipped_otherwise_is_not_released() -> None:
     p = split(1.0)
     ledger = Ledger.in_memory(p.hash, {}, p.steps)
     with pytest.raises(ValueError, match="the plan assumes"):
-        release(ClippedSum({EMBEDDING: torch.zeros(5)}, 1.0, "embedding"), p, p.noise_stream(), ledger, 0)
+        release(
+            ClippedSum({EMBEDDING: torch.zeros(5)}, 1.0, "embedding"),
+            p,
+            p.noise_stream(),
+            ledger,
+            0,
+        )
     assert ledger.count == 0
 
 
-# -- the step ----------------------------------------------------------------------------------------------------------
+# -- the step --------------------------------------------------------------------------------------
 
 
 def dense(model: nn.Module, basis: Subspace) -> Tensor:
     """L over the parameters in the model's order `[P, K]`."""
     columns = []
     for one in torch.eye(basis.width, dtype=torch.float64):
-        along = spread(basis, find_layers(model), lambda span, one=one: span.combine(one), split_sum)
+        along = spread(
+            basis, find_layers(model), lambda span, one=one: span.combine(one), split_sum
+        )
         columns.append(torch.cat([along[n].flatten() for n, _ in model.named_parameters()]))
     return torch.stack(columns, 1)
 
@@ -127,14 +173,18 @@ def dense(model: nn.Module, basis: Subspace) -> Tensor:
 def gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
     rows = []
     for i in range(len(x)):
-        grads = torch.autograd.grad(loss_fn(model, (x[i : i + 1], y[i : i + 1])).sum(), list(model.parameters()))
+        grads = torch.autograd.grad(
+            loss_fn(model, (x[i : i + 1], y[i : i + 1])).sum(), list(model.parameters())
+        )
         rows.append(torch.cat([g.flatten() for g in grads]))
     return rows
 
 
 @pytest.mark.parametrize("residual_norm", [S2, None])
 @pytest.mark.parametrize("micro", [None, 3])
-def test_a_session_without_noise_takes_the_step_of_the_paper(residual_norm: float | None, micro: int | None) -> None:
+def test_a_session_without_noise_takes_the_step_of_the_paper(
+    residual_norm: float | None, micro: int | None
+) -> None:
     """θ ← θ − η/B (L Σ clip_S₁(w) + Σ clip_S₂(r)), by loops and dense matrices."""
     model, (x, y) = net(), data()
     p = split(0.0, gep(residual_norm=residual_norm), steps=3, max_physical_batch_size=micro)
@@ -150,7 +200,9 @@ def test_a_session_without_noise_takes_the_step_of_the_paper(residual_norm: floa
                 r = g - matrix @ w
                 step += matrix @ w * min(1.0, S1 / float(w.norm()))
                 step += r * min(1.0, residual_norm / float(r.norm())) if residual_norm else 0.0
-            torch.testing.assert_close(weights(model), before - 0.5 / 8 * step, rtol=1e-8, atol=1e-10)
+            torch.testing.assert_close(
+                weights(model), before - 0.5 / 8 * step, rtol=1e-8, atol=1e-10
+            )
 
 
 @pytest.mark.parametrize("share", [0.5, 0.25])
@@ -166,11 +218,25 @@ def test_the_noise_of_every_entry_is_known(share: float, residual_norm: float | 
     columns, sizes = [], [shape.numel() for shape in shapes.values()]
     for one in torch.eye(sum(sizes), dtype=torch.float64):
         noise = {n: x.view(shapes[n]) for n, x in zip(shapes, one.split(sizes), strict=True)}
-        found = read_out(Released(gradients=noise, noise_variance=0.25, step=0, release=1), basis, layers, "whitened")
+        found = read_out(
+            Released(gradients=noise, noise_variance=0.25, step=0, release=1),
+            basis,
+            layers,
+            "whitened",
+        )
         assert set(found.gradients) == {n for n, _ in model.named_parameters()}
-        columns.append(torch.cat([found.gradients[n].flatten() for n, _ in model.named_parameters()]))
-    stated = torch.cat([torch.as_tensor(found.variance_of(n)).expand(q.shape).flatten() for n, q in model.named_parameters()])
-    torch.testing.assert_close(stated, 0.25 * torch.stack(columns).square().sum(0), rtol=1e-9, atol=1e-12)
+        columns.append(
+            torch.cat([found.gradients[n].flatten() for n, _ in model.named_parameters()])
+        )
+    stated = torch.cat(
+        [
+            torch.as_tensor(found.variance_of(n)).expand(q.shape).flatten()
+            for n, q in model.named_parameters()
+        ]
+    )
+    torch.testing.assert_close(
+        stated, 0.25 * torch.stack(columns).square().sum(0), rtol=1e-9, atol=1e-12
+    )
     with pytest.raises(ValueError, match="before any other post-processing"):
         read_out(found, basis, layers, "whitened")
 
@@ -212,22 +278,28 @@ def test_an_empty_batch_is_pure_noise_and_is_charged() -> None:
     assert 0 in sizes
 
 
-# -- going on ----------------------------------------------------------------------------------------------------------
+# -- going on --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("residual_norm", [S2, None])
-def test_a_run_goes_on_from_a_checkpoint_to_the_bit(tmp_path: Path, every: int, residual_norm: float | None) -> None:
+def test_a_run_goes_on_from_a_checkpoint_to_the_bit(
+    tmp_path: Path, every: int, residual_norm: float | None
+) -> None:
     p = split(1.0, gep(every=every, residual_norm=residual_norm), steps=6)
     whole, parts = net(), net()
     with Session(p, whole, torch.optim.SGD(whole.parameters(), 0.1, momentum=0.9), data()) as s:
         train(s)
     ledger = tmp_path / "ledger.jsonl"
-    with Session(p, parts, torch.optim.SGD(parts.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger) as s:
+    with Session(
+        p, parts, torch.optim.SGD(parts.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger
+    ) as s:
         train(s, 3)
         s.save(tmp_path / "checkpoint")
     again = net()
-    with Session(p, again, torch.optim.SGD(again.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger) as s:
+    with Session(
+        p, again, torch.optim.SGD(again.parameters(), 0.1, momentum=0.9), data(), ledger_path=ledger
+    ) as s:
         s.restore(tmp_path / "checkpoint")
         assert s.preconditioner.step == (2 if every == 1 else 0)
         train(s)

@@ -1,4 +1,6 @@
-"""The frame of the project: one version, one pin, files that are packaged, syntax that the oldest Python reads."""
+"""The frame of the project: one version, one pin, files that are packaged, syntax that the oldest
+Python reads.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,20 @@ except ModuleNotFoundError:
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dpkfc"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-PYTHON_FILES = sorted(path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
+PYTHON_FILES = sorted(
+    path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
 NEWER_THAN_3_10 = {
-    "typing": {"Self", "Never", "LiteralString", "assert_never", "reveal_type", "override", "Unpack", "TypeVarTuple"},
+    "typing": {
+        "Self",
+        "Never",
+        "LiteralString",
+        "assert_never",
+        "reveal_type",
+        "override",
+        "Unpack",
+        "TypeVarTuple",
+    },
     "enum": {"StrEnum"},
     "datetime": {"UTC"},
     "itertools": {"batched"},
@@ -35,15 +48,24 @@ NEWER_THAN_3_10 = {
 
 def test_the_version_is_the_same_everywhere():
     version = PROJECT["project"]["version"]
-    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE).group(1) == version
+    assert (
+        re.search(
+            r"^version: (.*)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE
+        ).group(1)
+        == version
+    )
     assert importlib.import_module("dpkfc").__version__ == version
-    released = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    released = re.findall(
+        r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE
+    )
     assert not released or released[0] == version
 
 
 def test_only_torch_is_pinned():
     assert re.fullmatch(r"torch==[\d.]+\s*", (ROOT / "constraints.txt").read_text("utf-8"))
-    extras = [line for extra in PROJECT["project"]["optional-dependencies"].values() for line in extra]
+    extras = [
+        line for extra in PROJECT["project"]["optional-dependencies"].values() for line in extra
+    ]
     assert not [line for line in [*PROJECT["project"]["dependencies"], *extras] if "==" in line]
 
 
@@ -51,7 +73,9 @@ def test_only_torch_is_pinned():
 def test_torch_is_installed_first_and_alone(tmp_path: Path):
     call = ["make", "-n", "-C", str(ROOT), f"VENV={tmp_path / 'none'}", "install"]
     printed = subprocess.run(call, capture_output=True, text=True, check=True).stdout
-    installs = [line.split("install ", 1)[1] for line in printed.splitlines() if "-m pip --disable" in line]
+    installs = [
+        line.split("install ", 1)[1] for line in printed.splitlines() if "-m pip --disable" in line
+    ]
     assert installs[0].strip('"') == (ROOT / "constraints.txt").read_text("utf-8").strip()
     assert "-c constraints.txt" in installs[1]
 
@@ -59,19 +83,25 @@ def test_torch_is_installed_first_and_alone(tmp_path: Path):
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize("target", ["results", "bench"])
 def test_tables_and_picture_are_refreshed_together(target: str):
-    printed = subprocess.run(["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        ["make", "-n", "-C", str(ROOT), target], capture_output=True, text=True, check=True
+    ).stdout
     assert "benchmarks/tables.py" in printed and "benchmarks/headline.py" in printed
 
 
 def test_the_ci_script_is_executable_and_runs_make_test():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert "make test" in script.read_text("utf-8") and "set -euo pipefail" in script.read_text("utf-8")
+    assert "make test" in script.read_text("utf-8") and "set -euo pipefail" in script.read_text(
+        "utf-8"
+    )
 
 
 def test_every_file_of_the_package_is_installed():
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["dpkfc"]
-    files = [path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
+    files = [
+        path for path in SOURCE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}
+    ]
     others = [path.relative_to(SOURCE).as_posix() for path in files]
     assert "py.typed" in others
     assert not [name for name in others if not any(fnmatch(name, pattern) for pattern in patterns)]
@@ -90,10 +120,17 @@ def test_the_entry_point_exists():
 @pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_python_3_10_can_read_it(path: Path):
     tree = ast.parse(path.read_text("utf-8"), feature_version=(3, 10))
-    guarded = {child for node in ast.walk(tree) if isinstance(node, ast.Try | ast.If) for child in ast.walk(node)}
+    guarded = {
+        child
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Try | ast.If)
+        for child in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node not in guarded:
-            assert not NEWER_THAN_3_10.get(node.module, set()) & {alias.name for alias in node.names}
+            assert not NEWER_THAN_3_10.get(node.module, set()) & {
+                alias.name for alias in node.names
+            }
         if isinstance(node, ast.Import) and node not in guarded:
             assert "tomllib" not in {alias.name for alias in node.names}
         assert not type(node).__name__ == "TryStar"
@@ -105,7 +142,18 @@ def test_the_licence_is_apache():
 
 
 def test_importing_the_package_loads_no_slow_library_before_it_is_used():
-    slow = ["dp_accounting", "scipy.stats", "scipy.signal", "scipy.optimize", "matplotlib", "pyarrow", "rich", "typer"]
+    slow = [
+        "dp_accounting",
+        "scipy.stats",
+        "scipy.signal",
+        "scipy.optimize",
+        "matplotlib",
+        "pyarrow",
+        "rich",
+        "typer",
+    ]
     code = f"import sys, dpkfc; print([name for name in {slow} if name in sys.modules])"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert printed.strip() == "[]"

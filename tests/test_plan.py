@@ -1,4 +1,6 @@
-"""Config to plan: one place where sampler, sensitivity, noise and event meet; bad settings fail first."""
+"""Config to plan: one place where sampler, sensitivity, noise and event meet; bad settings fail
+first.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ DELTA = 1e-5
 
 
 def make(noise=2.0, n=1000, delta=DELTA, **settings):
-    return PrivacyConfig(**({"expected_batch_size": 50, "steps": 10} | settings)).with_noise(noise, delta, n)
+    return PrivacyConfig(**({"expected_batch_size": 50, "steps": 10} | settings)).with_noise(
+        noise, delta, n
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +49,9 @@ def test_poisson_plan():
     assert (plan.sensitivity, plan.stddev, plan.max_grad_norm) == (1.5, 3.0, 1.5)
     assert (plan.expected_batch_size, plan.steps, plan.accountant) == (50, 10, "pld")
     assert plan.neighbouring_relation == "add_or_remove_one"
-    assert plan.certified and not plan.test_mode and plan.target_epsilon is None and plan.caveats == ()
+    assert (
+        plan.certified and not plan.test_mode and plan.target_epsilon is None and plan.caveats == ()
+    )
     assert plan.event == plan.sampler.event(2.0)
 
 
@@ -58,7 +64,9 @@ def test_fixed_size_plan_doubles_the_sensitivity_and_takes_rdp():
     assert plan.cross_check() == {"pld": None, "rdp": plan.epsilon()}
 
 
-@pytest.mark.parametrize(("clipping", "bound"), [("flat", 4.0), ("automatic", 4.0), ("normalised", 1.0)])
+@pytest.mark.parametrize(
+    ("clipping", "bound"), [("flat", 4.0), ("automatic", 4.0), ("normalised", 1.0)]
+)
 def test_the_sensitivity_follows_the_clipping(clipping, bound):
     assert make(clipping=clipping, max_grad_norm=4.0).sensitivity == bound
 
@@ -93,7 +101,9 @@ def test_calibration_is_repeatable():
     [(5, 256, 60000, 1172), (0.001, 50, 1000, 1), (1.5, 1000, 1000, 2), (2, 3, 10, 7)],
 )
 def test_steps_of_epochs(epochs, batch, n, steps):
-    assert make(epochs=epochs, steps=None, expected_batch_size=batch, n=n, delta=1e-9).steps == steps
+    assert (
+        make(epochs=epochs, steps=None, expected_batch_size=batch, n=n, delta=1e-9).steps == steps
+    )
 
 
 def test_no_noise_is_described_as_no_privacy():
@@ -119,7 +129,9 @@ def test_test_mode_is_stamped_and_repeatable():
     assert plan.test_mode and not plan.certified
     assert plan.caveats == ("NOT PRIVATE: test mode, the noise can be repeated from a seed",)
     assert not plan.noise_stream().is_secure and not plan.sampling_stream().is_secure
-    assert np.array_equal(plan.draw(3, plan.sampling_stream()), plan.draw(3, plan.sampling_stream()))
+    assert np.array_equal(
+        plan.draw(3, plan.sampling_stream()), plan.draw(3, plan.sampling_stream())
+    )
     assert np.array_equal(plan.noise_stream().normal(5, 1), plan.noise_stream().normal(5, 1))
     secure = make()
     assert secure.noise_stream().is_secure and secure.sampling_stream().is_secure
@@ -132,7 +144,13 @@ def test_draw_shuffles_by_epochs():
     assert np.array_equal(np.sort(epoch), np.arange(1000))
 
 
-SAME = [{}, {"max_physical_batch_size": 8}, {"accountant": "pld"}, {"automatic_gamma": 0.5}, {"uncertified": True}]
+SAME = [
+    {},
+    {"max_physical_batch_size": 8},
+    {"accountant": "pld"},
+    {"automatic_gamma": 0.5},
+    {"uncertified": True},
+]
 OTHER = [
     {"max_grad_norm": 2.0},
     {"clipping": "automatic"},
@@ -168,15 +186,27 @@ def test_the_description_is_plain_and_complete():
     assert told["sampler"]["name"] == "fixed"
     assert event_from_dict(told["event"]) == plan.event
     assert told["certified"] is True
-    assert {"noise_multiplier", "stddev", "sensitivity", "delta", "steps", "accountant"} <= told.keys()
+    assert {
+        "noise_multiplier",
+        "stddev",
+        "sensitivity",
+        "delta",
+        "steps",
+        "accountant",
+    } <= told.keys()
     assert {"dataset_size", "expected_batch_size"} <= set(told["assumed_public"])
 
 
 def test_a_preconditioner_must_describe_itself_plainly():
-    with pytest.raises(ValueError, match="preconditioner must derive from dpkfc.curvature.Preconditioner, got str; .*KFAC"):
+    with pytest.raises(
+        ValueError,
+        match="preconditioner must derive from dpkfc.curvature.Preconditioner, got str; .*KFAC",
+    ):
         make(preconditioner="kfac")
     old = type("Old", (), {name: lambda *_: {} for name in ("describe", "due", "build")})
-    with pytest.raises(ValueError, match="must derive from dpkfc.curvature.Preconditioner, got Old; .*extending.md"):
+    with pytest.raises(
+        ValueError, match="must derive from dpkfc.curvature.Preconditioner, got Old; .*extending.md"
+    ):
         make(preconditioner=old())
     with pytest.raises(ValueError, match="must return plain values that JSON can hold"):
         _ = make(preconditioner=Described(damping=object())).hash
@@ -199,10 +229,16 @@ def test_a_preconditioner_must_describe_itself_plainly():
         ({"steps": None, "epochs": math.inf}, "epochs must be positive and finite, got inf"),
         ({"clipping": "soft"}, "unknown clipping 'soft'"),
         ({"automatic_gamma": 0.0}, "automatic_gamma must be positive and finite, got 0.0"),
-        ({"sampler": "cyclic"}, "sampler must be one of poisson, truncated_poisson, fixed, shuffle; got 'cyclic'"),
+        (
+            {"sampler": "cyclic"},
+            "sampler must be one of poisson, truncated_poisson, fixed, shuffle; got 'cyclic'",
+        ),
         ({"sampler": "shuffle"}, "'shuffle' has no certified guarantee; .* set uncertified=True"),
         ({"accountant": "prv"}, "accountant must be one of pld, rdp; got 'prv'"),
-        ({"sampler": "fixed", "accountant": "pld"}, "PLD cannot account for sampler='fixed'; use accountant='rdp'"),
+        (
+            {"sampler": "fixed", "accountant": "pld"},
+            "PLD cannot account for sampler='fixed'; use accountant='rdp'",
+        ),
         ({"max_physical_batch_size": 0}, "max_physical_batch_size must be an integer >= 1, got 0"),
         ({"test_mode_seed": -1}, "test_mode_seed must be an integer >= 0, got -1"),
     ],
@@ -220,7 +256,11 @@ def test_bad_settings(settings, message):
         ((math.nan, DELTA, 1000), "epsilon must be positive and finite, got nan"),
         ((1.0, 0.0, 1000), r"delta must be in \(0, 1\), got 0.0"),
         ((1.0, 1.0, 1000), r"delta must be in \(0, 1\), got 1.0"),
-        ((1.0, DELTA, 49), "expected_batch_size is 50, more than the 49 examples of the dataset; choose at most 49"),
+        (
+            (1.0, DELTA, 49),
+            "expected_batch_size is 50, more than the 49 examples of the dataset; choose at most"
+            " 49",
+        ),
         ((1.0, DELTA, 0), "dataset_size must be an integer >= 1, got 0"),
     ],
 )
@@ -257,12 +297,16 @@ def test_every_reason_against_a_guarantee_is_a_caveat():
     for reason, plan in reasons.items():
         assert len(plan.caveats) == 1 and reason in plan.caveats[0], (reason, plan.caveats)
         assert not plan.certified and not plan.ledger_header["certified"]
-        assert plan.ledger_header["rng"] == ("repeatable" if reason.startswith("the noise can") else "secure")
+        assert plan.ledger_header["rng"] == (
+            "repeatable" if reason.startswith("the noise can") else "secure"
+        )
 
 
 def test_a_plan_refuses_parts_that_disagree():
     plan = make()
-    with pytest.raises(ValueError, match="the sampler draws from 999 examples, the plan is for 1000"):
+    with pytest.raises(
+        ValueError, match="the sampler draws from 999 examples, the plan is for 1000"
+    ):
         dataclasses.replace(plan, sampler=Poisson(0.05, 999))
     with pytest.raises(ValueError, match="a plan needs at least one step, got 0"):
         dataclasses.replace(plan, steps=0)

@@ -1,4 +1,6 @@
-"""The manager asks a preconditioner when it is due, and hands on its state and the releases that it wants."""
+"""The manager asks a preconditioner when it is due, and hands on its state and the releases that it
+wants.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Noted(Preconditioner):
     def is_due(self, step: int) -> bool:
         return step % 2 == 0
 
-    def build(self, model: Any, capture: Any, step: int, rules: Any = None, **more: Any) -> PreconditionerState:
+    def build(
+        self, model: Any, capture: Any, step: int, rules: Any = None, **more: Any
+    ) -> PreconditionerState:
         self.built.append((step, more))
         if self._keeps and more["previous"] is not None:
             return more["previous"]
@@ -51,7 +55,11 @@ def run(config: Noted, steps: int = 5) -> PreconditionerManager:
     own = manager(config)
     for step in range(steps):
         own.refresh(step)
-        own.observe(Released(gradients={"weight": torch.ones(1)}, noise_variance=1.0, step=step, release=step + 1))
+        own.observe(
+            Released(
+                gradients={"weight": torch.ones(1)}, noise_variance=1.0, step=step, release=step + 1
+            )
+        )
     return own
 
 
@@ -81,8 +89,12 @@ def test_past_releases_add_up_and_are_shown_to_those_who_want_them() -> None:
 
 
 def test_the_state_of_another_model_is_not_restored() -> None:
-    state = PreconditionerState(metric={"elsewhere": Elementwise({"weight": torch.ones(2, 2)})}, step=0)
-    with pytest.raises(ValueError, match="belongs to another model: layer 'elsewhere' is not in the model"):
+    state = PreconditionerState(
+        metric={"elsewhere": Elementwise({"weight": torch.ones(2, 2)})}, step=0
+    )
+    with pytest.raises(
+        ValueError, match="belongs to another model: layer 'elsewhere' is not in the model"
+    ):
         manager(Noted()).restore(state.state_dict())
 
 

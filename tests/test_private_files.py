@@ -1,4 +1,6 @@
-"""Files with figures that ε does not protect can be read by their owner alone; other files keep the mode of the system."""
+"""Files with figures that ε does not protect can be read by their owner alone; other files keep the
+mode of the system.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,21 @@ def open_to_all() -> Iterator[None]:
 
 
 def write_metrics(folder: Path) -> None:
-    Metrics(rows=[Row(step=1, epsilon=0.5, clipped_fraction=0.25)]).write(folder / "metrics.parquet")
+    Metrics(rows=[Row(step=1, epsilon=0.5, clipped_fraction=0.25)]).write(
+        folder / "metrics.parquet"
+    )
 
 
 def write_results(folder: Path) -> None:
     run = Run.of("digits", "dp-sgd")
-    row = {"run": run.describe(), "hash": run.hash, "accuracy": 0.5, "epsilon": 1.0, "steps": 3, "noise_multiplier": 1.0}
+    row = {
+        "run": run.describe(),
+        "hash": run.hash,
+        "accuracy": 0.5,
+        "epsilon": 1.0,
+        "steps": 3,
+        "noise_multiplier": 1.0,
+    }
     with Store(folder / "results.json") as store:
         store.put(run, row)
     (folder / "results.json.lock").unlink()  # holds the number of a process
@@ -46,9 +57,20 @@ def write_results(folder: Path) -> None:
 def write_tuned(folder: Path) -> None:
     numbers = dict.fromkeys(("epsilon_with_tuning", "epsilon_with_training", "epsilon_composed"))
     Tuned(
-        recipe="digits", search="tpe", planned=1, validation=50, epsilon=1.0, delta=1e-5, statement="", unpublished="",
-        runs_begun=1, arms=(), complete=True, failures={}, **numbers,
-    ).write(folder)  # fmt: skip
+        recipe="digits",
+        search="tpe",
+        planned=1,
+        validation=50,
+        epsilon=1.0,
+        delta=1e-5,
+        statement="",
+        unpublished="",
+        runs_begun=1,
+        arms=(),
+        complete=True,
+        failures={},
+        **numbers,
+    ).write(folder)
 
 
 def write_trial_numbers(folder: Path) -> None:
@@ -59,17 +81,31 @@ def write_trials(folder: Path) -> None:
     pytest.importorskip("optuna")
     common = {"steps": 4, "validation_size": 50}
     store = Store(folder / "results.json")
-    tune.searches([arm_of("digits", "dp-sgd")], common, "digits", store, folder / "trials.sqlite3", trials=2)
+    tune.searches(
+        [arm_of("digits", "dp-sgd")], common, "digits", store, folder / "trials.sqlite3", trials=2
+    )
 
 
 def write_client_state(folder: Path) -> None:
-    checkpoint.write(folder / "state", {"control": {"w": torch.ones(2)}}, {"mask": torch.ones(1)}, private=True)
+    checkpoint.write(
+        folder / "state", {"control": {"w": torch.ones(2)}}, {"mask": torch.ones(1)}, private=True
+    )
 
 
 @pytest.mark.parametrize(
-    "write", [write_metrics, write_results, write_tuned, write_trial_numbers, write_trials, write_client_state]
+    "write",
+    [
+        write_metrics,
+        write_results,
+        write_tuned,
+        write_trial_numbers,
+        write_trials,
+        write_client_state,
+    ],
 )
-def test_a_file_with_private_figures_is_for_its_owner_alone(tmp_path: Path, write: Callable[[Path], None]):
+def test_a_file_with_private_figures_is_for_its_owner_alone(
+    tmp_path: Path, write: Callable[[Path], None]
+):
     write(tmp_path)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and {mode(path) for path in files} == {0o600}

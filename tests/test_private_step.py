@@ -1,4 +1,6 @@
-"""The release pipeline: what is observed and when, what is charged where, and what an optimizer is handed."""
+"""The release pipeline: what is observed and when, what is charged where, and what an optimizer is
+handed.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,16 @@ class Steps:
 
     def apply(self, released: Released, metric: Any, layers: Any, *, in_place: bool) -> Released:
         self.seen.append(("processed", released))
-        gradients = {name: g.mul_(2) if in_place else g * 2 for name, g in released.gradients.items()}
+        gradients = {
+            name: g.mul_(2) if in_place else g * 2 for name, g in released.gradients.items()
+        }
         return replace(released, gradients=gradients)
 
 
 def make_plan() -> Plan:
-    return PrivacyConfig(expected_batch_size=2, steps=STEPS, test_mode_seed=1).with_noise(1.0, 1e-3, 20)
+    return PrivacyConfig(expected_batch_size=2, steps=STEPS, test_mode_seed=1).with_noise(
+        1.0, 1e-3, 20
+    )
 
 
 def new_ledger(plan: Plan) -> Ledger:
@@ -47,7 +53,13 @@ def new_ledger(plan: Plan) -> Ledger:
 def make_pipeline(plan: Plan, ledger: Ledger, steps: Any = None, **options: Any) -> ReleasePipeline:
     steps = steps or Steps()
     return ReleasePipeline(
-        plan, plan.noise_stream(), ledger, layers=(), preconditioning=steps, postprocess=steps, **options
+        plan,
+        plan.noise_stream(),
+        ledger,
+        layers=(),
+        preconditioning=steps,
+        postprocess=steps,
+        **options,
     )
 
 
@@ -56,7 +68,9 @@ def clipped() -> ClippedSum:
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_the_preconditioner_observes_the_release_before_anything_is_made_of_it(in_place: bool) -> None:
+def test_the_preconditioner_observes_the_release_before_anything_is_made_of_it(
+    in_place: bool,
+) -> None:
     plan, steps = make_plan(), Steps()
     pipeline = make_pipeline(plan, new_ledger(plan), steps)
     released = pipeline.release(clipped(), 0)
@@ -88,7 +102,9 @@ def test_a_ledger_is_charged_until_it_holds_as_many_releases_as_the_first(releas
     assert ledger.count == max(1, releases)
     assert [line["step"] for line in ledger.releases] == [0] + [3] * (releases - 1)
     if releases > 1:
-        facts = [{name: line[name] for name in ("stddev", "sensitivity")} for line in ledger.releases]
+        facts = [
+            {name: line[name] for name in ("stddev", "sensitivity")} for line in ledger.releases
+        ]
         assert facts[1] == facts[0] == {"stddev": plan.stddev, "sensitivity": plan.sensitivity}
 
 
@@ -108,7 +124,9 @@ class Ranks:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_another_process_charges_what_the_first_has_charged_also_where_it_failed(fails: bool) -> None:
+def test_another_process_charges_what_the_first_has_charged_also_where_it_failed(
+    fails: bool,
+) -> None:
     plan = make_plan()
     first, own = new_ledger(plan), new_ledger(plan)
     there = make_pipeline(plan, first)

@@ -1,4 +1,6 @@
-"""README, tutorial and the other documents are executed: Python blocks, cheap commands, names, links, tables."""
+"""README, tutorial and the other documents are executed: Python blocks, cheap commands, names,
+links, tables.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from tests import forked
 from tests.documents import ROOT, blocks, commands, executed, local_links
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-RUN = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("tutorial.md", "models.md", "integrations.md", "extending.md"))]
+RUN = [
+    ROOT / "README.md",
+    *(
+        ROOT / "docs" / name
+        for name in ("tutorial.md", "models.md", "integrations.md", "extending.md")
+    ),
+]
 CODE_NAME = re.compile(r"`(dpkfc(?:\.\w+)+)`")
 LANGUAGES = {"python", "sh", "text", "toml", "json", ""}
 
@@ -28,7 +36,9 @@ def ids(path: Path) -> str:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
 def test_links_lead_somewhere(path: Path):
-    broken = [target for target in local_links(path) if target and not (path.parent / target).exists()]
+    broken = [
+        target for target in local_links(path) if target and not (path.parent / target).exists()
+    ]
     assert not broken
 
 
@@ -79,15 +89,21 @@ def _driver(calls: list[tuple[int, list[str]]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in RUN if [*commands(path)]], ids=ids)
 def test_commands_run(path: Path, tmp_path: Path):
-    """In one empty folder, from the top down; training takes two steps, and of `make` the target has to exist."""
+    """In one empty folder, from the top down; training takes two steps, and of `make` the target
+    has to exist.
+    """
     calls = []
     for line, command in commands(path):
         words = shlex.split(command)
-        assert words[0] in {"make", "dpkfc"}, f"{path.name}:{line}: neither dpkfc nor make: {command}"
+        assert words[0] in {"make", "dpkfc"}, (
+            f"{path.name}:{line}: neither dpkfc nor make: {command}"
+        )
         if words[0] == "dpkfc":
             calls.append((line, [*words[1:], "--steps", "2"] if words[1] == "train" else words[1:]))
         elif shutil.which("make") is not None:
-            subprocess.run(["make", "-n", "-C", str(ROOT), *words[1:]], check=True, capture_output=True)
+            subprocess.run(
+                ["make", "-n", "-C", str(ROOT), *words[1:]], check=True, capture_output=True
+            )
     assert calls
     done = forked.call(_driver, calls, cwd=tmp_path, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -105,8 +121,13 @@ def test_the_readme_opens_with_what_it_does_a_picture_and_the_two_commands():
     assert "make demo" in opening and "make test" in opening
 
 
-@pytest.mark.parametrize("path", [path for path in DOCUMENTS if " --out " in path.read_text("utf-8")], ids=ids)
+@pytest.mark.parametrize(
+    "path", [path for path in DOCUMENTS if " --out " in path.read_text("utf-8")], ids=ids
+)
 def test_what_a_command_writes_into_the_checkout_is_ignored_by_git(path: Path):
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text("utf-8").split()}
-    written = {name.split("/")[0] for name in re.findall(r"dpkfc .* --out ([a-z][\w./-]*)", path.read_text("utf-8"))}
+    written = {
+        name.split("/")[0]
+        for name in re.findall(r"dpkfc .* --out ([a-z][\w./-]*)", path.read_text("utf-8"))
+    }
     assert written <= ignored

@@ -24,7 +24,9 @@ N = 40
 
 def data(n: int = N, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(n, 6, generator=generator, dtype=dtype), torch.randint(0, 3, (n,), generator=generator)
+    return torch.randn(n, 6, generator=generator, dtype=dtype), torch.randint(
+        0, 3, (n,), generator=generator
+    )
 
 
 def net(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -45,12 +47,18 @@ def plan(noise: float = 0.0, **settings: object) -> Plan:
 
 
 def kfac(**settings: object) -> KFAC:
-    return KFAC(**{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
+    return KFAC(
+        **{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings}
+    )
 
 
-def session(p: Plan, model: nn.Module, lr: float = 0.1, dataset: object = None, **options: object) -> Session:
+def session(
+    p: Plan, model: nn.Module, lr: float = 0.1, dataset: object = None, **options: object
+) -> Session:
     dataset = data() if dataset is None else dataset
-    return Session(p, model, torch.optim.SGD(model.parameters(), lr, momentum=0.9), dataset, **options)
+    return Session(
+        p, model, torch.optim.SGD(model.parameters(), lr, momentum=0.9), dataset, **options
+    )
 
 
 def train(s: Session, steps: int | None = None) -> None:
@@ -74,7 +82,10 @@ def test_without_noise_clip_and_metric_it_is_plain_torch() -> None:
         for batch in s.batches():
             chosen = torch.tensor(batch.indices)
             reference.zero_grad()
-            (F.cross_entropy(theirs(x[chosen]), y[chosen], reduction="sum") / p.expected_batch_size).backward()
+            (
+                F.cross_entropy(theirs(x[chosen]), y[chosen], reduction="sum")
+                / p.expected_batch_size
+            ).backward()
             reference.step()
             s.step(batch, loss_fn)
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-10, atol=1e-12)
@@ -94,7 +105,11 @@ def test_clipped_steps_equal_a_loop_over_examples(clipping: str) -> None:
                     loss_fn(theirs, (x[i : i + 1], y[i : i + 1])).sum(), list(theirs.parameters())
                 )
                 n = torch.sqrt(sum(g.square().sum() for g in grads))
-                c = {"flat": min(1, 0.5 / n), "normalised": min(2, 1 / n), "automatic": 0.5 / (n + 0.01)}[clipping]
+                c = {
+                    "flat": min(1, 0.5 / n),
+                    "normalised": min(2, 1 / n),
+                    "automatic": 0.5 / (n + 0.01),
+                }[clipping]
                 total = [t + c * g for t, g in zip(total, grads, strict=True)]
             for q, t in zip(theirs.parameters(), total, strict=True):
                 q.grad = t / 8
@@ -109,7 +124,9 @@ def test_micro_batches_do_not_change_the_result(preconditioner: KFAC | None) -> 
     results = []
     for size in (None, 1, 3):
         model = net()
-        with session(plan(1.0, max_physical_batch_size=size, preconditioner=preconditioner), model) as s:
+        with session(
+            plan(1.0, max_physical_batch_size=size, preconditioner=preconditioner), model
+        ) as s:
             train(s)
         results.append(weights(model))
     torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-11)
@@ -187,11 +204,18 @@ def test_epsilon_counts_releases_and_calibration_is_kept() -> None:
 
 
 def test_the_metric_is_a_function_of_probe_and_released_weights() -> None:
-    """Two sessions on different private data, one release apart, have the same metric as long as weights agree."""
+    """Two sessions on different private data, one release apart, have the same metric as long as
+    weights agree.
+    """
     metrics = []
     for shift in (0.0, 5.0):
         model, (x, y) = net(), data()
-        s = Session(plan(1.0, preconditioner=kfac()), model, torch.optim.SGD(model.parameters(), 0.1), (x + shift, y))
+        s = Session(
+            plan(1.0, preconditioner=kfac()),
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            (x + shift, y),
+        )
         with s:
             train(s, 1)
             metrics.append(s.preconditioner.digest)
@@ -199,7 +223,9 @@ def test_the_metric_is_a_function_of_probe_and_released_weights() -> None:
 
 
 def test_identity_metric_is_dp_sgd() -> None:
-    """Invariant 3: a metric with U = I changes nothing. A zero-gradient layer is given the identity side."""
+    """Invariant 3: a metric with U = I changes nothing. A zero-gradient layer is given the identity
+    side.
+    """
     plain, same = net(), net()
     with session(plan(1.0), plain) as s:
         train(s)
@@ -212,7 +238,7 @@ def test_identity_metric_is_dp_sgd() -> None:
     assert torch.equal(weights(plain), weights(same))
 
 
-# -- resume ------------------------------------------------------------------------------------------------------------
+# -- resume ----------------------------------------------------------------------------------------
 
 
 def build(folder: Path, p: Plan) -> tuple[Session, nn.Module]:
@@ -329,13 +355,27 @@ def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
         train(s, 2)
         s.save(tmp_path / "checkpoint")
     names = {f.name for f in (tmp_path / "checkpoint").iterdir()}
-    assert names == {"model.safetensors", "state.safetensors", "preconditioner.safetensors", "manifest.json"}
+    assert names == {
+        "model.safetensors",
+        "state.safetensors",
+        "preconditioner.safetensors",
+        "manifest.json",
+    }
     meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
-    known = {"plan", "caveats", "step", "ledger_count", "ledger_head", "optimizer", "preconditioner_step", "extra"}
+    known = {
+        "plan",
+        "caveats",
+        "step",
+        "ledger_count",
+        "ledger_head",
+        "optimizer",
+        "preconditioner_step",
+        "extra",
+    }
     assert set(meta) - {"torch_rng"} == known
 
 
-# -- bad input ---------------------------------------------------------------------------------------------------------
+# -- bad input -------------------------------------------------------------------------------------
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
@@ -374,7 +414,9 @@ def test_one_nan_example_does_not_stop_or_steer_a_run() -> None:
     model = net()
     x, y = data()
     x[3] = float("nan")
-    with Session(plan(0.0, expected_batch_size=N), model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
+    with Session(
+        plan(0.0, expected_batch_size=N), model, torch.optim.SGD(model.parameters(), 0.1), (x, y)
+    ) as s:
         train(s)
     assert bool(torch.isfinite(weights(model)).all())
 
@@ -403,7 +445,9 @@ def test_a_rate_too_small_to_see_is_no_error(lr: float) -> None:
 
 
 def test_an_optimizer_that_moves_nothing_is_noticed() -> None:
-    """The most expensive injury of users of other libraries: the loss falls, ε accrues, the weights never move."""
+    """The most expensive injury of users of other libraries: the loss falls, ε accrues, the weights
+    never move.
+    """
 
     class Idle(torch.optim.SGD):
         def step(self, closure: object = None) -> None:
@@ -435,7 +479,9 @@ class TrainingMixer(nn.Module):
 
 
 def test_a_module_that_mixes_only_in_training_mode_is_refused() -> None:
-    model = nn.Sequential(nn.Linear(6, 8), TrainingMixer(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)).double()
+    model = nn.Sequential(
+        nn.Linear(6, 8), TrainingMixer(), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 3)
+    ).double()
     with session(plan(1.0, expected_batch_size=20), model) as s:
         with pytest.raises(ValueError, match="mixes examples"):
             s.step(next(s.batches()), loss_fn)
@@ -466,7 +512,7 @@ def test_an_empty_batch_moves_the_weights_by_noise() -> None:
             assert not torch.equal(before, weights(model)), record.batch_size
 
 
-# -- what is said of a run without a guarantee -------------------------------------------------------------------------
+# -- what is said of a run without a guarantee -----------------------------------------------------
 
 
 def test_epsilon_without_a_guarantee_warns_once() -> None:
@@ -480,7 +526,9 @@ def test_epsilon_without_a_guarantee_warns_once() -> None:
             assert s.plan.epsilon() > s.epsilon
             s.plan.describe()
     with pytest.warns(UserWarning, match="UNCERTIFIED: shuffled batches"):
-        plan(1.0, sampler="shuffle", uncertified=True, test_mode_seed=None, accountant="rdp").epsilon()
+        plan(
+            1.0, sampler="shuffle", uncertified=True, test_mode_seed=None, accountant="rdp"
+        ).epsilon()
 
 
 def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
@@ -491,13 +539,17 @@ def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
         plan(1.0, accountant="rdp").describe()
 
 
-# -- padded micro-batches ----------------------------------------------------------------------------------------------
+# -- padded micro-batches --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 def test_padding_changes_shapes_and_nothing_else(preconditioner: KFAC | None) -> None:
     results, shapes = [], {}
-    for settings in ({}, {"pad_to_multiple": 4}, {"pad_to_multiple": 4, "max_physical_batch_size": 8}):
+    for settings in (
+        {},
+        {"pad_to_multiple": 4},
+        {"pad_to_multiple": 4, "max_physical_batch_size": 8},
+    ):
         model, seen = net(), Heard()
 
         def loss(model: nn.Module, batch: tuple[Tensor, Tensor], seen: list[int] = seen) -> Tensor:
@@ -517,7 +569,9 @@ def test_padding_changes_shapes_and_nothing_else(preconditioner: KFAC | None) ->
 
 
 def test_a_bound_that_is_no_multiple_of_the_padding_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_physical_batch_size=6 must be a multiple of pad_to_multiple=4"):
+    with pytest.raises(
+        ValueError, match="max_physical_batch_size=6 must be a multiple of pad_to_multiple=4"
+    ):
         config(max_physical_batch_size=6, pad_to_multiple=4)
     with pytest.raises(ValueError, match="'auto' or None, got 'all'"):
         config(max_physical_batch_size="all")

@@ -1,4 +1,6 @@
-"""What reaches the optimizer is one release a logical batch: its noise, its divisor, its clip, and nothing beside it."""
+"""What reaches the optimizer is one release a logical batch: its noise, its divisor, its clip, and
+nothing beside it.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,39 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
-from tests.mutation_cases import WIDTH, B, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
+from tests.mutation_cases import (
+    WIDTH,
+    B,
+    Handed,
+    N,
+    data,
+    flat,
+    kfac,
+    loss_fn,
+    net,
+    plan,
+    session,
+    weights,
+)
 from tests.recording import Heard
 
-# -- the law of the noise, through the whole session -------------------------------------------------------------------
+# -- the law of the noise, through the whole session -----------------------------------------------
 
 WIDE, STEPS = 200, 10
 
 
 def wide() -> nn.Sequential:
-    """120,600 numbers: ten steps of it make the 1.2 million that tell 98 % of a standard deviation from all of it."""
+    """120,600 numbers: ten steps of it make the 1.2 million that tell 98 % of a standard deviation
+    from all of it.
+    """
     torch.manual_seed(0)
-    layers = [nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE), nn.Tanh(), nn.Linear(WIDE, WIDE)]
+    layers = [
+        nn.Linear(WIDE, WIDE),
+        nn.Tanh(),
+        nn.Linear(WIDE, WIDE),
+        nn.Tanh(),
+        nn.Linear(WIDE, WIDE),
+    ]
     return nn.Sequential(*layers).double()
 
 
@@ -37,8 +60,12 @@ def silent(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return 0 * loss_fn(model, batch)
 
 
-def noise_of_a_run(noise_multiplier: float, **settings: object) -> tuple[list[dict[str, Tensor]], list[int], Plan]:
-    """What the optimizer is handed in ten steps of pure noise, in units of the noise's own standard deviation."""
+def noise_of_a_run(
+    noise_multiplier: float, **settings: object
+) -> tuple[list[dict[str, Tensor]], list[int], Plan]:
+    """What the optimizer is handed in ten steps of pure noise, in units of the noise's own standard
+    deviation.
+    """
     values = {"expected_batch_size": B, "steps": STEPS, "max_grad_norm": 0.7, **settings}
     p = PrivacyConfig(**values).with_noise(noise_multiplier, 1e-3, N)
     model = wide()
@@ -61,8 +88,12 @@ def p_value(z: Tensor, stddev: float) -> float:
     [{}, {"max_physical_batch_size": 2, "preconditioner": kfac(WIDE, every=4)}],
     ids=["whole batches", "micro-batches and a metric"],
 )
-def test_noise_has_the_planned_law_in_every_step_and_every_parameter(settings: dict[str, object]) -> None:
-    """98 % of the noise, noise for each micro-batch, a divisor that was drawn, a stream used twice: all show here."""
+def test_noise_has_the_planned_law_in_every_step_and_every_parameter(
+    settings: dict[str, object],
+) -> None:
+    """98 % of the noise, noise for each micro-batch, a divisor that was drawn, a stream used twice:
+    all show here.
+    """
     steps, sizes, _ = noise_of_a_run(1.3, **settings)
     assert len(steps) == STEPS and len(set(sizes)) > 1
     everything = flat(z for step in steps for z in step.values())
@@ -71,28 +102,36 @@ def test_noise_has_the_planned_law_in_every_step_and_every_parameter(settings: d
     assert p_value(everything, 0.98) < 1e-9 and p_value(everything, 1.02) < 1e-9
     assert stats.kstest(everything[::8].numpy(), "norm").pvalue > 1e-9
     assert abs(float(everything.mean())) < 7 / everything.numel() ** 0.5
-    # Each step by itself: its noise knows neither the size of its batch nor the number of its parts.
+    # Each step by itself: its noise knows neither the size of its batch nor the number of its
+    # parts.
     for step in steps:
         assert float(flat(step.values()).std()) == pytest.approx(1, abs=0.015)
     # Each parameter by itself.
     for name in steps[0]:
         z = flat(step[name] for step in steps)
         assert float(z.std()) == pytest.approx(1, abs=5 / z.numel() ** 0.5), name
-    # Every number is drawn once, at whatever offset a stream were used again. Two of a million numbers of finite precision are
-    # equal by chance once in thousands of runs; three such pairs never are.
+    # Every number is drawn once, at whatever offset a stream were used again. Two of a million
+    # numbers of finite precision are equal by chance once in thousands of runs; three such pairs
+    # never are.
     assert np.unique(everything.abs().numpy()).size >= everything.numel() - 2
-    draws = torch.stack([step[name].flatten() for step in steps for name in ("0.weight", "2.weight", "4.weight")])
+    draws = torch.stack(
+        [step[name].flatten() for step in steps for name in ("0.weight", "2.weight", "4.weight")]
+    )
     correlation = torch.corrcoef(draws) - torch.eye(len(draws), dtype=draws.dtype)
     assert float(correlation.abs().max()) < 7 / WIDE
 
 
 def test_noise_of_two_sessions_shares_nothing() -> None:
     (first, *_), (second, *_) = (noise_of_a_run(1.0, steps=1)[0] for _ in range(2))
-    assert np.intersect1d(flat(first.values()), flat(second.values())).size <= 1  # by chance, of 120,600 numbers each
+    assert (
+        np.intersect1d(flat(first.values()), flat(second.values())).size <= 1
+    )  # by chance, of 120,600 numbers each
 
 
 def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
-    """Half precision, one number alone, a frozen neighbour and an embedding of which one row is read."""
+    """Half precision, one number alone, a frozen neighbour and an embedding of which one row is
+    read.
+    """
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -118,7 +157,9 @@ def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
         assert set(handed) == trained
         assert all(bool((g != 0).all()) for g in handed.values())
         assert all(g.dtype == model.get_parameter(name).dtype for name, g in handed.items())
-    assert len({float(handed["gain"]) for handed in optimizer.handed}) >= 19  # in float32 two may be equal by chance
+    assert (
+        len({float(handed["gain"]) for handed in optimizer.handed}) >= 19
+    )  # in float32 two may be equal by chance
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["sgd", "kfac"])
@@ -139,14 +180,16 @@ def test_a_scalar_parameter_can_be_trained(preconditioner: KFAC | None) -> None:
     assert all(handed["3.value"].shape == () for handed in optimizer.handed)
 
 
-# -- an empty batch ----------------------------------------------------------------------------------------------------
+# -- an empty batch --------------------------------------------------------------------------------
 
 
 def pure_noise(p: Plan, model: nn.Module, step: int) -> dict[str, Tensor]:
     """What a release of nothing is in test mode."""
     zeros = {name: torch.zeros_like(q) for name, q in model.named_parameters()}
     book = Ledger.in_memory(p.hash, max_releases=1)
-    return release(ClippedSum(zeros, p.max_grad_norm, p.clipping), p, p.noise_stream(), book, step).gradients
+    return release(
+        ClippedSum(zeros, p.max_grad_norm, p.clipping), p, p.noise_stream(), book, step
+    ).gradients
 
 
 def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> None:
@@ -185,7 +228,7 @@ def test_sizes_of_secure_batches_have_the_binomial_law_down_to_zero() -> None:
     assert s.ledger.count == 200
 
 
-# -- what lies in .grad ------------------------------------------------------------------------------------------------
+# -- what lies in .grad ----------------------------------------------------------------------------
 
 
 def leave_gradients(model: nn.Module, value: float = 1e6) -> None:
@@ -238,27 +281,45 @@ def test_a_backward_pass_of_the_user_inside_the_loss_reaches_nothing() -> None:
     assert torch.equal(*results)
 
 
-# -- clip and divisor against a loop over examples ---------------------------------------------------------------------
+# -- clip and divisor against a loop over examples -------------------------------------------------
 
 
 def rebuilt(settings: KFAC, model: nn.Module, step: int) -> dict[str, object]:
-    """The metric of a refresh, measured again on a copy of the weights: no private example is in reach."""
+    """The metric of a refresh, measured again on a copy of the weights: no private example is in
+    reach.
+    """
     model = copy.deepcopy(model)
     layers = find_layers(model)
     measure = partial(lambda layers, m, loss: capture(m, layers, loss), layers)
-    return dict(settings.build(model, measure, step, rules={layer.name: layer.rule for layer in layers}).metric)
+    return dict(
+        settings.build(
+            model, measure, step, rules={layer.name: layer.rule for layer in layers}
+        ).metric
+    )
 
 
-def loop_step(model: nn.Sequential, metric: dict[str, object], indices: np.ndarray, bound: float) -> list[float]:
-    """Gradients of one DP-KFC step without noise by plain autograd; the norms in the metric come back."""
+def loop_step(
+    model: nn.Sequential, metric: dict[str, object], indices: np.ndarray, bound: float
+) -> list[float]:
+    """Gradients of one DP-KFC step without noise by plain autograd; the norms in the metric come
+    back.
+    """
     x, y = data()
     parameters = dict(model.named_parameters())
     totals = {name: torch.zeros_like(q) for name, q in parameters.items()}
     norms = []
     for i in indices:
         losses = loss_fn(model, (x[i : i + 1], y[i : i + 1]))
-        g = dict(zip(parameters, torch.autograd.grad(losses.sum(), list(parameters.values())), strict=True))
-        rows = {k: torch.cat([g[f"{k}.weight"], g[f"{k}.bias"].unsqueeze(1)], 1) for k in ("0", "2")}
+        g = dict(
+            zip(
+                parameters,
+                torch.autograd.grad(losses.sum(), list(parameters.values())),
+                strict=True,
+            )
+        )
+        rows = {
+            k: torch.cat([g[f"{k}.weight"], g[f"{k}.bias"].unsqueeze(1)], 1) for k in ("0", "2")
+        }
         z = {k: metric[k].whiten(row) if k in metric else row for k, row in rows.items()}
         norms.append(float(torch.sqrt(sum(v.square().sum() for v in z.values()))))
         c = min(1.0, bound / norms[-1])
@@ -271,9 +332,15 @@ def loop_step(model: nn.Sequential, metric: dict[str, object], indices: np.ndarr
 
 
 @pytest.mark.parametrize("size", [None, 1, 3])
-@pytest.mark.parametrize("settings", [None, kfac(), kfac(sides="input", every=3)], ids=["identity", "kfac", "kfac-a"])
-def test_steps_equal_a_loop_with_the_metric_measured_again(settings: KFAC | None, size: int | None) -> None:
-    """Nothing but probe and released weights enters a metric, at any refresh; each example is clipped by itself, once."""
+@pytest.mark.parametrize(
+    "settings", [None, kfac(), kfac(sides="input", every=3)], ids=["identity", "kfac", "kfac-a"]
+)
+def test_steps_equal_a_loop_with_the_metric_measured_again(
+    settings: KFAC | None, size: int | None
+) -> None:
+    """Nothing but probe and released weights enters a metric, at any refresh; each example is
+    clipped by itself, once.
+    """
     bound = 0.9
     p = plan(0.0, max_grad_norm=bound, max_physical_batch_size=size, preconditioner=settings)
     mine, theirs = net(), net()
@@ -288,7 +355,9 @@ def test_steps_equal_a_loop_with_the_metric_measured_again(settings: KFAC | None
             clipped += [n > bound for n in norms]
             reference.step()
             record = s.step(batch, loss_fn)
-            assert record.median_norm == pytest.approx(float(torch.tensor(norms).median()), rel=1e-6)
+            assert record.median_norm == pytest.approx(
+                float(torch.tensor(norms).median()), rel=1e-6
+            )
             torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-9, atol=1e-11)
     assert 0 < sum(clipped) < len(clipped)
 

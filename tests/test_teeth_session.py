@@ -1,4 +1,6 @@
-"""What a session must refuse or keep apart: private statistics in metrics and buffers, mixing, autocast, unfreezing."""
+"""What a session must refuse or keep apart: private statistics in metrics and buffers, mixing,
+autocast, unfreezing.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,29 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dpkfc.gradients.state import check_optimizer
-from tests.mutation_cases import WIDTH, Handed, N, data, flat, kfac, loss_fn, net, plan, session, weights
+from tests.mutation_cases import (
+    WIDTH,
+    Handed,
+    N,
+    data,
+    flat,
+    kfac,
+    loss_fn,
+    net,
+    plan,
+    session,
+    weights,
+)
 from tests.recording import Heard
 
-# -- the metric at every refresh ---------------------------------------------------------------------------------------
+# -- the metric at every refresh -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scale", ["balanced", "probe", "raw", "trace"])
 def test_no_refresh_sees_private_data(scale: str) -> None:
-    """Weights that never move (lr = 0): on any private data the metric of every refresh is the same, bit for bit."""
+    """Weights that never move (lr = 0): on any private data the metric of every refresh is the
+    same, bit for bit.
+    """
     histories = []
     for shift, factor in ((0.0, 1.0), (3.0, 50.0)):
         model, found = net(), []
@@ -35,7 +51,9 @@ def test_no_refresh_sees_private_data(scale: str) -> None:
 
 
 def test_a_refresh_depends_on_released_weights_and_not_on_the_ones_to_come() -> None:
-    """The metric of step k is the same whether the private data change before or after the release of step k - 1."""
+    """The metric of step k is the same whether the private data change before or after the release
+    of step k - 1.
+    """
     digests = []
     for changed_from in (6, 3):
         model, found = net(), {}
@@ -51,7 +69,7 @@ def test_a_refresh_depends_on_released_weights_and_not_on_the_ones_to_come() -> 
     assert digests[0][4] != digests[1][4]  # by then the released weights differ
 
 
-# -- verification ------------------------------------------------------------------------------------------------------
+# -- verification ----------------------------------------------------------------------------------
 
 
 class Mixer(nn.Module):
@@ -88,12 +106,18 @@ class GroupsOfFour(nn.Module):
         return x + 0.1 * x.roll(2, 0) if len(x) > 2 else x
 
 
-MIXERS = {"loss": (net, mixing_loss), "module": (lambda: net(Mixer()), loss_fn), "fours": (lambda: net(GroupsOfFour()), loss_fn)}
+MIXERS = {
+    "loss": (net, mixing_loss),
+    "module": (lambda: net(Mixer()), loss_fn),
+    "fours": (lambda: net(GroupsOfFour()), loss_fn),
+}
 
 
 @pytest.mark.parametrize("where", MIXERS)
 def test_mixing_is_refused_before_a_private_batch_is_read(where: str) -> None:
-    """The first record tells types and shapes; no other one is read, and no batch of them decides what is refused."""
+    """The first record tells types and shapes; no other one is read, and no batch of them decides
+    what is refused.
+    """
     make, losses = MIXERS[where]
     model, rows = make(), Read()
     with session(plan(), model, dataset=rows) as s:
@@ -122,7 +146,9 @@ def test_unchecked_mixing_gives_every_example_its_own_gradient(where: str) -> No
 
 
 def test_a_loss_that_begins_to_mix_later_gives_every_example_its_own_gradient() -> None:
-    """A margin loss is zero on easy examples, and zeros agree with anything; the operations of every pass are followed."""
+    """A margin loss is zero on easy examples, and zeros agree with anything; the operations of
+    every pass are followed.
+    """
 
     def margin(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.relu(mixing_loss(model, batch)) if switch[0] else loss_fn(model, batch) * 0
@@ -156,13 +182,15 @@ def test_verification_happens_in_every_session_even_one_that_continues(tmp_path:
         assert s.ledger.count == 1
 
 
-# -- buffers and parameters written by a forward pass ------------------------------------------------------------------
+# -- buffers and parameters written by a forward pass ----------------------------------------------
 
 
 class Writer(nn.Module):
     """Keeps a statistic of what passes through it, from its n-th call in training mode on."""
 
-    def __init__(self, write: Callable[[Writer, Tensor], None], after: int = 0, persistent: bool = True) -> None:
+    def __init__(
+        self, write: Callable[[Writer, Tensor], None], after: int = 0, persistent: bool = True
+    ) -> None:
         super().__init__()
         self.register_buffer("seen", torch.zeros(3), persistent=persistent)
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
@@ -229,7 +257,10 @@ def test_a_buffer_that_the_forward_pass_registers_does_not_stay() -> None:
         m.register_buffer("secret", x.mean(0))
 
     model = net(Writer(register))
-    with session(plan(), model, verify=False) as s, pytest.raises(ValueError, match="changes the buffer '3.secret'"):
+    with (
+        session(plan(), model, verify=False) as s,
+        pytest.raises(ValueError, match="changes the buffer '3.secret'"),
+    ):
         s.step(next(s.batches()), loss_fn)
     assert "3.secret" not in model.state_dict()
 
@@ -254,7 +285,7 @@ def test_a_parameter_that_the_forward_pass_writes_is_refused_before_anything_is_
     assert torch.equal(flat(model[:3].parameters()), before)
 
 
-# -- autocast around a step --------------------------------------------------------------------------------------------
+# -- autocast around a step ------------------------------------------------------------------------
 
 
 class Exact(nn.Module):
@@ -269,7 +300,9 @@ class Exact(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
-            rows = x.view(len(x), 1, WIDTH).expand(-1, 5, -1)  # several positions: the Gram and the materialised norm
+            rows = x.view(len(x), 1, WIDTH).expand(
+                -1, 5, -1
+            )  # several positions: the Gram and the materialised norm
             ids = torch.arange(5).expand(len(x), 5) % 4
             return self.norm(self.body(rows) + self.table(ids)).sum(1)
 
@@ -280,8 +313,12 @@ def exact_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("settings", [None, kfac()], ids=["identity", "kfac"])
-def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(settings: object) -> None:
-    """With a forward pass of its own precision, a run under autocast is the run without, bit for bit."""
+def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(
+    settings: object,
+) -> None:
+    """With a forward pass of its own precision, a run under autocast is the run without, bit for
+    bit.
+    """
     runs = []
     x, y = data()
     for active in (False, True):
@@ -300,7 +337,9 @@ def test_autocast_around_a_step_changes_nothing_of_norms_metric_and_release(sett
 
 
 def test_a_model_under_autocast_is_summed_in_float32() -> None:
-    """Activations are bfloat16 then, as their owner wants; norms and sums of them are not rounded a second time."""
+    """Activations are bfloat16 then, as their owner wants; norms and sums of them are not rounded a
+    second time.
+    """
     x, y = data()
     model = net(dtype=torch.float32)
     optimizer = Handed(model)
@@ -336,7 +375,10 @@ def test_verification_under_autocast_does_not_refuse_an_ordinary_model(
     model: Callable[[], nn.Module], losses: Callable[..., Tensor], around: bool
 ) -> None:
     x, y = data()
-    with session(plan(), model(), dataset=(x.float(), y)) as s, torch.autocast("cpu", torch.bfloat16, enabled=around):
+    with (
+        session(plan(), model(), dataset=(x.float(), y)) as s,
+        torch.autocast("cpu", torch.bfloat16, enabled=around),
+    ):
         s.step(next(s.batches()), losses)
         assert s.ledger.count == 1
 
@@ -344,12 +386,15 @@ def test_verification_under_autocast_does_not_refuse_an_ordinary_model(
 def test_verification_under_autocast_still_refuses_a_loss_that_mixes() -> None:
     x, y = data()
     with session(plan(), net(dtype=torch.float32), dataset=(x.float(), y)) as s:
-        with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match="mixes examples"):
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            pytest.raises(ValueError, match="mixes examples"),
+        ):
             s.step(next(s.batches()), mixing_loss)
         assert s.ledger.count == 0
 
 
-# -- a model that changes under a session ------------------------------------------------------------------------------
+# -- a model that changes under a session ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("steps_before", [0, 2])
@@ -385,7 +430,9 @@ def test_backward_hooks_of_modules_are_refused(kind: str, everywhere: bool) -> N
 
     with session(plan(), model) as s:
         place: Any = nn.modules.module if everywhere else model[2]
-        handle = getattr(place, kind.replace("register_", "register_module_") if everywhere else kind)(hear)
+        handle = getattr(
+            place, kind.replace("register_", "register_module_") if everywhere else kind
+        )(hear)
         try:
             with pytest.raises(ValueError, match="module '.*' .* has a backward hook"):
                 s.step(next(s.batches()), loss_fn)
@@ -396,7 +443,9 @@ def test_backward_hooks_of_modules_are_refused(kind: str, everywhere: bool) -> N
 
 
 def test_a_complex_parameter_is_refused_by_name() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.ParameterDict({"w": nn.Parameter(torch.zeros(2, dtype=torch.cfloat))}))
+    model = nn.Sequential(
+        nn.Linear(3, 2), nn.ParameterDict({"w": nn.Parameter(torch.zeros(2, dtype=torch.cfloat))})
+    )
     with pytest.raises(ValueError, match=r"parameter '1\.w' is complex.*view_as_complex"):
         check_optimizer(torch.optim.SGD(model.parameters(), 0.1), dict(model.named_parameters()))
 

@@ -1,4 +1,7 @@
-"""Both sides of the app. `APP` is the very value that `dpkfc demo-federated` runs in one process and in simulation."""
+"""Both sides of the app.
+
+`APP` is the very value that `dpkfc demo-federated` runs in one process and in simulation.
+"""
 
 from __future__ import annotations
 

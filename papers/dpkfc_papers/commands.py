@@ -20,26 +20,47 @@ def register(app: typer.Typer) -> None:
 
 
 def reproduce(
-    table: Annotated[list[str] | None, typer.Argument(help="Tables and figures, as --list names them.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Argument(help="Tables and figures, as --list names them.")
+    ] = None,
     *,
-    every: Annotated[bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")] = False,
-    column: Annotated[list[str] | None, typer.Option(help="Of tables: this column alone; may be given several times.")] = None,
+    every: Annotated[
+        bool, typer.Option("--list", help="Name the tables, and how much of each can be run here.")
+    ] = False,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Of tables: this column alone; may be given several times."),
+    ] = None,
     budget: Budget = None,
     workers: Workers = None,
-    seeds: Annotated[int, typer.Option(help="Of tables: runs of every cell, each with its own initial weights.")] = 3,
-    tuned: Annotated[list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")] = None,
-    speed: Annotated[Path | None, typer.Option(help="Results of benchmarks/speed.py, for `throughput`.")] = None,
-    everything: Annotated[bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="In small, to see that it runs; of tables no number.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder of results and reports; taken up again.")] = Path("runs/reproduce"),
-    results: Annotated[Path | None, typer.Option(help="File of the results; left out: below --out.")] = None,
+    seeds: Annotated[
+        int, typer.Option(help="Of tables: runs of every cell, each with its own initial weights.")
+    ] = 3,
+    tuned: Annotated[
+        list[Path] | None, typer.Option(help="Results of a tuning study, whose settings are taken.")
+    ] = None,
+    speed: Annotated[
+        Path | None, typer.Option(help="Results of benchmarks/speed.py, for `throughput`.")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")
+    ] = False,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="In small, to see that it runs; of tables no number.")
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder of results and reports; taken up again.")
+    ] = Path("runs/reproduce"),
+    results: Annotated[
+        Path | None, typer.Option(help="File of the results; left out: below --out.")
+    ] = None,
     data_dir: DataDir = "",
     quiet: Quiet = False,
 ) -> None:
     """The tables of the papers next to ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
 
-    A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0 runs nothing and shows what
-    has been run.
+    A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0
+    runs nothing and shows what has been run.
     """
     from dpkfc.app.tuning.pool import minutes_left, worker_count
     from dpkfc_papers import federated_study as federated
@@ -50,21 +71,38 @@ def reproduce(
         console.print(_published_tables())
         return
     tables, figures, with_federated = _kinds(table or [], columns, results=results)
-    common: dict[str, Any] = {"data_dir": data_dir, "console": None if quiet else console, "workers": worker_count(workers)}
+    common: dict[str, Any] = {
+        "data_dir": data_dir,
+        "console": None if quiet else console,
+        "workers": worker_count(workers),
+    }
     kept, failed = common | {"results": results}, False
     with resumable(console, f"the same command goes on (reports so far: {out})"):
         if tables and smoke:
-            failed = _show_smoke(tables, out, console, columns=columns, budget_minutes=left(), **common)
+            failed = _show_smoke(
+                tables, out, console, columns=columns, budget_minutes=left(), **common
+            )
         elif tables:
-            settings = {"seeds": range(seeds), "tuned": tuned or (), "everything": everything, "speed": speed}
+            settings = {
+                "seeds": range(seeds),
+                "tuned": tuned or (),
+                "everything": everything,
+                "speed": speed,
+            }
             _show_tables(tables, columns, out, console, budget_minutes=left(), **settings, **kept)
         if figures:
-            _show_figures(reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **kept), console)
+            _show_figures(
+                reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **kept), console
+            )
         if with_federated:
             report = federated.run_study(
-                federated.SMOKE if smoke else federated.STUDY, out, results=results, data_dir=data_dir, budget_minutes=left(),
+                federated.SMOKE if smoke else federated.STUDY,
+                out,
+                results=results,
+                data_dir=data_dir,
+                budget_minutes=left(),
                 on_line=(lambda line: None) if quiet else console.print,
-            )  # fmt: skip
+            )
             console.print(f"report: {report}", soft_wrap=True)
     if failed:
         raise typer.Exit(1)
@@ -76,7 +114,8 @@ def _kinds(
     """Tables, figures, and whether the federated study is among the names; mistakes are said before anything runs.
 
     Raises:
-        StudyError: no name or an unknown one, an unknown column, or an option that does not go with a name.
+        StudyError: no name or an unknown one, an unknown column, or an option that does not go with
+            a name.
     """
     from dpkfc.app.settings import nearest
     from dpkfc_papers.federated_study import NAME
@@ -86,18 +125,31 @@ def _kinds(
 
     if not names:
         raise StudyError("which table? dpkfc reproduce --list names them")
-    known = [*of_tables(), *(name for figure in FIGURES.values() for name in (figure.name, *figure.also)), NAME]
+    known = [
+        *of_tables(),
+        *(name for figure in FIGURES.values() for name in (figure.name, *figure.also)),
+        NAME,
+    ]
     if unknown := [name for name in names if name not in known]:
         told = nearest(unknown[0], known)
-        raise StudyError(f"unknown table or figure {unknown[0]!r}; {told} (dpkfc reproduce --list shows all)")
-    figures = [name for name in names if find(name) is not None and not (columns and name in of_tables())]
+        raise StudyError(
+            f"unknown table or figure {unknown[0]!r}; {told} (dpkfc reproduce --list shows all)"
+        )
+    figures = [
+        name for name in names if find(name) is not None and not (columns and name in of_tables())
+    ]
     tables = [name for name in names if name in of_tables()]
     for name in tables:
         load(name).of(columns)
     if columns and len(tables) < len(names):
-        raise StudyError(f"--column is for tables; leave out {next(name for name in names if name not in tables)!r}")
+        raise StudyError(
+            "--column is for tables; leave out"
+            f" {next(name for name in names if name not in tables)!r}"
+        )
     if results and NAME in names and set(names) != {NAME}:
-        raise StudyError(f"--results is one file, and {NAME} has one of its own; give it a call of its own")
+        raise StudyError(
+            f"--results is one file, and {NAME} has one of its own; give it a call of its own"
+        )
     return tables, figures, NAME in names
 
 
@@ -115,13 +167,19 @@ def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> 
     return any(one.failed for one in found)
 
 
-def _show_tables(names: list[str], columns: list[str], out: Path, shown_on: Console, **more: Any) -> None:
+def _show_tables(
+    names: list[str], columns: list[str], out: Path, shown_on: Console, **more: Any
+) -> None:
     """Run cells of tables and show what became of them."""
     from dpkfc_papers.tables import reproduce as run_tables
 
     found = run_tables(names, out, columns=columns, **more)
     for name, cells in found.items():
-        shown_on.print(_reproduced_table(name, [one for one in cells if not columns or one.cell.column in columns]))
+        shown_on.print(
+            _reproduced_table(
+                name, [one for one in cells if not columns or one.cell.column in columns]
+            )
+        )
         shown_on.print(f"report: {out / name}.md", soft_wrap=True)
 
 
@@ -142,7 +200,9 @@ def _published_tables() -> Table:
     for name in names():
         table = load(name)
         here = sum(cell.here for cell in table.cells)
-        shown.add_row(name, table.title, str(len(table.cells)), str(here) if here else f"0: {table.why_not}")
+        shown.add_row(
+            name, table.title, str(len(table.cells)), str(here) if here else f"0: {table.why_not}"
+        )
     for figure in FIGURES.values():
         cells = str(len(figure.runs(False)))
         shown.add_row(figure.name, figure.title, cells, cells)
@@ -156,7 +216,13 @@ def _reproduced_table(name: str, cells: list[Any]) -> Table:
 
     unit = load(name).unit
     shown = Table(title=name, header_style="bold", title_justify="left")
-    for column in ("method", "setting", f"published {unit}".strip(), f"ours {unit}".strip(), "verdict"):
+    for column in (
+        "method",
+        "setting",
+        f"published {unit}".strip(),
+        f"ours {unit}".strip(),
+        "verdict",
+    ):
         shown.add_column(column)
     for one in cells:
         shown.add_row(one.cell.row, one.cell.column, one.cell.published.text, one.ours, one.verdict)

@@ -242,9 +242,9 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
     network = seeded(extractor.build, _SEED)
     assert isinstance(network, nn.Sequential)
     if not path.is_file():
-        images, labels = load_pixels(extractor.public, data_dir or None).tensors(
-            extractor.normalisation
-        ).train
+        images, labels = (
+            load_pixels(extractor.public, data_dir or None).tensors(extractor.normalisation).train
+        )
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         placed(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
@@ -424,7 +424,12 @@ def execute_run(run: FederatedRun, features: Features) -> dict[str, Any]:
     head = seeded(lambda: nn.Linear(x.shape[1], features.classes), run.seed)
     datasets = parts((x, y), _partition(run, y))
     result = federate(
-        plan, head, loss_fn, datasets, evaluate=lambda model: _accuracy(model, *evaluation), every=_EVERY
+        plan,
+        head,
+        loss_fn,
+        datasets,
+        evaluate=lambda model: _accuracy(model, *evaluation),
+        every=_EVERY,
     )
     return {
         "run": run.describe(),
@@ -511,7 +516,9 @@ METHODS = {
         control_of="sofim-momentum",
         taken=("rate", "clip", "beta"),
     ),
-    "dp-kfc": Method(label="federated DP-KFC", rule="dp-kfc", space={**_COMMON, "damping": Range(0.01, 1.0)}),
+    "dp-kfc": Method(
+        label="federated DP-KFC", rule="dp-kfc", space={**_COMMON, "damping": Range(0.01, 1.0)}
+    ),
     "paper-fedgd": Method(
         label="DP-FedGD, η = 0.1 (paper)",
         rule="fedgd",
@@ -762,7 +769,9 @@ def run_remaining(
 # Gain of DP-FedSOFIM over DP-FedGD in points (least, most), from the paper's text, which has no
 # single figures.
 PUBLISHED: Mapping[float, tuple[float, float]] = {
-    0.5: (0.42, 0.60), 1.0: (0.42, 0.60), 10.0: (2.37, 2.37)
+    0.5: (0.42, 0.60),
+    1.0: (0.42, 0.60),
+    10.0: (2.37, 2.37),
 }
 PAIRS = (
     ("sofim", "fedgd-matched", "DP-FedSOFIM, gradient − DP-FedGD at its η/ρ"),
@@ -839,7 +848,10 @@ def accuracies(study: Study, store: Store, task: str) -> str:
     count = str(max(seeds, default=0))
     if len(seeds) > 1:
         count = f"{min(seeds)} to {max(seeds)}"
-    return f"{_markdown(head, rows)}\n\nTest accuracy in percent, mean ± standard deviation; seeds a cell: {count}."
+    return (
+        f"{_markdown(head, rows)}\n\nTest accuracy in percent, mean ± standard deviation; seeds a"
+        f" cell: {count}."
+    )
 
 
 def _best_validation(study: Study, store: Store, task: str, name: str) -> float | None:
@@ -959,7 +971,10 @@ def figure(study: Study, store: Store, path: Path) -> Path:
 
     names = [name for name, method in METHODS.items() if not method.fixed]
     tasks = _tasks_with_curves(study, store, names[0]) or study.tasks
-    caption = "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server; linear head on public features; mean ± std"
+    caption = (
+        "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server; linear head on public"
+        " features; mean ± std"
+    )
     width = max(7.2, 1.2 + 3.2 * len(tasks))
     height = 4.3
     picture = sheet(
@@ -1025,7 +1040,10 @@ def _tasks_with_curves(study: Study, store: Store, name: str) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 
 _LOG = logging.getLogger(__name__)
-NAME, TITLE = "dp-fedsofim", "DP-FedSOFIM: a linear head on frozen features, 20 clients, with matched controls"
+NAME, TITLE = (
+    "dp-fedsofim",
+    "DP-FedSOFIM: a linear head on frozen features, 20 clients, with matched controls",
+)
 STUDY = Study(seeds={"cifar10": 5, "mnist": 3, "pneumoniamnist": 3})
 SMOKE = Study(
     tasks=("cifar10", "pneumoniamnist"),
@@ -1084,7 +1102,10 @@ def run_study(
             return has_time
 
         def report_run(name: str, run: FederatedRun, accuracy: float) -> None:
-            line = f"{_describe(run)}: {METHODS[name].label}: {100 * accuracy:.2f} % ({run.evaluate_on})"
+            line = (
+                f"{_describe(run)}: {METHODS[name].label}: {100 * accuracy:.2f} %"
+                f" ({run.evaluate_on})"
+            )
             on_line(line)
 
         try:
@@ -1098,7 +1119,10 @@ def run_study(
             )
         finally:
             torch.set_num_threads(threads)
-            placed(page, lambda part: part.write_text(f"# {TITLE}\n\n{tables(study, store)}\n", "utf-8"))
+            placed(
+                page,
+                lambda part: part.write_text(f"# {TITLE}\n\n{tables(study, store)}\n", "utf-8"),
+            )
             figure(study, store, folder / f"{NAME}.png")
     return page
 

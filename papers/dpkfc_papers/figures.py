@@ -18,7 +18,9 @@ from dpkfc_papers import measurements
 
 COURSE = "dpkfc_papers.measurements:measure_course"
 MEAN_FIELD = "dpkfc_papers.measurements:measure_mean_field"
-MODELS: Mapping[str, Mapping[str, Plain]] = {  # the training that is looked at; a checkpoint at every evaluation
+MODELS: Mapping[
+    str, Mapping[str, Plain]
+] = {  # the training that is looked at; a checkpoint at every evaluation
     "mnist-mlp": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
     "mnist-cnn": {"max_rank": 64, "steps": 100, "evaluate_every": 50, "expected_batch_size": 256},
     "mnist-vit": {"max_rank": 64, "steps": 200, "evaluate_every": 100, "expected_batch_size": 256},
@@ -40,7 +42,8 @@ class Figure:
         drawn: the function of `dpkfc_papers.draw` from finished rows to a picture.
         together: whether one picture is made of all rows, or one of each.
         kept: of a row, what the JSON file holds.
-        maps: from finished rows to what `dpkfc report` draws of them; None where the picture is all there is.
+        maps: from finished rows to what `dpkfc report` draws of them; None where the picture is all
+            there is.
     """
 
     name: str
@@ -71,7 +74,9 @@ class Made:
 def _courses(small: bool) -> list[Run]:
     if small:
         return [Run.of("digits", "dp-kfc", _SMOKE, measure=COURSE)]
-    return [Run.of(recipe, "dp-kfc", training, measure=COURSE) for recipe, training in MODELS.items()]
+    return [
+        Run.of(recipe, "dp-kfc", training, measure=COURSE) for recipe, training in MODELS.items()
+    ]
 
 
 def _grid(small: bool) -> list[Run]:
@@ -91,7 +96,8 @@ def _select_layers(*names: str) -> Callable[[Row], Any]:
             {
                 **{k: v for k, v in checkpoint.items() if k not in ("layers", "signal", "density")},
                 "layers": {
-                    name: {k: layer[k] for k in ("module", "sizes", *names)} for name, layer in checkpoint["layers"].items()
+                    name: {k: layer[k] for k in ("module", "sizes", *names)}
+                    for name, layer in checkpoint["layers"].items()
                 },
             }
             for checkpoint in row["checkpoints"]
@@ -102,50 +108,89 @@ def _select_layers(*names: str) -> Callable[[Row], Any]:
 
 def _select_checkpoints(name: str) -> Callable[[Row], Any]:
     wanted = ("step", "accuracy", "epsilon", name)
-    return lambda row: [{k: v for k, v in checkpoint.items() if k in wanted} for checkpoint in row["checkpoints"]]
+    return lambda row: [
+        {k: v for k, v in checkpoint.items() if k in wanted} for checkpoint in row["checkpoints"]
+    ]
 
 
 FIGURES: dict[str, Figure] = {
     one.name: one
     for one in (
         Figure(
-            name="kfc-fig1", title="DP-KFC, Fig. 1: signal-to-noise ratio of each layer", runs=_courses, drawn="signal",
+            name="kfc-fig1",
+            title="DP-KFC, Fig. 1: signal-to-noise ratio of each layer",
+            runs=_courses,
+            drawn="signal",
             kept=_select_checkpoints("signal"),
         ),
         Figure(
-            name="kfc-fig2", also=("kfc-fig6",), title="DP-KFC, Figs 2 and 6: spectra of A and G, undamped", runs=_courses,
-            drawn="spectra", kept=_select_layers("spectra"),
+            name="kfc-fig2",
+            also=("kfc-fig6",),
+            title="DP-KFC, Figs 2 and 6: spectra of A and G, undamped",
+            runs=_courses,
+            drawn="spectra",
+            kept=_select_layers("spectra"),
         ),
         Figure(
-            name="kfc-fig3", also=("kfc-fig8", "kfc-fig9"), runs=_courses, drawn="tracking", kept=_select_layers("tracking"),
+            name="kfc-fig3",
+            also=("kfc-fig8", "kfc-fig9"),
+            runs=_courses,
+            drawn="tracking",
+            kept=_select_layers("tracking"),
             title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped and as in the authors' code",
         ),
         Figure(
-            name="kfc-fig7", title="DP-KFC, Fig. 7: Lanczos spectrum of the whole Fisher matrix", runs=_courses,
-            drawn="densities", kept=_select_checkpoints("density"),
+            name="kfc-fig7",
+            title="DP-KFC, Fig. 7: Lanczos spectrum of the whole Fisher matrix",
+            runs=_courses,
+            drawn="densities",
+            kept=_select_checkpoints("density"),
         ),
         Figure(
-            name="kfc-fig10", also=("kfc-fig11",), title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
-            runs=_grid, privacy=measurements.LANDSCAPE_NOT_PRIVATE, drawn="landscape", together=True, maps=measurements.maps,
-            kept=lambda row: {name: row[name] for name in ("accuracy", "measured_on", "epsilon", "delta", "steps")},
+            name="kfc-fig10",
+            also=("kfc-fig11",),
+            title="DP-KFC, Figs 10 and 11: accuracy over settings, and their importance",
+            runs=_grid,
+            privacy=measurements.LANDSCAPE_NOT_PRIVATE,
+            drawn="landscape",
+            together=True,
+            maps=measurements.maps,
+            kept=lambda row: {
+                name: row[name] for name in ("accuracy", "measured_on", "epsilon", "delta", "steps")
+            },
         ),
         Figure(
-            name="kfc-mean-field", title="DP-KFC, section 3.3 and appendix F: mean-field theory next to random networks",
-            runs=_theory, privacy="nothing here is of private examples", drawn="mean_field",
-            kept=lambda row: {name: row[name] for name in ("networks", "contraction", "seeds", "examples")},
+            name="kfc-mean-field",
+            title="DP-KFC, section 3.3 and appendix F: mean-field theory next to random networks",
+            runs=_theory,
+            privacy="nothing here is of private examples",
+            drawn="mean_field",
+            kept=lambda row: {
+                name: row[name] for name in ("networks", "contraction", "seeds", "examples")
+            },
         ),
         Figure(
-            name="kfc-theorem-5.4", title="DP-KFC, theorem 5.4: the realised map of every layer", runs=_courses,
-            drawn="realised_map", kept=_select_layers("realised"),
+            name="kfc-theorem-5.4",
+            title="DP-KFC, theorem 5.4: the realised map of every layer",
+            runs=_courses,
+            drawn="realised_map",
+            kept=_select_layers("realised"),
         ),
         Figure(
-            name="disk-fig6a", also=("disk-fig6",), title="DiSK, Fig. 6a: linear regression under more and more noise",
-            runs=measurements.sweep_cells, privacy="nothing here is of private examples beyond what ε covers",
-            drawn="noise_sweep", together=True,
-            kept=lambda row: {name: row.get(name) for name in ("accuracy", "loss", "measured_on", "epsilon", "delta", "steps")},
+            name="disk-fig6a",
+            also=("disk-fig6",),
+            title="DiSK, Fig. 6a: linear regression under more and more noise",
+            runs=measurements.sweep_cells,
+            privacy="nothing here is of private examples beyond what ε covers",
+            drawn="noise_sweep",
+            together=True,
+            kept=lambda row: {
+                name: row.get(name)
+                for name in ("accuracy", "loss", "measured_on", "epsilon", "delta", "steps")
+            },
         ),
     )
-}  # fmt: skip
+}
 
 
 def find(name: str) -> Figure | None:
@@ -158,7 +203,10 @@ def find(name: str) -> Figure | None:
         if name == figure.name or name in figure.also:
             return figure
     if name.startswith("kfc-"):
-        raise StudyError(f"unknown figure {name!r}; {nearest(name, list(FIGURES))} (dpkfc reproduce --list shows all)")
+        raise StudyError(
+            f"unknown figure {name!r}; {nearest(name, list(FIGURES))} (dpkfc reproduce --list"
+            " shows all)"
+        )
     return None
 
 
@@ -182,14 +230,17 @@ def reproduce_figures(
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         small: seconds instead of minutes, on the digits: to see that everything goes together.
         workers: cells at once.
-        budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
+        budget_minutes: no cell is started that would not end in time, and those that run when it is
+            up are stopped.
         console: where progress is drawn.
 
     Raises:
         StudyError: an unknown figure, a folder that cannot be used, or a full disk.
         KeyboardInterrupt: interrupted; figures of what has finished are written before.
     """
-    figures = list({figure.name: figure for name in names if (figure := find(name)) is not None}.values())
+    figures = list(
+        {figure.name: figure for name in names if (figure := find(name)) is not None}.values()
+    )
     runs = [run for figure in figures for run in figure.runs(small)]
     with Store(results or folder / "results.json") as store:
         source = Listed(map(Task, runs), store)
@@ -199,19 +250,30 @@ def reproduce_figures(
             for figure in figures:
                 made[figure.name] = _made(figure, folder, store, source.failures, small)
 
-        with reported(report), StudyProgress(source.total, done=source.done_before, console=console) as progress:
+        with (
+            reported(report),
+            StudyProgress(source.total, done=source.done_before, console=console) as progress,
+        ):
             drive(
-                source, Place(folder, data_dir), workers=workers, budget_minutes=budget_minutes,
-                expected=expected_seconds(store), watcher=progress,
-            )  # fmt: skip
+                source,
+                Place(folder, data_dir),
+                workers=workers,
+                budget_minutes=budget_minutes,
+                expected=expected_seconds(store),
+                watcher=progress,
+            )
     return made
 
 
-def _made(figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool) -> Made:
+def _made(
+    figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool
+) -> Made:
     runs = figure.runs(small)
     rows = [row for run in runs if (row := store.get(run)) is not None]
     gone = [run for run in runs if store.get(run) is None]
-    missing = list(dict.fromkeys(f"{run.recipe}: {failures.get(run.hash, 'not yet run')}" for run in gone))
+    missing = list(
+        dict.fromkeys(f"{run.recipe}: {failures.get(run.hash, 'not yet run')}" for run in gone)
+    )
     if not rows:
         return Made((), tuple(missing))
     files = [_json(figure, folder, rows, missing)]
@@ -219,7 +281,9 @@ def _made(figure: Figure, folder: Path, store: Store, failures: Mapping[str, str
     for recipe in recipes:
         held = [row for row in rows if row["run"]["recipe"] == recipe]
         name = figure.name if figure.drawn.endswith("mean_field") else f"{figure.name}-{recipe}"
-        files.append(save(figure.draw(held if figure.together else held[-1]), folder / f"{name}.png"))
+        files.append(
+            save(figure.draw(held if figure.together else held[-1]), folder / f"{name}.png")
+        )
     return Made(tuple(files), tuple(missing))
 
 
@@ -227,13 +291,26 @@ def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[s
     from dpkfc_papers.measurements import NOT_PRIVATE
 
     content = {
-        "kind": "dpkfc figure", "version": 1, "name": figure.name, "title": figure.title,
+        "kind": "dpkfc figure",
+        "version": 1,
+        "name": figure.name,
+        "title": figure.title,
         "private": figure.privacy or NOT_PRIVATE,
         "missing": list(missing),
         "rows": [
-            {"run": row["run"], "hash": row["hash"], "sizes": row.get("sizes"), "values": figure.kept(row)} for row in rows
+            {
+                "run": row["run"],
+                "hash": row["hash"],
+                "sizes": row.get("sizes"),
+                "values": figure.kept(row),
+            }
+            for row in rows
         ],
-        **({} if figure.maps is None else {"sensitivity_maps": [one.as_dict() for one in figure.maps(rows)]}),
-    }  # fmt: skip
+        **(
+            {}
+            if figure.maps is None
+            else {"sensitivity_maps": [one.as_dict() for one in figure.maps(rows)]}
+        ),
+    }
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     return placed(folder / f"{figure.name}.json", lambda part: part.write_text(text, "utf-8"))

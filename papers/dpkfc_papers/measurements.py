@@ -333,7 +333,8 @@ class Realised:
         largest, smallest: λ_max and λ_min; λ_min is 0 where F is singular, as with fewer
             examples than columns.
         condition: their ratio, `inf` for a singular F.
-        held: the condition number over the directions of F that hold 99 % of its trace on each side.
+        held: the condition number over the directions of F that hold 99 % of its trace on each
+            side.
         flatness: tr / (√d ‖·‖), the cosine to the identity. It is 1 where the map is a multiple of
             the identity, which clipping norm and learning rate can absorb.
     """
@@ -408,7 +409,9 @@ def _precondition(
     tail = (floor + shift) ** (-2 * exponent) if floor + shift > 0 else 0.0
     scale = (theirs[kept] + shift).pow(-2 * exponent) - tail
     overlap = directions[:, kept].T @ vectors
-    inside = overlap.T @ (scale[:, None] * overlap) + tail * torch.eye(values.numel(), dtype=torch.float64)
+    inside = overlap.T @ (scale[:, None] * overlap) + tail * torch.eye(
+        values.numel(), dtype=torch.float64
+    )
     root = values.sqrt()
     return root[:, None] * inside * root
 
@@ -429,7 +432,8 @@ def _eigenpairs(factor: Factor) -> tuple[Tensor, Tensor]:
 # This text is in committed results.
 NOT_PRIVATE = (
     "NOT PRIVATE: the oracle's factors are of the private training examples. A research "
-    "measurement on public benchmark data; it is not covered by ε and no private run may look at it."
+    "measurement on public benchmark data; it is not covered by ε and no private run may look at"
+    " it."
 )
 ORACLE = "oracle"
 AGAIN = "oracle, other examples"
@@ -742,8 +746,8 @@ def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Random networks next to mean-field theory: variances forwards and backwards, and the trace of every
-# Fisher block.
+# Random networks next to mean-field theory: variances forwards and backwards, and the trace of
+# every Fisher block.
 #
 # Weights have variance σ_w² / fan-in and biases σ_b², q is the variance of pre-activations, p that
 # of a gradient in them, z a standard normal number; the loss is the mean over outputs of half the
@@ -1185,7 +1189,9 @@ def points(rows: Iterable[Row]) -> list[Point]:
             continue
         std = statistics.stdev(losses) if len(losses) > 1 else 0.0
         points.append(Point(*key, mean=statistics.mean(losses), std=std, runs=len(losses)))
-    return sorted(points, key=lambda point: (SWEEP_METHODS.index(point.method), point.lr, point.noise))
+    return sorted(
+        points, key=lambda point: (SWEEP_METHODS.index(point.method), point.lr, point.noise)
+    )
 
 
 def best(points: Sequence[Point]) -> list[Point]:

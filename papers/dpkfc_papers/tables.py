@@ -66,7 +66,8 @@ class Cell:
         tuned: the arms, by name, of a tuning study whose settings are taken where they are known.
         needs: what the run needs beyond two cores; empty for nothing.
         not_run: why there is no run; empty where there is one.
-        timed: a measured ratio of step times to compare it with, by its name in `benchmarks/results/speed.json`.
+        timed: a measured ratio of step times to compare it with, by its name in
+            `benchmarks/results/speed.json`.
     """
 
     row: str
@@ -90,14 +91,23 @@ class Cell:
         """`dpkfc train` for its run, with FILE where a study takes images of another recipe; empty where there is no run."""
         if self.not_run:
             return ""
-        given = {name: "FILE" if str(value).startswith("@") else value for name, value in self.settings.items()}
-        flags = [f"--{name.replace('_', '-')} {value:g}" if isinstance(value, float) else f"--{name.replace('_', '-')} {value}"
-                 for name, value in given.items()]  # fmt: skip
+        given = {
+            name: "FILE" if str(value).startswith("@") else value
+            for name, value in self.settings.items()
+        }
+        flags = [
+            f"--{name.replace('_', '-')} {value:g}"
+            if isinstance(value, float)
+            else f"--{name.replace('_', '-')} {value}"
+            for name, value in given.items()
+        ]
         return " ".join([f"dpkfc train --recipe {self.recipe} --method {self.method}", *flags])
 
     def run(self, tuned: Mapping[str, Plain], seed: int) -> Run:
         """The run of a seed, on the test set."""
-        return Run.of(self.recipe, self.method, {**self.settings, **tuned}, seed=seed, evaluate_on="test")
+        return Run.of(
+            self.recipe, self.method, {**self.settings, **tuned}, seed=seed, evaluate_on="test"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +146,18 @@ class Table:
         """
         known = list(dict.fromkeys(cell.column for cell in self.cells))
         if unknown := [column for column in columns if column not in known]:
-            raise StudyError(f"table {self.name} has no column {unknown[0]!r}; it has: {' | '.join(known)}")
+            raise StudyError(
+                f"table {self.name} has no column {unknown[0]!r}; it has: {' | '.join(known)}"
+            )
         return [cell for cell in self.cells if not columns or cell.column in columns]
 
 
 def names() -> list[str]:
     """All tables."""
     folder = resources.files("dpkfc_papers").joinpath("printed")
-    return sorted(path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml"))
+    return sorted(
+        path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")
+    )
 
 
 def load(name: str) -> Table:
@@ -153,7 +167,9 @@ def load(name: str) -> Table:
         StudyError: there is none; the nearest one is named.
     """
     if name not in names():
-        raise StudyError(f"unknown table {name!r}; {nearest(name, names())} (dpkfc reproduce --list shows all)")
+        raise StudyError(
+            f"unknown table {name!r}; {nearest(name, names())} (dpkfc reproduce --list shows all)"
+        )
     text = resources.files("dpkfc_papers").joinpath("printed", f"{name}.toml").read_text("utf-8")
     content = tomllib.loads(text)
     columns = {column["key"]: column for column in content["column"]}
@@ -161,15 +177,24 @@ def load(name: str) -> Table:
     for row in content["row"]:
         order = [key for key in columns if key in row["values"]]
         if len(order) < len(row["values"]):
-            raise StudyError(f"table {name}: row {row['label']!r} has a value of a column that is not declared")
+            raise StudyError(
+                f"table {name}: row {row['label']!r} has a value of a column that is not declared"
+            )
         cells += [_cell(content, columns[key], row, key) for key in order]
     return Table(
-        name=name, title=content["title"], seeds=content["seeds"], accounting=content["accounting"], note=content["note"],
-        unit=content.get("unit", "%"), cells=tuple(cells),
-    )  # fmt: skip
+        name=name,
+        title=content["title"],
+        seeds=content["seeds"],
+        accounting=content["accounting"],
+        note=content["note"],
+        unit=content.get("unit", "%"),
+        cells=tuple(cells),
+    )
 
 
-def _cell(table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str, Any], key: str) -> Cell:
+def _cell(
+    table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str, Any], key: str
+) -> Cell:
     levels = (table, column, row)
     settings: dict[str, Plain] = {}
     for level in levels:
@@ -178,20 +203,32 @@ def _cell(table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str,
     recipe = next((level["recipe"] for level in reversed(levels) if "recipe" in level), "")
     reason = row.get("not_run", "")
     cell = Cell(
-        row=row["label"], column=column["label"], published=Published.of(row["values"][key]), recipe=recipe,
-        method=row.get("method", ""), settings=settings, tuned=row.get("tuned", ""),
+        row=row["label"],
+        column=column["label"],
+        published=Published.of(row["values"][key]),
+        recipe=recipe,
+        method=row.get("method", ""),
+        settings=settings,
+        tuned=row.get("tuned", ""),
         needs=next((level["needs"] for level in reversed(levels) if "needs" in level), ""),
-        not_run=reason if isinstance(reason, str) else reason.get(key, ""), timed=row.get("timed", ""),
-    )  # fmt: skip
+        not_run=reason if isinstance(reason, str) else reason.get(key, ""),
+        timed=row.get("timed", ""),
+    )
     if cell.published.text == NOT_PRINTED and not cell.not_run:
-        raise StudyError(f"{cell.row}, {cell.column}: a point that is not printed needs a reason, for no verdict can be given")
+        raise StudyError(
+            f"{cell.row}, {cell.column}: a point that is not printed needs a reason, for no"
+            " verdict can be given"
+        )
     return cell if cell.not_run else _checked(cell)
 
 
 def _checked(cell: Cell) -> Cell:
     """The cell, with the reason where its run cannot be made in this version."""
     if not cell.recipe or cell.recipe not in RECIPES:
-        return replace(cell, not_run=f"recipe missing: {cell.recipe}" if cell.recipe else "no run is mapped to it")
+        return replace(
+            cell,
+            not_run=f"recipe missing: {cell.recipe}" if cell.recipe else "no run is mapped to it",
+        )
     try:
         cell.run({}, 0).config()
     except ConfigError as error:
@@ -203,7 +240,9 @@ def _checked(cell: Cell) -> Cell:
 # Ratios of step times next to a printed one: what `benchmarks/speed.py` has measured, and on what
 # machine.
 
-SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "speed.json"  # of a checkout; a package has none
+SHIPPED = (
+    Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "speed.json"
+)  # of a checkout; a package has none
 
 
 @dataclass(frozen=True)
@@ -226,7 +265,10 @@ def read_speed(path: Path | None) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise StudyError(f"--speed {path} cannot be read ({error.strerror or error}); benchmarks/speed.py writes it") from None
+        raise StudyError(
+            f"--speed {path} cannot be read ({error.strerror or error}); benchmarks/speed.py"
+            " writes it"
+        ) from None
     except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict) or not isinstance(content.get("models"), dict):
@@ -239,24 +281,37 @@ def timed(what: str, results: Mapping[str, Any]) -> Timed | None:
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
     found = entry.get("paired", {}).get(ratio)
-    value = found.get("ratio") if isinstance(found, Mapping) else found  # with quartiles, or of an older file without
+    value = (
+        found.get("ratio") if isinstance(found, Mapping) else found
+    )  # with quartiles, or of an older file without
     if value is None:
         return None
-    own, every = entry.get("contenders", {}).get(ratio.partition(" / ")[0], {}), entry.get("setting", {}).get("every")
+    own, every = (
+        entry.get("contenders", {}).get(ratio.partition(" / ")[0], {}),
+        entry.get("setting", {}).get("every"),
+    )
     amortised = bool(every) and "refresh_ms" in own
     value *= 1 + own["refresh_ms"] / every / own["median_ms"] if amortised else 1.0
     machine = entry.get("hardware", {})
     refreshed = f", curvature every {every} steps" if amortised else ""
-    told = f"{entry['title']}, batches of {entry['batch_size']}{refreshed}, on {machine.get('cpu', 'an unknown processor')}, "
-    return Timed(float(value), told + f"{machine.get('threads', '?')} threads, torch {machine.get('torch', '?')}")
+    told = (
+        f"{entry['title']}, batches of {entry['batch_size']}{refreshed}, on"
+        f" {machine.get('cpu', 'an unknown processor')}, "
+    )
+    return Timed(
+        float(value),
+        told + f"{machine.get('threads', '?')} threads, torch {machine.get('torch', '?')}",
+    )
 
 
 # --------------------------------------------------------------------------------------------------
 
 LEAST = 0.3
 RULE = (
-    "The tolerance is two standard errors of the difference of the means, at least 0.3 points. better: our mean is above the "
-    "published one by more than the tolerance; reproduced: within it; not reproduced: below by more. A missing published "
+    "The tolerance is two standard errors of the difference of the means, at least 0.3 points."
+    " better: our mean is above the "
+    "published one by more than the tolerance; reproduced: within it; not reproduced: below by"
+    " more. A missing published "
     "deviation is taken to be ours."
 )
 NOT_YET = "not yet run"
@@ -269,7 +324,8 @@ class Outcome:
     Attributes:
         cell: of the table.
         values: ours in percent, one a seed.
-        verdict: "reproduced", "better", "not reproduced", "not run (why)", or of a ratio of times "no verdict (what was timed)".
+        verdict: "reproduced", "better", "not reproduced", "not run (why)", or of a ratio of times
+            "no verdict (what was timed)".
         settings: chosen by tuning; empty where the recipe's own were taken.
         sigma: noise multiplier of our runs.
         epsilon: spent by our runs.
@@ -302,10 +358,18 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     theirs = ours if published.std is None else published.std
     tolerance = max(LEAST, 2 * math.sqrt(theirs**2 / max(1, seeds) + ours**2 / len(values)))
     above = statistics.mean(values) - published.mean
-    return "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
+    return (
+        "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
+    )
 
 
-_PROTOCOL = ("delta", "epochs", "steps", "expected_batch_size", "sampler")  # settings tuned under another do not fit
+_PROTOCOL = (
+    "delta",
+    "epochs",
+    "steps",
+    "expected_batch_size",
+    "sampler",
+)  # settings tuned under another do not fit
 
 
 def _protocol(run: Run) -> dict[str, Any]:
@@ -331,15 +395,24 @@ class Tuning:
             for row in store:
                 known = self._by_hash.setdefault(row.get("hash", ""), row)
                 if known["accuracy"] != row["accuracy"] and "hash" in row:
-                    raise StudyError(f"{store.path} and another file of results differ in run {row['hash']}; give one of them")
+                    raise StudyError(
+                        f"{store.path} and another file of results differ in run {row['hash']};"
+                        " give one of them"
+                    )
                 self.rows.append(row)
 
     @functools.cached_property
     def _trials(self) -> list[tuple[str, dict[str, Any], float, dict[str, Any]]]:
         """Full trials: arm, protocol, ε and row."""
-        full = [row for row in self.rows if row["measured_on"] == "validation" and not row.get("tag", {}).get("pruned")]
+        full = [
+            row
+            for row in self.rows
+            if row["measured_on"] == "validation" and not row.get("tag", {}).get("pruned")
+        ]
         runs = [(row, Run.stored(row)) for row in full if "arm" in row.get("tag", {})]
-        return [(row["tag"]["arm"], _protocol(run), run.default("epsilon"), row) for row, run in runs]
+        return [
+            (row["tag"]["arm"], _protocol(run), run.default("epsilon"), row) for row, run in runs
+        ]
 
     def settings(self, cell: Cell) -> dict[str, Plain]:
         """Of the best full trial of the cell's arm under the cell's protocol, empty where it was not tuned so.
@@ -358,7 +431,10 @@ class Tuning:
         epsilon = wanted.default("epsilon") if len(found) > 1 else next(iter(found))
         if epsilon not in found:
             at = ", ".join(f"{one:g}" for one in sorted(found))
-            raise StudyError(f"{cell.row}, {cell.column}: tuned at ε = {at}, and not at {epsilon:g}; give one study's results")
+            raise StudyError(
+                f"{cell.row}, {cell.column}: tuned at ε = {at}, and not at {epsilon:g}; give one"
+                " study's results"
+            )
         tests = [row for row in self.rows if row["measured_on"] == "test"]
         best = best_trials([*found[epsilon], *tests])
         return dict(max(best.values(), key=lambda row: row["accuracy"])["tag"]["params"])
@@ -395,12 +471,15 @@ def reproduce(
         tuned: results files of tuning studies.
         everything: also cells that need more than a few cores.
         workers: cells at once.
-        budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
+        budget_minutes: no cell is started that would not end in time, and those that run when it is
+            up are stopped.
         console: where progress is drawn.
-        speed: results of `benchmarks/speed.py`; None for those of the checkout, where there are some.
+        speed: results of `benchmarks/speed.py`; None for those of the checkout, where there are
+            some.
 
     Raises:
-        StudyError: an unknown table or column, no seeds, a file that cannot be used, or a full disk.
+        StudyError: an unknown table or column, no seeds, a file that cannot be used, or a full
+            disk.
         KeyboardInterrupt: interrupted; reports of what has finished are written before.
     """
     left = minutes_left(budget_minutes)
@@ -409,11 +488,20 @@ def reproduce(
     tables = [load(name) for name in names]
     missing = next((path for path in tuned if not path.is_file()), None)
     if missing is not None:
-        raise StudyError(f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`")
+        raise StudyError(
+            f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`"
+        )
     tuning, times = Tuning(Store(path) for path in tuned), read_speed(speed)
-    cells = [cell for table in tables for cell in table.of(columns) if not cell.not_run and (everything or not cell.needs)]
+    cells = [
+        cell
+        for table in tables
+        for cell in table.of(columns)
+        if not cell.not_run and (everything or not cell.needs)
+    ]
     tasks = [
-        Task(cell.run(tuning.settings(cell), seed), label=f"{cell.row}, {cell.column}") for seed in seeds for cell in cells
+        Task(cell.run(tuning.settings(cell), seed), label=f"{cell.row}, {cell.column}")
+        for seed in seeds
+        for cell in cells
     ]
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
@@ -423,14 +511,23 @@ def reproduce(
 
         def report() -> None:
             for table in tables:
-                found[table.name] = outcomes(table, store, tuning, seeds, source.failures, times=times)
+                found[table.name] = outcomes(
+                    table, store, tuning, seeds, source.failures, times=times
+                )
                 _write(folder, table, found[table.name])
 
-        with reported(report), StudyProgress(source.total, done=source.done_before, console=console) as progress:
+        with (
+            reported(report),
+            StudyProgress(source.total, done=source.done_before, console=console) as progress,
+        ):
             drive(
-                source, Place(folder, data_dir), workers=workers, budget_minutes=left(), expected=expected_seconds(store),
+                source,
+                Place(folder, data_dir),
+                workers=workers,
+                budget_minutes=left(),
+                expected=expected_seconds(store),
                 watcher=progress,
-            )  # fmt: skip
+            )
     return found
 
 
@@ -476,31 +573,63 @@ def _explain_missing_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
     ours = timed(cell.timed, times) if cell.timed else None
     if ours is None:
         return Outcome(cell=cell, verdict=f"not run ({cell.not_run})", settings={})
-    return Outcome(cell=cell, values=[ours.ratio], verdict=f"no verdict (ours: {ours.where})", settings={})
+    return Outcome(
+        cell=cell, values=[ours.ratio], verdict=f"no verdict (ours: {ours.where})", settings={}
+    )
 
 
-def _outcome(table: Table, cell: Cell, chosen: Mapping[str, Plain], rows: Sequence[Mapping[str, Any]]) -> Outcome:
+def _outcome(
+    table: Table, cell: Cell, chosen: Mapping[str, Plain], rows: Sequence[Mapping[str, Any]]
+) -> Outcome:
     values = [100 * row["accuracy"] for row in rows]
     first = rows[0]
-    accounting = f"{first['accountant'].upper()}, {first['sampler']}, δ = {first['delta']:g}, {first['steps']:,} steps"
+    accounting = (
+        f"{first['accountant'].upper()}, {first['sampler']}, δ = {first['delta']:g},"
+        f" {first['steps']:,} steps"
+    )
     return Outcome(
-        cell=cell, values=values, verdict=verdict(cell.published, table.seeds, values), settings=chosen,
-        sigma=first["noise_multiplier"], epsilon=max(row["epsilon"] for row in rows), accounting=accounting,
-    )  # fmt: skip
+        cell=cell,
+        values=values,
+        verdict=verdict(cell.published, table.seeds, values),
+        settings=chosen,
+        sigma=first["noise_multiplier"],
+        epsilon=max(row["epsilon"] for row in rows),
+        accounting=accounting,
+    )
 
 
 def markdown(table: Table, found: Sequence[Outcome]) -> str:
     """A table for people: published, ours, σ and verdict of every cell."""
     unit = f" {table.unit}" if table.unit else ""
-    head = ["method", "setting", f"published{unit}", f"ours{unit} (seeds)", "σ, ours", "verdict", "settings"]
+    head = [
+        "method",
+        "setting",
+        f"published{unit}",
+        f"ours{unit} (seeds)",
+        "σ, ours",
+        "verdict",
+        "settings",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for one in found:
         ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
         sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
         own = "the recipe's" if one.values and one.cell.recipe else ""
         chosen = f"tuned: {settings_text(one.settings)}" if one.settings else own
-        chosen = f"`{one.cell.command}`" if one.cell.needs and one.cell.command and not one.values else chosen
-        cells = [one.cell.row, one.cell.column, one.cell.published.text, ours, sigma, one.verdict, chosen]
+        chosen = (
+            f"`{one.cell.command}`"
+            if one.cell.needs and one.cell.command and not one.values
+            else chosen
+        )
+        cells = [
+            one.cell.row,
+            one.cell.column,
+            one.cell.published.text,
+            ours,
+            sigma,
+            one.verdict,
+            chosen,
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     accounting = sorted({one.accounting for one in found if one.accounting})
     notes = [f"Published: {table.accounting}." + (f" Note: {table.note}." if table.note else "")]
@@ -518,18 +647,33 @@ def _rule(found: Sequence[Outcome]) -> str:
 
 def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
     content = {
-        "kind": "dpkfc table", "version": 1, "name": table.name, "title": table.title, "accounting": table.accounting,
-        "note": table.note, "unit": table.unit, "rule": _rule(found),
+        "kind": "dpkfc table",
+        "version": 1,
+        "name": table.name,
+        "title": table.title,
+        "accounting": table.accounting,
+        "note": table.note,
+        "unit": table.unit,
+        "rule": _rule(found),
         "cells": [
             {
-                "row": one.cell.row, "column": one.cell.column, "published": one.cell.published.text, "values": list(one.values),
-                "ours": one.ours, "sigma": one.sigma, "epsilon": one.epsilon, "accounting": one.accounting,
-                "settings": dict(one.settings), "verdict": one.verdict, "recipe": one.cell.recipe, "method": one.cell.method,
+                "row": one.cell.row,
+                "column": one.cell.column,
+                "published": one.cell.published.text,
+                "values": list(one.values),
+                "ours": one.ours,
+                "sigma": one.sigma,
+                "epsilon": one.epsilon,
+                "accounting": one.accounting,
+                "settings": dict(one.settings),
+                "verdict": one.verdict,
+                "recipe": one.cell.recipe,
+                "method": one.cell.method,
                 "command": one.cell.command,
             }
             for one in found
         ],
-    }  # fmt: skip
+    }
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     placed(folder / f"{table.name}.json", lambda part: part.write_text(text, "utf-8"))
     page = f"# {table.title}\n\n{markdown(table, found)}\n"
@@ -553,7 +697,8 @@ class Tried:
         table: by its name.
         row: label of the method.
         recipe: of the run; empty where there is none.
-        said: `RAN`, "not yet run", "no run: why" where the table has none, "no data: why", or "failed: why".
+        said: `RAN`, "not yet run", "no run: why" where the table has none, "no data: why", or
+            "failed: why".
     """
 
     table: str
@@ -581,17 +726,21 @@ def tried(
 
     Args:
         tables: whose cells are tried.
-        folder: for results and ledgers, kept apart from others in `FOLDER` below it. No report is written.
+        folder: for results and ledgers, kept apart from others in `FOLDER` below it. No report is
+            written.
         columns: whose cells are tried; all where none is given.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         workers: cells at once.
-        budget_minutes: no cell is started that would not end in time, and those that run when it is up are stopped.
+        budget_minutes: no cell is started that would not end in time, and those that run when it is
+            up are stopped.
         console: where progress is drawn.
 
     Raises:
         StudyError: an unknown column, a folder that cannot be used, or a full disk.
     """
-    small = {(table.name, cell.row, _small(cell)): cell for table in tables for cell in table.of(columns)}
+    small = {
+        (table.name, cell.row, _small(cell)): cell for table in tables for cell in table.of(columns)
+    }
     wrong = {run: why for _, _, run in small if run is not None and (why := _wrong(run))}
     tasks = [Task(run, label=row) for _, row, run in small if run is not None and run not in wrong]
     place = Place(folder / FOLDER, data_dir)
@@ -613,7 +762,10 @@ def tried(
             why = source.failures.get(run.hash)
             return f"failed: {why}" if why else RAN if store.get(run) is not None else "not yet run"
 
-        found = [Tried(name, row, cell.recipe, said(run, cell)) for (name, row, run), cell in small.items()]
+        found = [
+            Tried(name, row, cell.recipe, said(run, cell))
+            for (name, row, run), cell in small.items()
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -621,7 +773,10 @@ def _small(cell: Cell) -> Run | None:
     """The run of a cell in small, at an ε that all columns share; None where the cell has none."""
     if cell.not_run:
         return None
-    common: dict[str, Plain] = {"smoke": True, **({"epsilon": 1.0} if "epsilon" in cell.settings else {})}
+    common: dict[str, Plain] = {
+        "smoke": True,
+        **({"epsilon": 1.0} if "epsilon" in cell.settings else {}),
+    }
     return replace(cell, settings={**cell.settings, **common}).run({}, 0)
 
 

@@ -1,7 +1,8 @@
 """Curvature-aware differentially private training.
 
 Three tiers: the command line `dpkfc`, a `Session` over a `Plan`, and an Opacus-shaped engine in
-`dpkfc.integrations.opacus`. Under them lie pure functions for norms, clip factors, curvature factors and noise.
+`dpkfc.integrations.opacus`. Under them lie pure functions for norms, clip factors, curvature
+factors and noise.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ from dpkfc.curvature import (
 )
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.memory import keep_freed_memory
-from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, PostProcess, PostProcessBase, WeightEMA
+from dpkfc.postprocess import (
+    EMA,
+    SOFIM,
+    AdamBC,
+    DiSK,
+    LowPass,
+    PostProcess,
+    PostProcessBase,
+    WeightEMA,
+)
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
 from dpkfc.tracking.batch_rules import register_batch_rule

@@ -1,4 +1,5 @@
 """`python -m dpkfc` is the command line."""
+
 from __future__ import annotations
 
 from dpkfc.cli import app

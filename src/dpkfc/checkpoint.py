@@ -119,8 +119,8 @@ def write(
         private: let the owner alone read the folder (mode 0700) and its files (mode 0600).
 
     Raises:
-        CheckpointError: the folder cannot be written or holds something else, such as the ledger, or
-            `meta` holds a value of another kind.
+        CheckpointError: the folder cannot be written or holds something else, such as the ledger,
+            or `meta` holds a value of another kind.
     """
     target = Path(folder).resolve()
     fresh = target.with_name(target.name + ".new")
@@ -170,7 +170,9 @@ def _write_files(
         manifest["sha256"][group] = file_digest(path)
     path = folder / "manifest.json"
     path.touch(file_mode)
-    path.write_text(json.dumps(manifest | {"digest": _digest_manifest(manifest)}, indent=1), "utf-8")
+    path.write_text(
+        json.dumps(manifest | {"digest": _digest_manifest(manifest)}, indent=1), "utf-8"
+    )
     _sync(path)
     _sync(folder)
 
@@ -239,7 +241,8 @@ def keep_of_others(
             # It was written since, on this ledger, which is open here alone.
             return
     raise CheckpointError(
-        f"the ledger holds {releases} releases from before this session, so their checkpoint in {folder} "
+        f"the ledger holds {releases} releases from before this session, so their checkpoint in"
+        f" {folder} "
         "stays as it is; go on from it with session.restore(), or save into another folder"
     )
 
@@ -269,7 +272,8 @@ def _find_newest(target: Path) -> Path:
     previous = target.with_name(target.name + ".old")
     if not (previous / "manifest.json").exists():
         raise CheckpointError(
-            f"no checkpoint in {target}: manifest.json is missing; name the folder that was saved to"
+            f"no checkpoint in {target}: manifest.json is missing; name the folder that was saved"
+            " to"
         )
     return previous
 
@@ -294,7 +298,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], 
                 raise CheckpointError(
                     f"{path} is damaged (its hash is not the one in manifest.json); {_ADVICE}"
                 )
-            # Tensors of a file begin at any address, and sums over them could differ in the last bit.
+            # Tensors of a file begin at any address, and sums over them could differ in the last
+            # bit.
             tensors[group] = {name: tensor.clone() for name, tensor in load_file(path).items()}
         return tensors, unpack(manifest["meta"], tensors.pop(_STATE, {}))
     except (OSError, SafetensorError, *_MISFIT) as error:
@@ -308,7 +313,8 @@ def _read_manifest(target: Path) -> dict[str, Any]:
     version = manifest["format"]
     if version not in _READABLE:
         raise CheckpointError(
-            f"checkpoint {target} has format {version!r:.40}, this version reads {_FORMAT}; {_ADVICE}"
+            f"checkpoint {target} has format {version!r:.40}, this version reads {_FORMAT};"
+            f" {_ADVICE}"
         )
     digest = manifest.pop("digest", None)
     expected = None if version == _READABLE[0] else _digest_manifest(manifest)

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_optional_integer, check_positive
+from dpkfc._checks import (
+    check_integer,
+    check_not_negative,
+    check_one_of,
+    check_optional_integer,
+    check_positive,
+)
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
 from dpkfc.gradients.clipping import SPLIT, Clip, contribution_bound
@@ -113,7 +119,8 @@ class PlanBase:
     def ledger_header(self) -> dict[str, Any]:
         """Return what the first line of a ledger says of its plan, so that the ledger can be read alone.
 
-        The number of releases is left to the caller that opens the ledger: an engine may have no limit.
+        The number of releases is left to the caller that opens the ledger: an engine may have no
+        limit.
         """
         return {
             "certified": self.certified,
@@ -129,12 +136,15 @@ class PlanBase:
         """Return the SHA-256 of the public description: two plans with one hash run the same mechanism.
 
         Raises:
-            ValueError: the description of the preconditioner holds something else than plain values.
+            ValueError: the description of the preconditioner holds something else than plain
+                values.
         """
         try:
             text = json.dumps(self._mechanism(), sort_keys=True, separators=(",", ":"))
         except TypeError as error:
-            raise ValueError(f"preconditioner.describe() must return plain values that JSON can hold: {error}") from error
+            raise ValueError(
+                f"preconditioner.describe() must return plain values that JSON can hold: {error}"
+            ) from error
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def _mechanism(self) -> dict[str, Any]:
@@ -152,7 +162,8 @@ class Plan(PlanBase):
         config: the settings it was made from.
         dataset_size: number of examples N, or of units where `config.unit` is larger than a record.
         sampler: how a logical batch is drawn.
-        noise_multiplier: standard deviation of the noise over the sensitivity; 0 is no noise and no privacy.
+        noise_multiplier: standard deviation of the noise over the sensitivity; 0 is no noise and no
+            privacy.
         delta: δ of the guarantee.
         steps: planned number of releases.
         target_epsilon: the ε it was calibrated for, None where the noise was given.
@@ -175,7 +186,8 @@ class Plan(PlanBase):
             raise ValueError(f"a plan needs at least one step, got {self.steps}")
         if self.sampler.dataset_size != self.dataset_size:
             raise ValueError(
-                f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for {self.dataset_size}"
+                f"the sampler draws from {self.sampler.dataset_size} examples, the plan is for"
+                f" {self.dataset_size}"
             )
         if self.config.preconditioner is not None:
             self.config.preconditioner.check_plan(self.steps, self.config.readout)
@@ -201,7 +213,9 @@ class Plan(PlanBase):
 
         That of the sum as it is rounded, where the noise is.
         """
-        found = self.sampler.sensitivity(contribution_bound(self.config.clipping, self.config.max_grad_norm))
+        found = self.sampler.sensitivity(
+            contribution_bound(self.config.clipping, self.config.max_grad_norm)
+        )
         return widened(found) if self.noise == ROUNDED else found
 
     @property
@@ -230,7 +244,10 @@ class Plan(PlanBase):
         most = self.config.max_records_per_unit
         if most is None:
             return "one example"
-        return f"one {self.config.unit} (all records; up to {most} of them, drawn anew, count in a step)"
+        return (
+            f"one {self.config.unit} (all records; up to {most} of them, drawn anew, count in a"
+            " step)"
+        )
 
     @property
     def units(self) -> int:
@@ -246,14 +263,17 @@ class Plan(PlanBase):
             yield "NOT PRIVATE: curvature is measured on the private data themselves"
         if not self.sampler.certified:
             yield (
-                "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same rate, which these "
+                "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same"
+                " rate, which these "
                 "batches can exceed several times over"
             )
 
     @cached_property
     def curve(self) -> EpsilonCurve:
         """ε as a function of the number of releases, remembered."""
-        return EpsilonCurve(self.event, self.delta, self.neighbouring_relation, self.accountant, horizon=self.steps)
+        return EpsilonCurve(
+            self.event, self.delta, self.neighbouring_relation, self.accountant, horizon=self.steps
+        )
 
     def epsilon(self, steps: int | None = None) -> float:
         """Return ε after a number of releases, by default all planned ones; infinite without noise.
@@ -270,7 +290,9 @@ class Plan(PlanBase):
     def _warn_once(self) -> None:
         """Warn that ε is not valid; without noise it is infinite and needs no warning."""
         if self.caveats and self.noise_multiplier > 0:
-            warnings.warn(f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4)
+            warnings.warn(
+                f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4
+            )
 
     def cross_check(self) -> dict[str, float | None]:
         """Return ε of the whole run by PLD (None if it does not apply) and by RDP.
@@ -278,7 +300,9 @@ class Plan(PlanBase):
         Raises:
             ValueError: the two contradict each other.
         """
-        return accounting.cross_check(self.event, self.steps, self.delta, self.neighbouring_relation)
+        return accounting.cross_check(
+            self.event, self.steps, self.delta, self.neighbouring_relation
+        )
 
     def check_accounting(self) -> None:
         """Refuse a plan whose ε is in dispute, before a ledger is opened and charged.
@@ -289,7 +313,9 @@ class Plan(PlanBase):
             ValueError: the accountants contradict each other.
         """
         if self.certified:
-            accounting.check_before_a_run(self.event, self.steps, self.delta, self.neighbouring_relation)
+            accounting.check_before_a_run(
+                self.event, self.steps, self.delta, self.neighbouring_relation
+            )
 
     def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:
         """Open the ledger of a run of this plan, in memory without a path.
@@ -362,9 +388,17 @@ class Plan(PlanBase):
             "preconditioner": self.config.describe_preconditioner(),
             "readout": self.config.readout,
             "postprocess": [step.describe() for step in self.config.postprocess],
-            "weight_average": None if self.config.weight_average is None else self.config.weight_average.describe(),
+            "weight_average": None
+            if self.config.weight_average is None
+            else self.config.weight_average.describe(),
             "augmentations": self.config.augmentations,
-            "assumed_public": ["dataset_size", "expected_batch_size", "max_grad_norm", "steps", "delta"],
+            "assumed_public": [
+                "dataset_size",
+                "expected_batch_size",
+                "max_grad_norm",
+                "steps",
+                "delta",
+            ],
         }
 
 
@@ -383,9 +417,9 @@ class PrivacyConfig:
         epochs: expected passes over the dataset. Give either `epochs` or `steps`.
         steps: the number of releases.
         max_grad_norm: C, in the preconditioned space.
-        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers). For
-            a basis along which gradients are split (GEP), "embedding_residual", or "embedding" if
-            GEP drops the residual.
+        clipping: "flat", "normalised", "automatic" or "per_layer" (C / √L for each of L layers).
+            For a basis along which gradients are split (GEP), "embedding_residual", or "embedding"
+            if GEP drops the residual.
         automatic_gamma: γ of automatic clipping.
         noise: "gaussian" in floating-point numbers, or "rounded". "rounded" puts sum and noise on a
             grid that does not depend on data, against attacks on low bits, and widens the
@@ -404,20 +438,20 @@ class PrivacyConfig:
             and `AdamBC(...)`.
         weight_average: an average of the weights for evaluation, see `Session.averaged_weights`. It
             does not change training.
-        augmentations: K views of every example, whose mean gradient is clipped (De et al. 2022). The
-            session's `augment`, or a random dataset, makes them.
+        augmentations: K views of every example, whose mean gradient is clipped (De et al. 2022).
+            The session's `augment`, or a random dataset, makes them.
         unit: the protected unit: "example", or the name of a larger unit such as "patient". All
             records of a unit share one clip. `expected_batch_size` and `dataset_size` then count
             units, and the session is given `units`.
-        max_records_per_unit: the most records of one unit that count in a step, drawn again at every
-            step. For a unit that is not an example.
+        max_records_per_unit: the most records of one unit that count in a step, drawn again at
+            every step. For a unit that is not an example.
         unit_reduction: a unit's loss is the "mean" or the "sum" of the losses of its records. Both
             are clipped.
         max_physical_batch_size: the most rows of a micro-batch. "auto" finds what fits into memory,
             and None takes the whole batch. It changes memory and speed, never a result. It also
             bounds the examples that a refresh runs at once, see `refresh_rows`.
-        pad_to_multiple: pad micro-batches to a multiple of this number with masked rows, so that few
-            shapes occur (for kernels that are tuned for each shape). It changes speed, never a
+        pad_to_multiple: pad micro-batches to a multiple of this number with masked rows, so that
+            few shapes occur (for kernels that are tuned for each shape). It changes speed, never a
             result.
         norm_methods: layer name to "gram" or "materialised", the method of its per-example norms.
             `dpkfc doctor --cost` measures the fastest. Choose it without private data. It changes
@@ -467,7 +501,10 @@ class PrivacyConfig:
         check_methods(self.norm_methods)
         check_optional_integer("test_mode_seed", self.test_mode_seed, 0)
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"give exactly one of epochs and steps, got epochs={self.epochs} and steps={self.steps}")
+            raise ValueError(
+                f"give exactly one of epochs and steps, got epochs={self.epochs} and"
+                f" steps={self.steps}"
+            )
         if self.epochs is not None:
             check_positive("epochs", self.epochs)
         contribution_bound(self.clipping, self.max_grad_norm)
@@ -477,7 +514,8 @@ class PrivacyConfig:
         check_fields(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
             raise ValueError(
-                f"preconditioner must derive from dpkfc.curvature.Preconditioner, got {type(self.preconditioner).__name__}; "
+                "preconditioner must derive from dpkfc.curvature.Preconditioner, got"
+                f" {type(self.preconditioner).__name__}; "
                 "use KFAC(probe=...), or see docs/extending.md"
             )
         if self.preconditioner is not None:
@@ -488,24 +526,34 @@ class PrivacyConfig:
         """A basis along which gradients are split goes with a clipping of its own, from which the sensitivity follows."""
         needed = None if self.preconditioner is None else self.preconditioner.required_clipping
         if self.clipping in SPLIT and needed is None:
-            raise ValueError(f"clipping={self.clipping!r} clips along a public basis; it needs preconditioner=GEP(...)")
+            raise ValueError(
+                f"clipping={self.clipping!r} clips along a public basis; it needs"
+                " preconditioner=GEP(...)"
+            )
         if needed is not None and self.clipping != needed:
             name = type(self.preconditioner).__name__
             raise ValueError(
-                f"this {name} splits a gradient and clips its parts, which needs clipping={needed!r}, not {self.clipping!r}"
+                f"this {name} splits a gradient and clips its parts, which needs"
+                f" clipping={needed!r}, not {self.clipping!r}"
             )
         if needed is not None and self.readout != "whitened":
             raise ValueError(
-                f"readout={self.readout!r} maps by a metric, and {type(self.preconditioner).__name__} has none: leave it out"
+                f"readout={self.readout!r} maps by a metric, and"
+                f" {type(self.preconditioner).__name__} has none: leave it out"
             )
 
     def _check_micro_batches(self) -> None:
-        most, multiple, unit = self.max_physical_batch_size, self.pad_to_multiple, self.max_records_per_unit
+        most, multiple, unit = (
+            self.max_physical_batch_size,
+            self.pad_to_multiple,
+            self.max_records_per_unit,
+        )
         if not isinstance(self.unit, str) or not self.unit.strip():
             raise ValueError(f"unit must be a name such as 'patient', got {self.unit!r}")
         if (self.unit == "example") != (unit is None):
             raise ValueError(
-                f"unit={self.unit!r} and max_records_per_unit={unit} do not go together: a unit larger than an example needs "
+                f"unit={self.unit!r} and max_records_per_unit={unit} do not go together: a unit"
+                " larger than an example needs "
                 "a name and the most records of one unit that count in a step"
             )
         check_one_of("unit_reduction", self.unit_reduction, ("mean", "sum"))
@@ -513,16 +561,21 @@ class PrivacyConfig:
         if most == "auto":
             return
         if isinstance(most, str):
-            raise ValueError(f"max_physical_batch_size must be an integer >= 1, 'auto' or None, got {most!r}")
+            raise ValueError(
+                f"max_physical_batch_size must be an integer >= 1, 'auto' or None, got {most!r}"
+            )
         check_optional_integer("max_physical_batch_size", most, 1)
         if most is not None and unit is not None and unit > most:
             raise ValueError(
-                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the records of a unit are "
-                f"clipped together and never split; make the first at least {unit}, or the second smaller"
+                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the"
+                " records of a unit are "
+                f"clipped together and never split; make the first at least {unit}, or the second"
+                " smaller"
             )
         if most is not None and multiple is not None and most % multiple:
             raise ValueError(
-                f"max_physical_batch_size={most} must be a multiple of pad_to_multiple={multiple}, to which micro-batches are "
+                f"max_physical_batch_size={most} must be a multiple of pad_to_multiple={multiple},"
+                " to which micro-batches are "
                 "padded"
             )
 
@@ -562,7 +615,8 @@ class PrivacyConfig:
         check_one_of("sampler", self.sampler, SAMPLERS)
         if self.sampler == "shuffle" and not self.uncertified:
             raise ValueError(
-                "sampler='shuffle' has no certified guarantee; use 'poisson' or 'fixed', or set uncertified=True "
+                "sampler='shuffle' has no certified guarantee; use 'poisson' or 'fixed', or set"
+                " uncertified=True "
                 "to run it anyway with that stamped on the privacy card"
             )
         if self.accountant is not None:
@@ -570,17 +624,22 @@ class PrivacyConfig:
         check_optional_integer("max_batch_size", self.max_batch_size, 1)
         if (self.sampler == "truncated_poisson") != (self.max_batch_size is not None):
             raise ValueError(
-                f"sampler={self.sampler!r} and max_batch_size={self.max_batch_size} do not go together: 'truncated_poisson' "
+                f"sampler={self.sampler!r} and max_batch_size={self.max_batch_size} do not go"
+                " together: 'truncated_poisson' "
                 "needs the most examples that a batch keeps, and no other sampler takes it"
             )
         if self.max_batch_size is not None and self.max_batch_size < self.expected_batch_size:
             raise ValueError(
-                f"max_batch_size={self.max_batch_size} is less than expected_batch_size={self.expected_batch_size}, so more than "
-                "half of the batches would be cut; choose it so large that a full batch is rarer than delta, such as "
+                f"max_batch_size={self.max_batch_size} is less than"
+                f" expected_batch_size={self.expected_batch_size}, so more than "
+                "half of the batches would be cut; choose it so large that a full batch is rarer"
+                " than delta, such as "
                 f"{math.ceil(self.expected_batch_size + 7 * math.sqrt(self.expected_batch_size)) + 10}"
             )
         if self.sampler == "fixed" and self.accountant == "pld":
-            raise ValueError("PLD cannot account for sampler='fixed'; use accountant='rdp' or leave it out")
+            raise ValueError(
+                "PLD cannot account for sampler='fixed'; use accountant='rdp' or leave it out"
+            )
 
     @property
     def resolved_accountant(self) -> str:
@@ -626,7 +685,14 @@ class PrivacyConfig:
         check_target(None, delta, dataset_size)
         return self._plan(sampler, self._steps(dataset_size), noise_multiplier, delta, None)
 
-    def _plan(self, sampler: Sampler, steps: int, noise_multiplier: float, delta: float, target: float | None) -> Plan:
+    def _plan(
+        self,
+        sampler: Sampler,
+        steps: int,
+        noise_multiplier: float,
+        delta: float,
+        target: float | None,
+    ) -> Plan:
         return Plan(
             config=self,
             dataset_size=sampler.dataset_size,
@@ -641,14 +707,19 @@ class PrivacyConfig:
         check_integer("dataset_size", dataset_size, 1)
         if self.expected_batch_size > dataset_size:
             raise ValueError(
-                f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size} examples of the "
+                f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size}"
+                " examples of the "
                 f"dataset; choose at most {dataset_size}"
             )
         if self.sampler == "poisson":
             return Poisson(self.expected_batch_size / dataset_size, dataset_size)
         if self.max_batch_size is not None:
-            return TruncatedPoisson(self.expected_batch_size / dataset_size, dataset_size, self.max_batch_size)
-        return (FixedSize if self.sampler == "fixed" else Shuffle)(self.expected_batch_size, dataset_size)
+            return TruncatedPoisson(
+                self.expected_batch_size / dataset_size, dataset_size, self.max_batch_size
+            )
+        return (FixedSize if self.sampler == "fixed" else Shuffle)(
+            self.expected_batch_size, dataset_size
+        )
 
     def _steps(self, dataset_size: int) -> int:
         if self.steps is not None:
@@ -657,7 +728,9 @@ class PrivacyConfig:
         try:
             return max(1, round(self.epochs * dataset_size / self.expected_batch_size))
         except OverflowError:
-            raise ValueError(f"epochs = {self.epochs} are more steps than can be counted; choose fewer") from None
+            raise ValueError(
+                f"epochs = {self.epochs} are more steps than can be counted; choose fewer"
+            ) from None
 
     def clip(self, layers: Iterable[str]) -> Clip:
         """Return how examples are clipped in a model with these layers.

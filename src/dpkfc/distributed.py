@@ -68,8 +68,9 @@ def check_single(command: Sequence[str]) -> None:
 
 if dist.is_available():
     # The functions of this module take the process group that exists when they are imported as a
-    # default, and never let go of it. Building an optimizer imports them. If that happens later, the
-    # threads of a destroyed group stay alive and may abort the process while the interpreter ends.
+    # default, and never let go of it. Building an optimizer imports them. If that happens later,
+    # the threads of a destroyed group stay alive and may abort the process while the interpreter
+    # ends.
     import torch.distributed.nn.functional
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
@@ -381,7 +382,8 @@ def _rank_lost(error: Exception) -> RankLost:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     reason = reason.split(". This is typically")[0][:300]
     return RankLost(
-        "another process of the group died or did not answer in time; start all processes again and "
+        "another process of the group died or did not answer in time; start all processes again"
+        " and "
         f"restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
     )
 

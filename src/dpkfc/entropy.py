@@ -1,7 +1,8 @@
 """Keys from the operating system, drawn when they are used and never before.
 
-Memory can repeat: two resumptions of one snapshot and the two processes after a fork begin with equal memory. A key in
-memory would give both of them equal numbers. A key that is drawn at its use differs, because the kernel is asked anew.
+Memory can repeat: two resumptions of one snapshot and the two processes after a fork begin with
+equal memory. A key in memory would give both of them equal numbers. A key that is drawn at its use
+differs, because the kernel is asked anew.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import time
 def draw_key() -> bytes:
     """Draw a fresh 256-bit key from the operating system.
 
-    The key is BLAKE2b (RFC 7693) of two clocks, keyed with 32 bytes of the kernel. The kernel's bytes make the key
-    unpredictable. The clocks separate two resumptions of a virtual machine without a generation identifier. Its kernel does
-    not notice that it was resumed, and repeats its own bytes for a while.
+    The key is BLAKE2b (RFC 7693) of two clocks, keyed with 32 bytes of the kernel. The kernel's
+    bytes make the key unpredictable. The clocks separate two resumptions of a virtual machine
+    without a generation identifier. Its kernel does not notice that it was resumed, and repeats its
+    own bytes for a while.
 
     Returns:
         32 bytes.

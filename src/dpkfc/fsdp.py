@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer
 
 _FIX = "use plain fully_shard(module) over all processes, or leave the model whole on every process"
-# Prefixes of names of parameters: in a state dict, in the state of a look-ahead filter, in an average.
+# Prefixes of names of parameters: in a state dict, in the state of a look-ahead filter, in an
+# average.
 _PREFIXES = ("", "before.", "average.")
 # A sharded parameter to the tensor that takes its place while a module runs.
 _gathered = WeakIdKeyDictionary()
@@ -92,7 +93,8 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
         return False
     if automatic:
         raise ValueError(
-            "max_physical_batch_size='auto' tries again on one process, but processes of a sharded model "
+            "max_physical_batch_size='auto' tries again on one process, but processes of a sharded"
+            " model "
             "must make the same passes; give max_physical_batch_size as a number"
         )
     names = {id(p): name for name, p in model.named_parameters()}
@@ -153,7 +155,8 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
         if any(_units(module) for module in layer.modules):
             kind = type(layer.module).__name__
             raise ValueError(
-                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which runs "
+                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which"
+                " runs "
                 "again for single examples; apply fully_shard to modules around it"
             )
 
@@ -248,7 +251,9 @@ def divided_as(full: Tensor, like: Any) -> Tensor:
     start = min(mesh.get_local_rank() * size, full.shape[0])
     # A copy lets the whole tensor be freed.
     part = full[start : start + size].to(local(like).device, copy=True)
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
@@ -281,7 +286,9 @@ def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
     return sharded
 
 
-def divided_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+def divided_optimizer_state(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the state of an optimizer, with tensors of a parameter's shape sharded like it.
 
     Raises:

@@ -66,7 +66,8 @@ class MicroBatchSize:
 
     Attributes:
         bound: most rows at once; None for the whole batch.
-        automatic: whether the bound is found by trying. Otherwise running out of memory is an error.
+        automatic: whether the bound is found by trying. Otherwise running out of memory is an
+            error.
         least: rows that cannot be divided: those of one privacy unit, or a padding multiple.
         what: what a row is, for errors.
     """
@@ -150,7 +151,8 @@ class MicroBatchSize:
             if self.least > 1:
                 smallest = f"the least micro-batch, {self.least} rows,"
             raise RuntimeError(
-                f"{smallest} does not fit into memory ({reason}); nothing was released. Use a smaller "
+                f"{smallest} does not fit into memory ({reason}); nothing was released. Use a"
+                " smaller "
                 "model, shorter inputs or another device"
             ) from error
         half = 1 << ((size - 1).bit_length() - 1)

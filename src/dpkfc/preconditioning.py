@@ -240,9 +240,7 @@ class PreconditionerManager:
         reshard(self._model)
         return state
 
-    def _capture(
-        self, model: nn.Module, loss: Callable[[nn.Module], Tensor]
-    ) -> Mapping[str, Any]:
+    def _capture(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Any]:
         return capture(model, self._layers, loss)
 
     def _build_on_first(

@@ -94,7 +94,9 @@ class ReleasePipeline:
             raise
         except Exception:
             # The first process may have charged the ledger before it failed.
-            self.match_release_count(step, self._ranks.broadcast_from_rank0(lambda: self.ledger.count))
+            self.match_release_count(
+                step, self._ranks.broadcast_from_rank0(lambda: self.ledger.count)
+            )
             raise
         if not self._ranks.is_rank0:
             self.match_release_count(step, self.ledger.count + 1)

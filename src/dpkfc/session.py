@@ -57,7 +57,8 @@ from dpkfc.verification.public_rows import PublicRows
 
 _log = logging.getLogger(__name__)
 _ONLY_NOISE = (
-    "private: do not share. Every record of every step had a non-finite gradient; the releases hold "
+    "private: do not share. Every record of every step had a non-finite gradient; the releases"
+    " hold "
     "noise only. Look for missing values (NaN)."
 )
 
@@ -121,7 +122,8 @@ class Batch:
     def __iter__(self) -> NoReturn:
         """Refuse by a TypeError to be read as data: the session loads it."""
         raise TypeError(
-            "a batch of session.batches() holds indices, no data; call session.step(batch, loss_fn), "
+            "a batch of session.batches() holds indices, no data; call session.step(batch,"
+            " loss_fn), "
             "where loss_fn(model, data) gets the tensors"
         )
 
@@ -220,18 +222,21 @@ def check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise ValueError(
-            "a Session samples its batches itself; pass loader.dataset in the place of the DataLoader "
+            "a Session samples its batches itself; pass loader.dataset in the place of the"
+            " DataLoader "
             "(and its collate_fn= and num_workers=)"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
-            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each "
+            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors,"
+            " each "
             "torch.as_tensor(frame[columns].to_numpy())"
         )
     is_mapping = isinstance(dataset, Mapping)
     if is_mapping and not all(isinstance(key, int) for key in dataset):
         raise ValueError(
-            f"a {kind} of columns is indexed by their names, not by records; pass a tuple of tensors, "
+            f"a {kind} of columns is indexed by their names, not by records; pass a tuple of"
+            " tensors, "
             "tuple(columns.values()), or a list with a dict for each record"
         )
 
@@ -297,17 +302,17 @@ class Session:
         dataset: a map-style dataset, or a tuple of tensors with a common leading axis, of
             `plan.dataset_size` examples.
         units: the unit of each record, one id a record `[len(dataset)]`, or the name of a column of
-            the dataset. For a plan whose `unit` is larger than a record; `plan.dataset_size` is then
-            the number of distinct ids.
+            the dataset. For a plan whose `unit` is larger than a record; `plan.dataset_size` is
+            then the number of distinct ids.
         ledger_path: the file of the privacy ledger; None keeps the ledger in memory.
         collate_fn: makes a batch of examples (default: torch's).
         num_workers: the number of loader processes.
         augment: maps a batch on the model's device to one with as many rows, each changed at random
             independently. It is called once for every row of every view, see
             `PrivacyConfig.augmentations`.
-        verify: check on public rows, before the first private row is read, that examples do not mix.
-            "strict" refuses operations whose batch axis cannot be followed; False skips the check.
-            Every pass is proved either way.
+        verify: check on public rows, before the first private row is read, that examples do not
+            mix. "strict" refuses operations whose batch axis cannot be followed; False skips the
+            check. Every pass is proved either way.
         public_records: records that are not private, for that check. By default numbers are drawn
             with the types and shapes of the first record.
 
@@ -315,9 +320,9 @@ class Session:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another
             size.
 
-    Guarantee:
-        Each `step` is one release of the plan's event, in the ledger before it exists. The optimizer
-        sees that release and nothing else. `plan.steps` releases cost at most the plan's (ε, δ).
+    Guarantee: Each `step` is one release of the plan's event, in the ledger before it exists. The
+        optimizer sees that release and nothing else. `plan.steps` releases cost at most the plan's
+        (ε, δ).
     """
 
     def __init__(
@@ -406,7 +411,8 @@ class Session:
         """Sample the remaining logical batches, each to be passed to `step` before the next.
 
         Raises:
-            RuntimeError: a batch was not passed to `step`. Skipping batches by their content voids ε.
+            RuntimeError: a batch was not passed to `step`. Skipping batches by their content voids
+                ε.
         """
         if self._pending is not None and self.ledger.count < self.plan.steps:
             # A loop has ended before its last batch was stepped. Another batch in its place would
@@ -580,7 +586,8 @@ class Session:
         unproved = verdict.operation
         if self._is_sharded and unproved is not None:
             raise ValueError(
-                f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard needs "
+                f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
+                " needs "
                 "a proved batch axis: register_batch_rule"
             )
         self._verified.add(program)
@@ -600,7 +607,9 @@ class Session:
         given = self._public_records
         collate = self._loader.collate
         if given is not None:
-            return [lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)]
+            return [
+                lambda count: PublicRows([given[i % len(given)] for i in range(count)], collate)
+            ]
         record = self._loader.example()
         integers = ["bits", "ones"]
         if self._device.type == "cpu":
@@ -693,9 +702,9 @@ class Session:
         Args:
             folder: a folder of its own. An earlier checkpoint in it is replaced, and stays readable
                 until the new one is complete.
-            extra: the caller's own state, such as `scheduler.state_dict()`, which `restore` returns.
-                It consists of plain values and tensors in dicts, lists and tuples. It must not hold
-                anything that was computed from private data.
+            extra: the caller's own state, such as `scheduler.state_dict()`, which `restore`
+                returns. It consists of plain values and tensors in dicts, lists and tuples. It must
+                not hold anything that was computed from private data.
 
         Raises:
             CheckpointError: a folder that cannot be written or holds other files, or a checkpoint
@@ -784,7 +793,8 @@ class Session:
             )
         if self._pending is not None and meta["step"] != self._step:
             raise RuntimeError(
-                f"a batch was drawn for step {self._step} and not passed to session.step(); pass it "
+                f"a batch was drawn for step {self._step} and not passed to session.step(); pass"
+                " it "
                 f"first, or restore step {meta['step']} into a new session"
             )
         with checkpoint.fitting(folder):

@@ -12,7 +12,10 @@ from dpkfc.app.datasets.formats import encode_delta
 
 
 def idx_bytes(array: np.ndarray) -> bytes:
-    return struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
 def write_idx(path: Path, array: np.ndarray) -> Path:
@@ -22,11 +25,15 @@ def write_idx(path: Path, array: np.ndarray) -> Path:
     return path
 
 
-def write_mnist(folder: Path, train: int = 40, test: int = 20, suffix: str = ".gz") -> dict[str, np.ndarray]:
+def write_mnist(
+    folder: Path, train: int = 40, test: int = 20, suffix: str = ".gz"
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = {}
     for prefix, count in (("train", train), ("t10k", test)):
-        arrays[f"{prefix}-images-idx3-ubyte"] = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"{prefix}-images-idx3-ubyte"] = rng.integers(
+            0, 256, (count, 28, 28), dtype=np.uint8
+        )
         arrays[f"{prefix}-labels-idx1-ubyte"] = np.arange(count, dtype=np.uint8) % 10
     for name, array in arrays.items():
         write_idx(folder / f"{name}{suffix}", array)

@@ -14,7 +14,13 @@ from tests.app.accounting import remembered
 
 __all__ = ["SETTINGS", "call", "finished_run"]
 
-SETTINGS = {"recipe": "digits", "method": "dp-sgd", "steps": 3, "expected_batch_size": 48, "accountant": "rdp"}
+SETTINGS = {
+    "recipe": "digits",
+    "method": "dp-sgd",
+    "steps": 3,
+    "expected_batch_size": 48,
+    "accountant": "rdp",
+}
 
 
 def finished_run(folder: Path) -> Path:

@@ -33,38 +33,55 @@ def _texts(count: int, classes: int, first: int = 0) -> list[tuple]:
 def write_imdb(root: Path, count: int = 24) -> None:
     for name in ("train", "test"):
         rows = [(label, 9, f"{i}_9", text) for i, (label, text) in enumerate(_texts(count, 2))]
-        _put(root / "imdb" / f"{name}.csv.bz2", bz2.compress(_csv(rows, ("label", "rating", "id", "text"))))
+        _put(
+            root / "imdb" / f"{name}.csv.bz2",
+            bz2.compress(_csv(rows, ("label", "rating", "id", "text"))),
+        )
 
 
 def write_ag_news(root: Path, count: int = 24) -> None:
     train = _csv([*_texts(count, 4, 1), (1, "seen in the test file")], ("label", "description"))
-    test = _csv([(label, "a title", text + " tested") for label, text in _texts(8, 4, 1)] + [(2, "t", "seen in the test file")])
+    test = _csv(
+        [(label, "a title", text + " tested") for label, text in _texts(8, 4, 1)]
+        + [(2, "t", "seen in the test file")]
+    )
     _put(root / "ag_news" / "train_subset.csv.gz", gzip.compress(train))
     _put(root / "ag_news" / "test.csv.gz", gzip.compress(test))
 
 
 def write_stackoverflow(root: Path, count: int = 40) -> None:
-    _put(root / "stackoverflow" / "titles.csv.gz", gzip.compress(_csv(_texts(count, 20, 1), ("label", "title"))))
+    _put(
+        root / "stackoverflow" / "titles.csv.gz",
+        gzip.compress(_csv(_texts(count, 20, 1), ("label", "title"))),
+    )
 
 
 def write_sst2(root: Path, count: int = 24) -> None:
     for name in ("train", "dev"):
         lines = "".join(f"{text}\t{label}\n" for label, text in _texts(count, 2))
-        _put(root / "sst2" / f"{name}.tsv.gz", gzip.compress(("sentence\tlabel\n" + lines).encode()))
+        _put(
+            root / "sst2" / f"{name}.tsv.gz", gzip.compress(("sentence\tlabel\n" + lines).encode())
+        )
 
 
 def write_e2e(root: Path, count: int = 24) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name in ("trainset", "devset", "testset_w_refs"):
-            rows = [(f"name[The {i}], area[city centre]", f"The {i} is in the centre, é.") for i in range(count)]
+            rows = [
+                (f"name[The {i}], area[city centre]", f"The {i} is in the centre, é.")
+                for i in range(count)
+            ]
             archive.writestr(f"e2e-dataset/{name}.csv", _csv(rows, ("mr", "ref")))
     _put(root / "e2e" / "e2e-dataset.zip", packed.getvalue())
 
 
 def write_dart(root: Path, count: int = 12) -> None:
     dev = [
-        {"tripleset": [["A", "NEAR", str(i)], ["A", "IS", "b"]], "annotations": [{"text": f"A is near {i}."}, {"text": "b"}]}
+        {
+            "tripleset": [["A", "NEAR", str(i)], ["A", "IS", "b"]],
+            "annotations": [{"text": f"A is near {i}."}, {"text": "b"}],
+        }
         for i in range(count)
     ]
     triples = "<modifiedtripleset><mtriple>A | IS | b</mtriple></modifiedtripleset>"
@@ -91,7 +108,11 @@ def write_svhn(root: Path, count: int = 24) -> dict[str, np.ndarray]:
     for name in ("train", "test"):
         images[name] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
         labels = (np.arange(count) % 10 + 1).astype(np.uint8)[:, None]
-        savemat(root / "svhn" / f"{name}_32x32.mat", {"X": np.moveaxis(images[name], 0, 3), "y": labels}, do_compression=True)
+        savemat(
+            root / "svhn" / f"{name}_32x32.mat",
+            {"X": np.moveaxis(images[name], 0, 3), "y": labels},
+            do_compression=True,
+        )
     return images
 
 
@@ -122,7 +143,14 @@ def write_faces(root: Path, names: dict[str, int]) -> Path:
 
 
 def write_all(root: Path) -> Path:
-    for write in (write_imdb, write_ag_news, write_stackoverflow, write_sst2, write_e2e, write_dart):
+    for write in (
+        write_imdb,
+        write_ag_news,
+        write_stackoverflow,
+        write_sst2,
+        write_e2e,
+        write_dart,
+    ):
         write(root)
     write_mnist(root / "mnist")
     write_mnist(root / "fashion-mnist")
@@ -130,7 +158,11 @@ def write_all(root: Path) -> Path:
     write_cifar(root / "cifar100", train=24)
     write_svhn(root)
     write_utkface(root)
-    for name, classes, channels in (("pneumoniamnist", 2, 1), ("breastmnist", 2, 1), ("pathmnist", 9, 3)):
+    for name, classes, channels in (
+        ("pneumoniamnist", 2, 1),
+        ("breastmnist", 2, 1),
+        ("pathmnist", 9, 3),
+    ):
         write_medmnist(root, name, classes, channels)
     return root
 

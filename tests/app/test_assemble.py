@@ -15,19 +15,41 @@ from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.curvature import DeadLeaves, FeatureNoise, PinkNoise, PublicData, Refined, WhiteNoise
 from dpkfc.postprocess import AdamBC
 
-CONFIG = RunConfig(recipe="digits", preconditioner="kfac", expected_batch_size=32, steps=4, accountant="rdp", epsilon=8.0)
+CONFIG = RunConfig(
+    recipe="digits",
+    preconditioner="kfac",
+    expected_batch_size=32,
+    steps=4,
+    accountant="rdp",
+    epsilon=8.0,
+)
 SHAPE = (1, 8, 8)
 
 
 def test_settings_reach_the_preconditioner():
-    built = make_kfac(replace(CONFIG, sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4), SHAPE)
+    built = make_kfac(
+        replace(
+            CONFIG, sides="input", damping=0.3, every=9, scale="trace", labels="uniform", seed=4
+        ),
+        SHAPE,
+    )
     assert (built.sides, built.damping, built.every, built.scale, built.labels, built.seed) == (
-        "input", 0.3, 9, "trace", "uniform", 4,
-    )  # fmt: skip
+        "input",
+        0.3,
+        9,
+        "trace",
+        "uniform",
+        4,
+    )
     assert built.probe == PinkNoise(SHAPE) and built.layer_rules is None
-    assert make_kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == ("linear", "conv")
+    assert make_kfac(replace(CONFIG, layer_rules="linear, conv"), SHAPE).layer_rules == (
+        "linear",
+        "conv",
+    )
     assert make_kfac(replace(CONFIG, source="white"), SHAPE).probe == WhiteNoise(SHAPE)
-    assert make_kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(SHAPE, power_exponent=2.0)
+    assert make_kfac(replace(CONFIG, power_exponent=2.0), SHAPE).probe == PinkNoise(
+        SHAPE, power_exponent=2.0
+    )
     assert make_kfac(CONFIG, (7,)).probe == FeatureNoise(7)
     assert isinstance(make_kfac(CONFIG, SHAPE, torch.zeros(3, *SHAPE)).probe, PublicData)
 
@@ -40,7 +62,9 @@ def test_images_of_the_source_are_refined_and_those_of_the_other_are_not():
     ngd = make_privacy_config(of_ngd, SHAPE, dataset_size=200)
     assert ngd.preconditioner.probe == Refined(DeadLeaves(SHAPE), 3)
     unused = replace(refined, preconditioner="none")
-    assert make_plan(unused, SHAPE, 200).hash == make_plan(replace(unused, refine=0), SHAPE, 200).hash
+    assert (
+        make_plan(unused, SHAPE, 200).hash == make_plan(replace(unused, refine=0), SHAPE, 200).hash
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,14 +83,18 @@ def test_what_cannot_be_refined_is_said_before_training(changed: dict, what: str
 
 def make_plan_of(config: RunConfig):
     private = (torch.randn(200, *SHAPE), torch.zeros(200, dtype=torch.long))
-    return make_plan(config, SHAPE, 200, recipe_probe=lambda config: FeatureNoise(64), private=private)
+    return make_plan(
+        config, SHAPE, 200, recipe_probe=lambda config: FeatureNoise(64), private=private
+    )
 
 
 def test_a_public_probe_comes_from_a_file(tmp_path: Path):
     path = tmp_path / "public.safetensors"
     save_file({"inputs": torch.randn(5, *SHAPE), "labels": torch.arange(5)}, path)
     probe = make_kfac(replace(CONFIG, source="public", public_data=str(path)), SHAPE).probe
-    assert probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
+    assert (
+        probe.describe()["examples"] == 5 and "public.safetensors" in probe.describe()["provenance"]
+    )
     with pytest.raises(ConfigError, match="expected `inputs`"):
         make_kfac(replace(CONFIG, source="public", public_data=str(path)), (3, 8, 8))
     path.write_bytes(b"junk")
@@ -82,7 +110,12 @@ def test_a_plain_method_has_no_preconditioner():
 
 def test_the_plan_is_that_of_the_settings():
     plan = make_plan(replace(CONFIG, clipping="normalised", max_grad_norm=0.5), SHAPE, 200)
-    assert (plan.steps, plan.expected_batch_size, plan.dataset_size, plan.accountant) == (4, 32, 200, "rdp")
+    assert (plan.steps, plan.expected_batch_size, plan.dataset_size, plan.accountant) == (
+        4,
+        32,
+        200,
+        "rdp",
+    )
     assert plan.epsilon() <= 8.0 and plan.max_grad_norm == 0.5 and not plan.test_mode
     assert make_plan(replace(CONFIG, steps=0, epochs=2.0), SHAPE, 320).steps == 20
     assert make_plan(replace(CONFIG, test_mode=True, seed=5), SHAPE, 200).test_mode
@@ -128,7 +161,11 @@ def test_settings_reach_adam_bc(settings: dict, expected: AdamBC):
 def test_optimizers():
     model = digits_mlp()
     sgd = make_optimizer(replace(CONFIG, optimizer="sgd", lr=0.2, momentum=0.5), model)
-    assert isinstance(sgd, torch.optim.SGD) and sgd.defaults["lr"] == 0.2 and sgd.defaults["momentum"] == 0.5
+    assert (
+        isinstance(sgd, torch.optim.SGD)
+        and sgd.defaults["lr"] == 0.2
+        and sgd.defaults["momentum"] == 0.5
+    )
     assert isinstance(make_optimizer(replace(CONFIG, optimizer="adam"), model), torch.optim.AdamW)
 
 

@@ -1,4 +1,6 @@
-"""`dpkfc audit`: a run folder is audited with its own settings, the verdict goes into its card, mistakes are one line."""
+"""`dpkfc audit`: a run folder is audited with its own settings, the verdict goes into its card,
+mistakes are one line.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,15 @@ from tests.app.accounting import remembered
 from tests.audit.sizes import size
 
 SETTINGS = {
-    "recipe": "digits", "method": "dp-kfc", "epsilon": 3.0, "steps": 3, "expected_batch_size": 48, "accountant": "rdp",
-    "probe_size": 16, "every": 10,
-}  # fmt: skip
+    "recipe": "digits",
+    "method": "dp-kfc",
+    "epsilon": 3.0,
+    "steps": 3,
+    "expected_batch_size": 48,
+    "accountant": "rdp",
+    "probe_size": 16,
+    "every": 10,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,38 +36,68 @@ def _remembered_accounting():
         yield
 
 
-def test_a_run_folder_is_audited_and_its_card_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence) -> None:
+def test_a_run_folder_is_audited_and_its_card_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evidence
+) -> None:
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
     if size(True, False):  # few canaries: the whole list is run by the full size
         monkeypatch.setattr("dpkfc.audit.canaries.LAYERS", 2)
         monkeypatch.setattr("dpkfc.audit.neighbors.SIZES", (1,))
         monkeypatch.setattr("dpkfc.audit.statistics.NUMBERS", 100_000)
         monkeypatch.setattr("dpkfc.audit.statistics.INCLUSIONS", 1e6)
-    arguments = ["audit", str(folder), "--kind", "step", "--kind", "membership", "--runs", str(size(60, 1500)), "--quiet"]
+    arguments = [
+        "audit",
+        str(folder),
+        "--kind",
+        "step",
+        "--kind",
+        "membership",
+        "--runs",
+        str(size(60, 1500)),
+        "--quiet",
+    ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, (result.output, result.exception)
     assert "held" in result.output and "FAILED" not in result.output
     card = json.loads((folder / "privacy_card.json").read_text())
     assert card["audit"]["passed"] and card["audit"]["step"]["plan_hash"] == card["plan_hash"]
     hidden = card["not_private"]
-    assert {"audit.json", "audit: step", "audit: membership"} <= set(hidden) and "without noise" in hidden["audit: membership"]
+    assert {"audit.json", "audit: step", "audit: membership"} <= set(
+        hidden
+    ) and "without noise" in hidden["audit: membership"]
     text = (folder / "privacy_card.md").read_text()
     assert "audit: membership" in text
-    assert "## Audit" in text and "sensitivity" in text and "Every check held" in text and "membership" in text
+    assert (
+        "## Audit" in text
+        and "sensitivity" in text
+        and "Every check held" in text
+        and "membership" in text
+    )
     assert json.loads((folder / "audit.json").read_text())["step"]["canaries"] >= 20
-    evidence("audit", "dpkfc audit, digits, DP-KFC", checks=len(card["audit"]["step"]["findings"]), passed=True,
-             seconds=card["audit"]["step"]["seconds"])  # fmt: skip
+    evidence(
+        "audit",
+        "dpkfc audit, digits, DP-KFC",
+        checks=len(card["audit"]["step"]["findings"]),
+        passed=True,
+        seconds=card["audit"]["step"]["seconds"],
+    )
 
 
 def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
-    wrong = Finding(check="sensitivity", measured="2 × sensitivity", bound="at most 1", passed=False)
+    wrong = Finding(
+        check="sensitivity", measured="2 × sensitivity", bound="at most 1", passed=False
+    )
     found = audits.Audit(findings=(wrong,), plan_hash="x", canaries=1, seconds=1.0, date="today")
     monkeypatch.setattr(audits, "audit_step", lambda *_, **__: found)
     result = CliRunner().invoke(app, ["audit", str(folder), "--quiet"])
-    assert result.exit_code == 2 and "the audit FAILED" in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert (
+        result.exit_code == 2
+        and "the audit FAILED" in result.stderr
+        and len(result.stderr.strip().splitlines()) == 1
+    )
     assert "FAILED: sensitivity" in (folder / "privacy_card.md").read_text()
 
 
@@ -67,12 +105,22 @@ def test_a_check_that_fails_fails_the_command_and_stays_on_the_card(
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere"),
-        (["--recipe", "digits", "--kind", "magic"], "unknown audit 'magic'; choose from step, one-run, membership"),
+        (
+            ["--recipe", "digits", "--kind", "magic"],
+            "unknown audit 'magic'; choose from step, one-run, membership",
+        ),
         (["--recipe", "digits", "--kind", "membership"], "give the run folder of a finished run"),
         (["nowhere", "--epsilon", "3"], "leave out every other setting"),
-        (["--recipe", "digits", "--runs", "-5"], "needs 10 releases of each world or more (--runs), got -5"),
+        (
+            ["--recipe", "digits", "--runs", "-5"],
+            "needs 10 releases of each world or more (--runs), got -5",
+        ),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["audit", *arguments, "--quiet"])
-    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert (
+        result.exit_code == 2
+        and said in result.stderr
+        and len(result.stderr.strip().splitlines()) == 1
+    )

@@ -18,7 +18,15 @@ from tests.app.accounting import remembered
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_settings_of_a_recipe_are_its_own(recipe: str):
     for method in METHODS:
-        config = run_config({"recipe": recipe, "method": method, "public_data": "x.safetensors", "epsilon": 1.0, "seed": 3})
+        config = run_config(
+            {
+                "recipe": recipe,
+                "method": method,
+                "public_data": "x.safetensors",
+                "epsilon": 1.0,
+                "seed": 3,
+            }
+        )
         assert describe_choice(config) == config.chosen_by, method
 
 
@@ -26,22 +34,42 @@ def test_the_settings_of_a_recipe_are_its_own(recipe: str):
     ("chosen", "named"),
     [
         ({"lr": 0.123}, "lr"),
-        ({"damping": 0.7, "lr": 0.5, "max_grad_norm": 3.0, "momentum": 0.1}, "lr, max_grad_norm, damping, momentum"),
+        (
+            {"damping": 0.7, "lr": 0.5, "max_grad_norm": 3.0, "momentum": 0.1},
+            "lr, max_grad_norm, damping, momentum",
+        ),
         ({"optimizer": "adam"}, "optimizer"),
         ({"method": "disk", "filter_kappa": 0.3}, "filter_kappa"),
         ({"expected_batch_size": 100}, "expected_batch_size"),
-        ({f"{n}": 1 for n in ("every", "leaves", "refine")} | {"epochs": 1, "damping": 1, "exponent": 0.4, "probe_size": 8,
-         "power_exponent": 0.5, "max_rank": 4, "weight_decay": 0.1}, " and 2 more"),
+        (
+            {f"{n}": 1 for n in ("every", "leaves", "refine")}
+            | {
+                "epochs": 1,
+                "damping": 1,
+                "exponent": 0.4,
+                "probe_size": 8,
+                "power_exponent": 0.5,
+                "max_rank": 4,
+                "weight_decay": 0.1,
+            },
+            " and 2 more",
+        ),
     ],
-)  # fmt: skip
+)
 def test_settings_that_are_not_the_recipes_are_named(chosen: dict, named: str):
     told = describe_choice(run_config({"recipe": "digits", **chosen}))
-    assert f"{named}: given, not stated how they were found; not covered by ε" in told and told.endswith(RECIPE_DEFAULTS)
+    assert (
+        f"{named}: given, not stated how they were found; not covered by ε" in told
+        and told.endswith(RECIPE_DEFAULTS)
+    )
 
 
 def test_a_rate_that_follows_from_another_setting_is_the_recipes():
     config = run_config({"recipe": "digits", "method": "disk", "momentum": 0.5})
-    assert config.lr == run_config({"recipe": "digits", "method": "disk"}).lr or "lr" not in describe_choice(config).split(":")[0]
+    assert (
+        config.lr == run_config({"recipe": "digits", "method": "disk"}).lr
+        or "lr" not in describe_choice(config).split(":")[0]
+    )
 
 
 def test_published_settings_that_were_changed_are_no_longer_the_published_ones():
@@ -50,11 +78,23 @@ def test_published_settings_that_were_changed_are_no_longer_the_published_ones()
 
 
 def test_what_was_stated_stands_on_the_card(tmp_path: Path):
-    chosen = {"recipe": "digits", "method": "dp-sgd", "steps": 2, "expected_batch_size": 48, "accountant": "rdp"}
+    chosen = {
+        "recipe": "digits",
+        "method": "dp-sgd",
+        "steps": 2,
+        "expected_batch_size": 48,
+        "accountant": "rdp",
+    }
     with remembered():
         folders = [
             run(run_config({**chosen, "out": str(tmp_path / name), **more})).folder
             for name, more in (("silent", {}), ("stated", {"chosen_by": "20 trials of mine"}))
         ]
-    found = [json.loads((folder / "privacy_card.json").read_text())["hyper_parameters"]["chosen_by"] for folder in folders]
-    assert found[0].startswith("expected_batch_size, steps: given, not stated") and found[1] == "20 trials of mine"
+    found = [
+        json.loads((folder / "privacy_card.json").read_text())["hyper_parameters"]["chosen_by"]
+        for folder in folders
+    ]
+    assert (
+        found[0].startswith("expected_batch_size, steps: given, not stated")
+        and found[1] == "20 trials of mine"
+    )

@@ -1,4 +1,6 @@
-"""WRN with standardised weights: its order of layers, its gradients, and a tiny run of its recipe with several views."""
+"""WRN with standardised weights: its order of layers, its gradients, and a tiny run of its recipe
+with several views.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,26 @@ from tests.gradients.loop import assert_equals_a_loop, examples
 
 def test_every_stage_is_activation_norm_convolution() -> None:
     model = WideResNet(16, 4)
-    stages = [m for m in model.modules() if isinstance(m, nn.Sequential) and isinstance(m[0], nn.ReLU)]
+    stages = [
+        m for m in model.modules() if isinstance(m, nn.Sequential) and isinstance(m[0], nn.ReLU)
+    ]
     assert len(stages) == 6 * 2 + 3 + 1  # six blocks of two, three projections, the end
     for stage in stages:
         assert isinstance(stage[1], nn.GroupNorm) and stage[1].num_groups == 16
-        assert stage[1].num_channels % 16 == 0 and (len(stage) == 2 or isinstance(stage[2], nn.Conv2d))
+        assert stage[1].num_channels % 16 == 0 and (
+            len(stage) == 2 or isinstance(stage[2], nn.Conv2d)
+        )
     convolutions = [m for m in model.modules() if isinstance(m, nn.Conv2d)]
     assert [m.out_channels for m in convolutions if m.kernel_size == (1, 1)] == [64, 128, 256]
-    assert [m.stride[0] for m in convolutions].count(2) == 4 and all(m.bias is not None for m in convolutions)
+    assert [m.stride[0] for m in convolutions].count(2) == 4 and all(
+        m.bias is not None for m in convolutions
+    )
     rules = [layer.rule for layer in find_layers(model)]
-    assert (rules.count("computed"), rules.count("norm"), rules.count("linear")) == (16, 16, 1) and len(rules) == 33
+    assert (rules.count("computed"), rules.count("norm"), rules.count("linear")) == (
+        16,
+        16,
+        1,
+    ) and len(rules) == 33
     filters = model.stem.weight.flatten(1)
     torch.testing.assert_close(filters.norm(dim=1), torch.ones(16))
     torch.testing.assert_close(filters.mean(1), torch.zeros(16), atol=1e-6, rtol=0)
@@ -51,7 +63,10 @@ def test_gradients_of_a_small_one_equal_a_loop() -> None:
     assert_equals_a_loop(model, loss, (x, y), examples((x, y), 3))
 
 
-@pytest.mark.parametrize(("depth", "width", "message"), [(15, 4, "6 n"), (4, 4, "6 n"), (16, 0, "width must be at least 1")])
+@pytest.mark.parametrize(
+    ("depth", "width", "message"),
+    [(15, 4, "6 n"), (4, 4, "6 n"), (16, 0, "width must be at least 1")],
+)
 def test_impossible_sizes(depth: int, width: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WideResNet(depth, width)
@@ -60,8 +75,18 @@ def test_impossible_sizes(depth: int, width: int, message: str) -> None:
 def test_the_defaults_are_the_published_settings() -> None:
     config = run_config({"recipe": "cifar10-wrn"})
     made = make_privacy_config(config, (3, 32, 32))
-    assert (made.augmentations, made.expected_batch_size, made.clipping, made.max_grad_norm) == (16, 4096, "normalised", 1)
-    assert (config.method, config.optimizer, config.lr, config.momentum) == ("dp-sgd", "sgd", 2.0, 0.0)
+    assert (made.augmentations, made.expected_batch_size, made.clipping, made.max_grad_norm) == (
+        16,
+        4096,
+        "normalised",
+        1,
+    )
+    assert (config.method, config.optimizer, config.lr, config.momentum) == (
+        "dp-sgd",
+        "sgd",
+        2.0,
+        0.0,
+    )
     assert make_augment(config, (3, 32, 32)) is not None
     assert make_augment(run_config({"recipe": "digits"}), (1, 8, 8)) is None
 
@@ -75,13 +100,23 @@ def test_settings_of_views_that_do_not_go_together() -> None:
 
 def tiny() -> nn.Module:
     conv = standardised_conv(3, 16, 3)
-    return nn.Sequential(nn.AvgPool2d(8), conv, nn.ReLU(), nn.GroupNorm(16, 16), nn.Flatten(), nn.Linear(256, 10))
+    return nn.Sequential(
+        nn.AvgPool2d(8), conv, nn.ReLU(), nn.GroupNorm(16, 16), nn.Flatten(), nn.Linear(256, 10)
+    )
 
 
-def test_a_tiny_run_shows_its_views_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tiny_run_shows_its_views_on_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(catalogue.RECIPES, "cifar10-wrn", replace(images.CIFAR10_WRN, build=tiny))
     write_cifar(tmp_path / "cifar10")
-    settings = {"steps": 2, "expected_batch_size": 6, "augmentations": 3, "probe_size": 8, "accountant": "rdp"}
+    settings = {
+        "steps": 2,
+        "expected_batch_size": 6,
+        "augmentations": 3,
+        "probe_size": 8,
+        "accountant": "rdp",
+    }
     where = {"data_dir": str(tmp_path), "out": str(tmp_path / "run"), "max_physical_batch_size": 7}
     with remembered():
         result = run(run_config({"recipe": "cifar10-wrn", **settings, **where}))

@@ -67,7 +67,9 @@ PACKED = gzip.compress(GOOD, mtime=0)
 
 
 @pytest.mark.parametrize(
-    "content", [b"not gzip at all", PACKED[:-9], PACKED[:12], PACKED + b"junk"], ids=["no gzip", "cut", "head", "junk"]
+    "content",
+    [b"not gzip at all", PACKED[:-9], PACKED[:12], PACKED + b"junk"],
+    ids=["no gzip", "cut", "head", "junk"],
 )
 def test_a_bad_gzip_file_is_named(tmp_path: Path, content: bytes):
     path = tmp_path / "images.gz"
@@ -81,7 +83,9 @@ def test_a_missing_file_is_named(tmp_path: Path):
         read_idx(tmp_path / "none.gz", 3)
 
 
-@given(arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.just(3))))
+@given(
+    arrays(np.uint8, st.tuples(st.integers(1, 3), st.integers(1, 6), st.integers(1, 6), st.just(3)))
+)
 def test_the_delta_encoding_has_no_loss(images: np.ndarray):
     assert np.array_equal(decode_delta(encode_delta(images)), images)
 
@@ -107,7 +111,12 @@ def test_a_damaged_npz_file_is_named(tmp_path: Path):
     write_cifar(tmp_path)
     path = tmp_path / "train.npz"
     whole = path.read_bytes()
-    for content in (b"", b"nothing", whole[: len(whole) // 2], whole[:200] + b"\0" * 400 + whole[600:]):
+    for content in (
+        b"",
+        b"nothing",
+        whole[: len(whole) // 2],
+        whole[:200] + b"\0" * 400 + whole[600:],
+    ):
         path.write_bytes(content)
         with pytest.raises(DatasetError, match=r"train\.npz") as raised:
             read_cifar(path)
@@ -119,7 +128,10 @@ def test_a_damaged_npz_file_is_named(tmp_path: Path):
     [
         ({"y": np.zeros(2, np.uint8)}, "expected"),
         ({"delta": np.zeros((3, 2, 32, 32), np.uint8)}, "expected"),
-        ({"delta": np.zeros((3, 2, 8, 8), np.uint8), "y": np.zeros(2, np.uint8)}, "`delta` is uint8"),
+        (
+            {"delta": np.zeros((3, 2, 8, 8), np.uint8), "y": np.zeros(2, np.uint8)},
+            "`delta` is uint8",
+        ),
         ({"delta": np.zeros((3, 2, 32, 32)), "y": np.zeros(2, np.uint8)}, "`delta` is float64"),
         ({"x": np.zeros((3, 32, 32, 3), np.uint8), "y": np.zeros(2, np.uint8)}, "`x` is"),
         ({"x": np.array([{}]), "y": np.array([{}])}, "train.npz"),
@@ -135,7 +147,9 @@ def test_data_dir_holds_the_folder_or_the_files(tmp_path: Path):
     images = write_mnist(tmp_path / "mnist")["train-images-idx3-ubyte"]
     for root in (tmp_path, tmp_path / "mnist"):
         pixels = load_pixels(MNIST, root)
-        assert np.array_equal(pixels.train[0][..., 0], images) and pixels.source == "files in mnist/"
+        assert (
+            np.array_equal(pixels.train[0][..., 0], images) and pixels.source == "files in mnist/"
+        )
 
 
 def test_files_may_be_unpacked(tmp_path: Path):
@@ -165,7 +179,9 @@ def test_missing_files_are_listed(tmp_path: Path):
 class _Hub(ModuleType):
     """A stand-in for the `datasets` package."""
 
-    def __init__(self, column: str, images: list[np.ndarray], error: Exception | None = None) -> None:
+    def __init__(
+        self, column: str, images: list[np.ndarray], error: Exception | None = None
+    ) -> None:
         super().__init__("datasets")
         self.asked: list[str] = []
 
@@ -183,7 +199,9 @@ class _Hub(ModuleType):
     ("source", "shape", "repository"),
     [(MNIST, (28, 28), "ylecun/mnist"), (CIFAR10, (32, 32, 3), "uoft-cs/cifar10")],
 )
-def test_without_files_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch, source, shape: tuple, repository: str):
+def test_without_files_the_hub_is_asked(
+    monkeypatch: pytest.MonkeyPatch, source, shape: tuple, repository: str
+):
     images = list(np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8))
     hub = _Hub(source.image_column, images)
     monkeypatch.setitem(sys.modules, "datasets", hub)
@@ -193,13 +211,17 @@ def test_without_files_the_hub_is_asked(monkeypatch: pytest.MonkeyPatch, source,
     pixels.check(source.name, (*shape[:2], 3 if len(shape) == 3 else 1), 10)
 
 
-def test_a_variable_without_the_set_falls_through_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_variable_without_the_set_falls_through_to_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setenv("DPKFC_DATA", str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", _Hub("image", [np.zeros((28, 28), np.uint8)] * 3))
     assert len(load_pixels(MNIST).train[1]) == 3
 
 
-@pytest.mark.parametrize("module", [None, _Hub("image", [], ConnectionError("no network\nlong trace"))])
+@pytest.mark.parametrize(
+    "module", [None, _Hub("image", [], ConnectionError("no network\nlong trace"))]
+)
 def test_with_nothing_anywhere_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, module):
     monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises(DatasetError) as raised:
@@ -207,7 +229,9 @@ def test_with_nothing_anywhere_one_line_says_how_to_get_it(monkeypatch: pytest.M
     text = str(raised.value)
     for part in ("train-images-idx3-ubyte.gz", "DPKFC_DATA", "--data-dir", "ylecun/mnist"):
         assert part in text
-    assert ("pip install datasets" in text) == (module is None), "who has the package is not told to install it"
+    assert ("pip install datasets" in text) == (module is None), (
+        "who has the package is not told to install it"
+    )
     assert "\n" not in text
 
 
@@ -225,8 +249,16 @@ def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch):
 
 
 def _pixels(**replaced) -> Pixels:
-    parts = {"images": np.zeros((4, 8, 8, 1), np.uint8), "labels": np.array([0, 1, 2, 9]), **replaced}
-    return Pixels((parts["images"], parts["labels"]), (np.zeros((1, 8, 8, 1), np.uint8), np.zeros(1, int)), "here")
+    parts = {
+        "images": np.zeros((4, 8, 8, 1), np.uint8),
+        "labels": np.array([0, 1, 2, 9]),
+        **replaced,
+    }
+    return Pixels(
+        (parts["images"], parts["labels"]),
+        (np.zeros((1, 8, 8, 1), np.uint8), np.zeros(1, int)),
+        "here",
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +303,9 @@ def test_a_split_that_leaves_nothing_is_refused(size: float):
 
 
 def test_no_validation_changes_nothing():
-    images = ExampleSet(train=(torch.zeros(3, 1), torch.zeros(3)), test=(torch.zeros(1, 1), torch.zeros(1)))
+    images = ExampleSet(
+        train=(torch.zeros(3, 1), torch.zeros(3)), test=(torch.zeros(1, 1), torch.zeros(1))
+    )
     assert split_off_validation(images, 0) is images
 
 

@@ -44,14 +44,28 @@ def audited(folder: Path) -> Result:
         (guarantee(epsilon=True), "states another ε"),
         (guarantee(epsilon="inf"), "states another ε"),
         (guarantee(delta=0.001), "states another delta"),
-        (guarantee(unit="one hospital"), "states another unit than its ledger (one hospital instead of one example)"),
+        (
+            guarantee(unit="one hospital"),
+            "states another unit than its ledger (one hospital instead of one example)",
+        ),
         (guarantee(neighbouring_relation="replace_one"), "states another neighbouring relation"),
         (guarantee(releases=1), "states another number of releases"),
         (guarantee(certified=False), "states another certified"),
         (lambda card: card.update(plan_hash="a" * 64), "states another plan"),
         (lambda card: card["accounting"].update(accountant="mine"), "names no known accountant"),
     ],
-    ids=["ε", "a truth", "infinite", "δ", "unit", "relation", "releases", "certified", "plan", "accountant"],
+    ids=[
+        "ε",
+        "a truth",
+        "infinite",
+        "δ",
+        "unit",
+        "relation",
+        "releases",
+        "certified",
+        "plan",
+        "accountant",
+    ],
 )
 def test_an_edited_promise_passes_neither_verify_nor_audit(folder: Path, change, said: str) -> None:
     edited(folder, change)
@@ -60,23 +74,41 @@ def test_an_edited_promise_passes_neither_verify_nor_audit(folder: Path, change,
     assert result.exit_code == 2 and "the audit FAILED" in result.stderr
     assert not json.loads((folder / "audit.json").read_text())["card"]["passed"]
     text = (folder / "privacy_card.md").read_text()
-    assert "AUDIT FAILED: card" in text and "differentially private" not in text and "Every check held" not in text
+    assert (
+        "AUDIT FAILED: card" in text
+        and "differentially private" not in text
+        and "Every check held" not in text
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "where"),
     [
-        (lambda card: card["mechanism"].update(noise_multiplier=40.0), "mechanism, noise_multiplier: the card says 40"),
-        (lambda card: card["mechanism"]["sampler"].update(sample_rate=0.001), "mechanism, sampler, sample_rate"),
+        (
+            lambda card: card["mechanism"].update(noise_multiplier=40.0),
+            "mechanism, noise_multiplier: the card says 40",
+        ),
+        (
+            lambda card: card["mechanism"]["sampler"].update(sample_rate=0.001),
+            "mechanism, sampler, sample_rate",
+        ),
         (lambda card: card["mechanism"].pop("stddev"), "mechanism, stddev: the card says nothing"),
         (lambda card: card["mechanism"].update(secure=True), "mechanism, secure"),
-        (lambda card: card["guarantee"].update(neighbours_differ_in="one hospital"), "guarantee, neighbours_differ_in"),
+        (
+            lambda card: card["guarantee"].update(neighbours_differ_in="one hospital"),
+            "guarantee, neighbours_differ_in",
+        ),
         (lambda card: card.update(caveats=["none"]), "caveats"),
-        (lambda card: card["accounting"]["epsilon_by"].update(pld=0.1), "accounting, epsilon_by, pld"),
+        (
+            lambda card: card["accounting"]["epsilon_by"].update(pld=0.1),
+            "accounting, epsilon_by, pld",
+        ),
         (lambda card: card.update(curvature={"name": "kfac"}), "curvature"),
     ],
 )
-def test_an_audit_compares_the_card_with_settings_and_ledger(folder: Path, change, where: str) -> None:
+def test_an_audit_compares_the_card_with_settings_and_ledger(
+    folder: Path, change, where: str
+) -> None:
     edited(folder, change)
     assert audited(folder).exit_code == 2
     assert where in json.loads((folder / "audit.json").read_text())["card"]["detail"]
@@ -84,22 +116,32 @@ def test_an_audit_compares_the_card_with_settings_and_ledger(folder: Path, chang
 
 def test_weights_that_were_exchanged_are_found(folder: Path) -> None:
     card = json.loads((folder / "privacy_card.json").read_text())
-    assert card["weights"] == {"file": "model.safetensors", "sha256": file_digest(folder / "model.safetensors")}
+    assert card["weights"] == {
+        "file": "model.safetensors",
+        "sha256": file_digest(folder / "model.safetensors"),
+    }
     assert card["weights"]["sha256"] in (folder / "privacy_card.md").read_text()
     assert verify_ledger(folder / "ledger.jsonl")["weights"] == "those of the card (SHA-256)"
     other = bytearray((folder / "model.safetensors").read_bytes())
     other[-1] ^= 1
     (folder / "model.safetensors").write_bytes(other)
-    assert "does not hold the weights that the card next to it was written for" in refused("ledger", "verify", folder)
+    assert "does not hold the weights that the card next to it was written for" in refused(
+        "ledger", "verify", folder
+    )
     assert audited(folder).exit_code == 2
-    assert "does not hold the weights" in json.loads((folder / "audit.json").read_text())["card"]["detail"]
+    assert (
+        "does not hold the weights"
+        in json.loads((folder / "audit.json").read_text())["card"]["detail"]
+    )
 
 
 def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder: Path) -> None:
     edited(folder, lambda card: card.pop("weights"))
     assert "names no digest" in verify_ledger(folder / "ledger.jsonl")["weights"]
     assert audited(folder).exit_code == 2
-    edited(folder, lambda card: card.update(weights={"file": "../../elsewhere", "sha256": "0" * 64}))
+    edited(
+        folder, lambda card: card.update(weights={"file": "../../elsewhere", "sha256": "0" * 64})
+    )
     assert "elsewhere is not next to the card" in verify_ledger(folder / "ledger.jsonl")["weights"]
 
 
@@ -117,32 +159,61 @@ def test_an_honest_card_passes_and_says_what_was_audited(folder: Path) -> None:
     assert audited(folder).exit_code == 0
     text = (folder / "privacy_card.md").read_text()
     section = text[text.index("## Audit") :]
-    assert "Audited 2" in section and "UTC. The rows of ledger, card and membership are about this run." in section
-    assert "at fresh initial weights" in section and "| check | measured | allowed | how |" in section and " members, " in section
-    assert "audit: card" not in json.loads((folder / "privacy_card.json").read_text())["not_private"]
+    assert (
+        "Audited 2" in section
+        and "UTC. The rows of ledger, card and membership are about this run." in section
+    )
+    assert (
+        "at fresh initial weights" in section
+        and "| check | measured | allowed | how |" in section
+        and " members, " in section
+    )
+    assert (
+        "audit: card" not in json.loads((folder / "privacy_card.json").read_text())["not_private"]
+    )
     assert audited(folder).exit_code == 0  # and once more, over the first
 
 
-# -- what a ledger says by itself --------------------------------------------------------------------------------------
+# -- what a ledger says by itself ------------------------------------------------------------------
 
 
 def test_a_ledger_says_whom_it_is_about(folder: Path) -> None:
     (folder / "privacy_card.json").unlink()
     header = verify(folder / "ledger.jsonl").header
-    assert header["unit"] == "one example" and header["neighbouring_relation"] == "add_or_remove_one"
-    assert (header["delta"], header["steps"]) == (1e-5, 3) and header["dataset_size"] > 1000 and header["dpkfc"]
+    assert (
+        header["unit"] == "one example" and header["neighbouring_relation"] == "add_or_remove_one"
+    )
+    assert (
+        (header["delta"], header["steps"]) == (1e-5, 3)
+        and header["dataset_size"] > 1000
+        and header["dpkfc"]
+    )
     result = call("ledger", "verify", folder)
-    assert "one example" in result.output and "at δ = 1e-05" in result.output and "NOT PRIVATE" not in result.output
+    assert (
+        "one example" in result.output
+        and "at δ = 1e-05" in result.output
+        and "NOT PRIVATE" not in result.output
+    )
 
 
 def test_without_a_card_delta_is_that_of_the_first_line(folder: Path, tmp_path: Path) -> None:
     first = verify(folder / "ledger.jsonl").releases[0]
     for delta, shown in ((0.002, "0.002"), (7.0, "1e-05"), ("[bold]", "1e-05")):
         path = tmp_path / f"{shown}{delta!s:.1}.jsonl"
-        with Ledger.open(path, "a" * 64, {"certified": True, "rng": "secure", "delta": delta, "unit": "[/red]"}) as ledger:
-            ledger.charge(0, event_from_dict(first["event"]), *(first[x] for x in ("noise_multiplier", "stddev", "sensitivity")))
+        with Ledger.open(
+            path, "a" * 64, {"certified": True, "rng": "secure", "delta": delta, "unit": "[/red]"}
+        ) as ledger:
+            ledger.charge(
+                0,
+                event_from_dict(first["event"]),
+                *(first[x] for x in ("noise_multiplier", "stddev", "sensitivity")),
+            )
         result = call("ledger", "verify", path)
-        assert result.exit_code == 0 and f"at δ = {shown}" in result.output and "[/red]" in result.output
+        assert (
+            result.exit_code == 0
+            and f"at δ = {shown}" in result.output
+            and "[/red]" in result.output
+        )
 
 
 def test_an_older_ledger_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
@@ -163,22 +234,46 @@ def test_an_older_ledger_is_gone_on_with(folder: Path, tmp_path: Path) -> None:
         ({"certified": True}, "UNCERTIFIED: the ledger does not say where its noise came from"),
     ],
 )
-def test_what_speaks_against_a_ledger_comes_first(folder: Path, tmp_path: Path, header: dict[str, Any], first: str) -> None:
+def test_what_speaks_against_a_ledger_comes_first(
+    folder: Path, tmp_path: Path, header: dict[str, Any], first: str
+) -> None:
     found = verify(folder / "ledger.jsonl").releases[0]
     path = tmp_path / "other.jsonl"
     with Ledger.open(path, "a" * 64, header) as ledger:
-        ledger.charge(0, event_from_dict(found["event"]), found["noise_multiplier"], found["stddev"], found["sensitivity"])
+        ledger.charge(
+            0,
+            event_from_dict(found["event"]),
+            found["noise_multiplier"],
+            found["stddev"],
+            found["sensitivity"],
+        )
     told = verify_ledger(path)
     assert next(iter(told)) == "guarantee" and told["guarantee"].startswith(first)
-    assert all(name.startswith("ε if it were certified") for name in told if "ε" in name and "planned" not in name)
+    assert all(
+        name.startswith("ε if it were certified")
+        for name in told
+        if "ε" in name and "planned" not in name
+    )
 
 
 def test_a_head_that_was_kept_is_looked_for(folder: Path) -> None:
     found = verify(folder / "ledger.jsonl")
     for releases in (3, 1, 0):
-        assert call("ledger", "verify", folder, "--head", found.heads[releases], "--releases", releases).exit_code == 0
-    for head, releases in ((found.heads[3], 2), (found.heads[3], 9), ("ab" * 32, 3), (found.heads[2], -2)):
-        assert "does not contain the head" in refused("ledger", "verify", folder, "--head", head, "--releases", releases)
+        assert (
+            call(
+                "ledger", "verify", folder, "--head", found.heads[releases], "--releases", releases
+            ).exit_code
+            == 0
+        )
+    for head, releases in (
+        (found.heads[3], 2),
+        (found.heads[3], 9),
+        ("ab" * 32, 3),
+        (found.heads[2], -2),
+    ):
+        assert "does not contain the head" in refused(
+            "ledger", "verify", folder, "--head", head, "--releases", releases
+        )
     assert "belong together" in refused("ledger", "verify", folder, "--head", found.heads[3])
     assert "belong together" in refused("ledger", "verify", folder, "--releases", 3)
 
@@ -186,7 +281,10 @@ def test_a_head_that_was_kept_is_looked_for(folder: Path) -> None:
 def test_training_ends_with_the_head(tmp_path: Path) -> None:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SETTINGS.items()]
     result = call("train", *flags, "--out", tmp_path / "run", "--quiet")
-    assert f"ledger: 3 releases, head {verify(tmp_path / 'run' / 'ledger.jsonl').heads[3]}" in result.output
+    assert (
+        f"ledger: 3 releases, head {verify(tmp_path / 'run' / 'ledger.jsonl').heads[3]}"
+        in result.output
+    )
 
 
 def test_numbers_agree_to_their_last_digits_and_kinds_exactly() -> None:

@@ -1,4 +1,6 @@
-"""A run folder whose ledger was cut, taken away or never fitted is no evidence: resume, `ledger verify` and `audit` say so."""
+"""A run folder whose ledger was cut, taken away or never fitted is no evidence: resume,
+`ledger verify` and `audit` say so.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,16 @@ def test_an_audit_looks_at_the_ledger_first(folder: Path) -> None:
     arguments = ("audit", folder, "--kind", "membership", "--quiet")
     assert call(*arguments).exit_code == 0
     card = json.loads((folder / "privacy_card.json").read_text())
-    assert card["audit"]["passed"] and card["audit"]["ledger"]["passed"] and "audit: ledger" not in card["not_private"]
+    assert (
+        card["audit"]["passed"]
+        and card["audit"]["ledger"]["passed"]
+        and "audit: ledger" not in card["not_private"]
+    )
     cut(folder, 2)
     result = call(*arguments)
-    assert result.exit_code == 2 and "the audit FAILED" in result.stderr and "FAILED" in result.output
+    assert (
+        result.exit_code == 2 and "the audit FAILED" in result.stderr and "FAILED" in result.output
+    )
     assert "FAILED: ledger of the run" in (folder / "privacy_card.md").read_text()
 
 
@@ -66,7 +74,9 @@ def test_a_ledger_of_another_plan_or_of_other_releases_fails(folder: Path, tmp_p
         path = tmp_path / f"{name}.jsonl"
         with Ledger.open(path, plan.hash, {"certified": certified, "rng": "secure"}) as ledger:
             for step in range(releases):
-                ledger.charge(step, plan.event, noise * plan.noise_multiplier, plan.stddev, plan.sensitivity)
+                ledger.charge(
+                    step, plan.event, noise * plan.noise_multiplier, plan.stddev, plan.sensitivity
+                )
         found = ledger_finding(path, plan)
         assert found.passed is (not said) and said in found.detail
     assert not ledger_finding(tmp_path / "nowhere.jsonl", plan).passed
@@ -76,7 +86,11 @@ def test_a_run_in_test_mode_is_not_audited(folder: Path) -> None:
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("test_mode = false", "test_mode = true"))
     result = call("audit", folder, "--quiet")
-    assert result.exit_code == 2 and "NOT PRIVATE" in result.stderr and not (folder / "audit.json").exists()
+    assert (
+        result.exit_code == 2
+        and "NOT PRIVATE" in result.stderr
+        and not (folder / "audit.json").exists()
+    )
 
 
 def test_what_a_checkpoint_remembers(folder: Path, tmp_path: Path) -> None:

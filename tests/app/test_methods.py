@@ -1,4 +1,6 @@
-"""Every method by its name: it runs, says what it is, and composes; wrong combinations are refused before any training."""
+"""Every method by its name: it runs, says what it is, and composes; wrong combinations are refused
+before any training.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from dpkfc.app.train import prepare, resume, run
 from dpkfc.session import Session
 from tests.documents import ROOT
 
-QUICK = {"recipe": "digits", "steps": 2, "expected_batch_size": 24, "accountant": "rdp", "epsilon": 1.0, "probe_size": 16}
+QUICK = {
+    "recipe": "digits",
+    "steps": 2,
+    "expected_batch_size": 24,
+    "accountant": "rdp",
+    "epsilon": 1.0,
+    "probe_size": 16,
+}
 QUICK |= {"gep_rank": 6, "dp2_phase": 1, "delta": 1e-4}
 
 
@@ -31,7 +40,11 @@ def public(tmp_path_factory: pytest.TempPathFactory) -> str:
     generator = torch.Generator().manual_seed(3)
     path = tmp_path_factory.mktemp("public") / "public.safetensors"
     save_file(
-        {"inputs": torch.rand(40, 1, 8, 8, generator=generator), "labels": torch.randint(10, (40,), generator=generator)}, path
+        {
+            "inputs": torch.rand(40, 1, 8, 8, generator=generator),
+            "labels": torch.randint(10, (40,), generator=generator),
+        },
+        path,
     )
     return str(path)
 
@@ -44,22 +57,38 @@ def two_steps(chosen: dict[str, object]) -> RunConfig:
     """What `run` does, without the folder and its pictures."""
     config = run_config({**QUICK, **chosen})
     prepared = prepare(config)
-    optimizer, augment = make_optimizer(config, prepared.model), make_augment(config, prepared.recipe.input_shape)
+    optimizer, augment = (
+        make_optimizer(config, prepared.model),
+        make_augment(config, prepared.recipe.input_shape),
+    )
     before = [p.detach().clone() for p in prepared.model.parameters()]
-    with Session(prepared.plan, prepared.model, optimizer, prepared.data.train, augment=augment) as session:
+    with Session(
+        prepared.plan, prepared.model, optimizer, prepared.data.train, augment=augment
+    ) as session:
         for batch in session.batches():
             session.step(batch, cross_entropy)
         assert session.steps_done == 2 and 0 < session.epsilon <= 1.0 + 1e-6
-    assert all(not torch.equal(p, q) for p, q in zip(before, prepared.model.parameters(), strict=True))
+    assert all(
+        not torch.equal(p, q) for p, q in zip(before, prepared.model.parameters(), strict=True)
+    )
     return config
 
 
-SIDES = {"dp-kfc": "both", "dp-kfc-a": "input", "dp-kfc-natural": "input", "dp-kfc-g": "output", "dp-kfc-random": "both"}
+SIDES = {
+    "dp-kfc": "both",
+    "dp-kfc-a": "input",
+    "dp-kfc-natural": "input",
+    "dp-kfc-g": "output",
+    "dp-kfc-random": "both",
+}
 
 
 @pytest.mark.parametrize("method", SIDES)
 def test_a_method_whitens_the_sides_that_its_equation_has(method: str) -> None:
-    assert prepare(run_config({**QUICK, "method": method})).plan.config.preconditioner.sides == SIDES[method]
+    assert (
+        prepare(run_config({**QUICK, "method": method})).plan.config.preconditioner.sides
+        == SIDES[method]
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -73,8 +102,14 @@ def test_every_method_trains(method: str, public: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-ngd", "gep", "dp-sgd-pt"])
 def test_the_card_says_what_was_run(method: str, tmp_path: Path, public: str) -> None:
-    more = {"pretrain_epochs": 1, "filter": "disk", "momentum": 0.0} if method == "dp-sgd-pt" else {}
-    run(run_config({**QUICK, **more, "method": method, "public_data": public, "out": str(tmp_path / "run")}))
+    more = (
+        {"pretrain_epochs": 1, "filter": "disk", "momentum": 0.0} if method == "dp-sgd-pt" else {}
+    )
+    run(
+        run_config(
+            {**QUICK, **more, "method": method, "public_data": public, "out": str(tmp_path / "run")}
+        )
+    )
     text = (tmp_path / "run" / "privacy_card.md").read_text()
     assert METHODS[method].label in text and "public.safetensors" in text
     assert ("disk" in text.lower()) == bool(more)
@@ -91,7 +126,13 @@ def test_the_card_says_what_was_run(method: str, tmp_path: Path, public: str) ->
         {"method": "dp-ngd", "pretrain_epochs": 1},
         {"method": "dp-kfc", "readout": "inverse"},
         {"method": "dp-kfc", "source": "public", "output_source": "pink"},
-        {"method": "dp-sgd", "clipping": "per_layer", "nesterov": True, "schedule": "cosine", "warmup_steps": 1},
+        {
+            "method": "dp-sgd",
+            "clipping": "per_layer",
+            "nesterov": True,
+            "schedule": "cosine",
+            "warmup_steps": 1,
+        },
     ],
     ids=lambda chosen: " ".join(map(str, chosen.values())),
 )
@@ -116,7 +157,9 @@ def test_axes_compose(chosen: dict[str, object], public: str) -> None:
         ({"method": "dp-ngdd"}, "did you mean 'dp-ngd'"),
     ],
 )
-def test_wrong_settings_are_refused(chosen: dict[str, object], message: str, tmp_path: Path) -> None:
+def test_wrong_settings_are_refused(
+    chosen: dict[str, object], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         run(run_config({**QUICK, **chosen, "out": str(tmp_path / "run")}))
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
@@ -126,7 +169,10 @@ def test_public_data_that_are_private_are_refused(tmp_path: Path) -> None:
     from dpkfc.app.recipes.catalogue import find_recipe
 
     train = find_recipe("digits").data(run_config(QUICK)).train
-    save_file({"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()}, tmp_path / "public.safetensors")
+    save_file(
+        {"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()},
+        tmp_path / "public.safetensors",
+    )
     chosen = {**QUICK, "public_data": str(tmp_path / "public.safetensors")}
     for method in ({"method": "adadps"}, {"method": "dp-sgd-pt", "pretrain_epochs": 1}):
         with pytest.raises(ValueError, match="share 30 rows"):
@@ -145,9 +191,14 @@ def test_an_oracle_is_stamped(tmp_path: Path) -> None:
 def test_figures_of_a_source_that_the_plan_does_not_use_are_measured_on_noise(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run with an oracle ends in a whole folder, and no figure reads private examples beside the stamped ones."""
+    """A run with an oracle ends in a whole folder, and no figure reads private examples beside the
+    stamped ones.
+    """
     captions: list[str] = []
-    monkeypatch.setattr("dpkfc.app.plots.spectra", lambda layers, caption, mark: captions.append(caption) or Figure())
+    monkeypatch.setattr(
+        "dpkfc.app.plots.spectra",
+        lambda layers, caption, mark: captions.append(caption) or Figure(),
+    )
     chosen = {**QUICK, "method": method, "source": "private-oracle", "out": str(tmp_path / "run")}
     if method == "dp-sgd":
         result = run(run_config(chosen))
@@ -159,35 +210,65 @@ def test_figures_of_a_source_that_the_plan_does_not_use_are_measured_on_noise(
     assert (tmp_path / "run" / "privacy_card.md").is_file()
 
 
-def test_public_data_that_nothing_has_compared_are_in_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_public_data_that_nothing_has_compared_are_in_no_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from dpkfc.app.recipes.catalogue import find_recipe
 
-    config = run_config({**QUICK, "method": "dp-sgd", "source": "public", "labels": "given", "out": str(tmp_path / "run")})
+    config = run_config(
+        {
+            **QUICK,
+            "method": "dp-sgd",
+            "source": "public",
+            "labels": "given",
+            "out": str(tmp_path / "run"),
+        }
+    )
     train = find_recipe("digits").data(config).train
-    save_file({"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()}, tmp_path / "public.safetensors")
+    save_file(
+        {"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()},
+        tmp_path / "public.safetensors",
+    )
     config = dataclasses.replace(config, public_data=str(tmp_path / "public.safetensors"))
-    monkeypatch.setattr("dpkfc.app.assembly.read_public_data", lambda *_: pytest.fail("private rows are read as public ones"))
+    monkeypatch.setattr(
+        "dpkfc.app.assembly.read_public_data",
+        lambda *_: pytest.fail("private rows are read as public ones"),
+    )
     assert run(config).stamp == ""
 
 
 def test_averaged_weights_are_evaluated_and_delivered(tmp_path: Path) -> None:
     """And a run with filters, schedule and average is continued from its checkpoint."""
-    chosen = {**QUICK, "method": "dp-sgd", "steps": 3, "weight_average": 0.5, "filter": "ema", "momentum": 0.0}
+    chosen = {
+        **QUICK,
+        "method": "dp-sgd",
+        "steps": 3,
+        "weight_average": 0.5,
+        "filter": "ema",
+        "momentum": 0.0,
+    }
     run(run_config({**chosen, "schedule": "linear", "out": str(tmp_path / "run")}))
     with pytest.raises(ConfigError, match="is complete"):
         resume(tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoint"
-    delivered, last = load_file(tmp_path / "run" / "model.safetensors"), load_file(checkpoint / "model.safetensors")
+    delivered, last = (
+        load_file(tmp_path / "run" / "model.safetensors"),
+        load_file(checkpoint / "model.safetensors"),
+    )
     average = load_file(checkpoint / "average.safetensors")
     assert all(torch.equal(x, average[f"average.{name}"]) for name, x in delivered.items())
     assert not any(torch.equal(x, last[name]) for name, x in delivered.items())
 
 
 def test_learning_rates_of_a_schedule() -> None:
-    """A warm-up of 2 of 6 steps to 1.0, then down to 0 over what is left, or over `schedule_steps` of it."""
+    """A warm-up of 2 of 6 steps to 1.0, then down to 0 over what is left, or over `schedule_steps`
+    of it.
+    """
 
     def rates(**settings: object) -> list[float]:
-        config = run_config({**QUICK, "steps": 6, "method": "dp-sgd", "lr": 1.0, "warmup_steps": 2, **settings})
+        config = run_config(
+            {**QUICK, "steps": 6, "method": "dp-sgd", "lr": 1.0, "warmup_steps": 2, **settings}
+        )
         return [round(learning_rate(config, step, 6), 6) for step in range(6)]
 
     assert rates() == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
@@ -199,8 +280,12 @@ def test_learning_rates_of_a_schedule() -> None:
 
 
 def test_pre_training_moves_everything_but_the_head(public: str) -> None:
-    """The head has the weights it was built with and no bias; all else has learned from the public examples."""
-    chosen = run_config({**QUICK, "method": "dp-sgd-pt", "pretrain_epochs": 1, "public_data": public})
+    """The head has the weights it was built with and no bias; all else has learned from the public
+    examples.
+    """
+    chosen = run_config(
+        {**QUICK, "method": "dp-sgd-pt", "pretrain_epochs": 1, "public_data": public}
+    )
     fresh = run_config({**QUICK, "method": "dp-sgd"})
     trained, built = (dict(prepare(config).model.named_parameters()) for config in (chosen, fresh))
     head = list(built)[-2:]
@@ -217,9 +302,13 @@ FLAG = re.compile(r"--([a-z][a-z0-9-]+)((?: (?!-)[A-Za-z0-9.|][A-Za-z0-9.|-]*)*)
 OWN = {"no", "data-dir", "config", "resume", "quiet"}
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "methods").glob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "methods").glob("*.md")), ids=lambda page: page.stem
+)
 def test_flags_on_the_pages_exist(page: Path) -> None:
-    """In every piece of code on a page of docs/methods: the flag is a setting, and a value given with it is allowed."""
+    """In every piece of code on a page of docs/methods: the flag is a setting, and a value given
+    with it is allowed.
+    """
     fields = {f.name.replace("_", "-"): f for f in dataclasses.fields(RunConfig)}
     for code in re.findall(r"`([^`\n]+)`", page.read_text("utf-8")):
         for name, given in FLAG.findall(code):
@@ -228,4 +317,6 @@ def test_flags_on_the_pages_exist(page: Path) -> None:
             for value in filter(None, re.split(r"[ |]+", given)):
                 assert not choices or value in choices, f"{page.name}: --{name} {value}"
                 if name in fields and fields[name].type in ("int", "float"):
-                    assert value[0].isdigit() or value in ("K", "FILE"), f"{page.name}: --{name} {value}"
+                    assert value[0].isdigit() or value in ("K", "FILE"), (
+                        f"{page.name}: --{name} {value}"
+                    )

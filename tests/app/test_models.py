@@ -61,12 +61,22 @@ def test_every_recipe_has_a_covered_model_of_its_input_shape(name: str):
         inputs, _ = recipe.probe(RunConfig(recipe=name)).sample(1, torch.Generator().manual_seed(0))
     output = model(inputs)
     assert output.shape[0] == 1 and output.shape[-1] == recipe.num_classes
-    assert {layer.rule for layer in find_layers(model)} <= {"conv", "computed", "linear", "norm", "embedding"}
+    assert {layer.rule for layer in find_layers(model)} <= {
+        "conv",
+        "computed",
+        "linear",
+        "norm",
+        "embedding",
+    }
 
 
 def test_initial_weights_are_a_function_of_the_seed_alone():
     state = torch.random.get_rng_state()
     first, again, other = seeded(digits_cnn, 1), seeded(digits_cnn, 1), seeded(digits_cnn, 2)
     assert torch.equal(state, torch.random.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
+    )
+    assert not all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), other.parameters(), strict=True)
+    )

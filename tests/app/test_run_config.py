@@ -1,4 +1,6 @@
-"""Settings: every field from a file or a flag, one clear error for everything else, and an exact replay."""
+"""Settings: every field from a file or a flag, one clear error for everything else, and an exact
+replay.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_a_written_config_replays_every_field(tmp_path: Path):
     path = tmp_path / "config.toml"
     path.write_text(to_toml(changed), "utf-8")
     assert RunConfig(**flatten(read_toml(path), "config.toml")) == changed
-    assert all(getattr(changed, name) != field.default for name, field in FIELDS.items() if name != "out")
+    assert all(
+        getattr(changed, name) != field.default for name, field in FIELDS.items() if name != "out"
+    )
 
 
 @pytest.mark.parametrize("text", ["a", "=3", "a=", "a=1 a=2", "a = 1"])
@@ -87,22 +91,39 @@ def test_any_value_survives_toml(text: str, number: float, integer: int):
 
 
 def test_flat_and_sectioned_files_are_the_same():
-    assert flatten({"lr": 0.1, "steps": 3}, "x") == flatten({"optimizer": {"lr": 0.1}, "privacy": {"steps": 3}}, "x")
+    assert flatten({"lr": 0.1, "steps": 3}, "x") == flatten(
+        {"optimizer": {"lr": 0.1}, "privacy": {"steps": 3}}, "x"
+    )
 
 
 def test_a_section_takes_the_fields_of_the_library():
     content = {
         "optimizer": {"kind": "adam-bc"},
-        "privacy": {"norm_methods": {"conv1": "gram", "head": "materialised"}, "max_physical_batch_size": "auto"},
-        "preconditioner": {"kind": "kfac", "probe": "white", "decay": 0.5, "layer_rules": ["linear", "conv"],
-                           "ranks": {"a.A": 3}},
+        "privacy": {
+            "norm_methods": {"conv1": "gram", "head": "materialised"},
+            "max_physical_batch_size": "auto",
+        },
+        "preconditioner": {
+            "kind": "kfac",
+            "probe": "white",
+            "decay": 0.5,
+            "layer_rules": ["linear", "conv"],
+            "ranks": {"a.A": 3},
+        },
         "postprocess": {"kappa": 0.6, "floor": "auto"},
-    }  # fmt: skip
+    }
     assert flatten(content, "x") == {
-        "optimizer": "adam-bc", "norm_methods": "conv1=gram head=materialised", "max_physical_batch_size": -1,
-        "preconditioner": "kfac", "source": "white", "factor_decay": 0.5, "layer_rules": "linear conv", "ranks": "a.A=3",
-        "filter_kappa": 0.6, "adam_bc_floor": 0.0,
-    }  # fmt: skip
+        "optimizer": "adam-bc",
+        "norm_methods": "conv1=gram head=materialised",
+        "max_physical_batch_size": -1,
+        "preconditioner": "kfac",
+        "source": "white",
+        "factor_decay": 0.5,
+        "layer_rules": "linear conv",
+        "ranks": "a.A=3",
+        "filter_kappa": 0.6,
+        "adam_bc_floor": 0.0,
+    }
     config = RunConfig(**flatten(content, "x"))
     assert RunConfig(**flatten(tomllib.loads(to_toml(config)), "x")) == config
     kfac = make_kfac(config, (1, 8, 8))
@@ -123,9 +144,15 @@ def test_settings_of_the_library_have_its_defaults_and_say_what_they_mean():
 def test_every_dataclass_that_has_a_field_gets_its_setting():
     for setting in FIELDS.values():
         for owner in setting.metadata["owners"]:
-            assert setting.metadata["key"] in library_values(RunConfig(), owner), (setting.name, owner)
+            assert setting.metadata["key"] in library_values(RunConfig(), owner), (
+                setting.name,
+                owner,
+            )
     shared = RunConfig(every=7, max_factor_size=9)
-    assert library_values(shared, NGD)["every"] == 7 and library_values(shared, NGD)["max_factor_size"] == 9
+    assert (
+        library_values(shared, NGD)["every"] == 7
+        and library_values(shared, NGD)["max_factor_size"] == 9
+    )
 
 
 def test_the_library_says_what_is_wrong_with_its_field():
@@ -134,8 +161,13 @@ def test_the_library_says_what_is_wrong_with_its_field():
 
 
 def test_a_key_means_one_setting_in_sections_of_now_and_before():
-    keys = {name: (setting.metadata["section"], setting.metadata["key"] or name) for name, setting in FIELDS.items()}
-    assert len(set(keys.values())) == len(keys) and {section for section, _ in keys.values()} == set(SECTIONS)
+    keys = {
+        name: (setting.metadata["section"], setting.metadata["key"] or name)
+        for name, setting in FIELDS.items()
+    }
+    assert len(set(keys.values())) == len(keys) and {
+        section for section, _ in keys.values()
+    } == set(SECTIONS)
     for name, (section, key) in keys.items():
         assert list(flatten({section: {key: 1}}, "x")) == [name]
 
@@ -143,10 +175,20 @@ def test_a_key_means_one_setting_in_sections_of_now_and_before():
 def test_files_of_before_still_load():
     path = Path(__file__).with_name("config_before.toml")
     config = RunConfig(**flatten(read_toml(path), "config.toml"))
-    flat = {name: value for table in tomllib.loads(path.read_text("utf-8")).values() for name, value in table.items()}
-    assert set(flat) == set(FIELDS) - {"out"} and config == RunConfig(**flat) == RunConfig(**flatten(flat, "x"))
+    flat = {
+        name: value
+        for table in tomllib.loads(path.read_text("utf-8")).values()
+        for name, value in table.items()
+    }
+    assert set(flat) == set(FIELDS) - {"out"} and config == RunConfig(**flat) == RunConfig(
+        **flatten(flat, "x")
+    )
     assert known_settings(tomllib.loads(to_toml(config))) == flat
-    assert known_settings({"x": 1, "run": {"note": "a", "seed": 3}}) == {"x": 1, "note": "a", "seed": 3}
+    assert known_settings({"x": 1, "run": {"note": "a", "seed": 3}}) == {
+        "x": 1,
+        "note": "a",
+        "seed": 3,
+    }
 
 
 @pytest.mark.parametrize(
@@ -155,9 +197,18 @@ def test_files_of_before_still_load():
         ({"epsilom": 1}, "unknown key 'epsilom'; did you mean 'epsilon'"),
         ({"privacy": {"epsilom": 1}}, "unknown key 'epsilom'; did you mean 'epsilon'"),
         ({"privcy": {"epsilon": 1}}, r"unknown section \[privcy\]; did you mean 'privacy'"),
-        ({"optimizer": {"epsilon": 1}}, r"epsilon stands in \[optimizer\] and belongs into \[privacy\]"),
-        ({"optimizer": {"kappa": 1}}, r"kappa stands in \[optimizer\] and belongs into \[postprocess\]"),
-        ({"preconditioner": {"source": "pink"}}, r"source stands .* belongs into \[preconditioner\] as probe"),
+        (
+            {"optimizer": {"epsilon": 1}},
+            r"epsilon stands in \[optimizer\] and belongs into \[privacy\]",
+        ),
+        (
+            {"optimizer": {"kappa": 1}},
+            r"kappa stands in \[optimizer\] and belongs into \[postprocess\]",
+        ),
+        (
+            {"preconditioner": {"source": "pink"}},
+            r"source stands .* belongs into \[preconditioner\] as probe",
+        ),
         ({"run": {"seed": 1}, "seed": 2}, "seed is given twice"),
         ({"seed": 2, "run": {"seed": 1}}, "seed is given twice"),
         ({"qqq": 1}, "unknown key 'qqq'; known: "),
@@ -208,10 +259,17 @@ def test_layers_lie_over_one_another():
     defaults = {
         "privacy": {"epochs": 9},
         "lr": 0.5,
-        "method": {"dp-kfc": {"optimizer": "adam", "every": 7, "adam": {"lr": 0.01}, "sgd": {"lr": 0.2}}},
+        "method": {
+            "dp-kfc": {"optimizer": "adam", "every": 7, "adam": {"lr": 0.01}, "sgd": {"lr": 0.2}}
+        },
     }
     plain = layer_settings(defaults, {"method": "dp-sgd"})
-    assert (plain.lr, plain.epochs, plain.every, plain.optimizer) == (0.5, 9.0, RunConfig.every, "sgd")
+    assert (plain.lr, plain.epochs, plain.every, plain.optimizer) == (
+        0.5,
+        9.0,
+        RunConfig.every,
+        "sgd",
+    )
     adam = layer_settings(defaults, {"method": "dp-kfc"})
     assert (adam.lr, adam.every, adam.optimizer) == (0.01, 7, "adam")
     assert layer_settings(defaults, {"method": "dp-kfc", "optimizer": "sgd"}).lr == 0.2
@@ -231,20 +289,28 @@ def test_layers_lie_over_one_another():
         ({"method": "dp-ngd"}, 1.0 * 0.5 * 0.05 / 10),  # Eq. 16 with C = 0.5 and √λ_safe = 0.05
         ({"method": "dp-ngd", "max_grad_norm": 2.0, "lambda_safe": 0.01}, 1.0 * 0.5 * 0.1 / 2),
         ({"method": "dp-ngd", "readout": "whitened"}, 1.0 * 0.5 / 10),
-        ({"method": "dp-ngd", "clipping": "normalised"}, 1.0 * 0.5 * 0.05),  # steps of length 1 whatever C is
+        (
+            {"method": "dp-ngd", "clipping": "normalised"},
+            1.0 * 0.5 * 0.05,
+        ),  # steps of length 1 whatever C is
         ({"method": "disk", "optimizer": "adam"}, 0.1),
     ],
 )
 def test_a_method_without_momentum_takes_steps_of_the_same_length(chosen, lr):
     defaults = {"privacy": {"max_grad_norm": 0.5}, "method": {"dp-sgd": {"lr": 0.1}}}
-    assert layer_settings(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(lr)
+    assert layer_settings(defaults, {"public_data": "x.safetensors", **chosen}).lr == pytest.approx(
+        lr
+    )
 
 
 @pytest.mark.parametrize(
     ("chosen", "lr"),
     [
         ({"method": "dp-adam"}, 0.01),
-        ({"method": "dp-adambc"}, 0.01 * (2 * 0.0316306) ** 0.5),  # the floor is twice what v̂ resolves, 3.16 % of Φ
+        (
+            {"method": "dp-adambc"},
+            0.01 * (2 * 0.0316306) ** 0.5,
+        ),  # the floor is twice what v̂ resolves, 3.16 % of Φ
         ({"method": "dp-adambc", "adam_bc_resolution": 8.0}, 0.01 * (8 * 0.0316306) ** 0.5),
         ({"method": "dp-adambc", "adam_bc_floor": 1e-6}, 0.01),
         ({"method": "dp-kfc", "optimizer": "adam-bc"}, 0.02 * (2 * 0.0316306) ** 0.5),
@@ -267,17 +333,27 @@ def test_a_table_of_adam_bc_is_taken_as_it_is():
 
 def test_a_rate_of_its_own_or_without_momentum_stays_as_it_is():
     assert layer_settings({"method": {"disk": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
-    assert layer_settings({"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}).lr == 0.1
+    assert (
+        layer_settings(
+            {"optimizer": {"momentum": 0.0}, "method": {"dp-sgd": {"lr": 0.1}}}, {"method": "disk"}
+        ).lr
+        == 0.1
+    )
     assert layer_settings({}, {"method": "disk"}).lr == RunConfig.lr
 
 
-@pytest.mark.parametrize("wrong", [{"max_grad_norm": "a"}, {"max_grad_norm": 0.0}, {"lambda_safe": -1.0}, {"momentum": 1.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_grad_norm": "a"}, {"max_grad_norm": 0.0}, {"lambda_safe": -1.0}, {"momentum": 1.0}],
+)
 def test_a_wrong_value_behind_a_rate_is_named(wrong):
     chosen = {"method": "dp-ngd", "public_data": "x.safetensors", **wrong}
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         layer_settings({"method": {"dp-sgd": {"lr": 0.1}}}, chosen)
     with pytest.raises(ConfigError, match="adam_bc_resolution"):
-        layer_settings({"method": {"dp-adam": {"lr": 0.1}}}, {"method": "dp-adambc", "adam_bc_resolution": 0.0})
+        layer_settings(
+            {"method": {"dp-adam": {"lr": 0.1}}}, {"method": "dp-adambc", "adam_bc_resolution": 0.0}
+        )
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
@@ -312,11 +388,18 @@ def test_a_recipe_may_name_its_method():
 
     plain, own = run_config({"recipe": "digits"}), run_config({"recipe": "mnist-cnn"})
     assert (plain.method, plain.sides, plain.readout) == ("dp-kfc-a", "input", "whitened")
-    assert (own.method, own.sides, own.readout, own.optimizer) == ("dp-kfc-natural", "input", "natural", "sgd")
+    assert (own.method, own.sides, own.readout, own.optimizer) == (
+        "dp-kfc-natural",
+        "input",
+        "natural",
+        "sgd",
+    )
     assert (own.lr, own.momentum, own.source) == (0.03, 0.9, "dead-leaves")
     assert run_config({"recipe": "mnist-cnn", "method": "dp-kfc"}).source == "pink"
     for recipe in ("mnist-cnn", "mnist-mlp"):
-        assert run_config({"recipe": recipe, "optimizer": "adam"}).lr == 1e-3, "a rate of SGD is none of Adam"
+        assert run_config({"recipe": recipe, "optimizer": "adam"}).lr == 1e-3, (
+            "a rate of SGD is none of Adam"
+        )
 
 
 def test_later_refreshes_are_as_small_as_was_asked_for():

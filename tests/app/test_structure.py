@@ -1,4 +1,6 @@
-"""`structure = "auto"`: measured when a run begins, written into its settings, kept by a run that goes on."""
+"""`structure = "auto"`: measured when a run begins, written into its settings, kept by a run that
+goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app import train as train_module
-from dpkfc.app.assembly import describe_structure, make_kfac, make_plan, measure_structure, undo_measurement
+from dpkfc.app.assembly import (
+    describe_structure,
+    make_kfac,
+    make_plan,
+    measure_structure,
+    undo_measurement,
+)
 from dpkfc.app.launch import _has_settings
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder
@@ -19,9 +27,16 @@ from dpkfc.report.costs import MeasuredStructure, SideChoice
 from tests.app.accounting import remembered
 
 QUICK = {
-    "recipe": "digits", "steps": 4, "expected_batch_size": 24, "accountant": "rdp", "epsilon": 0.5, "probe_size": 16, "every": 2,
-    "evaluate_every": 2, "structure": "auto",
-}  # fmt: skip
+    "recipe": "digits",
+    "steps": 4,
+    "expected_batch_size": 24,
+    "accountant": "rdp",
+    "epsilon": 0.5,
+    "probe_size": 16,
+    "every": 2,
+    "evaluate_every": 2,
+    "structure": "auto",
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,15 +65,24 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_what_was_measured_stands_in_the_settings_and_in_the_plan(measured, tmp_path: Path) -> None:
     run(run_config({**QUICK, "out": str(tmp_path / "run")}))
     written = flatten(read_toml(tmp_path / "run" / "config.toml"), "config.toml")
-    assert written["structure"] == "measured" and written["ranks"] == "3.A=8 7.A=0" and written["norm_methods"] == "3=gram"
+    assert (
+        written["structure"] == "measured"
+        and written["ranks"] == "3.A=8 7.A=0"
+        and written["norm_methods"] == "3=gram"
+    )
     assert written["every"] == 3 and measured == [24]
     plan = prepare(run_config(written)).plan
-    assert plan.config.preconditioner.ranks == {"3.A": 8, "7.A": 0} and plan.config.norm_methods == {"3": "gram"}
+    assert plan.config.preconditioner.ranks == {
+        "3.A": 8,
+        "7.A": 0,
+    } and plan.config.norm_methods == {"3": "gram"}
     assert measured == [24]  # a replay takes what was measured
     assert plan.hash != prepare(run_config({**QUICK, "structure": "shape"})).plan.hash
 
 
-def test_a_run_that_goes_on_keeps_what_was_measured(measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_goes_on_keeps_what_was_measured(
+    measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = train_module._row
 
     def row(record, epsilon):
@@ -75,7 +99,9 @@ def test_a_run_that_goes_on_keeps_what_was_measured(measured, tmp_path: Path, mo
 
 def test_a_study_measures_for_itself(measured) -> None:
     prepared = prepare(run_config({**QUICK, "out": ""}))
-    assert prepared.config.structure == "measured" and prepared.plan.config.preconditioner.every == 3
+    assert (
+        prepared.config.structure == "measured" and prepared.plan.config.preconditioner.every == 3
+    )
 
 
 def test_a_command_that_is_started_again_finds_its_run(measured, tmp_path: Path) -> None:
@@ -86,7 +112,11 @@ def test_a_command_that_is_started_again_finds_its_run(measured, tmp_path: Path)
     assert not _has_settings(folder, replace(asked, structure="shape"))
     assert undo_measurement(measure_structure(asked), asked) == asked
     plain = replace(asked, structure="shape")
-    assert undo_measurement(plain, asked) == plain and measure_structure(plain) is plain and describe_structure(plain) == ""
+    assert (
+        undo_measurement(plain, asked) == plain
+        and measure_structure(plain) is plain
+        and describe_structure(plain) == ""
+    )
 
 
 def test_the_user_is_told_what_was_taken(measured) -> None:
@@ -95,7 +125,9 @@ def test_the_user_is_told_what_was_taken(measured) -> None:
 
 
 def test_what_has_no_factors_or_private_ones_is_refused(measured) -> None:
-    with pytest.raises(ConfigError, match=r"chooses sides of K-FAC, and method = 'dp-sgd' has none"):
+    with pytest.raises(
+        ConfigError, match=r"chooses sides of K-FAC, and method = 'dp-sgd' has none"
+    ):
         measure_structure(run_config({**QUICK, "method": "dp-sgd"}))
     with pytest.raises(ConfigError, match="measured on private data"):
         measure_structure(run_config({**QUICK, "source": "private-oracle"}))
@@ -116,13 +148,22 @@ def test_a_plan_needs_what_was_measured() -> None:
 
 
 def test_ranks_are_whole_numbers() -> None:
-    assert make_kfac(run_config({**QUICK, "ranks": "a.A=3, b.G=0"}), (1, 8, 8)).ranks == {"a.A": 3, "b.G": 0}
-    for wrong, why in (("a.A=x", "takes whole numbers"), ("a.A=-1", "takes whole numbers"), ("a=3", "ranks maps sides")):
+    assert make_kfac(run_config({**QUICK, "ranks": "a.A=3, b.G=0"}), (1, 8, 8)).ranks == {
+        "a.A": 3,
+        "b.G": 0,
+    }
+    for wrong, why in (
+        ("a.A=x", "takes whole numbers"),
+        ("a.A=-1", "takes whole numbers"),
+        ("a=3", "ranks maps sides"),
+    ):
         with pytest.raises(ConfigError, match=why):
             make_kfac(run_config({**QUICK, "ranks": wrong}), (1, 8, 8))
 
 
-def test_a_run_that_cannot_be_measured_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_be_measured_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_, **__):
         raise RuntimeError("out of memory\nand more")
 

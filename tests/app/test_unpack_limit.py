@@ -1,4 +1,6 @@
-"""A file that unpacks to more than the limit is refused before the memory is taken, in every packed format that is read."""
+"""A file that unpacks to more than the limit is refused before the memory is taken, in every packed
+format that is read.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,20 @@ def text(path: Path) -> None:
 FORMATS: dict[str, tuple[str, Callable[[Path], object], Callable[[Path], object]]] = {
     "npz": ("train.npz", npz, read_cifar),
     "npz of another set": ("path.npz", npz, read_medmnist),
-    "idx": ("images.gz", lambda path: path.write_bytes(gzip.compress(bytes(UNPACKED))), lambda path: read_idx(path, 3)),
+    "idx": (
+        "images.gz",
+        lambda path: path.write_bytes(gzip.compress(bytes(UNPACKED))),
+        lambda path: read_idx(path, 3),
+    ),
     "gzip": ("titles.csv.gz", lambda path: path.write_bytes(gzip.compress(bytes(UNPACKED))), text),
     "bzip2": ("train.csv.bz2", lambda path: path.write_bytes(bz2.compress(bytes(UNPACKED))), text),
     "zip": ("e2e-dataset.zip", e2e, lambda path: E2E.read([path])),
     "tar": ("UTKFace.tar.gz", tar, read_utkface),
     "MATLAB": (
         "train_32x32.mat",
-        lambda path: savemat(path, {"X": np.zeros((1, 1, 1, UNPACKED), np.uint8), "y": [1]}, do_compression=True),
+        lambda path: savemat(
+            path, {"X": np.zeros((1, 1, 1, UNPACKED), np.uint8), "y": [1]}, do_compression=True
+        ),
         read_svhn,
     ),
 }
@@ -74,7 +82,10 @@ def test_a_file_that_unpacks_to_more_than_the_limit_is_refused_early(
     monkeypatch.setenv(VARIABLE, str(4 / 1024))
     tracemalloc.start()
     try:
-        with pytest.raises(UnpackedSizeError, match=f"{name} unpacks to .* GiB or more, above 0.00390625 GiB; set {VARIABLE}"):
+        with pytest.raises(
+            UnpackedSizeError,
+            match=f"{name} unpacks to .* GiB or more, above 0.00390625 GiB; set {VARIABLE}",
+        ):
             read(path)
         # scipy unpacks 128 KiB of a MATLAB file at once, up to 130 MiB, to read a header.
         assert kind == "MATLAB" or tracemalloc.get_traced_memory()[1] < 16 * MIB
@@ -82,7 +93,9 @@ def test_a_file_that_unpacks_to_more_than_the_limit_is_refused_early(
         tracemalloc.stop()
 
 
-def test_metrics_with_more_rows_than_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_metrics_with_more_rows_than_the_limit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     path = tmp_path / "metrics.parquet"
     Metrics(rows=[Row(step=i, epsilon=0.5) for i in range(20_000)]).write(path)
     assert path.stat().st_size < MIB and len(Metrics.read(path).rows) == 20_000

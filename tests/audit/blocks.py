@@ -1,4 +1,6 @@
-"""Blocks of every rule and metric of every kind, with numbers of any size, for the checks of norms in floating point."""
+"""Blocks of every rule and metric of every kind, with numbers of any size, for the checks of norms
+in floating point.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,40 @@ from torch import Tensor
 
 from dpkfc.gradients.clipping import clip_factors
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied, weighted_sum
-from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Eigenbasis,
+    Elementwise,
+    Entry,
+    Identity,
+    Kronecker,
+    LowRank,
+    Side,
+)
 from dpkfc.linalg.norms import LayerNorms, per_example_norms
 
 N = 5
 
-# -- numbers -----------------------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
-PATTERNS = ("one", "all", "example", "position", "feature", "entry", "cancel", "sparse", "denormal", "broken")
+PATTERNS = (
+    "one",
+    "all",
+    "example",
+    "position",
+    "feature",
+    "entry",
+    "cancel",
+    "sparse",
+    "denormal",
+    "broken",
+)
 
 
-def numbers(shape: tuple[int, ...], pattern: str, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+def numbers(
+    shape: tuple[int, ...], pattern: str, generator: torch.Generator, dtype: torch.dtype
+) -> Tensor:
     """Random numbers `[N, positions, features...]` of sizes 1e-30 … 1e30, in one of the patterns."""
 
     def exponents(*axes: int) -> Tensor:
@@ -30,13 +55,28 @@ def numbers(shape: tuple[int, ...], pattern: str, generator: torch.Generator, dt
 
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     every = tuple(range(len(shape)))
-    axes = {"all": (), "example": (0,), "position": (0, 1), "feature": every[2:], "entry": every, "broken": (0,)}
+    axes = {
+        "all": (),
+        "example": (0,),
+        "position": (0, 1),
+        "feature": every[2:],
+        "entry": every,
+        "broken": (0,),
+    }
     if pattern in axes:
         x = x * 10 ** exponents(*axes[pattern])
     if pattern == "cancel" and shape[1] > 1:  # pairs of large positions that cancel, but for a rest
         half = shape[1] // 2
-        large = 10 ** (6 * torch.rand((shape[0], *[1] * (len(shape) - 1)), generator=generator, dtype=torch.float64))
-        x[:, half : 2 * half] = -x[:, :half] + 10.0 ** float(-9 * torch.rand((), generator=generator)) * x[:, half : 2 * half]
+        large = 10 ** (
+            6
+            * torch.rand(
+                (shape[0], *[1] * (len(shape) - 1)), generator=generator, dtype=torch.float64
+            )
+        )
+        x[:, half : 2 * half] = (
+            -x[:, :half]
+            + 10.0 ** float(-9 * torch.rand((), generator=generator)) * x[:, half : 2 * half]
+        )
         x = x * large
     if pattern == "sparse":
         x = x * (torch.rand(shape, generator=generator) < 0.3)
@@ -56,7 +96,7 @@ def partner(pattern: str, generator: torch.Generator) -> str:
     return choices[int(torch.randint(len(choices), (1,), generator=generator))]
 
 
-# -- blocks ------------------------------------------------------------------------------------------------------------
+# -- blocks ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,7 +124,16 @@ def _outer(t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = F
     return make
 
 
-def _conv(image: tuple[int, ...], kernel: tuple[int, ...], c_in: int, c_out: int, groups=1, dilation=1, views=1, bias=True):
+def _conv(
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
+    c_in: int,
+    c_out: int,
+    groups=1,
+    dilation=1,
+    views=1,
+    bias=True,
+):
     def make(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> ConvBlock:
         each = tuple(dilation for _ in kernel)
         positions = tuple(n - dilation * (k - 1) for n, k in zip(image, kernel, strict=True))
@@ -93,7 +142,10 @@ def _conv(image: tuple[int, ...], kernel: tuple[int, ...], c_in: int, c_out: int
         other = "one" if pattern == "broken" else partner(pattern, generator)
         b = numbers((N * views, c_out, *positions), other, generator, dtype)
         if pattern == "cancel" and views > 1:
-            x.view(N, views, -1)[:, 1], b.view(N, views, -1)[:, 1] = -x.view(N, views, -1)[:, 0], b.view(N, views, -1)[:, 0]
+            x.view(N, views, -1)[:, 1], b.view(N, views, -1)[:, 1] = (
+                -x.view(N, views, -1)[:, 0],
+                b.view(N, views, -1)[:, 0],
+            )
         ones, none = tuple(1 for _ in kernel), tuple(0 for _ in kernel)
         return ConvBlock(x, b, kernel, ones, none, each, groups, True, bias, views)
 
@@ -111,14 +163,20 @@ def _lookup(t: int, rows: int, d: int):
 
 def _tied(s: int, t: int, rows: int, d: int):
     def make(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> Tied:
-        return Tied(_lookup(s, rows, d)(pattern, generator, dtype), _outer(t, d, rows)(pattern, generator, dtype))
+        return Tied(
+            _lookup(s, rows, d)(pattern, generator, dtype),
+            _outer(t, d, rows)(pattern, generator, dtype),
+        )
 
     return make
 
 
 def _materialised(pattern: str, generator: torch.Generator, dtype: torch.dtype) -> PerExample:
     other = partner(pattern, generator)
-    grads = {"weight": numbers((N, 4, 3), pattern, generator, dtype), "bias": numbers((N, 1, 4), other, generator, dtype)[:, 0]}
+    grads = {
+        "weight": numbers((N, 4, 3), pattern, generator, dtype),
+        "bias": numbers((N, 1, 4), other, generator, dtype)[:, 0],
+    }
     return PerExample(grads)
 
 
@@ -141,7 +199,7 @@ KINDS: dict[str, Kind] = {
     "materialised": Kind(_materialised),
 }
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
+# -- metrics ---------------------------------------------------------------------------------------
 
 
 def _side(kind: str, d: int, generator: torch.Generator, dtype: torch.dtype) -> Side:
@@ -162,24 +220,41 @@ METRICS = ("none", "identity", "diagonal", "dense", "low rank", "eigenbasis", "d
 
 
 def metric_for(block: AnyBlock, kind: str, generator: torch.Generator) -> Entry | None:
-    """A metric of condition up to 1e6 a side for a block; tables take a diagonal one over their rows."""
+    """A metric of condition up to 1e6 a side for a block; tables take a diagonal one over their
+    rows.
+    """
     if kind == "none":
         return None
     if isinstance(block, PerExample):
         dtype = block.grads["weight"].dtype
         shapes = {role: g.shape[1:] for role, g in block.grads.items()}
-        return Elementwise({r: (10 ** (torch.rand(n, generator=generator) * 6 - 3)).to(dtype) for r, n in shapes.items()})
+        return Elementwise(
+            {
+                r: (10 ** (torch.rand(n, generator=generator) * 6 - 3)).to(dtype)
+                for r, n in shapes.items()
+            }
+        )
     d_in, d_out, dtype = _widths(block)
-    table, row_wise = isinstance(block, Lookup), isinstance(block, Lookup | Tied) and kind not in ("identity", "diagonal")
+    table, row_wise = (
+        isinstance(block, Lookup),
+        isinstance(block, Lookup | Tied) and kind not in ("identity", "diagonal"),
+    )
     if "eigenbasis" not in kind:
         into = _side("diagonal" if table and row_wise else kind, d_in, generator, dtype)
-        out = _side("diagonal" if isinstance(block, Tied) and row_wise else kind, d_out, generator, dtype)
+        out = _side(
+            "diagonal" if isinstance(block, Tied) and row_wise else kind, d_out, generator, dtype
+        )
         return Kronecker(into, out)
     scale = 10 ** (torch.rand(d_out, d_in, generator=generator, dtype=torch.float64) * 6 - 3)
     turned = kind == "eigenbasis"
-    bases = [torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))[0].to(dtype) for d in (d_in, d_out)]
+    bases = [
+        torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))[0].to(dtype)
+        for d in (d_in, d_out)
+    ]
     into = bases[0] if turned and not table else None
-    return Eigenbasis(scale.to(dtype), into, bases[1] if turned and not isinstance(block, Tied) else None)
+    return Eigenbasis(
+        scale.to(dtype), into, bases[1] if turned and not isinstance(block, Tied) else None
+    )
 
 
 def _widths(block: Outer | Lookup | Tied | ConvBlock) -> tuple[int, int, torch.dtype]:
@@ -194,7 +269,7 @@ def _widths(block: Outer | Lookup | Tied | ConvBlock) -> tuple[int, int, torch.d
             return block.d_in, block.b.shape[-1], block.b.dtype
 
 
-# -- in float64, exactly enough ----------------------------------------------------------------------------------------
+# -- in float64, exactly enough --------------------------------------------------------------------
 
 
 def doubled(value):
@@ -203,7 +278,11 @@ def doubled(value):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, dict):
         return {k: doubled(v) for k, v in value.items()}
-    fields = {k: doubled(v) for k, v in vars(value).items() if isinstance(v, Tensor | dict) or hasattr(v, "__dataclass_fields__")}
+    fields = {
+        k: doubled(v)
+        for k, v in vars(value).items()
+        if isinstance(v, Tensor | dict) or hasattr(v, "__dataclass_fields__")
+    }
     return replace(value, **fields) if fields else value
 
 
@@ -212,7 +291,9 @@ def exact_norms(block: AnyBlock, metric: Entry | None) -> Tensor:
     block, metric = doubled(block), metric if metric is None else doubled(metric)
     if isinstance(block, PerExample):
         scale = metric.scale if isinstance(metric, Elementwise) else {}
-        return torch.stack([(g * scale.get(r, 1.0)).flatten(1).norm(dim=1) for r, g in block.grads.items()]).norm(dim=0)
+        return torch.stack(
+            [(g * scale.get(r, 1.0)).flatten(1).norm(dim=1) for r, g in block.grads.items()]
+        ).norm(dim=0)
     g = block.per_example()
     g = g.transpose(1, 2) if isinstance(block, Lookup) else g
     z = g if metric is None else metric.whiten(g)
@@ -224,7 +305,8 @@ class Sizes:
     """Sizes from which the slack of a norm is stated, in float64 `[N]`.
 
     Attributes:
-        cancelling: Σ_t ‖a_t‖ ‖b_t‖ (of a convolution √Σ‖x‖² √Σ‖b‖² over its patches): what may cancel.
+        cancelling: Σ_t ‖a_t‖ ‖b_t‖ (of a convolution √Σ‖x‖² √Σ‖b‖² over its patches): what may
+            cancel.
         sides: Σ_t ‖a_t‖ + ‖b_t‖ + 1, which what is lost below the least normal number comes times.
         width: the roundings that a norm may be off by: terms and features.
     """
@@ -246,14 +328,23 @@ def sizes(block: AnyBlock) -> Sizes:
             return Sizes(own, own + 1, block.b[0].numel())
         case Tied():
             parts = sizes(block.lookup), sizes(block.outer)
-            return Sizes(*(sum(getattr(part, name) for part in parts) for name in ("cancelling", "sides", "width")))
+            return Sizes(
+                *(
+                    sum(getattr(part, name) for part in parts)
+                    for name in ("cancelling", "sides", "width")
+                )
+            )
         case ConvBlock():
             rows = sizes(block.outer())
             return replace(rows, cancelling=torch.maximum(rows.cancelling, block.magnitudes()[0]))
     a = (block.a.norm(dim=-1).square() + block.homogeneous).sqrt()
     b = block.b.norm(dim=-1)
     terms = block.a.shape[1] * block.groups
-    return Sizes((a * b).sum(1).view(N, -1).sum(1), (a + b + 1).sum(1).view(N, -1).sum(1), terms + block.d_in + b.shape[-1])
+    return Sizes(
+        (a * b).sum(1).view(N, -1).sum(1),
+        (a + b + 1).sum(1).view(N, -1).sum(1),
+        terms + block.d_in + b.shape[-1],
+    )
 
 
 def bounds_of(metric: Entry | None) -> tuple[float, float]:
@@ -266,7 +357,9 @@ def bounds_of(metric: Entry | None) -> tuple[float, float]:
             return gain, gain
         case Eigenbasis():
             return metric.bound, metric.bound
-    return metric.input.bound * metric.output.bound, (1 + metric.input.bound) * (1 + metric.output.bound)
+    return metric.input.bound * metric.output.bound, (1 + metric.input.bound) * (
+        1 + metric.output.bound
+    )
 
 
 def whitened(block: AnyBlock, metric: Entry | None, value: Tensor | dict[str, Tensor]) -> Tensor:
@@ -299,7 +392,9 @@ class Clipped:
     total: Tensor
 
 
-def clipped(block: AnyBlock, metric: Entry | None, method: str | None, bound: float, clipping: str) -> Clipped:
+def clipped(
+    block: AnyBlock, metric: Entry | None, method: str | None, bound: float, clipping: str
+) -> Clipped:
     """Norms, clip and sum as the summer does them, and each example's own share of the sum."""
     found = per_example_norms(block, metric, method)
     norms = found.norms.double()
@@ -310,8 +405,14 @@ def clipped(block: AnyBlock, metric: Entry | None, method: str | None, bound: fl
     def summed(weights: Tensor) -> Tensor:
         value = weighted_sum(found.block, weights, broken)
         if found.whitened:
-            return torch.cat([v.flatten() for v in value.values()]) if isinstance(value, dict) else value.flatten()
+            return (
+                torch.cat([v.flatten() for v in value.values()])
+                if isinstance(value, dict)
+                else value.flatten()
+            )
         return whitened(block, metric, value)
 
     rows = [summed(factors * one) for one in torch.eye(N, dtype=torch.float64)]
-    return Clipped(found, factors, torch.stack([row.double().norm() for row in rows]), summed(factors))
+    return Clipped(
+        found, factors, torch.stack([row.double().norm() for row in rows]), summed(factors)
+    )

@@ -1,13 +1,15 @@
-"""Kills training processes at chosen and at random moments, resumes them, and compares what is left with a run left alone.
+"""Kills training processes at chosen and at random moments, resumes them, and compares what is left
+with a run left alone.
 
-The driver imports torch once and forks a child for every trial. A child trains with a real ledger and real checkpoints on a
-disk. It is killed by SIGKILL at a *place* (before, after or in the middle of a write, a sync, a rename, a removal, a release,
-an update: the n-th time it comes there), or by its parent after a random time. Before noise is drawn for a release the child
-writes one byte to a witness of its own, so that `witness <= ledger` says that no release was left out.
+The driver imports torch once and forks a child for every trial. A child trains with a real ledger
+and real checkpoints on a disk. It is killed by SIGKILL at a *place* (before, after or in the middle
+of a write, a sync, a rename, a removal, a release, an update: the n-th time it comes there), or by
+its parent after a random time. Before noise is drawn for a release the child writes one byte to a
+witness of its own, so that `witness <= ledger` says that no release was left out.
 
-In test mode the result of a run is a function of the number of its steps: weights after s steps of a run that was killed must
-equal, bit for bit, those of a run left alone after s steps. What a crash costs is steps: a release that was charged and not
-kept is not made again.
+In test mode the result of a run is a function of the number of its steps: weights after s steps of
+a run that was killed must equal, bit for bit, those of a run left alone after s steps. What a crash
+costs is steps: a release that was charged and not kept is not made again.
 
     python -m tests.audit.crash_driver '{"folder": ..., ...}' report.json
 """
@@ -38,7 +40,15 @@ import torch
 from dpkfc import checkpoint
 from dpkfc.privacy import ledger as chain
 from tests.app.accounting import remembered
-from tests.audit.crash_places import LIMIT_S, Aim, Place, digest_of, full_disk, instrument, note_weights
+from tests.audit.crash_places import (
+    LIMIT_S,
+    Aim,
+    Place,
+    digest_of,
+    full_disk,
+    instrument,
+    note_weights,
+)
 from tests.audit.crash_subjects import SUBJECTS, Subject
 
 
@@ -101,7 +111,9 @@ class Scenarios:
         self.subject, self.root, self.mutant = subject, root, ""
         self.rng, self.report = random.Random(seed), Report()
         self.expected: list[str] = []
-        subject.train(root / "warm")  # what is imported at first use, and calibrations, are there for all children
+        subject.train(
+            root / "warm"
+        )  # what is imported at first use, and calibrations, are there for all children
         self._left_alone()
 
     def planted(self, mutant: str) -> Scenarios:
@@ -123,7 +135,11 @@ class Scenarios:
             with full_disk(cap) if cap is not None else nullcontext():
                 self.subject.train(place.folder)
             if note:
-                content = {"weights": passed, "counts": aim.counts, "seconds": time.monotonic() - started}
+                content = {
+                    "weights": passed,
+                    "counts": aim.counts,
+                    "seconds": time.monotonic() - started,
+                }
                 place.notes.write_bytes(json.dumps(content).encode())
 
         return spawn(act, place.errors)
@@ -134,7 +150,11 @@ class Scenarios:
         if status:
             raise RuntimeError(f"a run left alone ended with {status}: {place.errors.read_text()}")
         notes = json.loads(place.notes.read_text())
-        self.expected, self.counts, self.seconds = notes["weights"], notes["counts"], notes["seconds"]
+        self.expected, self.counts, self.seconds = (
+            notes["weights"],
+            notes["counts"],
+            notes["seconds"],
+        )
         self.places = sorted(self.counts)
         self.rng.shuffle(self.places)
 
@@ -154,7 +174,10 @@ class Scenarios:
                 if self.report.kills >= kills + 40:  # enough: let this one end
                     break
             if status != 0 and ended(self._child(place, Aim())) != 0:
-                self._problem(f"{place.name} could not be ended ({status}): {place.errors.read_text()[-2000:]}")
+                self._problem(
+                    f"{place.name} could not be ended ({status}):"
+                    f" {place.errors.read_text()[-2000:]}"
+                )
                 continue
             self._after_end(place)
             shutil.rmtree(place.folder)
@@ -199,13 +222,22 @@ class Scenarios:
             self.report.power_cuts += 1
 
     def _after_kill(self, place: Place, kills: int) -> None:
-        ledger, seen = self._charged(place), place.witness.stat().st_size if place.witness.exists() else 0
+        ledger, seen = (
+            self._charged(place),
+            place.witness.stat().st_size if place.witness.exists() else 0,
+        )
         if seen > ledger:
             self.report.undercounted += seen - ledger
         if ledger > seen + kills:
-            self._problem(f"{place.name}: {ledger} releases are charged and {seen} were made, after {kills} kills")
+            self._problem(
+                f"{place.name}: {ledger} releases are charged and {seen} were made, after {kills}"
+                " kills"
+            )
         if ledger > self.subject.steps:
-            self._problem(f"{place.name}: {ledger} releases are charged where the plan allows {self.subject.steps}")
+            self._problem(
+                f"{place.name}: {ledger} releases are charged where the plan allows"
+                f" {self.subject.steps}"
+            )
         saved = place.folder / "checkpoint"
         if saved.exists() or saved.with_name("checkpoint.old").exists():
             try:
@@ -240,7 +272,11 @@ class Scenarios:
             self._problem(f"{place.name} ended with {charged} releases, the plan has {steps}")
         tensors, meta = checkpoint.read(place.folder / "checkpoint")
         step = meta["step"]
-        if self.subject.bit_for_bit and step and digest_of(tensors["model"]) != self.expected[step - 1]:
+        if (
+            self.subject.bit_for_bit
+            and step
+            and digest_of(tensors["model"]) != self.expected[step - 1]
+        ):
             report.mismatched += 1
         seen = place.seen.read_bytes()
         digests = [seen[i : i + 32] for i in range(0, len(seen), 32)]
@@ -250,17 +286,25 @@ class Scenarios:
         if self.subject.name.startswith("dpkfc train"):
             self._check_card(place, json.loads(card.read_text("utf-8")), tensors["model"])
 
-    def _check_card(self, place: Place, card: dict[str, Any], model: dict[str, torch.Tensor]) -> None:
+    def _check_card(
+        self, place: Place, card: dict[str, Any], model: dict[str, torch.Tensor]
+    ) -> None:
         """What a finished `dpkfc train` leaves agrees with its ledger and its checkpoint."""
         from safetensors.torch import load_file
 
         rows = [row["step"] for row in pq.read_table(place.folder / "metrics.parquet").to_pylist()]
         head = chain.parse(place.ledger.read_bytes(), "").heads[-1]
         for wrong, what in (
-            (card["guarantee"]["releases"] != self.subject.steps, "the card has another number of releases"),
+            (
+                card["guarantee"]["releases"] != self.subject.steps,
+                "the card has another number of releases",
+            ),
             (card["ledger"]["head"] != head, "the card has another head"),
             (rows != sorted(set(rows)), "the metrics have a step twice"),
-            (digest_of(load_file(place.folder / "model.safetensors")) != digest_of(model), "other weights were delivered"),
+            (
+                digest_of(load_file(place.folder / "model.safetensors")) != digest_of(model),
+                "other weights were delivered",
+            ),
             (any(place.folder.rglob("*.part")), "something half written is left"),
         ):
             if wrong:
@@ -270,18 +314,37 @@ class Scenarios:
         self.report.problems.append(text)
 
     def full_disk(self, cap: int) -> dict[str, Any]:
-        """A run whose files cannot grow beyond a size, then the same with room: what was charged, made, and came of it."""
+        """A run whose files cannot grow beyond a size, then the same with room: what was charged,
+        made, and came of it.
+        """
         place = Place(self.root, f"full-{cap}")
         status = ended(self._child(place, Aim(), cap=cap))
         error = place.errors.read_text()[-3000:]
-        made, charged = place.witness.stat().st_size if place.witness.exists() else 0, self._charged(place)
+        made, charged = (
+            place.witness.stat().st_size if place.witness.exists() else 0,
+            self._charged(place),
+        )
         again = ended(self._child(place, Aim()))
         step = checkpoint.read(place.folder / "checkpoint")[1]["step"] if again == 0 else -1
-        same = again == 0 and digest_of(checkpoint.read(place.folder / "checkpoint")[0]["model"]) == self.expected[step - 1]
-        return {"cap": cap, "status": status, "error": error, "made": made, "charged": charged, "again": again, "same": same}
+        same = (
+            again == 0
+            and digest_of(checkpoint.read(place.folder / "checkpoint")[0]["model"])
+            == self.expected[step - 1]
+        )
+        return {
+            "cap": cap,
+            "status": status,
+            "error": error,
+            "made": made,
+            "charged": charged,
+            "again": again,
+            "same": same,
+        }
 
     def two_at_once(self) -> dict[str, Any]:
-        """A second process in the folder of one that is alive (it is stopped, not ended), and a third after its death."""
+        """A second process in the folder of one that is alive (it is stopped, not ended), and a
+        third after its death.
+        """
         place = Place(self.root, "two")
         begun = place.notes.with_suffix(".begun")
         first = self._child(place, Aim())
@@ -294,15 +357,21 @@ class Scenarios:
         error, kept = place.errors.read_text()[-3000:], self._charged(place) == held
         os.kill(first, signal.SIGKILL)
         ended(first)
-        return {"second": second, "error": error, "kept": kept, "third": ended(self._child(place, Aim()))}
+        return {
+            "second": second,
+            "error": error,
+            "kept": kept,
+            "third": ended(self._child(place, Aim())),
+        }
 
 
 def main(asked: dict[str, Any]) -> dict[str, Any]:
     """Kill, fill disks, start twice.
 
     Args:
-        asked: `folder` and `seed`; `subjects`: name to kills; `mutants`: name to kills, of the `default` subject; `caps`: sizes
-            of files at which the disk of the default subject is full; `two`: subjects that are started twice in one folder.
+        asked: `folder` and `seed`; `subjects`: name to kills; `mutants`: name to kills, of the
+            `default` subject; `caps`: sizes of files at which the disk of the default subject is
+            full; `two`: subjects that are started twice in one folder.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # test mode says that it is not private
@@ -311,12 +380,19 @@ def main(asked: dict[str, Any]) -> dict[str, Any]:
 
     def of(name: str) -> Scenarios:
         if name not in made:
-            made[name] = Scenarios(SUBJECTS[name](), root / f"subject-{len(made)}", seed + len(made))
+            made[name] = Scenarios(
+                SUBJECTS[name](), root / f"subject-{len(made)}", seed + len(made)
+            )
         return made[name]
 
     with remembered():
-        subjects = {name: vars(of(name).run(kills)) for name, kills in asked.get("subjects", {}).items()}
-        mutants = {name: vars(of(default).planted(name).run(kills)) for name, kills in asked.get("mutants", {}).items()}
+        subjects = {
+            name: vars(of(name).run(kills)) for name, kills in asked.get("subjects", {}).items()
+        }
+        mutants = {
+            name: vars(of(default).planted(name).run(kills))
+            for name, kills in asked.get("mutants", {}).items()
+        }
         full = [of(default).full_disk(cap) for cap in asked.get("caps", [])]
         two = [of(name).two_at_once() for name in asked.get("two", [])]
     return {"subjects": subjects, "mutants": mutants, "full": full, "two": two}

@@ -1,4 +1,6 @@
-"""Inside a process that will be killed: places where it dies, the witness of its releases, and planted faults."""
+"""Inside a process that will be killed: places where it dies, the witness of its releases, and
+planted faults.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def die() -> None:
 Torn = Callable[..., None]
 
 
-def hooked(aim: Aim, site: str, real: Callable[..., Any], torn: Torn | None = None) -> Callable[..., Any]:
+def hooked(
+    aim: Aim, site: str, real: Callable[..., Any], torn: Torn | None = None
+) -> Callable[..., Any]:
     """The function with a place before it, one after it and, where it writes, one in its middle."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +143,9 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
     os.fsync = hooked(aim, "a sync", noted_sync)
     for name in ("ftruncate", "rename", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, hooked(aim, name, getattr(os, name)))
-    checkpoint.save_file = hooked(aim, "tensors of a checkpoint", checkpoint.save_file, _half_file(1))
+    checkpoint.save_file = hooked(
+        aim, "tensors of a checkpoint", checkpoint.save_file, _half_file(1)
+    )
     results.save_file = hooked(aim, "the released model", results.save_file, _half_file(1))
     pq.write_table = hooked(aim, "metrics", pq.write_table, _half_file(1))
     Path.write_text = hooked(aim, "a text", Path.write_text, _half_file(0))  # type: ignore[method-assign]
@@ -166,7 +172,11 @@ def _forget_momentum() -> None:
     checkpoint.load_optimizer = lambda optimizer, state: None
 
 
-MUTANTS: dict[str, Callable[[], None]] = {"": lambda: None, "late": _charge_late, "forgetful": _forget_momentum}
+MUTANTS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "late": _charge_late,
+    "forgetful": _forget_momentum,
+}
 
 
 def note_weights(passed: list[str]) -> None:

@@ -51,12 +51,16 @@ def _plan(seed: int | None, **settings: Any) -> Plan:
     return config.with_noise(1.0, 1e-3, EXAMPLES)
 
 
-def _session_subject(name: str, plan: Plan, optimizer: Callable[[Any], torch.optim.Optimizer]) -> Subject:
+def _session_subject(
+    name: str, plan: Plan, optimizer: Callable[[Any], torch.optim.Optimizer]
+) -> Subject:
     def begin(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         model = _net()
         saved = folder / "checkpoint"
-        with Session(plan, model, optimizer(model.parameters()), _data(), ledger_path=folder / "ledger.jsonl") as session:
+        with Session(
+            plan, model, optimizer(model.parameters()), _data(), ledger_path=folder / "ledger.jsonl"
+        ) as session:
             if saved.exists() or saved.with_name("checkpoint.old").exists():
                 session.restore(saved)
             else:
@@ -71,7 +75,13 @@ def _session_subject(name: str, plan: Plan, optimizer: Callable[[Any], torch.opt
 
 
 def _recipe_subject(name: str, **changed: Any) -> Subject:
-    settings = {"recipe": "digits", "steps": 12, "expected_batch_size": 24, "accountant": "rdp", "epsilon": 0.5}
+    settings = {
+        "recipe": "digits",
+        "steps": 12,
+        "expected_batch_size": 24,
+        "accountant": "rdp",
+        "epsilon": 0.5,
+    }
     settings |= {"probe_size": 16, "every": 2, "evaluate_every": 3, "method": "dp-kfc", **changed}
 
     def begin(folder: Path) -> None:
@@ -91,10 +101,16 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "DP-SGD": lambda: _session_subject("DP-SGD", _plan(3), _sgd),
     "DP-KFC, Adam, average": lambda: _session_subject(
         "DP-KFC, Adam, average",
-        _plan(4, preconditioner=KFAC(sides="both", probe=FeatureNoise(6), probe_size=32, every=5), weight_average=WeightEMA(0.9)),
+        _plan(
+            4,
+            preconditioner=KFAC(sides="both", probe=FeatureNoise(6), probe_size=32, every=5),
+            weight_average=WeightEMA(0.9),
+        ),
         lambda p: torch.optim.Adam(p, 0.01),
     ),
-    "DiSK": lambda: _session_subject("DiSK", _plan(5, postprocess=(DiSK(0.7),)), lambda p: torch.optim.SGD(p, 0.1)),
+    "DiSK": lambda: _session_subject(
+        "DiSK", _plan(5, postprocess=(DiSK(0.7),)), lambda p: torch.optim.SGD(p, 0.1)
+    ),
     "secure noise": lambda: _session_subject("secure noise", _plan(None), _sgd),
     "dpkfc train": lambda: _recipe_subject("dpkfc train", test_mode=True),
     "dpkfc train, secure noise": lambda: _recipe_subject("dpkfc train, secure noise"),

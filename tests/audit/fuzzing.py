@@ -1,6 +1,8 @@
-"""Damaged and invented inputs, and the rule for what may come of one: it is taken, or refused in one line that names the file.
+"""Damaged and invented inputs, and the rule for what may come of one: it is taken, or refused in
+one line that names the file.
 
-The mutations are drawn from a seed, so a run can be repeated. Nothing here knows what an input means; what does is in the tests.
+The mutations are drawn from a seed, so a run can be repeated. Nothing here knows what an input
+means; what does is in the tests.
 """
 
 from __future__ import annotations
@@ -28,19 +30,100 @@ from dpkfc.privacy.calibration import CalibrationError
 from dpkfc.privacy.ledger import LedgerError
 from dpkfc.report.verify import CardError
 
-OWN = (CheckpointError, LedgerError, CardError, ConfigError, DatasetError, RunFolderError, CalibrationError, ValueError)
+OWN = (
+    CheckpointError,
+    LedgerError,
+    CardError,
+    ConfigError,
+    DatasetError,
+    RunFolderError,
+    CalibrationError,
+    ValueError,
+)
 LIMIT_S = 60
 
 NUMBERS = [
-    "0", "-0", "1", "-1", "2", "255", "256", "65535", "2147483648", "4294967295", "9223372036854775807", "-9223372036854775809",
-    "1e308", "1e-308", "1e999", "-1e999", "0.1", "1.5", "NaN", "Infinity", "nan", "inf", "1_0", "0x10", "9" * 400, "9" * 5000,
-]  # fmt: skip
-BITS = [b"\0", b"\xff", b"\n", b"\r", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\xc3\x28", b"\xed\xa0\x80"]
+    "0",
+    "-0",
+    "1",
+    "-1",
+    "2",
+    "255",
+    "256",
+    "65535",
+    "2147483648",
+    "4294967295",
+    "9223372036854775807",
+    "-9223372036854775809",
+    "1e308",
+    "1e-308",
+    "1e999",
+    "-1e999",
+    "0.1",
+    "1.5",
+    "NaN",
+    "Infinity",
+    "nan",
+    "inf",
+    "1_0",
+    "0x10",
+    "9" * 400,
+    "9" * 5000,
+]
+BITS = [
+    b"\0",
+    b"\xff",
+    b"\n",
+    b"\r",
+    b'"',
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b"\\",
+    b"\xc3\x28",
+    b"\xed\xa0\x80",
+]
 ODD: list[Any] = [
-    None, True, False, 0, 1, -1, 2, 1.5, -0.5, 2**31, 2**63, -(2**63), 10**30, 10**400, 1e308, 5e-324, float("nan"), float("inf"),
-    "", "x", "adam", "\ud800", "a\nb", "\0", "x" * 5000, "../..", "9" * 400, [], {}, [[]], [None], {"": 0}, {"type": "x"},
-    [1, 2, 3], ["a", "b"], {"a": {"b": {"c": []}}},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2,
+    1.5,
+    -0.5,
+    2**31,
+    2**63,
+    -(2**63),
+    10**30,
+    10**400,
+    1e308,
+    5e-324,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    "adam",
+    "\ud800",
+    "a\nb",
+    "\0",
+    "x" * 5000,
+    "../..",
+    "9" * 400,
+    [],
+    {},
+    [[]],
+    [None],
+    {"": 0},
+    {"type": "x"},
+    [1, 2, 3],
+    ["a", "b"],
+    {"a": {"b": {"c": []}}},
+]
 
 
 def nested(depth: int, inside: Any = None) -> Any:
@@ -84,12 +167,20 @@ class Mutator:
             else:
                 items[key] = self.json(items[key])
             return items
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and self.rng.random() < 0.4:
+        if (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and self.rng.random() < 0.4
+        ):
             return self.rng.choice((value + 1, -value, value * 10**6, str(value), 0.5, [value]))
         return self.odd()
 
     def odd(self) -> Any:
-        return nested(self.rng.choice((3, 300, 3000))) if self.rng.random() < 0.02 else self.rng.choice(ODD)
+        return (
+            nested(self.rng.choice((3, 300, 3000)))
+            if self.rng.random() < 0.02
+            else self.rng.choice(ODD)
+        )
 
 
 def _flip(m: Mutator, data: bytes) -> bytes:
@@ -106,7 +197,13 @@ def _set(m: Mutator, data: bytes) -> bytes:
 
 def _insert(m: Mutator, data: bytes) -> bytes:
     place = m.rng.randrange(len(data) + 1)
-    what = m.rng.choice((m.rng.choice(BITS), m.rng.randbytes(m.rng.choice((1, 4, 40))), m.rng.choice((b"[", b'{"a":')) * 4000))
+    what = m.rng.choice(
+        (
+            m.rng.choice(BITS),
+            m.rng.randbytes(m.rng.choice((1, 4, 40))),
+            m.rng.choice((b"[", b'{"a":')) * 4000,
+        )
+    )
     return data[:place] + what + data[place:]
 
 
@@ -164,13 +261,29 @@ def _word(m: Mutator, data: bytes) -> bytes:
 def _field(m: Mutator, data: bytes) -> bytes:
     """A binary number of two, four or eight bytes that is as small or as large as it can be."""
     width, place = m.rng.choice((2, 4, 8)), m.rng.randrange(len(data) + 1)
-    value = m.rng.choice((0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), 2 ** (8 * width - 1) - 1))
-    return data[:place] + value.to_bytes(width, m.rng.choice(("little", "big"))) + data[place + width :]
+    value = m.rng.choice(
+        (0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), 2 ** (8 * width - 1) - 1)
+    )
+    return (
+        data[:place]
+        + value.to_bytes(width, m.rng.choice(("little", "big")))
+        + data[place + width :]
+    )
 
 
 _CHANGES: list[Callable[[Mutator, bytes], bytes]] = [
-    _flip, _set, _insert, _delete, _double, _cut, _splice, _lines, _number, _word, _field,
-]  # fmt: skip
+    _flip,
+    _set,
+    _insert,
+    _delete,
+    _double,
+    _cut,
+    _splice,
+    _lines,
+    _number,
+    _word,
+    _field,
+]
 
 
 class Tally:
@@ -186,7 +299,9 @@ class Tally:
         return self.taken + self.refused + sum(count for count, _ in self.wrong.values())
 
     def attempt(self, act: Callable[[], object], given: object, *names: str) -> None:
-        """Let the product have one input. A refusal must be one of its own errors, in one line, with one of these names in it."""
+        """Let the product have one input. A refusal must be one of its own errors, in one line,
+        with one of these names in it.
+        """
         try:
             with _limit():
                 act()
@@ -205,7 +320,11 @@ class Tally:
                 self.refused += 1
 
     def note(self, what: str, given: object) -> None:
-        shown = base64.b64encode(given[:1500]).decode() if isinstance(given, bytes) else repr(given)[:1500]
+        shown = (
+            base64.b64encode(given[:1500]).decode()
+            if isinstance(given, bytes)
+            else repr(given)[:1500]
+        )
         count, first = self.wrong.get(what, (0, shown))
         self.wrong[what] = (count + 1, first)
 
@@ -213,7 +332,14 @@ class Tally:
         """Raise unless every input was taken or refused as it should be, some of them refused."""
         assert not self.wrong, json.dumps(self.wrong, indent=1)
         assert self.inputs >= least and self.refused
-        evidence("fuzz", target, inputs=self.inputs, taken=self.taken, refused=self.refused, seconds=self.seconds)
+        evidence(
+            "fuzz",
+            target,
+            inputs=self.inputs,
+            taken=self.taken,
+            refused=self.refused,
+            seconds=self.seconds,
+        )
 
     @property
     def seconds(self) -> float:
@@ -227,7 +353,12 @@ def no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("something was unpickled")
 
     refusing = type("Unpickler", (pickle.Unpickler,), {"load": refuse})
-    for owner, name in ((pickle, "load"), (pickle, "loads"), (pickle._Unpickler, "load"), (torch, "load")):
+    for owner, name in (
+        (pickle, "load"),
+        (pickle, "loads"),
+        (pickle._Unpickler, "load"),
+        (torch, "load"),
+    ):
         monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setattr(pickle, "Unpickler", refusing)
 

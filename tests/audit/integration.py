@@ -1,8 +1,10 @@
-"""Neighbours of every kind as pairs of Gaussian mixtures, and a second way to integrate: all with numpy, without dp-accounting.
+"""Neighbours of every kind as pairs of Gaussian mixtures, and a second way to integrate: all with
+numpy, without dp-accounting.
 
-`dpkfc.privacy.integration` convolves the privacy loss by FFT. `contour_delta` knows no grid and no convolution: it integrates the
-moment generating function of the loss along a line of complex orders, which is δ itself (the inverse Laplace transform), to
-as many digits as the quadrature has points.
+`dpkfc.privacy.integration` convolves the privacy loss by FFT. `contour_delta` knows no grid and no
+convolution: it integrates the moment generating function of the loss along a line of complex
+orders, which is δ itself (the inverse Laplace transform), to as many digits as the quadrature has
+points.
 """
 
 from __future__ import annotations
@@ -19,16 +21,23 @@ from dpkfc.privacy.integration import FAR, Losses, epsilon_of
 Component = tuple[float, "float | tuple[float, ...]"]  # weight, shift of the mean
 
 
-def _log_density(components: Sequence[Component], points: list[np.ndarray], stddev: float) -> np.ndarray:
+def _log_density(
+    components: Sequence[Component], points: list[np.ndarray], stddev: float
+) -> np.ndarray:
     logs = []
     for weight, shift in components:
-        square = sum(((x - a) / stddev) ** 2 for x, a in zip(points, np.atleast_1d(shift), strict=True))
+        square = sum(
+            ((x - a) / stddev) ** 2 for x, a in zip(points, np.atleast_1d(shift), strict=True)
+        )
         logs.append(math.log(weight) - 0.5 * square)
     return special.logsumexp(logs, axis=0) if len(logs) > 1 else logs[0]
 
 
-def pair(p: Sequence[Component], q: Sequence[Component], stddev: float, fine: int = 200) -> list[Losses]:
-    """The losses of p against q and of q against p, for mixtures of Gaussians of one standard deviation in any dimension.
+def pair(
+    p: Sequence[Component], q: Sequence[Component], stddev: float, fine: int = 200
+) -> list[Losses]:
+    """The losses of p against q and of q against p, for mixtures of Gaussians of one standard
+    deviation in any dimension.
 
     Args:
         p: components (weight, shift); those of weight 0 are left out.
@@ -62,7 +71,8 @@ def poisson(q: float, stddev: float) -> list[Losses]:
 
 
 def fixed_size(n: int, m: int, stddev: float) -> list[list[Losses]]:
-    """Neighbours under fixed-size batches, in units of C: the example that is replaced goes from one side to the other.
+    """Neighbours under fixed-size batches, in units of C: the example that is replaced goes from
+    one side to the other.
 
     The others are all -1 (so that it also matters whom it displaces), all 0, or all 1.
     """
@@ -75,7 +85,8 @@ def fixed_size(n: int, m: int, stddev: float) -> list[list[Losses]]:
 
 
 def truncated(n: int, q: float, most: int, stddev: float, others: float) -> list[Losses]:
-    """A data set of n examples against the same without one, under truncated Poisson sampling, in units of C.
+    """A data set of n examples against the same without one, under truncated Poisson sampling, in
+    units of C.
 
     The example adds 1, every other one adds `others`.
     """
@@ -100,14 +111,22 @@ def _merged(components: Sequence[Component]) -> list[Component]:
     return [(weight, shift) for shift, weight in table.items()]
 
 
-def contour_delta(losses: Losses, count: int, epsilon: float, tilt: float, points: int = 8000) -> float:
-    """δ at ε, as (1 / 2πi) ∫ exp(count · K(s) - s ε) / (s (s + 1)) ds along Re s = tilt > 0, K the cumulant function."""
+def contour_delta(
+    losses: Losses, count: int, epsilon: float, tilt: float, points: int = 8000
+) -> float:
+    """δ at ε, as (1 / 2πi) ∫ exp(count · K(s) - s ε) / (s (s + 1)) ds along Re s = tilt > 0, K the
+    cumulant function.
+    """
     weight = losses.mass * np.exp(tilt * losses.loss - losses.cumulant(tilt))
     seen = weight > 1e-20
     weight, loss = weight[seen], losses.loss[seen]
     spread = math.sqrt(count * float(weight @ (loss - weight @ loss) ** 2))
-    heights = np.linspace(0, 40 / spread, points)  # the integrand is nearly a Gaussian of standard deviation 1 / spread
-    transform = np.concatenate([np.exp(1j * np.outer(u, loss)) @ weight for u in np.array_split(heights, points // 250)])
+    heights = np.linspace(
+        0, 40 / spread, points
+    )  # the integrand is nearly a Gaussian of standard deviation 1 / spread
+    transform = np.concatenate(
+        [np.exp(1j * np.outer(u, loss)) @ weight for u in np.array_split(heights, points // 250)]
+    )
     if abs(transform[-1]) ** count > 1e-12:
         raise ValueError("the integrand does not fade: too few releases for this quadrature")
     s = tilt + 1j * heights
@@ -117,9 +136,11 @@ def contour_delta(losses: Losses, count: int, epsilon: float, tilt: float, point
 
 
 def within(both: Sequence[Losses], count: int, epsilon: float, delta: float) -> bool:
-    """Whether δ at ε is at most `delta` in either direction, by the integral that has no grid of losses.
+    """Whether δ at ε is at most `delta` in either direction, by the integral that has no grid of
+    losses.
 
-    `epsilon_of_pair` rounds losses to a grid, which makes its ε too large by up to 1e-4; this decides where that matters.
+    `epsilon_of_pair` rounds losses to a grid, which makes its ε too large by up to 1e-4; this
+    decides where that matters.
     """
     return all(_sure_delta(losses, count, epsilon) <= delta for losses in both)
 
@@ -132,7 +153,9 @@ def _sure_delta(losses: Losses, count: int, epsilon: float) -> float:
 
 
 def one_release_delta(q: float, stddev: float, epsilon: float) -> float:
-    """δ of one Poisson-sampled release, in closed form: the larger hockey-stick divergence of the two directions."""
+    """δ of one Poisson-sampled release, in closed form: the larger hockey-stick divergence of the
+    two directions.
+    """
     above = stddev**2 * math.log((math.expm1(epsilon) + q) / q) + 0.5
     tail, shifted = stats.norm.sf(above / stddev), stats.norm.sf((above - 1) / stddev)
     exact = (1 - q) * tail + q * shifted - math.exp(epsilon) * tail

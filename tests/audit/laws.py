@@ -1,4 +1,6 @@
-"""Tests of numbers that ought to be independent and standard normal: name to two-sided p-value, for a table `[steps, d]`."""
+"""Tests of numbers that ought to be independent and standard normal: name to two-sided p-value, for
+a table `[steps, d]`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def noise_battery(z: np.ndarray, layers: tuple[int, ...] = ()) -> dict[str, floa
 
     Args:
         z: one row a release, over its standard deviation `[steps, d]`.
-        layers: sizes of the parts of a row, in order; two parts at least for the comparison of layers.
+        layers: sizes of the parts of a row, in order; two parts at least for the comparison of
+            layers.
     """
     z = np.asarray(z, dtype=np.float64)
     flat = z.ravel()
@@ -37,7 +40,9 @@ def noise_battery(z: np.ndarray, layers: tuple[int, ...] = ()) -> dict[str, floa
     }
     for bound in (3.0, 4.0, 5.0):
         found = int((np.abs(flat) > bound).sum())
-        values[f"beyond {bound:g}"] = float(stats.binomtest(found, flat.size, 2 * stats.norm.sf(bound)).pvalue)
+        values[f"beyond {bound:g}"] = float(
+            stats.binomtest(found, flat.size, 2 * stats.norm.sf(bound)).pvalue
+        )
     if len(z) > 1:
         values["following releases"] = normal((z[1:] * z[:-1]).sum() / math.sqrt(z[1:].size))
         values["any two releases"] = _largest(z @ z.T, z.shape[1])
@@ -55,7 +60,9 @@ def against(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     overlap = a.size - np.concatenate([np.arange(a.size // 2), np.arange(a.size // 2, 0, -1)])
     return {
         "correlation": normal(float(a @ b) / math.sqrt(a.size)),
-        "correlation at any shift": min(1.0, lags.size * normal(float(np.max(np.abs(lags) / np.sqrt(overlap))))),
+        "correlation at any shift": min(
+            1.0, lags.size * normal(float(np.max(np.abs(lags) / np.sqrt(overlap))))
+        ),
         "equal numbers": _equal(np.concatenate([a, b])),
     }
 
@@ -69,7 +76,9 @@ def _both(law: stats.rv_continuous, value: float) -> float:
 
 
 def _anderson(some: np.ndarray) -> float:
-    """A² for a law that is given; its far tail is that of the largest term of its series, times the square root of 3."""
+    """A² for a law that is given; its far tail is that of the largest term of its series, times the
+    square root of 3.
+    """
     n = some.size
     weights = 2 * np.arange(1, n + 1) - 1
     a2 = -n - float(weights @ (stats.norm.logcdf(some) + stats.norm.logsf(some[::-1]))) / n
@@ -105,6 +114,8 @@ def _layers(z: np.ndarray, layers: tuple[int, ...]) -> float:
 
 
 def _equal(flat: np.ndarray) -> float:
-    """Numbers that came before, up to the sign; made of 53 bits, two are equal with a chance far below 2^-48."""
+    """Numbers that came before, up to the sign; made of 53 bits, two are equal with a chance far
+    below 2^-48.
+    """
     found = flat.size - len(np.unique(np.abs(flat)))
     return float(stats.poisson.sf(found - 1, flat.size**2 / 2 * 2.0**-48)) if found else 1.0

@@ -1,8 +1,10 @@
-"""PLD, RDP, PRV (Opacus) and a numerical integration on a grid with its hard corners; published values; order; calibration.
+"""PLD, RDP, PRV (Opacus) and a numerical integration on a grid with its hard corners; published
+values; order; calibration.
 
-Tolerances: RDP is at least PLD - 10⁻³; PLD is the integral within 0.1 % and 2·10⁻³, above it also by what its grid of losses
-can add, for a delta less what rounding may take from it; RDP / PLD is at most 1.4 for 1 <= ε <= 15 and q >= 0.01 (2 for a single
-release, which RDP bounds badly); PRV exceeds PLD by no more than its own error and a half.
+Tolerances: RDP is at least PLD - 10⁻³; PLD is the integral within 0.1 % and 2·10⁻³, above it also
+by what its grid of losses can add, for a delta less what rounding may take from it; RDP / PLD is at
+most 1.4 for 1 <= ε <= 15 and q >= 0.01 (2 for a single release, which RDP bounds badly); PRV
+exceeds PLD by no more than its own error and a half.
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from torch import nn
 from dpkfc import PrivacyConfig, Session
 from dpkfc.data.sampling import FixedSize, Poisson, TruncatedPoisson
 from dpkfc.privacy import accounting
-from dpkfc.privacy.accounting import EpsilonCurve, cross_check, delta_of_epsilon, epsilon, pld_resolves
+from dpkfc.privacy.accounting import (
+    EpsilonCurve,
+    cross_check,
+    delta_of_epsilon,
+    epsilon,
+    pld_resolves,
+)
 from dpkfc.privacy.integration import gaussian_epsilon, integrated_epsilon
 from tests.audit.sizes import FULL, size
 
@@ -40,12 +48,20 @@ QUICK: list[Point] = [
     (1e-4, 8.0, 100_000, 1e-3),
     (0.01, 8.0, 100_000, 1e-10),
 ]
-RATES, NOISES, COUNTS = (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0), (0.3, 0.45, 0.6, 0.8, 1.0, 2.0, 4.0, 8.0), (1, 100, 2000, 100_000)
-LARGEST = 60.0  # of ε, about, beyond which a point of the full grid says nothing (the corners above stay)
+RATES, NOISES, COUNTS = (
+    (1e-4, 1e-3, 1e-2, 0.1, 0.5, 1.0),
+    (0.3, 0.45, 0.6, 0.8, 1.0, 2.0, 4.0, 8.0),
+    (1, 100, 2000, 100_000),
+)
+LARGEST = (
+    60.0  # of ε, about, beyond which a point of the full grid says nothing (the corners above stay)
+)
 
 
 def full_grid() -> list[Point]:
-    """All combinations with an ε that is one, at three δ in turn, and at 1e-10 too where T = 1 or 10⁵."""
+    """All combinations with an ε that is one, at three δ in turn, and at 1e-10 too where T = 1 or
+    10⁵.
+    """
     points = []
     for number, (q, noise, count) in enumerate(itertools.product(RATES, NOISES, COUNTS)):
         for delta in {(1e-5, 1e-8, 1e-3)[number % 3], *([1e-10] if count in (1, 100_000) else [])}:
@@ -87,13 +103,18 @@ def test_the_grid(group: tuple[float, int], evidence) -> None:
         assert by_pld <= by_rdp + 1e-3 + grid_slack(count, delta), point
         assert by_rdp >= integral - 1e-3, point
         slack = 2e-3 + 1e-3 * integral
-        resolved = integrated_epsilon(event, count, delta - accounting._rounding(event, count))  # what PLD is asked for
+        resolved = integrated_epsilon(
+            event, count, delta - accounting._rounding(event, count)
+        )  # what PLD is asked for
         assert integral - slack <= by_pld <= resolved + slack + grid_slack(count, delta), point
         if q >= 0.01 and 1 <= by_pld <= 15:
             assert by_rdp <= (1.4 if count > 1 else 2.0) * by_pld, point
             ratio = max(ratio, by_rdp / by_pld)
         assert cross_check(event, count, delta) == {"pld": by_pld, "rdp": by_rdp}
-        below, above = max(below, (integral - by_pld) / (1 + integral)), max(above, (by_pld - integral) / (1 + integral))
+        below, above = (
+            max(below, (integral - by_pld) / (1 + integral)),
+            max(above, (by_pld - integral) / (1 + integral)),
+        )
     figures = {"points": len(points), "pld_below": below, "pld_above": above, "rdp_over_pld": ratio}
     evidence("accounting", f"grid, q {group[0]:g}, T {group[1]}", **figures)
 
@@ -106,7 +127,11 @@ def test_the_grid_is_large_and_has_the_corners() -> None:
 
 
 PRV = [(0.1, 3.0, 100, 1e-5), (0.01, 3.0, 2000, 1e-5)]
-PRV += [p for p in GRID if p[0] < 1 and p[3] >= 1e-8 and 1 < p[2] < 100_000 and p[1] >= 0.6] if FULL else []
+PRV += (
+    [p for p in GRID if p[0] < 1 and p[3] >= 1e-8 and 1 < p[2] < 100_000 and p[1] >= 0.6]
+    if FULL
+    else []
+)
 
 
 def test_prv_of_opacus(evidence) -> None:
@@ -117,23 +142,32 @@ def test_prv_of_opacus(evidence) -> None:
             difference = prv(q, noise, count, delta) - by_pld
             assert -1e-3 <= difference <= 0.015, (q, noise, count, delta, difference)
             worst, checked = max(worst, abs(difference)), checked + 1
-    evidence("accounting", "PRV of Opacus", points=int(checked), largest_difference=worst, allowed=0.015)
+    evidence(
+        "accounting", "PRV of Opacus", points=int(checked), largest_difference=worst, allowed=0.015
+    )
 
 
-# -- anchors and published values --------------------------------------------------------------------------------------
+# -- anchors and published values ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("noise", "count"), [(5.0, 100), (2.0, 1), (0.4, 3), (20.0, 50), (200.0, 100_000)])
+@pytest.mark.parametrize(
+    ("noise", "count"), [(5.0, 100), (2.0, 1), (0.4, 3), (20.0, 50), (200.0, 100_000)]
+)
 @pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-10])
 def test_full_batches_are_the_analytic_gaussian(noise: float, count: int, delta: float) -> None:
     exact = gaussian_epsilon(noise / math.sqrt(count), delta)
     for event in (Poisson(1.0, 5).event(noise), dp_accounting.GaussianDpEvent(noise)):
         assert exact <= epsilon(event, count, delta) <= exact * (1 + 1e-6) + 1e-8
     if FULL or noise > 1:
-        assert epsilon(event, count, delta) <= pld.PLDAccountant().compose(event, count).get_epsilon(delta) + 1e-6
+        assert (
+            epsilon(event, count, delta)
+            <= pld.PLDAccountant().compose(event, count).get_epsilon(delta) + 1e-6
+        )
 
 
-ONE_RELEASE = [(0.1, 1.0, 0.5), (0.5, 2.0, 0.1), (1.0, 0.8, 3.0)] + ([(0.02, 0.7, 1.0), (0.01, 0.45, 2.0)] if FULL else [])
+ONE_RELEASE = [(0.1, 1.0, 0.5), (0.5, 2.0, 0.1), (1.0, 0.8, 3.0)] + (
+    [(0.02, 0.7, 1.0), (0.01, 0.45, 2.0)] if FULL else []
+)
 
 
 @pytest.mark.parametrize(("q", "noise", "eps"), ONE_RELEASE)
@@ -141,7 +175,11 @@ def test_one_release_is_the_closed_hockey_stick(q: float, noise: float, eps: flo
     from tests.audit.integration import one_release_delta
 
     exact = one_release_delta(q, noise, eps)
-    assert exact - 1e-12 <= delta_of_epsilon(Poisson(q, 5).event(noise), 1, eps) <= exact * (1 + 1e-4) + 1e-9
+    assert (
+        exact - 1e-12
+        <= delta_of_epsilon(Poisson(q, 5).event(noise), 1, eps)
+        <= exact * (1 + 1e-4) + 1e-9
+    )
 
 
 def test_hardly_any_sampling_costs_hardly_anything() -> None:
@@ -154,24 +192,43 @@ ABADI = [float(order) for order in range(2, 34)]  # the moments of Abadi et al. 
 BU = [1 + x / 10 for x in range(1, 100)] + [float(order) for order in range(11, 64)]
 
 
-def older_conversion(q: float, noise: float, count: int, delta: float, orders: list[float]) -> float:
-    """ε = min (RDP + log(1/δ) / (α - 1)), looser than the one in use (Abadi et al. 2016, Mironov 2017)."""
+def older_conversion(
+    q: float, noise: float, count: int, delta: float, orders: list[float]
+) -> float:
+    """ε = min (RDP + log(1/δ) / (α - 1)), looser than the one in use (Abadi et al. 2016, Mironov
+    2017).
+    """
     accountant = rdp.RdpAccountant(orders).compose(Poisson(q, 5).event(noise), count)
-    return min(r + math.log(1 / delta) / (a - 1) for a, r in zip(accountant.orders, accountant.rdp, strict=True))
+    return min(
+        r + math.log(1 / delta) / (a - 1)
+        for a, r in zip(accountant.orders, accountant.rdp, strict=True)
+    )
 
 
 PUBLISHED = [
-    # Abadi et al. 2016, section 3.2: q = 0.01, sigma = 4, T = 10,000, delta = 1e-5: the moments accountant gives 1.26
+    # Abadi et al. 2016, section 3.2: q = 0.01, sigma = 4, T = 10,000, delta = 1e-5: the moments
+    # accountant gives 1.26
     ("Abadi et al. 2016", 0.01, 4.0, 10_000, 1.26, 0.01, ABADI),
-    # Bu et al. 2020, figure 4: MNIST, p = 256 / 60,000, delta = 1e-5: the moments accountant, 20 and 70 epochs
+    # Bu et al. 2020, figure 4: MNIST, p = 256 / 60,000, delta = 1e-5: the moments accountant, 20
+    # and 70 epochs
     ("Bu et al. 2020, sigma 1.3", 256 / 60_000, 1.3, round(20 * 60_000 / 256), 1.34, 0.01, BU),
     ("Bu et al. 2020, sigma 0.7", 256 / 60_000, 0.7, round(70 * 60_000 / 256), 8.68, 0.02, BU),
-    # Opacus, page compute_dp_sgd_privacy: 60,000 examples, batches of 256, sigma 1.12, 60 epochs, orders 10, 20 and 100
-    ("Opacus documentation", 256 / 60_000, 1.12, round(60 * 60_000 / 256), 2.95, 0.01, [10.0, 20.0, 100.0]),
+    # Opacus, page compute_dp_sgd_privacy: 60,000 examples, batches of 256, sigma 1.12, 60 epochs,
+    # orders 10, 20 and 100
+    (
+        "Opacus documentation",
+        256 / 60_000,
+        1.12,
+        round(60 * 60_000 / 256),
+        2.95,
+        0.01,
+        [10.0, 20.0, 100.0],
+    ),
     # Opacus, tests of its accountants: sigma = 1.5, q = 0.04, T = 2,249 (90 // 0.04)
     ("Opacus tests, RDP", 0.04, 1.5, int(90 // 0.04), 7.32911117143, 2e-3, "rdp"),
     ("Opacus tests, PRV", 0.04, 1.5, int(90 // 0.04), 6.777395712150674, 0.015, "pld"),
-    # MNIST of DP-KFC, five epochs of 60,000 / 256: noise for which RDP gives 1 and 8, and what PLD says of it
+    # MNIST of DP-KFC, five epochs of 60,000 / 256: noise for which RDP gives 1 and 8, and what PLD
+    # says of it
     ("MNIST, sigma 1.064, RDP", 256 / 60_000, 1.064, 1172, 1.0, 5e-3, "rdp"),
     ("MNIST, sigma 0.518, RDP", 256 / 60_000, 0.518, 1172, 8.0, 2e-2, "rdp"),
     ("MNIST, sigma 1.064, PLD", 256 / 60_000, 1.064, 1172, 0.69, 6e-3, "pld"),
@@ -193,7 +250,7 @@ def test_published_values(row, evidence) -> None:
     evidence("accounting", f"published: {source}", published=value, ours=ours, way=way)
 
 
-# -- order -------------------------------------------------------------------------------------------------------------
+# -- order -----------------------------------------------------------------------------------------
 
 
 @settings(max_examples=size(6, 200))
@@ -223,7 +280,8 @@ def test_epsilon_by_pld_is_monotonic(log_q, noise, log_count, log_delta, more) -
 def _check_order(by: str, q: float, noise: float, count: int, delta: float, more: float) -> None:
     at = lambda q_, s, n, d: epsilon(Poisson(min(1.0, q_), 5).event(s), n, d, by)  # noqa: E731
     base = at(q, noise, count, delta)
-    # from q < 1 to q = 1 RDP changes to another formula, and PLD to one without a grid: equal up to their error
+    # from q < 1 to q = 1 RDP changes to another formula, and PLD to one without a grid: equal up to
+    # their error
     slack = 1e-6 + (1e-6 * base if by == "rdp" else 1e-3 + grid_slack(4 * count, delta))
     assert at(q * more, noise, count, delta) >= base - slack
     assert at(q, noise, math.ceil(count * more), delta) >= base - slack
@@ -232,44 +290,76 @@ def _check_order(by: str, q: float, noise: float, count: int, delta: float, more
 
 
 FIXED = [(20, 2.0, 30, 1e-5)]
-FIXED += [(2, 2.0, 33, 1e-5), (100, 2.0, 30, 1e-5), (5000, 1.0, 300, 1e-8), (20, 0.5, 1, 1e-3)] if FULL else []
+FIXED += (
+    [(2, 2.0, 33, 1e-5), (100, 2.0, 30, 1e-5), (5000, 1.0, 300, 1e-8), (20, 0.5, 1, 1e-3)]
+    if FULL
+    else []
+)
 
 
 @pytest.mark.parametrize(("n", "noise", "count", "delta"), FIXED)
-def test_epsilon_of_fixed_size_batches_is_monotonic(n: int, noise: float, count: int, delta: float) -> None:
+def test_epsilon_of_fixed_size_batches_is_monotonic(
+    n: int, noise: float, count: int, delta: float
+) -> None:
     def at(m: int, s: float, k: int, d: float) -> float:
         return epsilon(FixedSize(m, n).event(s), k, d, "rdp", "replace_one")
 
-    shares = sorted({max(1, round(n * share)) for share in size((0.001, 0.2, 0.95, 1.0), (0.001, 0.02, 0.2, 0.7, 0.95, 1.0))})
+    shares = sorted(
+        {
+            max(1, round(n * share))
+            for share in size((0.001, 0.2, 0.95, 1.0), (0.001, 0.02, 0.2, 0.7, 0.95, 1.0))
+        }
+    )
     values = [at(m, noise, count, delta) for m in shares]
     assert values == sorted(values)
-    assert all(v >= integrated_epsilon(FixedSize(m, n).event(noise), count, delta) for m, v in zip(shares, values, strict=True))
-    assert at(shares[1], 1.5 * noise, count, delta) < values[1] < at(shares[1], noise, 2 * count, delta)
+    assert all(
+        v >= integrated_epsilon(FixedSize(m, n).event(noise), count, delta)
+        for m, v in zip(shares, values, strict=True)
+    )
+    assert (
+        at(shares[1], 1.5 * noise, count, delta)
+        < values[1]
+        < at(shares[1], noise, 2 * count, delta)
+    )
     assert at(shares[1], noise, count, 10 * delta) < values[1]
 
 
 def test_a_smaller_maximum_costs_more() -> None:
-    values = [epsilon(TruncatedPoisson(0.1, 50, most).event(5.0), 50, 1e-5, "rdp") for most in (30, 12, 8, 6)]
+    values = [
+        epsilon(TruncatedPoisson(0.1, 50, most).event(5.0), 50, 1e-5, "rdp")
+        for most in (30, 12, 8, 6)
+    ]
     assert values == sorted(values)
     assert values[0] < values[-1]
 
 
-# -- faults of the accountant itself -----------------------------------------------------------------------------------
+# -- faults of the accountant itself ---------------------------------------------------------------
 
 
 def test_a_small_delta_after_many_releases_is_not_rounded_away(evidence) -> None:
-    """dp-accounting convolves without a tilt: its δ of 1e-10 after 10⁵ releases is short by 8 %, its ε by 0.07. Ours is not."""
+    """dp-accounting convolves without a tilt: its δ of 1e-10 after 10⁵ releases is short by 8 %,
+    its ε by 0.07. Ours is not.
+    """
     q, noise, count, delta = (0.001, 0.45, 100_000, 1e-10) if FULL else (0.01, 8.0, 100_000, 1e-12)
     event = Poisson(q, 5).event(noise)
     integral = integrated_epsilon(event, count, delta)
     if pld_resolves(event, count, delta):
-        theirs = privacy_loss_distribution.from_gaussian_mechanism(noise, sampling_prob=q).self_compose(count)
+        theirs = privacy_loss_distribution.from_gaussian_mechanism(
+            noise, sampling_prob=q
+        ).self_compose(count)
         assert theirs.get_epsilon_for_delta(delta) < integral - 0.05
         assert epsilon(event, count, delta) >= integral
-        values = {"theirs": theirs.get_epsilon_for_delta(delta), "ours": epsilon(event, count, delta), "integral": integral}
+        values = {
+            "theirs": theirs.get_epsilon_for_delta(delta),
+            "ours": epsilon(event, count, delta),
+            "integral": integral,
+        }
         evidence("accounting", "rounding of dp-accounting", **values)
     else:
-        with pytest.raises(ValueError, match=r"PLD cannot resolve delta = 1e-12 after 100,000 releases.*accountant='rdp'"):
+        with pytest.raises(
+            ValueError,
+            match=r"PLD cannot resolve delta = 1e-12 after 100,000 releases.*accountant='rdp'",
+        ):
             epsilon(event, count, delta)
         checked = cross_check(event, count, delta)
         assert checked["pld"] is None
@@ -293,13 +383,15 @@ def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch: pytest.Mon
     assert rounded(event, 7, "rdp", "add_or_remove_one").get_epsilon(1.1e-5) == 0
 
 
-# -- a disagreement stops a run before its first step ------------------------------------------------------------------
+# -- a disagreement stops a run before its first step ----------------------------------------------
 
 
 def claim_less_by_pld(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     found = privacy_loss_distribution.PrivacyLossDistribution.get_epsilon_for_delta
     kind = privacy_loss_distribution.PrivacyLossDistribution
-    monkeypatch.setattr(kind, "get_epsilon_for_delta", lambda self, delta: factor * found(self, delta))
+    monkeypatch.setattr(
+        kind, "get_epsilon_for_delta", lambda self, delta: factor * found(self, delta)
+    )
 
 
 def claim_less_by_rdp(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
@@ -321,14 +413,20 @@ FAULTS = {
 def build(plan, ledger: Path) -> Session:
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return Session(plan, model, optimizer, (torch.randn(40, 3), torch.randn(40, 1)), ledger_path=ledger)
+    return Session(
+        plan, model, optimizer, (torch.randn(40, 3), torch.randn(40, 1)), ledger_path=ledger
+    )
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_disagreement_stops_a_run_before_anything_is_charged(name: str, tmp_path: Path, monkeypatch, evidence) -> None:
+def test_a_disagreement_stops_a_run_before_anything_is_charged(
+    name: str, tmp_path: Path, monkeypatch, evidence
+) -> None:
     settings_, plant, factor = FAULTS[name]
     plan = PrivacyConfig(expected_batch_size=4, steps=37, **settings_).with_noise(6.3, 1e-4, 40)
-    monkeypatch.setattr(accounting, "_values", {})  # what this process has computed, by the honest accountants
+    monkeypatch.setattr(
+        accounting, "_values", {}
+    )  # what this process has computed, by the honest accountants
     with monkeypatch.context() as planted:
         plant(planted, factor)
         with pytest.raises(ValueError, match="the accountants disagree on 37 x .* do not train"):
@@ -338,22 +436,32 @@ def test_a_disagreement_stops_a_run_before_anything_is_charged(name: str, tmp_pa
     fresh = PrivacyConfig(expected_batch_size=4, steps=37, **settings_).with_noise(6.3, 1e-4, 40)
     build(fresh, tmp_path / "ledger.jsonl").close()
     assert (tmp_path / "ledger.jsonl").exists()
-    evidence("accounting", f"planted: {name}", stopped="before the ledger was opened", factor=factor)
+    evidence(
+        "accounting", f"planted: {name}", stopped="before the ledger was opened", factor=factor
+    )
 
 
-def test_the_check_is_made_once_and_shares_what_calibration_computed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_check_is_made_once_and_shares_what_calibration_computed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(accounting, "_values", {})
     plan = PrivacyConfig(expected_batch_size=4, steps=21).calibrate(0.6, 1e-4, 40)
     calls = []
     compute = EpsilonCurve._compute
-    monkeypatch.setattr(EpsilonCurve, "_compute", lambda self, count: calls.append(self.accountant) or compute(self, count))
+    monkeypatch.setattr(
+        EpsilonCurve,
+        "_compute",
+        lambda self, count: calls.append(self.accountant) or compute(self, count),
+    )
     for run in range(2):
         build(plan, tmp_path / f"{run}.jsonl").close()
     assert "pld" not in calls
     assert calls.count("rdp") <= 1
 
 
-def test_a_run_that_claims_nothing_is_not_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_that_claims_nothing_is_not_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(accounting, "cross_check", None)
     for plan in (
         PrivacyConfig(expected_batch_size=4, steps=3).with_noise(0.0, 1e-4, 40),

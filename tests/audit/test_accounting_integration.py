@@ -1,6 +1,8 @@
-"""Every kind of event against a numerical integration of the neighbours themselves, which knows nothing of dp-accounting.
+"""Every kind of event against a numerical integration of the neighbours themselves, which knows
+nothing of dp-accounting.
 
-Two integrations of the loss, by FFT under a tilt and along a line of complex orders, must agree before either counts.
+Two integrations of the loss, by FFT under a tilt and along a line of complex orders, must agree
+before either counts.
 """
 
 from __future__ import annotations
@@ -20,16 +22,25 @@ from dpkfc.curvature.gep import GEP
 from dpkfc.data.sampling import FixedSize, Poisson, TruncatedPoisson
 from dpkfc.postprocess import DiSK
 from dpkfc.privacy import accounting
-from dpkfc.privacy.integration import _tilt, epsilon_of, gaussian_epsilon, integrated_epsilon, sampled_losses, two_parts
+from dpkfc.privacy.integration import (
+    _tilt,
+    epsilon_of,
+    gaussian_epsilon,
+    integrated_epsilon,
+    sampled_losses,
+    two_parts,
+)
 from tests.audit import integration as by_hand
 from tests.audit.sizes import FULL, size
 
 DELTA = 1e-5
 
-# -- the integrations themselves ---------------------------------------------------------------------------------------
+# -- the integrations themselves -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("q", "noise"), [(0.1, 1.0), (0.02, 0.7), (0.5, 2.0), (1e-3, 0.45), (1.0, 3.0)])
+@pytest.mark.parametrize(
+    ("q", "noise"), [(0.1, 1.0), (0.02, 0.7), (0.5, 2.0), (1e-3, 0.45), (1.0, 3.0)]
+)
 @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
 def test_one_release_has_its_closed_form(q: float, noise: float, delta: float) -> None:
     found = epsilon_of(sampled_losses(q, noise), 1, delta)
@@ -43,11 +54,15 @@ def test_one_release_has_its_closed_form(q: float, noise: float, delta: float) -
 def test_full_batches_have_the_closed_form_of_the_gaussian(noise: float, count: int) -> None:
     for delta in (1e-2, 1e-5, 1e-10):
         exact = gaussian_epsilon(noise / math.sqrt(count), delta)
-        assert epsilon_of(sampled_losses(1.0, noise), count, delta) == pytest.approx(exact, abs=5e-4)
+        assert epsilon_of(sampled_losses(1.0, noise), count, delta) == pytest.approx(
+            exact, abs=5e-4
+        )
 
 
 def test_the_closed_form_has_the_published_values() -> None:
-    """dp_accounting's own root of the same equation, and the noise of ε = 1, δ = 1e-5 in Balle and Wang (2018)."""
+    """dp_accounting's own root of the same equation, and the noise of ε = 1, δ = 1e-5 in Balle and
+    Wang (2018).
+    """
     for noise, eps in ((0.5, 9.997), (1.0, 4.377), (2.0, 1.993), (4.0, 0.926)):
         assert gaussian_epsilon(noise, DELTA) == pytest.approx(eps, abs=1e-3)
         theirs = dp_accounting.gaussian_mechanism.get_epsilon_gaussian(noise, DELTA)
@@ -62,7 +77,9 @@ if FULL:
 
 
 @pytest.mark.parametrize(("q", "noise", "count", "delta"), CONTOUR)
-def test_the_second_integration_agrees(q: float, noise: float, count: int, delta: float, evidence) -> None:
+def test_the_second_integration_agrees(
+    q: float, noise: float, count: int, delta: float, evidence
+) -> None:
     losses = sampled_losses(q, noise)
     found = epsilon_of(losses, count, delta)
     tilt = _tilt(losses, count, delta)
@@ -80,7 +97,7 @@ def test_the_line_of_the_library_is_the_pair_of_the_definition() -> None:
         assert epsilon_of(add, count, DELTA) <= mine + 1e-5
 
 
-# -- fixed size --------------------------------------------------------------------------------------------------------
+# -- fixed size ------------------------------------------------------------------------------------
 
 
 FIXED = [(10, 2, 1.5, 20), (1000, 50, 1.0, 100), (10, 9, 3.0, 10), (10, 10, 4.0, 10)]
@@ -88,28 +105,47 @@ FIXED = [(10, 2, 1.5, 20), (1000, 50, 1.0, 100), (10, 9, 3.0, 10), (10, 10, 4.0,
 
 @pytest.mark.parametrize(("n", "m", "noise", "count"), FIXED)
 @pytest.mark.parametrize("delta", [1e-3, 1e-6])
-def test_fixed_size_batches_claim_no_less_than_their_neighbours_cost(n, m, noise, count, delta, evidence) -> None:
-    """Noise of noise_multiplier · 2C on sums of terms within C: the example replaced, the others -C, 0 or C."""
+def test_fixed_size_batches_claim_no_less_than_their_neighbours_cost(
+    n, m, noise, count, delta, evidence
+) -> None:
+    """Noise of noise_multiplier · 2C on sums of terms within C: the example replaced, the others
+    -C, 0 or C.
+    """
     sampler = FixedSize(m, n)
     claimed = accounting.epsilon(sampler.event(noise), count, delta, "rdp", "replace_one")
     stddev = noise * sampler.sensitivity(1.0)
-    true = max(by_hand.epsilon_of_pair(both, count, delta) for both in by_hand.fixed_size(n, m, stddev))
+    true = max(
+        by_hand.epsilon_of_pair(both, count, delta) for both in by_hand.fixed_size(n, m, stddev)
+    )
     assert claimed >= true
     assert integrated_epsilon(sampler.event(noise), count, delta) == pytest.approx(true, abs=2e-3)
     assert claimed <= 12 * true + 1
-    evidence("accounting", f"fixed size, n {n}, m {m}, delta {delta}", claimed=claimed, integrated=true, ratio=claimed / true)
+    evidence(
+        "accounting",
+        f"fixed size, n {n}, m {m}, delta {delta}",
+        claimed=claimed,
+        integrated=true,
+        ratio=claimed / true,
+    )
 
 
-# -- truncated Poisson -------------------------------------------------------------------------------------------------
+# -- truncated Poisson -----------------------------------------------------------------------------
 
 TRUNCATED = [(50, 0.1, 9, 5.0, 100), (30, 0.5, 15, 8.0, 50)]
 if FULL:
-    TRUNCATED += [(50, 0.1, 6, 2.0, 20), (200, 0.05, 14, 2.0, 200), (50, 0.1, 20, 2.0, 100), (3, 0.4, 2, 3.0, 10)]
+    TRUNCATED += [
+        (50, 0.1, 6, 2.0, 20),
+        (200, 0.05, 14, 2.0, 200),
+        (50, 0.1, 20, 2.0, 100),
+        (3, 0.4, 2, 3.0, 10),
+    ]
     TRUNCATED += [(8, 0.125, 1, 3.0, 30), (1000, 0.02, 30, 1.0, 500), (1000, 0.02, 61, 0.8, 100)]
 
 
 @pytest.mark.parametrize(("n", "q", "most", "noise", "count"), TRUNCATED)
-def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(n, q, most, noise, count, evidence) -> None:
+def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
+    n, q, most, noise, count, evidence
+) -> None:
     event = TruncatedPoisson(q, n, most).event(noise)
     by_pld, by_rdp = (accounting.epsilon(event, count, DELTA, by) for by in ("pld", "rdp"))
     bound = integrated_epsilon(event, count, DELTA)
@@ -119,9 +155,18 @@ def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(n, q, most, n
         for others in (-1.0, -0.5, 0.0, 1.0):
             both = by_hand.truncated(size_, q, most, noise, others)
             true = by_hand.epsilon_of_pair(both, count, DELTA)
-            assert by_pld >= true - 1e-6 or by_hand.within(both, count, by_pld, DELTA), (size_, others)
+            assert by_pld >= true - 1e-6 or by_hand.within(both, count, by_pld, DELTA), (
+                size_,
+                others,
+            )
             assert by_rdp >= true - 1e-6
-    evidence("accounting", f"truncated Poisson, n {n}, q {q}, at most {most}", pld=by_pld, rdp=by_rdp, integrated=bound)
+    evidence(
+        "accounting",
+        f"truncated Poisson, n {n}, q {q}, at most {most}",
+        pld=by_pld,
+        rdp=by_rdp,
+        integrated=bound,
+    )
 
 
 def test_a_full_batch_costs_what_the_pair_of_a_replacement_costs() -> None:
@@ -138,7 +183,9 @@ def test_a_full_batch_costs_what_the_pair_of_a_replacement_costs() -> None:
 def test_truncation_that_never_happens_costs_nothing() -> None:
     q, n, noise, count = 0.02, 1000, 6.0, 100
     plain = accounting.epsilon(Poisson(q, n).event(noise), count, DELTA)
-    assert accounting.epsilon(TruncatedPoisson(q, n, 75).event(noise), count, DELTA) == pytest.approx(plain, abs=1e-5)
+    assert accounting.epsilon(
+        TruncatedPoisson(q, n, 75).event(noise), count, DELTA
+    ) == pytest.approx(plain, abs=1e-5)
     assert accounting.epsilon(TruncatedPoisson(q, n, 20).event(noise), count, DELTA) > 1.1 * plain
 
 
@@ -148,27 +195,40 @@ def test_dp_accountings_own_value_is_larger() -> None:
         event = TruncatedPoisson(q, n, most).event(noise)
         theirs = pld.PLDAccountant().compose(event, count).get_epsilon(DELTA)
         alone = accounting.EpsilonCurve(event, DELTA)
-        assert alone.at(count) <= theirs + 0.02 * theirs  # ours also covers the data set with one example more
+        assert (
+            alone.at(count) <= theirs + 0.02 * theirs
+        )  # ours also covers the data set with one example more
 
 
-# -- units, joint releases, filters ------------------------------------------------------------------------------------
+# -- units, joint releases, filters ----------------------------------------------------------------
 
 
 def test_units_are_the_examples_of_the_integration() -> None:
-    """A patient's records share one clip, whichever of them are drawn: shifts within C, mixed at random, cost at most C."""
+    """A patient's records share one clip, whichever of them are drawn: shifts within C, mixed at
+    random, cost at most C.
+    """
     config = PrivacyConfig(expected_batch_size=10, steps=80, unit="patient", max_records_per_unit=3)
     plan = config.with_noise(1.3, DELTA, 100)
     q = 10 / 100
     assert plan.sensitivity == 1.0
     worst = by_hand.epsilon_of_pair(by_hand.poisson(q, plan.stddev), 80, DELTA)
     assert plan.epsilon() == pytest.approx(worst, abs=2e-3)
-    for shifts in ((1.0, -1.0, 0.5), (1.0, 1.0, 1.0), (-0.2, 0.9, 1.0)):  # by which records of the unit were drawn
+    for shifts in (
+        (1.0, -1.0, 0.5),
+        (1.0, 1.0, 1.0),
+        (-0.2, 0.9, 1.0),
+    ):  # by which records of the unit were drawn
         p = [(1 - q, 0.0), *((q / 3, s) for s in shifts)]
-        assert by_hand.epsilon_of_pair(by_hand.pair(p, [(1.0, 0.0)], plan.stddev), 80, DELTA) <= plan.epsilon() + 1e-3
+        assert (
+            by_hand.epsilon_of_pair(by_hand.pair(p, [(1.0, 0.0)], plan.stddev), 80, DELTA)
+            <= plan.epsilon() + 1e-3
+        )
 
 
 def test_the_two_parts_of_gep_are_one_release(evidence) -> None:
-    """Embedding and residual, each clipped to C, one coin for both: two coordinates that move together by (C, C)."""
+    """Embedding and residual, each clipped to C, one coin for both: two coordinates that move
+    together by (C, C).
+    """
     from tests.test_gep import split
 
     plan = split(1.3, sampler="poisson")
@@ -176,16 +236,25 @@ def test_the_two_parts_of_gep_are_one_release(evidence) -> None:
     assert isinstance(plan.config.preconditioner, GEP)
     c = plan.sensitivity / math.sqrt(2)
     assert c == pytest.approx(plan.max_grad_norm)
-    both = by_hand.pair([(1 - q, (0.0, 0.0)), (q, (c, c))], [(1.0, (0.0, 0.0))], plan.stddev, fine=14)
+    both = by_hand.pair(
+        [(1 - q, (0.0, 0.0)), (q, (c, c))], [(1.0, (0.0, 0.0))], plan.stddev, fine=14
+    )
     true = by_hand.epsilon_of_pair(both, steps, plan.delta)
     assert plan.epsilon() == pytest.approx(true, abs=3e-3)
     alone = by_hand.pair([(1 - q, 0.0), (q, c)], [(1.0, 0.0)], plan.stddev)
     assert by_hand.epsilon_of_pair(alone, steps, plan.delta) < true  # one part costs less
-    evidence("accounting", "GEP, embedding and residual as one release", plan=plan.epsilon(), integrated=true)
+    evidence(
+        "accounting",
+        "GEP, embedding and residual as one release",
+        plan=plan.epsilon(),
+        integrated=true,
+    )
 
 
 def test_the_two_points_of_disk_are_one_release() -> None:
-    """Gradients at two points are combined, then clipped: one release a step of the event of plain DP-SGD."""
+    """Gradients at two points are combined, then clipped: one release a step of the event of plain
+    DP-SGD.
+    """
     config = PrivacyConfig(expected_batch_size=4, steps=6, max_grad_norm=0.7)
     plain = config.with_noise(1.5, DELTA, 20)
     plan = replace(config, postprocess=(DiSK(kappa=0.7, gamma=0.5),)).with_noise(1.5, DELTA, 20)
@@ -197,18 +266,30 @@ def test_the_two_points_of_disk_are_one_release() -> None:
         for batch in session.batches():
             session.step(batch, lambda m, b: ((m(b[0]) - b[1]) ** 2).sum(1))
         assert session.ledger.count == 6
-        true = by_hand.epsilon_of_pair(by_hand.pair([(0.8, 0.0), (0.2, 0.7)], [(1.0, 0.0)], plan.stddev), 6, DELTA)
+        true = by_hand.epsilon_of_pair(
+            by_hand.pair([(0.8, 0.0), (0.2, 0.7)], [(1.0, 0.0)], plan.stddev), 6, DELTA
+        )
         assert session.epsilon == pytest.approx(true, abs=2e-3)
 
 
 @pytest.mark.parametrize("seed", range(size(1, 40)))
 def test_calibrated_noise_keeps_the_target_by_integration_too(seed: int, evidence) -> None:
-    """Random targets of all samplers: ε of the noise found is at most the target, of a little less noise above it."""
+    """Random targets of all samplers: ε of the noise found is at most the target, of a little less
+    noise above it.
+    """
     g = np.random.default_rng(seed)
     n, delta = int(10 ** g.uniform(2, 5)), float(10 ** g.uniform(-8, -4))
     b = max(1, round(n * 10 ** g.uniform(-3, -0.5)))
-    kind = ["poisson", "fixed", "truncated_poisson"][seed % 3] if FULL else ["poisson", "fixed", "poisson"][seed % 3]
-    most = {"max_batch_size": math.ceil(b + 7 * math.sqrt(b)) + 10} if kind == "truncated_poisson" else {}
+    kind = (
+        ["poisson", "fixed", "truncated_poisson"][seed % 3]
+        if FULL
+        else ["poisson", "fixed", "poisson"][seed % 3]
+    )
+    most = (
+        {"max_batch_size": math.ceil(b + 7 * math.sqrt(b)) + 10}
+        if kind == "truncated_poisson"
+        else {}
+    )
     target, steps = float(g.uniform(0.3, 8)), int(10 ** g.uniform(0, 3.5))
     config = PrivacyConfig(expected_batch_size=b, steps=steps, sampler=kind, **most)
     try:
@@ -223,7 +304,15 @@ def test_calibrated_noise_keeps_the_target_by_integration_too(seed: int, evidenc
     true = integrated_epsilon(plan.event, steps, delta)
     assert true <= target * (1 + 1e-3) + 1e-3
     row = f"calibrated, seed {seed}"
-    evidence("accounting", row, sampler=kind, target=target, claimed=plan.epsilon(), integrated=true, sigma=plan.noise_multiplier)
+    evidence(
+        "accounting",
+        row,
+        sampler=kind,
+        target=target,
+        claimed=plan.epsilon(),
+        integrated=true,
+        sigma=plan.noise_multiplier,
+    )
 
 
 class _silence:

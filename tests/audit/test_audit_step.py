@@ -1,4 +1,6 @@
-"""The audit of a step as a user runs it: every check by name, a verdict that is written down, refusals that say why."""
+"""The audit of a step as a user runs it: every check by name, a verdict that is written down,
+refusals that say why.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,37 @@ from tests.injected_bugs import in_clip, in_data
 from tests.injected_bugs.subjects import B, N, kfac, subject_of, vectors
 
 CHECKS = {
-    "sensitivity", "metric", "weights", "hand-over", "one release and one charge a step", "shares", "noise mean", "noise scale",
-    "noise everywhere", "noise shape", "no repetition inside a release", "no repetition between releases",
-    "independence of following releases", "two worlds", "ledger", "charge before release", "checkpoint", "guarantee", "event",
-    "accountants", "reported ε", "budget", "release of a zero sum", "sum of two halves",
-    "sensitivity of large batches", "noise tails", "noise granularity", "noise fingerprints",
-    "noise over the steps", "low bits",
-}  # fmt: skip
+    "sensitivity",
+    "metric",
+    "weights",
+    "hand-over",
+    "one release and one charge a step",
+    "shares",
+    "noise mean",
+    "noise scale",
+    "noise everywhere",
+    "noise shape",
+    "no repetition inside a release",
+    "no repetition between releases",
+    "independence of following releases",
+    "two worlds",
+    "ledger",
+    "charge before release",
+    "checkpoint",
+    "guarantee",
+    "event",
+    "accountants",
+    "reported ε",
+    "budget",
+    "release of a zero sum",
+    "sum of two halves",
+    "sensitivity of large batches",
+    "noise tails",
+    "noise granularity",
+    "noise fingerprints",
+    "noise over the steps",
+    "low bits",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -34,17 +60,34 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         few = module.prepare_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
         noise, run, sizes = module.check_noise, module.check_run_noise, module.check_batch_sizes
         monkeypatch.setattr(replaying, "SIZES", (0, 2))
-        monkeypatch.setattr(module, "prepare_canaries", lambda subject: few[0](subject).select(*few[1]))
-        monkeypatch.setattr(module, "check_noise", lambda subject, **options: noise(subject, steps=24, **options))
-        monkeypatch.setattr(module, "check_run_noise", lambda subject, **options: run(subject, numbers=60_000, **options))
-        monkeypatch.setattr(module, "check_batch_sizes", lambda subject, **options: sizes(subject, sizes=(12, 130), **options))
+        monkeypatch.setattr(
+            module, "prepare_canaries", lambda subject: few[0](subject).select(*few[1])
+        )
+        monkeypatch.setattr(
+            module, "check_noise", lambda subject, **options: noise(subject, steps=24, **options)
+        )
+        monkeypatch.setattr(
+            module,
+            "check_run_noise",
+            lambda subject, **options: run(subject, numbers=60_000, **options),
+        )
+        monkeypatch.setattr(
+            module,
+            "check_batch_sizes",
+            lambda subject, **options: sizes(subject, sizes=(12, 130), **options),
+        )
 
 
 def calibrated() -> Subject:
-    config = PrivacyConfig(expected_batch_size=B, steps=100, max_grad_norm=0.7, accountant="rdp", preconditioner=kfac())
+    config = PrivacyConfig(
+        expected_batch_size=B, steps=100, max_grad_norm=0.7, accountant="rdp", preconditioner=kfac()
+    )
     subject = vectors()
     return Subject(
-        plan=config.calibrate(4.0, 1e-3, N), model=subject.model, dataset=subject.dataset, loss_fn=subject.loss_fn
+        plan=config.calibrate(4.0, 1e-3, N),
+        model=subject.model,
+        dataset=subject.dataset,
+        loss_fn=subject.loss_fn,
     )
 
 
@@ -52,17 +95,32 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
     told: dict[str, list[tuple[int, int]]] = {}
     subject = calibrated()
     found = audit_step(
-        subject, runs=size(12, 600), progress=lambda name, done, of: told.setdefault(name, []).append((done, of))
+        subject,
+        runs=size(12, 600),
+        progress=lambda name, done, of: told.setdefault(name, []).append((done, of)),
     )
     assert found.passed, select_failed(found.findings)
     assert {finding.check.partition(":")[0] for finding in found.findings} >= CHECKS
     assert len(told) == 7 and all(done[-1][0] == done[-1][1] for done in told.values())
-    assert all([done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values())
+    assert all(
+        [done for done, _ in steps] == sorted(done for done, _ in steps) for steps in told.values()
+    )
     described = json.loads(json.dumps(found.describe()))
-    assert described["passed"] and described["plan_hash"] == subject.plan.hash and described["canaries"] > 10
+    assert (
+        described["passed"]
+        and described["plan_hash"] == subject.plan.hash
+        and described["canaries"] > 10
+    )
     rows = to_rows(found.findings)
     assert len(rows) == len(found.findings) and {row[3] for row in rows} == {"held"}
-    evidence("audit", "DP-KFC", checks=len(rows), canaries=found.canaries, seconds=found.seconds, passed=found.passed)
+    evidence(
+        "audit",
+        "DP-KFC",
+        checks=len(rows),
+        canaries=found.canaries,
+        seconds=found.seconds,
+        passed=found.passed,
+    )
 
 
 def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +151,19 @@ def broken(*_: object, **__: object) -> None:
     ("settings", "noise_multiplier", "message"),
     [({}, 0.0, "adds no noise"), ({"test_mode_seed": 3}, 1.0, "test mode")],
 )
-def test_a_plan_without_a_guarantee_is_refused(settings: dict[str, int], noise_multiplier: float, message: str) -> None:
-    plan = PrivacyConfig(expected_batch_size=B, steps=5, **settings).with_noise(noise_multiplier, 1e-3, N)
+def test_a_plan_without_a_guarantee_is_refused(
+    settings: dict[str, int], noise_multiplier: float, message: str
+) -> None:
+    plan = PrivacyConfig(expected_batch_size=B, steps=5, **settings).with_noise(
+        noise_multiplier, 1e-3, N
+    )
     subject = vectors()
     with pytest.raises(ValueError, match=message):
-        audit_step(Subject(plan=plan, model=subject.model, dataset=subject.dataset, loss_fn=subject.loss_fn))
+        audit_step(
+            Subject(
+                plan=plan, model=subject.model, dataset=subject.dataset, loss_fn=subject.loss_fn
+            )
+        )
 
 
 def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
@@ -106,10 +172,12 @@ def test_a_sampler_without_a_proved_event_fails_by_its_name() -> None:
     assert [finding.passed for finding in found] == [False]
     assert "Shuffle" in found[0].measured and "exceed" in found[0].detail
     with pytest.warns(UserWarning, match="no guarantee"):
-        assert "guarantee" in [finding.check for finding in select_failed(list(check_accounting(plan)))]
+        assert "guarantee" in [
+            finding.check for finding in select_failed(list(check_accounting(plan)))
+        ]
 
 
-# -- accounting ------------------------------------------------------------------------------------------------------------
+# -- accounting ------------------------------------------------------------------------------------
 
 
 def test_the_noise_of_an_event() -> None:
@@ -129,7 +197,7 @@ def test_a_budget_that_is_exceeded_is_a_finding(monkeypatch: pytest.MonkeyPatch)
     assert [finding.check for finding in select_failed(list(check_accounting(plan)))] == ["budget"]
 
 
-# -- the ledger and the checkpoint -----------------------------------------------------------------------------------------
+# -- the ledger and the checkpoint -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", size(["DP-KFC", "DP²"], ["DP-SGD", "DP-KFC", "DP²", "patients"]))
@@ -147,10 +215,14 @@ def test_charges_and_checkpoints_of_honest_steps(name: str) -> None:
         (in_data.with_the_update, "charge before release"),
     ],
 )
-def test_charges_that_are_missing_or_late(patch: Callable[[pytest.MonkeyPatch], None], check: str) -> None:
+def test_charges_that_are_missing_or_late(
+    patch: Callable[[pytest.MonkeyPatch], None], check: str
+) -> None:
     with pytest.MonkeyPatch.context() as m:
         patch(m)
-        assert check in [finding.check for finding in select_failed(check_charges(subject_of("DP-SGD")))]
+        assert check in [
+            finding.check for finding in select_failed(check_charges(subject_of("DP-SGD")))
+        ]
 
 
 def test_the_value_that_differs_in_a_checkpoint_is_named() -> None:

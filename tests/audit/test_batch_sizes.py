@@ -1,4 +1,6 @@
-"""Batches of many sizes and low bits of releases: sound steps pass, and the checks reach what they claim to test."""
+"""Batches of many sizes and low bits of releases: sound steps pass, and the checks reach what they
+claim to test.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,15 @@ def test_low_bits_of_sound_steps_raise_no_alarm(name: str) -> None:
 
 def test_sizes_reach_twice_the_expected_one_and_beyond_127_rows() -> None:
     assert all(200 <= s <= 256 for _ in range(20) for s in random_sizes(200))
-    assert all(sizes[-1] == 160 and max(sizes[:-1]) <= 2 * B for sizes in (random_sizes(B) for _ in range(20)))
+    assert all(
+        sizes[-1] == 160 and max(sizes[:-1]) <= 2 * B
+        for sizes in (random_sizes(B) for _ in range(20))
+    )
 
 
-def test_batches_have_the_rows_and_the_order_that_the_check_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_have_the_rows_and_the_order_that_the_check_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen, rows = noting_batches(monkeypatch), []
     real = World.step
 

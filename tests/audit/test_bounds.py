@@ -1,4 +1,6 @@
-"""The statistics of audits: bounds fail as rarely as they say and are not much looser, and known values are met."""
+"""The statistics of audits: bounds fail as rarely as they say and are not much looser, and known
+values are met.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,18 @@ from tests.audit.sizes import size
 ALPHA, DELTA = 0.05, 1e-5
 RUNS = size(600, 5000)
 # The μ of the Gaussian mechanism that spends exactly (ε, 1e-5), the inverse of `gaussian_epsilon`.
-GAUSSIAN_MU = {1: 0.26805112321128655, 2: 0.5015516891696512, 4: 0.9249308976669359, 8: 1.6660305978457184}
+GAUSSIAN_MU = {
+    1: 0.26805112321128655,
+    2: 0.5015516891696512,
+    4: 0.9249308976669359,
+    8: 1.6660305978457184,
+}
 
 
 def best_gaussian_mu(without, with_, alpha):
-    """A lower bound on μ: one half of the scores chooses the threshold, the other half gives the bound."""
+    """A lower bound on μ: one half of the scores chooses the threshold, the other half gives the
+    bound.
+    """
     return gaussian_mu_lower(*best_threshold(without, with_, alpha)[1], alpha)
 
 
@@ -40,7 +49,7 @@ def most_misses(runs: int, alpha: float) -> int:
     return int(binom.isf(1e-9, runs, alpha))
 
 
-# -- rates -------------------------------------------------------------------------------------------------------------
+# -- rates -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 7, 60, 1000])
@@ -58,7 +67,13 @@ def test_clopper_pearson_is_not_loose(evidence):
     upper = clopper_pearson_upper(k, 10_000, ALPHA)
     misses = [binom.pmf(k, 10_000, p)[upper < p].sum() for p in rates]
     assert min(misses) > 0.8 * ALPHA
-    evidence("bounds", "Clopper-Pearson, 10000 trials", alpha=ALPHA, least_miss=min(misses), most_miss=max(misses))
+    evidence(
+        "bounds",
+        "Clopper-Pearson, 10000 trials",
+        alpha=ALPHA,
+        least_miss=min(misses),
+        most_miss=max(misses),
+    )
 
 
 def test_clopper_pearson_at_the_ends():
@@ -66,20 +81,26 @@ def test_clopper_pearson_at_the_ends():
     assert clopper_pearson_lower(0, 10, ALPHA) == 0.0
     assert clopper_pearson_upper(0, 100, ALPHA) == pytest.approx(1 - ALPHA ** (1 / 100))
     assert clopper_pearson_lower(100, 100, ALPHA) == pytest.approx(ALPHA ** (1 / 100))
-    assert clopper_pearson_upper([0, 5], 10, ALPHA) == pytest.approx(1 - clopper_pearson_lower([10, 5], 10, ALPHA))
+    assert clopper_pearson_upper([0, 5], 10, ALPHA) == pytest.approx(
+        1 - clopper_pearson_lower([10, 5], 10, ALPHA)
+    )
 
 
-@pytest.mark.parametrize(("k", "n", "alpha"), [(3, 2, 0.1), (-1, 2, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)])
+@pytest.mark.parametrize(
+    ("k", "n", "alpha"), [(3, 2, 0.1), (-1, 2, 0.1), (0, 0, 0.1), (1, 2, 0.0), (1, 2, 1.0)]
+)
 def test_counts_that_are_none_are_refused(k: int, n: int, alpha: float):
     for bound in (clopper_pearson_upper, clopper_pearson_lower):
         with pytest.raises(ValueError, match="must"):
             bound(k, n, alpha)
 
 
-# -- the Gaussian mechanism ----------------------------------------------------------------------------------------------
+# -- the Gaussian mechanism ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("mu", "epsilon"), [(2.0, 9.9973), (1.0, 4.3772), (0.5, 1.9931), (0.25, 0.9263)])
+@pytest.mark.parametrize(
+    ("mu", "epsilon"), [(2.0, 9.9973), (1.0, 4.3772), (0.5, 1.9931), (0.25, 0.9263)]
+)
 def test_epsilon_of_a_gaussian_release(mu: float, epsilon: float):
     assert gaussian_epsilon(mu, DELTA) == pytest.approx(epsilon, abs=1e-4)
 
@@ -88,7 +109,9 @@ def test_epsilon_of_a_gaussian_release(mu: float, epsilon: float):
 @pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-10])
 def test_gaussian_epsilon_agrees_with_the_accountant(mu: float, delta: float):
     epsilon = gaussian_epsilon(mu, delta)
-    loss = privacy_loss_distribution.from_gaussian_mechanism(1 / mu, value_discretization_interval=1e-3)
+    loss = privacy_loss_distribution.from_gaussian_mechanism(
+        1 / mu, value_discretization_interval=1e-3
+    )
     assert loss.get_epsilon_for_delta(delta) == pytest.approx(epsilon, abs=2e-3)
     if epsilon > 0:
         assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-8)
@@ -106,29 +129,50 @@ def test_gaussian_epsilon_at_its_ends():
         gaussian_epsilon(math.inf, DELTA)
 
 
-# -- two worlds ----------------------------------------------------------------------------------------------------------
+# -- two worlds ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
 def test_the_bound_on_mu_covers_and_is_close(mu: float, evidence):
     rng, n = np.random.default_rng(1), 1000
     threshold = mu / 2
-    fp, fn = rng.binomial(n, norm.sf(threshold), RUNS), rng.binomial(n, norm.cdf(threshold - mu), RUNS)
-    bounds = np.array([gaussian_mu_lower(int(a), n, int(b), n, ALPHA) for a, b in zip(fp, fn, strict=True)])
+    fp, fn = (
+        rng.binomial(n, norm.sf(threshold), RUNS),
+        rng.binomial(n, norm.cdf(threshold - mu), RUNS),
+    )
+    bounds = np.array(
+        [gaussian_mu_lower(int(a), n, int(b), n, ALPHA) for a, b in zip(fp, fn, strict=True)]
+    )
     misses = int((bounds > mu).sum())
     assert misses <= most_misses(RUNS, ALPHA)
     assert bounds.mean() > mu - 5 / math.sqrt(n) / 0.6
     assert (bounds > max(0.0, mu - 0.45)).mean() > 0.95  # a claim that is too small is refuted
-    evidence("bounds", f"mu = {mu}, 1000 a world", runs=RUNS, alpha=ALPHA, misses=misses, mean_bound=bounds.mean())
+    evidence(
+        "bounds",
+        f"mu = {mu}, 1000 a world",
+        runs=RUNS,
+        alpha=ALPHA,
+        misses=misses,
+        mean_bound=bounds.mean(),
+    )
 
 
 def test_the_bound_on_mu_covers_when_the_threshold_is_chosen(evidence):
     rng, mu, n, runs = np.random.default_rng(2), 1.0, 600, size(200, 1000)
-    bounds = np.array([best_gaussian_mu(rng.normal(size=n), rng.normal(mu, size=n), ALPHA) for _ in range(runs)])
+    bounds = np.array(
+        [best_gaussian_mu(rng.normal(size=n), rng.normal(mu, size=n), ALPHA) for _ in range(runs)]
+    )
     misses = int((bounds > mu).sum())
     assert misses <= most_misses(runs, ALPHA)
     assert bounds.mean() > 0.55 * mu
-    evidence("bounds", "mu = 1, threshold chosen", runs=runs, alpha=ALPHA, misses=misses, mean_bound=bounds.mean())
+    evidence(
+        "bounds",
+        "mu = 1, threshold chosen",
+        runs=runs,
+        alpha=ALPHA,
+        misses=misses,
+        mean_bound=bounds.mean(),
+    )
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
@@ -136,15 +180,25 @@ def test_the_bound_on_epsilon_covers_the_worst_mechanism(epsilon: float, evidenc
     rng, n, delta = np.random.default_rng(3), 1000, 0.01
     q = 1 / (1 + math.exp(epsilon))  # randomised response, and the truth with probability δ
     fp, fn = rng.binomial(n, (1 - delta) * q, RUNS), rng.binomial(n, (1 - delta) * q, RUNS)
-    bounds = np.array([epsilon_lower(int(a), n, int(b), n, delta, ALPHA) for a, b in zip(fp, fn, strict=True)])
+    bounds = np.array(
+        [epsilon_lower(int(a), n, int(b), n, delta, ALPHA) for a, b in zip(fp, fn, strict=True)]
+    )
     misses = int((bounds > epsilon).sum())
     assert misses <= most_misses(RUNS, ALPHA)
     assert bounds.mean() > 0.75 * epsilon - 0.05
-    evidence("bounds", f"epsilon = {epsilon}, 1000 a world", runs=RUNS, alpha=ALPHA, misses=misses, mean=bounds.mean())
+    evidence(
+        "bounds",
+        f"epsilon = {epsilon}, 1000 a world",
+        runs=RUNS,
+        alpha=ALPHA,
+        misses=misses,
+        mean=bounds.mean(),
+    )
 
 
-# sigma: bound on ε at the best threshold by the (ε, δ) bound and by the bound on μ, for 1e3, 1e4 and 1e5 runs a world. The
-# first was computed with α for either rate, here they share it: with no errors at all that costs log(3.69 / 3.00) = 0.21.
+# sigma: bound on ε at the best threshold by the (ε, δ) bound and by the bound on μ, for 1e3, 1e4
+# and 1e5 runs a world. The first was computed with α for either rate, here they share it: with no
+# errors at all that costs log(3.69 / 3.00) = 0.21.
 POWER = {
     0.5: [(3.45, 8.88), (4.66, 9.64), (5.71, 9.88)],
     1.0: [(1.49, 3.58), (2.22, 4.12), (2.84, 4.29)],
@@ -160,7 +214,9 @@ def test_power_is_what_the_design_was_made_for(sigma: float):
         thresholds = np.linspace(-3.5, 3.5 + mu, 90)
         fp, fn = np.rint(n * norm.sf(thresholds)), np.rint(n * norm.cdf(thresholds - mu))
         pairs = list(zip(fp.astype(int).tolist(), fn.astype(int).tolist(), strict=True))
-        assert max(epsilon_lower(a, n, b, n, DELTA, ALPHA) for a, b in pairs) == pytest.approx(by_epsilon, abs=0.27)
+        assert max(epsilon_lower(a, n, b, n, DELTA, ALPHA) for a, b in pairs) == pytest.approx(
+            by_epsilon, abs=0.27
+        )
         mu_lower = max(gaussian_mu_lower(a, n, b, n, ALPHA) for a, b in pairs)
         assert gaussian_epsilon(mu_lower, DELTA) == pytest.approx(by_mu, abs=0.06)
 
@@ -194,7 +250,7 @@ def test_fewer_errors_never_lower_a_bound():
         assert values[-1] > values[0]
 
 
-# -- one run -------------------------------------------------------------------------------------------------------------
+# -- one run ---------------------------------------------------------------------------------------
 
 
 def reference_p_value(m: int, r: int, v: int, epsilon: float, delta: float) -> float:
@@ -212,11 +268,17 @@ def test_the_p_value_of_one_run_is_that_of_the_theorem(delta: float):
         for v in range(0, r + 1, max(1, r // 7)):
             for epsilon in (0.0, 0.3, 2.0, 6.0):
                 expected = reference_p_value(m, r, v, epsilon, delta)
-                assert one_run_p_value(v, r, m, epsilon, delta) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+                assert one_run_p_value(v, r, m, epsilon, delta) == pytest.approx(
+                    expected, rel=1e-9, abs=1e-12
+                )
 
 
-def guesses_of_response(rng: np.random.Generator, epsilon: float, delta: float, r: int, runs: int) -> np.ndarray:
-    """Right guesses against randomised response of every coin, where all is told with probability δ."""
+def guesses_of_response(
+    rng: np.random.Generator, epsilon: float, delta: float, r: int, runs: int
+) -> np.ndarray:
+    """Right guesses against randomised response of every coin, where all is told with probability
+    δ.
+    """
     right = rng.binomial(r, 1 / (1 + math.exp(-epsilon)), runs)
     return np.where(rng.random(runs) < delta, r, right)
 
@@ -233,10 +295,20 @@ def test_the_bound_of_one_run_covers_the_worst_mechanism(epsilon: float, delta: 
         assert misses > ALPHA / 5 * RUNS * (1 if delta == 0 else 0.3)  # nor much rarer than it says
         assert found.mean() > 0.8 * epsilon
     row = f"one run, epsilon = {epsilon}, delta = {delta}"
-    evidence("bounds", row, runs=RUNS, alpha=ALPHA, misses=misses, mean_bound=found.mean(), canaries=r, guesses=r)
+    evidence(
+        "bounds",
+        row,
+        runs=RUNS,
+        alpha=ALPHA,
+        misses=misses,
+        mean_bound=found.mean(),
+        canaries=r,
+        guesses=r,
+    )
 
 
-# ε of the Gaussian mechanism: bound that ideal canaries gave, with the best of several numbers of guesses
+# ε of the Gaussian mechanism: bound that ideal canaries gave, with the best of several numbers of
+# guesses
 IDEAL = {1000: {1: 0.67, 2: 0.92, 4: 1.39, 8: 2.76}, 10_000: {1: 0.56, 2: 0.96, 4: 2.35, 8: 4.48}}
 
 
@@ -254,11 +326,18 @@ def test_ideal_canaries_buy_what_is_published(canaries: int, epsilon: int, evide
         found.append(best)
     assert np.mean(found) == pytest.approx(IDEAL[canaries][epsilon], abs=0.7)
     assert np.mean(found) < epsilon
-    evidence("bounds", f"ideal canaries {canaries}, epsilon {epsilon}", mean_bound=float(np.mean(found)), runs=len(found))
+    evidence(
+        "bounds",
+        f"ideal canaries {canaries}, epsilon {epsilon}",
+        mean_bound=float(np.mean(found)),
+        runs=len(found),
+    )
 
 
 def test_known_bounds_of_one_run():
-    assert one_run_epsilon(1000, 1000, 1000, 0.0, ALPHA) == pytest.approx(5.81, abs=0.01)  # all right: log(q / (1 − q))
+    assert one_run_epsilon(1000, 1000, 1000, 0.0, ALPHA) == pytest.approx(
+        5.81, abs=0.01
+    )  # all right: log(q / (1 − q))
     assert one_run_epsilon(500, 1000, 1000, 0.0, ALPHA) == 0.0
     assert one_run_epsilon(0, 10, 1000, DELTA, ALPHA) == 0.0
     with pytest.raises(ValueError, match="guess"):
@@ -272,7 +351,9 @@ def test_known_bounds_of_one_run():
 def test_the_bound_of_one_run_is_monotone():
     by_correct = [one_run_epsilon(v, 100, 1000, DELTA, ALPHA) for v in range(50, 101)]
     assert by_correct == sorted(by_correct)
-    by_delta = [one_run_epsilon(95, 100, 1000, delta, ALPHA) for delta in (1e-2, 1e-3, 1e-4, 1e-5, 0.0)]
+    by_delta = [
+        one_run_epsilon(95, 100, 1000, delta, ALPHA) for delta in (1e-2, 1e-3, 1e-4, 1e-5, 0.0)
+    ]
     assert by_delta == sorted(by_delta)
     by_alpha = [one_run_epsilon(95, 100, 1000, DELTA, alpha) for alpha in (1e-4, 0.01, 0.05, 0.2)]
     assert by_alpha == sorted(by_alpha)
@@ -280,7 +361,7 @@ def test_the_bound_of_one_run_is_monotone():
     assert by_canaries == sorted(by_canaries)
 
 
-# -- membership ----------------------------------------------------------------------------------------------------------
+# -- membership ------------------------------------------------------------------------------------
 
 
 def test_area_and_rates_of_known_scores():

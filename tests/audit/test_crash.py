@@ -1,6 +1,8 @@
-"""The ledger covers every release of a process that was killed, and resuming gives what a run left alone gives.
+"""The ledger covers every release of a process that was killed, and resuming gives what a run left
+alone gives.
 
-Also here: full disks, damaged ledgers of a run, files that vanish, clocks that jump, and two processes in one run folder.
+Also here: full disks, damaged ledgers of a run, files that vanish, clocks that jump, and two
+processes in one run folder.
 """
 
 from __future__ import annotations
@@ -37,7 +39,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="kills forked pr
 DEFAULT = "DP-KFC, Adam, average"
 KILLS = size(
     {DEFAULT: 10},
-    {DEFAULT: 60, "DP-SGD": 80, "DiSK": 40, "secure noise": 60, "dpkfc train": 40, "dpkfc train, secure noise": 20},
+    {
+        DEFAULT: 60,
+        "DP-SGD": 80,
+        "DiSK": 40,
+        "secure noise": 60,
+        "dpkfc train": 40,
+        "dpkfc train, secure noise": 20,
+    },
 )
 MUTANTS = size({"late": 3}, {"late": 20, "forgetful": 10})
 CAPS = size([8000], [100, 200, 300, 3000, 6500, 7000, 7900, 8000, 8100])
@@ -46,7 +55,9 @@ TWO = size([DEFAULT], [DEFAULT, "dpkfc train, secure noise"])
 
 @pytest.fixture(scope="module")
 def driven(tmp_path_factory: pytest.TempPathFactory) -> dict:
-    """One process of the driver for all tests of this file: it forks, which this one, with its threads, had better not."""
+    """One process of the driver for all tests of this file: it forks, which this one, with its
+    threads, had better not.
+    """
     root = tmp_path_factory.mktemp("crash")
     asked = {"folder": str(root / "runs"), "seed": 7, "default": DEFAULT}
     asked |= {"subjects": KILLS, "mutants": MUTANTS, "caps": CAPS, "two": TWO}
@@ -59,16 +70,35 @@ def driven(tmp_path_factory: pytest.TempPathFactory) -> dict:
 def test_killed_at_any_moment_and_resumed(driven: dict, subject: str, evidence) -> None:
     found = driven["subjects"][subject]
     assert found["problems"] == []
-    assert (found["undercounted"], found["unreadable"], found["mismatched"], found["repeated_noise"]) == (0, 0, 0, 0)
+    assert (
+        found["undercounted"],
+        found["unreadable"],
+        found["mismatched"],
+        found["repeated_noise"],
+    ) == (0, 0, 0, 0)
     assert found["kills"] >= KILLS[subject] and 0 <= found["overcharged"] <= found["kills"]
     assert found["by_time"] and len(found["places"]) > 3
-    figures = ("kills", "by_time", "power_cuts", "finished", "releases", "undercounted", "overcharged", "mismatched", "seconds")
-    evidence("crash", subject, places=len(found["places"]), **{name: found[name] for name in figures})
+    figures = (
+        "kills",
+        "by_time",
+        "power_cuts",
+        "finished",
+        "releases",
+        "undercounted",
+        "overcharged",
+        "mismatched",
+        "seconds",
+    )
+    evidence(
+        "crash", subject, places=len(found["places"]), **{name: found[name] for name in figures}
+    )
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_driver_notices_what_it_is_there_for(driven: dict, mutant: str, evidence) -> None:
-    """An accountant that is saved with the checkpoint; a resumed run that forgets the optimizer's state."""
+    """An accountant that is saved with the checkpoint; a resumed run that forgets the optimizer's
+    state.
+    """
     found = driven["mutants"][mutant]
     assert found["undercounted"] > 0 if mutant == "late" else found["mismatched"] > 0
     figures = {name: found[name] for name in ("kills", "undercounted", "mismatched")}
@@ -77,27 +107,41 @@ def test_the_driver_notices_what_it_is_there_for(driven: dict, mutant: str, evid
 
 @pytest.mark.parametrize("cap", CAPS)
 def test_a_full_disk_stops_a_run_before_the_release(driven: dict, cap: int, evidence) -> None:
-    """No file may grow beyond `cap` bytes: the header, the first checkpoint, or a line of the ledger does not fit."""
+    """No file may grow beyond `cap` bytes: the header, the first checkpoint, or a line of the
+    ledger does not fit.
+    """
     found = next(run for run in driven["full"] if run["cap"] == cap)
     assert found["status"] == 1 and found["made"] == found["charged"]
     last = found["error"].strip().splitlines()[-1]
-    assert last.startswith(("dpkfc.privacy.ledger.LedgerError: ", "dpkfc.checkpoint.CheckpointError: ")), last
+    assert last.startswith(
+        ("dpkfc.privacy.ledger.LedgerError: ", "dpkfc.checkpoint.CheckpointError: ")
+    ), last
     assert "File too large" in last and ("ledger.jsonl" in last or "checkpoint" in last)
-    assert found["again"] == 0 and found["same"], "with room again the run goes on to the same weights"
-    evidence("crash", f"full disk at {cap} bytes", charged=found["charged"], made=found["made"], resumed=found["same"])
+    assert found["again"] == 0 and found["same"], (
+        "with room again the run goes on to the same weights"
+    )
+    evidence(
+        "crash",
+        f"full disk at {cap} bytes",
+        charged=found["charged"],
+        made=found["made"],
+        resumed=found["same"],
+    )
 
 
 @pytest.mark.parametrize("number", range(len(TWO)))
 def test_a_second_process_in_a_run_folder_is_refused(driven: dict, number: int, evidence) -> None:
     found = driven["two"][number]
     last = found["error"].strip().splitlines()[-1]
-    assert found["second"] == 1 and last.endswith("ledger.jsonl is being written by another run; let it end first")
+    assert found["second"] == 1 and last.endswith(
+        "ledger.jsonl is being written by another run; let it end first"
+    )
     assert found["kept"], "the second changed nothing"
     assert found["third"] == 0, "the lock dies with its process"
     evidence("crash", f"two processes: {TWO[number]}", refused=True, resumed_after=True)
 
 
-# -- a run folder that was damaged -------------------------------------------------------------------------------------
+# -- a run folder that was damaged -----------------------------------------------------------------
 
 QUICK = {
     "recipe": "digits",
@@ -150,7 +194,9 @@ def _run_until(folder: Path, release: int, **changed: object) -> Path:
 
 @pytest.fixture(scope="module")
 def broken_off(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of six steps that died after its third release; its checkpoint was written after the second."""
+    """A run of six steps that died after its third release; its checkpoint was written after the
+    second.
+    """
     return _run_until(tmp_path_factory.mktemp("runs") / "run", 3)
 
 
@@ -197,7 +243,10 @@ def _of_another_plan(path: Path) -> None:
 
 
 DAMAGE = {
-    "a line torn in the middle": (_lines(lambda x: [*x[:2], x[2][:40], *x[3:]]), "line 3 of the ledger .* is damaged"),
+    "a line torn in the middle": (
+        _lines(lambda x: [*x[:2], x[2][:40], *x[3:]]),
+        "line 3 of the ledger .* is damaged",
+    ),
     "a line left out": (_lines(lambda x: [*x[:2], *x[3:]]), "does not follow line 2"),
     "a line twice": (_lines(lambda x: [*x[:3], x[2], *x[3:]]), "does not follow line 3"),
     "lines swapped": (_lines(lambda x: [x[0], x[2], x[1], *x[3:]]), "does not follow line 1"),
@@ -224,7 +273,9 @@ def test_a_damaged_ledger_stops_a_resume_before_a_release(folder: Path, damage: 
     assert before == after
 
 
-def test_a_torn_last_line_costs_nothing_but_its_own_release(folder: Path, expected: list[dict]) -> None:
+def test_a_torn_last_line_costs_nothing_but_its_own_release(
+    folder: Path, expected: list[dict]
+) -> None:
     ledger = folder / "ledger.jsonl"
     ledger.write_bytes(ledger.read_bytes()[:-25])
     result = resume(folder)
@@ -234,7 +285,9 @@ def test_a_torn_last_line_costs_nothing_but_its_own_release(folder: Path, expect
     _same(load_file(folder / "model.safetensors"), expected[5])
 
 
-def test_a_charged_release_that_was_not_kept_is_not_made_again(folder: Path, expected: list[dict]) -> None:
+def test_a_charged_release_that_was_not_kept_is_not_made_again(
+    folder: Path, expected: list[dict]
+) -> None:
     resume(folder)
     _, meta = read(folder / "checkpoint")
     assert meta["step"] == 5
@@ -246,7 +299,7 @@ def _same(found: dict, wanted: dict) -> None:
     assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in found)
 
 
-# -- files that change while a run goes on -----------------------------------------------------------------------------
+# -- files that change while a run goes on ---------------------------------------------------------
 
 
 def _unlinked(path: Path) -> None:
@@ -268,7 +321,9 @@ def _appended(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [_unlinked, _replaced, _emptied, _appended])
-def test_a_ledger_that_changes_under_a_run_ends_it(tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_a_ledger_that_changes_under_a_run_ends_it(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     from tests.privacy.test_ledger import PLAN, charge
 
     path = tmp_path / "ledger.jsonl"
@@ -276,7 +331,10 @@ def test_a_ledger_that_changes_under_a_run_ends_it(tmp_path: Path, change: Calla
         charge(ledger)
         change(path)
         for _ in range(2):
-            with pytest.raises(LedgerError, match=r"ledger\.jsonl takes no further release: its file was (deleted|changed)"):
+            with pytest.raises(
+                LedgerError,
+                match=r"ledger\.jsonl takes no further release: its file was (deleted|changed)",
+            ):
                 charge(ledger)
         assert ledger.count == 1
 
@@ -291,7 +349,9 @@ def test_a_run_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.Monk
         assert charge(ledger) == 1
 
 
-def test_a_read_only_ledger_is_one_clear_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_ledger_is_one_clear_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As if rights were missing: tests may run as a user whom no file refuses."""
     real = os.open
 
@@ -301,23 +361,34 @@ def test_a_read_only_ledger_is_one_clear_error(folder: Path, monkeypatch: pytest
         return real(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", refuses)
-    with pytest.raises(LedgerError, match=r"cannot be written .*Permission denied.* nothing may be released"):
+    with pytest.raises(
+        LedgerError, match=r"cannot be written .*Permission denied.* nothing may be released"
+    ):
         resume(folder)
 
 
-@pytest.mark.parametrize("file", size(["metrics", "spectra"], ["metrics", "model", "privacy_card", "spectra", "accuracy"]))
-def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "file",
+    size(["metrics", "spectra"], ["metrics", "model", "privacy_card", "spectra", "accuracy"]),
+)
+def test_a_disk_that_fills_up_loses_nothing(
+    tmp_path: Path, file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever file does not fit is named; the run is finished when there is room."""
     sync = os.fsync
 
     def full(descriptor: int) -> None:
-        if file in os.readlink(f"/proc/self/fd/{descriptor}") and ".part" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if file in os.readlink(f"/proc/self/fd/{descriptor}") and ".part" in os.readlink(
+            f"/proc/self/fd/{descriptor}"
+        ):
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(descriptor)
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(RunFolderError, match=rf"file .*{file}.* cannot be written \(No space left on device\)"):
+        with pytest.raises(
+            RunFolderError, match=rf"file .*{file}.* cannot be written \(No space left on device\)"
+        ):
             run(run_config({**QUICK, "out": str(tmp_path / "run")}))
     assert not list((tmp_path / "run").rglob("*.part"))
     assert resume(tmp_path / "run").steps == 6
@@ -339,8 +410,12 @@ def test_two_runs_that_begin_in_one_folder(tmp_path: Path) -> None:
     assert first.config.read_text() == "seed = 1\n"
 
 
-def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_delivered(tmp_path: Path) -> None:
-    """Killed between the last checkpoint and the metrics beside it: the accuracy on the card is that of the delivered weights."""
+def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_delivered(
+    tmp_path: Path,
+) -> None:
+    """Killed between the last checkpoint and the metrics beside it: the accuracy on the card is
+    that of the delivered weights.
+    """
     write, alone = Metrics.write, tmp_path / "alone"
     run(run_config({**QUICK, "out": str(alone)}))
 
@@ -353,12 +428,15 @@ def test_the_card_of_a_run_that_died_after_its_last_release_judges_what_is_deliv
         patched.setattr(Metrics, "write", dies)
         run(run_config({**QUICK, "out": str(tmp_path / "run")}))
     resume(tmp_path / "run")
-    cards = [json.loads((folder / "privacy_card.json").read_text("utf-8"))["results"] for folder in (alone, tmp_path / "run")]
+    cards = [
+        json.loads((folder / "privacy_card.json").read_text("utf-8"))["results"]
+        for folder in (alone, tmp_path / "run")
+    ]
     assert cards[0] == cards[1]
     assert pq.read_table(tmp_path / "run" / "metrics.parquet").to_pylist()[-1]["step"] == 6
 
 
-# -- a clock that jumps ------------------------------------------------------------------------------------------------
+# -- a clock that jumps ----------------------------------------------------------------------------
 
 
 class Jumping(clock.datetime):
@@ -372,7 +450,9 @@ class Jumping(clock.datetime):
         return clock.datetime(2100 - cls.asked, 1, 1, tzinfo=tz)
 
 
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, expected: list[dict], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_nothing(
+    tmp_path: Path, expected: list[dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.time()
     jumps = iter(range(10**9))
     monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(jumps) * 3e8)

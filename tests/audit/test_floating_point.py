@@ -1,11 +1,13 @@
-"""Norms in floating point: no example, of any size and in any layer, puts more into the clipped sum than the clip allows.
+"""Norms in floating point: no example, of any size and in any layer, puts more into the clipped sum
+than the clip allows.
 
-What is checked for every rule, type, metric and method, on numbers from 1e-30 to 1e30 in every mixture, on positions that
-cancel, on denormal numbers, zeros, infinities and NaN:
+What is checked for every rule, type, metric and method, on numbers from 1e-30 to 1e30 in every
+mixture, on positions that cancel, on denormal numbers, zeros, infinities and NaN:
 
-* the share of every example in the sum, measured in float64, is at most C (1 + 1e-5), and at most its factor times its norm;
-* the norm is at least the exact one (formed and mapped in float64), less the rounding of what is summed where gradients
-  are kept, and at most the exact one by a stated slack;
+* the share of every example in the sum, measured in float64, is at most C (1 + 1e-5), and at most
+  its factor times its norm;
+* the norm is at least the exact one (formed and mapped in float64), less the rounding of what is
+  summed where gradients are kept, and at most the exact one by a stated slack;
 * an example that overflows counts nothing, and the sum of the others is finite.
 """
 
@@ -31,13 +33,28 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Elementwise, Identity, Kronecker, Metric
 from dpkfc.linalg.norms import per_example_norms
-from tests.audit.blocks import KINDS, METRICS, PATTERNS, N, bounds_of, clipped, exact_norms, metric_for, sizes
+from tests.audit.blocks import (
+    KINDS,
+    METRICS,
+    PATTERNS,
+    N,
+    bounds_of,
+    clipped,
+    exact_norms,
+    metric_for,
+    sizes,
+)
 from tests.audit.sizes import size
 from tests.gradients import cases
 from tests.gradients.whitened import matrix, metric_of, side
 
 SHARE = 1 + 1e-5  # what an example may put into the sum, over the clip
-UNDER, OVER = 8.0, 24.0  # stated slack of a norm, in units of width · u · L (below) and √(width u) L (above); L may cancel
+UNDER, OVER = (
+    8.0,
+    24.0,
+    # stated slack of a norm, in units of width · u · L (below) and √(width u) L (above); L may
+    # cancel
+)
 FLOATS = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -49,7 +66,7 @@ def one_of(choices, generator: torch.Generator):
     return choices[int(torch.randint(len(choices), (1,), generator=generator))]
 
 
-# -- blocks of every rule ----------------------------------------------------------------------------------------------
+# -- blocks of every rule --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -74,7 +91,8 @@ def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind: str, dtype: str, 
         share = float(got.shares.max()) / contribution_bound(clipping, c)
         worst["share"] = max(worst["share"], share)
         assert share <= SHARE, where
-        # against exact norms, in units of what the block could cancel, and of what is lost below the least normal number
+        # against exact norms, in units of what the block could cancel, and of what is lost below
+        # the least normal number
         info, of, (gain, way) = torch.finfo(FLOATS[dtype]), sizes(block), bounds_of(metric)
         lost, u = info.tiny * of.width**2 * way * of.sides, info.eps / 2
         own = (got.shares - got.factors * (norms * SHARE + lost))[finite]
@@ -85,18 +103,30 @@ def test_no_share_exceeds_the_clip_and_no_norm_its_slack(kind: str, dtype: str, 
             scale = (gain * of.cancelling)[held]
             under = (exact * (1 - 1e-6) - lost - norms)[held] / (of.width * u * scale)
             over = (norms - exact * (1 + 1e-3) - lost)[held] / (math.sqrt(of.width * u) * scale)
-            worst["under"], worst["over"] = max(worst["under"], float(under.max())), max(worst["over"], float(over.max()))
+            worst["under"], worst["over"] = (
+                max(worst["under"], float(under.max())),
+                max(worst["over"], float(over.max())),
+            )
             assert worst["under"] <= UNDER and worst["over"] <= OVER, (where, dict(worst))
         ordinary = (gain * of.cancelling + of.cancelling < 1e17) & (of.sides * way < 1e17)
         assert bool(finite[ordinary].all()), where
     assert finite_norms > rounds * N // 4
-    evidence("floating point", f"norms, {kind}, {dtype}", examples=rounds * N, clipped_or_kept=finite_norms,
-             largest_share_over_clip=worst["share"], allowed=SHARE, below_exact_in_roundings=worst["under"],
-             above_exact_in_root_roundings=worst["over"])  # fmt: skip
+    evidence(
+        "floating point",
+        f"norms, {kind}, {dtype}",
+        examples=rounds * N,
+        clipped_or_kept=finite_norms,
+        largest_share_over_clip=worst["share"],
+        allowed=SHARE,
+        below_exact_in_roundings=worst["under"],
+        above_exact_in_root_roundings=worst["over"],
+    )
 
 
 def test_the_check_sees_a_norm_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: Gram norms without slack and without the closer look, as elsewhere, and a clip with one per cent to spare."""
+    """Planted: Gram norms without slack and without the closer look, as elsewhere, and a clip with
+    one per cent to spare.
+    """
 
     def plain(block, metric, method=None):
         found = per_example_norms(block, metric, method)
@@ -107,7 +137,9 @@ def test_the_check_sees_a_norm_that_is_too_small(monkeypatch: pytest.MonkeyPatch
         found = 0.0
         for i in range(20):
             block = KINDS["sequence wide"].make("cancel", generator_of(i), torch.float32)
-            found = max(found, float(clipped(block, None, "gram", 1e-3, "flat").shares.max()) / 1e-3)
+            found = max(
+                found, float(clipped(block, None, "gram", 1e-3, "flat").shares.max()) / 1e-3
+            )
         return found
 
     assert worst() <= SHARE
@@ -119,7 +151,7 @@ def test_the_check_sees_a_norm_that_is_too_small(monkeypatch: pytest.MonkeyPatch
         assert worst() > 1.005
 
 
-# -- directed: what once went wrong, or easily could -------------------------------------------------------------------
+# -- directed: what once went wrong, or easily could -----------------------------------------------
 
 
 def largest_share(block, bound: float, method: str | None = None) -> float:
@@ -131,7 +163,9 @@ def largest_share(block, bound: float, method: str | None = None) -> float:
 @pytest.mark.parametrize("magnitude", [1e2, 1e3, 1e4, 1e5, 1e7, 1e9])
 @pytest.mark.parametrize("method", ["gram", "materialised"])
 def test_the_cancellation_attack(magnitude: float, method: str, evidence) -> None:
-    """Pairs ± of long rows and a small rest: a plain float32 Gram norm comes out 61 times too small."""
+    """Pairs ± of long rows and a small rest: a plain float32 Gram norm comes out 61 times too
+    small.
+    """
     worst, understated = 0.0, 0.0
     for seed in range(size(4, 200)):
         g = generator_of("attack", seed)
@@ -139,28 +173,42 @@ def test_the_cancellation_attack(magnitude: float, method: str, evidence) -> Non
         a = torch.cat([big_a, -big_a], 1) + torch.randn(N, 16, 40, generator=g) * 1e-2
         b = torch.cat([big_b, big_b], 1) + torch.randn(N, 16, 36, generator=g) * 1e-6
         worst = max(worst, *(largest_share(Outer(a, b), c, method) for c in (1e-2, 1.0, 100.0)))
-        plain = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum((1, 2)).clamp(min=1e-12).sqrt().double()
+        plain = (
+            torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)).sum((1, 2)).clamp(min=1e-12).sqrt().double()
+        )
         understated = max(understated, float((exact_norms(Outer(a, b), None) / plain).max()))
     assert worst <= SHARE
-    evidence("floating point", f"cancellation attack, {method}, rows of {magnitude:g}", largest_share_over_clip=worst,
-             plain_float32_gram_too_small_by=understated)  # fmt: skip
+    evidence(
+        "floating point",
+        f"cancellation attack, {method}, rows of {magnitude:g}",
+        largest_share_over_clip=worst,
+        plain_float32_gram_too_small_by=understated,
+    )
 
 
 @pytest.mark.parametrize("kind", ["sequence", "tied"])
 def test_products_that_vanish_beside_one_that_does_not(kind: str) -> None:
-    """a·a' of tiny inputs is zero in float32 while b·b' of huge gradients is not, and one ordinary position hides it."""
+    """a·a' of tiny inputs is zero in float32 while b·b' of huge gradients is not, and one ordinary
+    position hides it.
+    """
     for exponent in (-26, -25, -24, -23, -22.5, -22):
         a, b = torch.full((N, 16, 40), 10.0**exponent), torch.full((N, 16, 36), 10.0**18.5)
         a[:, 0], b[:, 0] = 1e-3, 1e-4
         outer = Outer(a, b)
-        block = outer if kind == "sequence" else Tied(Lookup(torch.zeros(N, 2).long(), torch.full((N, 2, 40), 1e-7), 36), outer)
+        block = (
+            outer
+            if kind == "sequence"
+            else Tied(Lookup(torch.zeros(N, 2).long(), torch.full((N, 2, 40), 1e-7), 36), outer)
+        )
         for bound in (1e-3, 1e-2, 1.0):
             assert largest_share(block, bound, "gram") <= SHARE, (exponent, bound)
 
 
 @pytest.mark.parametrize("d_out", [1, 10, 1000])
 def test_huge_inputs_with_tiny_gradients(d_out: int) -> None:
-    """Gradients times a clip factor below the least normal number round by a share that huge inputs would make visible."""
+    """Gradients times a clip factor below the least normal number round by a share that huge inputs
+    would make visible.
+    """
     for exponent in range(-30, 1, size(5, 1)):
         for value in (1e28, 1e30, 1e34, 3e38):
             g = generator_of("huge", d_out, exponent)
@@ -172,7 +220,9 @@ def test_huge_inputs_with_tiny_gradients(d_out: int) -> None:
     image = torch.zeros(N, 2, 3, 3)
     image[:, 0, 1, 1] = 3e38
     for method in ("gram", "materialised"):
-        conv = ConvBlock(image, torch.full((N, 5, 2, 2), 7.7e-14), (2, 2), (1, 1), (0, 0), (1, 1), 1, True, True)
+        conv = ConvBlock(
+            image, torch.full((N, 5, 2, 2), 7.7e-14), (2, 2), (1, 1), (0, 0), (1, 1), 1, True, True
+        )
         assert largest_share(conv, 1e-3, method) <= SHARE
 
 
@@ -188,12 +238,18 @@ def test_norms_beyond_float32_count_nothing_or_the_clip(value: float) -> None:
 def test_zeros_have_norm_zero_and_count_nothing() -> None:
     for kind in KINDS.values():
         block = kind.make("one", generator_of("zeros"), torch.float32)
-        zero = {name: torch.zeros_like(x) for name, x in vars(block).items() if isinstance(x, Tensor) and x.is_floating_point()}
+        zero = {
+            name: torch.zeros_like(x)
+            for name, x in vars(block).items()
+            if isinstance(x, Tensor) and x.is_floating_point()
+        }
         if isinstance(block, PerExample):
             block = PerExample({role: torch.zeros_like(g) for role, g in block.grads.items()})
         elif isinstance(block, Tied):
             lookup, outer = block.lookup, block.outer
-            block = Tied(Lookup(lookup.ids, 0 * lookup.b, lookup.num_rows), Outer(outer.a, 0 * outer.b))
+            block = Tied(
+                Lookup(lookup.ids, 0 * lookup.b, lookup.num_rows), Outer(outer.a, 0 * outer.b)
+            )
         else:
             block = type(block)(**{**vars(block), **zero})
         got = clipped(block, None, None, 1.0, "flat")
@@ -207,7 +263,7 @@ def test_the_identity_as_a_number_is_a_metric_like_any_other() -> None:
         assert float(got.shares.max()) <= SHARE and bool(torch.isfinite(got.total).all())
 
 
-# -- whole models ------------------------------------------------------------------------------------------------------
+# -- whole models ----------------------------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -220,7 +276,9 @@ class Recurrent(nn.Module):
 
 
 class SharedTable(nn.Module):
-    """An embedding table that is the output layer too, in one of the two sizes in which its norms are taken."""
+    """An embedding table that is the output layer too, in one of the two sizes in which its norms
+    are taken.
+    """
 
     def __init__(self, rows: int) -> None:
         super().__init__()
@@ -251,31 +309,48 @@ def only_the_bias() -> nn.Module:
 
 
 def standardised() -> nn.Module:
-    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.utils.parametrizations.weight_norm(nn.Linear(5, 4)), nn.Tanh(), nn.Linear(4, 3)
+    )
 
 
 MORE = [
     cases.Case("lstm", lambda: Recurrent(nn.LSTM), lambda n: torch.randn(n, 4, 4)),
     cases.Case("gru", lambda: Recurrent(nn.GRU), lambda n: torch.randn(n, 4, 4)),
     cases.Case("shared table", lambda: SharedTable(12), lambda n: torch.randint(0, 12, (n, 6))),
-    cases.Case("large shared table", lambda: SharedTable(700), lambda n: torch.randint(0, 700, (n, 6))),
+    cases.Case(
+        "large shared table", lambda: SharedTable(700), lambda n: torch.randint(0, 700, (n, 6))
+    ),
     cases.Case("weight of GPT-2", Crosswise, lambda n: torch.randn(n, 3, 5)),
-    cases.Case("long rows", lambda: nn.Sequential(nn.Linear(40, 36), nn.Tanh(), nn.Flatten(), nn.Linear(216, 3)),
-               lambda n: torch.randn(n, 6, 40)),
+    cases.Case(
+        "long rows",
+        lambda: nn.Sequential(nn.Linear(40, 36), nn.Tanh(), nn.Flatten(), nn.Linear(216, 3)),
+        lambda n: torch.randn(n, 6, 40),
+    ),
     cases.Case("only the bias", only_the_bias, lambda n: torch.randn(n, 5)),
     cases.Case("computed weight", standardised, lambda n: torch.randn(n, 5)),
-]  # fmt: skip
+]
 MODELS = {case.name: case for case in (*cases.CASES, *MORE)}
 TYPES = ("float32", "float64", "bfloat16", "float16", "autocast bfloat16", "autocast float16")
-CLIPS = (Clip(1e-2), Clip(3.0), Clip(1.0, "per_layer"), Clip(0.5, "normalised"), Clip(0.5, "automatic"))
+CLIPS = (
+    Clip(1e-2),
+    Clip(3.0),
+    Clip(1.0, "per_layer"),
+    Clip(0.5, "normalised"),
+    Clip(0.5, "automatic"),
+)
 Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 def model_in(name: str, kind: str) -> tuple[nn.Module, tuple[Tensor, Tensor], Loss]:
-    """A model with weights of a type, six examples of sizes from 1e-30 to 1e30 (the last holds a NaN), and its loss."""
+    """A model with weights of a type, six examples of sizes from 1e-30 to 1e30 (the last holds a
+    NaN), and its loss.
+    """
     if name == "weight of GPT-2":
         pytest.importorskip("transformers")
-    dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(kind, torch.float32)
+    dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}.get(
+        kind, torch.float32
+    )
     model, (x, y) = cases.build(MODELS[name], n=6, dtype=dtype)
     if x.is_floating_point():
         spread = 10.0 ** torch.tensor([-30.0, -4, 0, 4, 30, 0], dtype=torch.float64)
@@ -291,8 +366,9 @@ def model_in(name: str, kind: str) -> tuple[nn.Module, tuple[Tensor, Tensor], Lo
 
 
 def in_type(metric: Metric, layers: list[Layer], metric_kind: str, dtype: torch.dtype) -> Metric:
-    """A metric in the type in which norms are taken; that of a grouped convolution is one for every group, that of a computed
-    weight elementwise."""
+    """A metric in the type in which norms are taken; that of a grouped convolution is one for every
+    group, that of a computed weight elementwise.
+    """
 
     def cast(value):
         if isinstance(value, Tensor):
@@ -301,23 +377,37 @@ def in_type(metric: Metric, layers: list[Layer], metric_kind: str, dtype: torch.
             return {k: cast(v) for k, v in value.items()}
         if not is_dataclass(value):
             return value
-        return replace(value, **{field.name: cast(getattr(value, field.name)) for field in fields(value)})
+        return replace(
+            value, **{field.name: cast(getattr(value, field.name)) for field in fields(value)}
+        )
 
     found = dict(metric)
     for layer in layers:
         if (groups := getattr(layer.module, "groups", 1)) > 1:
             d_out, d_in = matrix(layer, {r: layer.tensor(r) for r in layer.parameters}).shape
-            found[layer.name] = Kronecker(side(metric_kind, d_in), side(metric_kind, d_out // groups))
+            found[layer.name] = Kronecker(
+                side(metric_kind, d_in), side(metric_kind, d_out // groups)
+            )
         if layer.rule == "computed":
-            found[layer.name] = Elementwise({r: torch.rand(layer.tensor(r).shape) + 0.2 for r in layer.parameters})
+            found[layer.name] = Elementwise(
+                {r: torch.rand(layer.tensor(r).shape) + 0.2 for r in layer.parameters}
+            )
     return {name: cast(entry) for name, entry in found.items()}
 
 
-def shares_of(model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss, metric: Metric, clip: Clip) -> tuple[Tensor, bool]:
+def shares_of(
+    model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss, metric: Metric, clip: Clip
+) -> tuple[Tensor, bool]:
     """Length of the sum of every example alone, in float64, and whether the sum of all is finite."""
     layers, found = find_layers(model), []
-    for part in (*[(batch[0][i : i + 1], batch[1][i : i + 1]) for i in range(len(batch[0]))], batch):
-        tape, summer = Tape(model, layers, batch_size=len(part[0])), ClippedSummer(layers, metric, clip)
+    for part in (
+        *[(batch[0][i : i + 1], batch[1][i : i + 1]) for i in range(len(batch[0]))],
+        batch,
+    ):
+        tape, summer = (
+            Tape(model, layers, batch_size=len(part[0])),
+            ClippedSummer(layers, metric, clip),
+        )
         with tape:
             losses = loss(model, part)
         summer.add(tape.backward(losses), len(part[0]))
@@ -330,25 +420,51 @@ def _quick(name: str, kind: str) -> bool:
     return zlib.crc32((name + kind).encode()) % 12 < (6 if kind == "float32" else 2)
 
 
-@pytest.mark.parametrize(("name", "kind"), [(n, k) for n in MODELS for k in TYPES if size(_quick(n, k), True)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [(n, k) for n in MODELS for k in TYPES if size(_quick(n, k), True)]
+)
 def test_no_example_of_a_model_counts_more_than_the_clip(name: str, kind: str, evidence) -> None:
     model, batch, loss = model_in(name, kind)
     dtype, worst, refused = torch.float64 if kind == "float64" else torch.float32, 0.0, ""
     for metric_kind in ("none", *size(("dense",), ("identity", "diagonal", "dense", "low rank"))):
         torch.manual_seed(1)
         layers = find_layers(model)
-        metric = {} if metric_kind == "none" else in_type(metric_of(layers, metric_kind), layers, metric_kind, dtype)
+        metric = (
+            {}
+            if metric_kind == "none"
+            else in_type(metric_of(layers, metric_kind), layers, metric_kind, dtype)
+        )
         for clip in CLIPS[: size(3, 5)]:
             try:
                 shares, finite = shares_of(model, batch, loss, metric, clip)
             except (ValueError, RuntimeError) as error:
-                refused = str(error)  # a module that cannot be repeated on such numbers, or an operation that torch lacks
-                assert any(text in refused for text in ("do not add up", "not implemented for", "could not create a primitive"))
+                refused = str(
+                    error
+                    # a module that cannot be repeated on such numbers, or an operation that torch
+                    # lacks
+                )
+                assert any(
+                    text in refused
+                    for text in (
+                        "do not add up",
+                        "not implemented for",
+                        "could not create a primitive",
+                    )
+                )
                 break
             bound = contribution_bound(clip.clipping, clip.max_grad_norm)
-            assert finite and float(shares.max()) <= bound * SHARE, (metric_kind, clip, shares / bound)
+            assert finite and float(shares.max()) <= bound * SHARE, (
+                metric_kind,
+                clip,
+                shares / bound,
+            )
             worst = max(worst, float(shares.max()) / bound)
-    evidence("floating point", f"model, {name}, {kind}", largest_share_over_clip=worst, refused=refused[:60])
+    evidence(
+        "floating point",
+        f"model, {name}, {kind}",
+        largest_share_over_clip=worst,
+        refused=refused[:60],
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -359,26 +475,41 @@ def test_embedding_and_residual_of_gep_are_clipped_apart(scale: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
     layers = find_layers(model)
-    gep = GEP(probe=FeatureNoise(6), rank=4, groups=2, probe_size=32, embedding_norm=0.6, residual_norm=0.4)
-    found = gep.build(model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers})
+    gep = GEP(
+        probe=FeatureNoise(6),
+        rank=4,
+        groups=2,
+        probe_size=32,
+        embedding_norm=0.6,
+        residual_norm=0.4,
+    )
+    found = gep.build(
+        model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}
+    )
     x = torch.randn(12, 6) * 10.0 ** torch.linspace(-30, 30, 12).view(-1, 1)
     x[5:8] = scale * torch.randn(3, 6)
     batch = (x, torch.randint(0, 3, (12,)))
-    shares, finite = shares_of(model, batch, cases.loss_fn, found.metric, Clip(1.0, "embedding_residual"))
+    shares, finite = shares_of(
+        model, batch, cases.loss_fn, found.metric, Clip(1.0, "embedding_residual")
+    )
     assert finite and float(shares.max()) <= math.sqrt(2) * SHARE
     assert float(shares.max()) > 1.2, "some example uses its whole clip"
 
 
-# -- sums of neighbours ------------------------------------------------------------------------------------------------
+# -- sums of neighbours ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("metric", ["none", *size((), ("kfac",))])
 @pytest.mark.parametrize("others", ["equal", "tiny", "mixed signs", "huge before the clip"])
-def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others: str, metric: str, evidence) -> None:
-    """Adding in float32 rounds: beside a long partial sum short contributions lose their end (Casacuberta et al. 2022).
+def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(
+    others: str, metric: str, evidence
+) -> None:
+    """Adding in float32 rounds: beside a long partial sum short contributions lose their end
+    (Casacuberta et al. 2022).
 
-    Not accounted for, and stated in docs/accounting.md: the excess over C is a few n u for n examples of at most C each,
-    u = 2⁻²⁴. Measured in float64, one example added at either end, in one micro-batch and in many.
+    Not accounted for, and stated in docs/accounting.md: the excess over C is a few n u for n
+    examples of at most C each, u = 2⁻²⁴. Measured in float64, one example added at either end, in
+    one micro-batch and in many.
     """
     n, worst = size(100, 1000), 0.0
     torch.manual_seed(0)
@@ -386,7 +517,9 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others:
     layers, built = find_layers(model), {}
     if metric == "kfac":
         settings = KFAC(sides="both", probe=FeatureNoise(30), probe_size=64)
-        built = settings.build(model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}).metric
+        built = settings.build(
+            model, lambda m, f: capture(m, layers, f), 0, rules={x.name: x.rule for x in layers}
+        ).metric
 
     def weighted(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return m(batch[0])[:, 0] * batch[1]
@@ -414,9 +547,19 @@ def test_neighbouring_sums_differ_by_the_clip_and_the_rounding_of_adding(others:
         for sign in (1.0, -1.0):
             for rows in (n, 50):
                 before = total(x, w, rows)
-                after = [total(torch.cat(pair), torch.cat(ends), rows) for pair, ends in (
-                    ((x, one), (w, torch.tensor([sign * 1e3]))), ((one, x), (torch.tensor([sign * 1e3]), w)))]  # fmt: skip
+                after = [
+                    total(torch.cat(pair), torch.cat(ends), rows)
+                    for pair, ends in (
+                        ((x, one), (w, torch.tensor([sign * 1e3]))),
+                        ((one, x), (torch.tensor([sign * 1e3]), w)),
+                    )
+                ]
                 worst = max(worst, *(float((y - before).norm()) - 1 for y in after))
     assert worst <= 4 * n * 2.0**-24
-    evidence("floating point", f"neighbouring sums, others {others}, metric {metric}", examples=n,
-             excess_over_clip=max(0.0, worst), allowed=4 * n * 2.0**-24)  # fmt: skip
+    evidence(
+        "floating point",
+        f"neighbouring sums, others {others}, metric {metric}",
+        examples=n,
+        excess_over_clip=max(0.0, worst),
+        allowed=4 * n * 2.0**-24,
+    )

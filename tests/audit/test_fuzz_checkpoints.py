@@ -1,4 +1,6 @@
-"""Checkpoints from elsewhere: damaged, made by hand, or with a pickle among their files. Nothing of a refused one is loaded."""
+"""Checkpoints from elsewhere: damaged, made by hand, or with a pickle among their files. Nothing of
+a refused one is loaded.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from tests.audit.crash_subjects import EXAMPLES, _data, _loss, _net
 from tests.audit.fuzzing import PICKLE, Mutator, Tally, no_pickle
 from tests.audit.sizes import size
 
-FILES = ("manifest.json", "model.safetensors", "preconditioner.safetensors", "filters.safetensors", "state.safetensors")
+FILES = (
+    "manifest.json",
+    "model.safetensors",
+    "preconditioner.safetensors",
+    "filters.safetensors",
+    "state.safetensors",
+)
 
 
 def _session(ledger: Path, optimizer: str = "SGD") -> Session:
@@ -39,7 +47,13 @@ def _session(ledger: Path, optimizer: str = "SGD") -> Session:
     ).with_noise(1.0, 1e-3, EXAMPLES)
     model = _net()
     options = {"lr": 0.1, "momentum": 0.9} if optimizer == "SGD" else {"lr": 0.1}
-    return Session(plan, model, getattr(torch.optim, optimizer)(model.parameters(), **options), _data(), ledger_path=ledger)
+    return Session(
+        plan,
+        model,
+        getattr(torch.optim, optimizer)(model.parameters(), **options),
+        _data(),
+        ledger_path=ledger,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,11 @@ def session(saved: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
 @pytest.fixture
 def damaged(saved: Path, tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
     """The checkpoint with other files in the place of some of its own."""
-    whole = {name: (saved / "checkpoint" / name).read_bytes() for name in FILES if (saved / "checkpoint" / name).exists()}
+    whole = {
+        name: (saved / "checkpoint" / name).read_bytes()
+        for name in FILES
+        if (saved / "checkpoint" / name).exists()
+    }
     folder = tmp_path / "checkpoint"
     shutil.copytree(saved / "checkpoint", folder)
     last: list[str] = []
@@ -86,7 +104,11 @@ def damaged(saved: Path, tmp_path: Path) -> Callable[[dict[str, bytes]], Path]:
 
 def _fitting(manifest: Any, folder: Path, changed: dict[str, bytes]) -> bytes:
     """The manifest with hashes that fit, as a program would forge it."""
-    manifest = {name: value for name, value in manifest.items() if name != "digest"} if isinstance(manifest, dict) else manifest
+    manifest = (
+        {name: value for name, value in manifest.items() if name != "digest"}
+        if isinstance(manifest, dict)
+        else manifest
+    )
     for name, content in changed.items():
         with_hash = isinstance(manifest, dict) and isinstance(manifest.get("sha256"), dict)
         if with_hash:
@@ -118,7 +140,9 @@ def _same_content(tally: Tally) -> int:
 
 
 def test_forged_manifests(session: Session, damaged, saved: Path, evidence) -> None:
-    """Hashes that fit, with steps that are text, states that are lists, groups that lie outside of the folder."""
+    """Hashes that fit, with steps that are text, states that are lists, groups that lie outside of
+    the folder.
+    """
     whole = json.loads((saved / "checkpoint" / "manifest.json").read_text())
     mutator, tally = Mutator([b""], 7), Tally()
     for _ in range(size(150, 12_000)):
@@ -132,14 +156,20 @@ def test_forged_manifests(session: Session, damaged, saved: Path, evidence) -> N
         except (RecursionError, ValueError):
             continue
         folder = damaged({"manifest.json": content})
-        tally.attempt(lambda folder=folder: session.restore(folder), content, str(folder), "checkpoint")
+        tally.attempt(
+            lambda folder=folder: session.restore(folder), content, str(folder), "checkpoint"
+        )
     tally.check(evidence, "checkpoints, forged manifests", 140)
 
 
 def test_forged_tensors(session: Session, damaged, saved: Path, evidence) -> None:
-    """Whole files with fitting hashes that hold other names, shapes or types, or a preconditioner of another kind."""
+    """Whole files with fitting hashes that hold other names, shapes or types, or a preconditioner
+    of another kind.
+    """
     whole = json.loads((saved / "checkpoint" / "manifest.json").read_text())
-    groups = {name: load_file(saved / "checkpoint" / f"{name}.safetensors") for name in whole["sha256"]}
+    groups = {
+        name: load_file(saved / "checkpoint" / f"{name}.safetensors") for name in whole["sha256"]
+    }
     mutator, tally, out = Mutator([b""], 8), Tally(), saved / "forged.safetensors"
     rng = mutator.rng
     for _ in range(size(150, 8_000)):
@@ -150,20 +180,37 @@ def test_forged_tensors(session: Session, damaged, saved: Path, evidence) -> Non
             case 0:
                 del tensors[key]
             case 1:
-                tensors[rng.choice(("x", "0.weight", "0.", "9.x", "average.", "before.x", "updates", "meta"))] = tensors.pop(key)
+                tensors[
+                    rng.choice(
+                        ("x", "0.weight", "0.", "9.x", "average.", "before.x", "updates", "meta")
+                    )
+                ] = tensors.pop(key)
             case 2:
-                tensors[key] = torch.zeros(rng.choice(((), (0,), (1,), (3, 8), (2, 2, 2))), dtype=tensors[key].dtype)
+                tensors[key] = torch.zeros(
+                    rng.choice(((), (0,), (1,), (3, 8), (2, 2, 2))), dtype=tensors[key].dtype
+                )
             case 3:
-                tensors[key] = tensors[key].to(rng.choice((torch.int64, torch.float16, torch.bool, torch.uint8)))
+                tensors[key] = tensors[key].to(
+                    rng.choice((torch.int64, torch.float16, torch.bool, torch.uint8))
+                )
             case 4 if tensors[key].dtype == torch.uint8:
                 text = Mutator([bytes(tensors[key].tolist())], rng.randrange(10**6)).bytes() or b"x"
                 tensors[key] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             case _:
-                tensors[f"{key}{rng.choice(('', '.more'))}"] = torch.full_like(tensors[key], 1).flatten()
+                tensors[f"{key}{rng.choice(('', '.more'))}"] = torch.full_like(
+                    tensors[key], 1
+                ).flatten()
         save_file(tensors, out)
         changed = {f"{name}.safetensors": out.read_bytes()}
-        folder = damaged({"manifest.json": _fitting(json.loads(json.dumps(whole)), saved, changed), **changed})
-        tally.attempt(lambda folder=folder: session.restore(folder), (name, key, sorted(tensors)), str(folder), "checkpoint")
+        folder = damaged(
+            {"manifest.json": _fitting(json.loads(json.dumps(whole)), saved, changed), **changed}
+        )
+        tally.attempt(
+            lambda folder=folder: session.restore(folder),
+            (name, key, sorted(tensors)),
+            str(folder),
+            "checkpoint",
+        )
     tally.check(evidence, "checkpoints, forged tensors", 150)
 
 
@@ -178,7 +225,8 @@ def test_a_pickle_in_a_checkpoint_is_never_loaded(session: Session, damaged, sav
 
 
 @pytest.mark.parametrize(
-    ("mine", "other", "message"), [("SGD", "Adam", "'step'"), ("Adam", "SGD", "it has no 'dampening' for SGD")]
+    ("mine", "other", "message"),
+    [("SGD", "Adam", "'step'"), ("Adam", "SGD", "it has no 'dampening' for SGD")],
 )
 def test_the_state_of_another_optimizer_is_refused_before_a_release(
     mine: str, other: str, message: str, tmp_path: Path
@@ -193,7 +241,9 @@ def test_the_state_of_another_optimizer_is_refused_before_a_release(
         with pytest.raises(CheckpointError, match=f"belongs to another optimizer.*{message}"):
             session.restore(tmp_path / "checkpoint")
         assert session.optimizer.state_dict()["param_groups"] == before
-        assert all(weights[name].equal(tensor) for name, tensor in session.model.state_dict().items())
+        assert all(
+            weights[name].equal(tensor) for name, tensor in session.model.state_dict().items()
+        )
 
 
 def test_an_older_format_is_read(saved: Path, tmp_path: Path) -> None:
@@ -205,5 +255,7 @@ def test_an_older_format_is_read(saved: Path, tmp_path: Path) -> None:
     path.write_text(json.dumps(manifest | {"format": 2}))
     assert checkpoint.read(tmp_path / "c")[1]["step"] == 2
     path.write_text(json.dumps(manifest))
-    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged \(its hash does not fit\)"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest\.json is damaged \(its hash does not fit\)"
+    ):
         checkpoint.read(tmp_path / "c")

@@ -1,4 +1,6 @@
-"""Settings from files and from the command line: whatever they hold, the answer is a run's settings or one line."""
+"""Settings from files and from the command line: whatever they hold, the answer is a run's settings
+or one line.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ FIELDS = {field.name: field for field in dataclasses.fields(RunConfig)}
 
 @pytest.fixture(autouse=True)
 def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No pickle, a folder of its own, ε from a formula (not the accountants are under test here), and no training."""
+    """No pickle, a folder of its own, ε from a formula (not the accountants are under test here),
+    and no training.
+    """
     no_pickle(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -44,19 +48,30 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
     monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
     monkeypatch.setattr("dpkfc.app.commands._announce", lambda result: None)
-    monkeypatch.setattr(accounting, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1})
+    monkeypatch.setattr(
+        accounting, "cross_check", lambda event, count, *_: {"pld": 0.1, "rdp": 0.1}
+    )
     monkeypatch.setattr(train, "prepare", _prepared)
     yield
 
 
-def _calibrated(epsilon: float, delta: float, make_event: Callable[[float], object], count: int, *_: Any, **__: Any) -> float:
+def _calibrated(
+    epsilon: float,
+    delta: float,
+    make_event: Callable[[float], object],
+    count: int,
+    *_: Any,
+    **__: Any,
+) -> float:
     check_target(epsilon, delta)
     make_event(noise := max(0.1, 0.1 * count**0.5 / epsilon))
     return noise
 
 
 def _prepared(config: RunConfig) -> object:
-    """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation, learning rate."""
+    """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation,
+    learning rate.
+    """
     recipe = find_recipe(config.recipe)
     make_augment(config, recipe.input_shape)
     plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
@@ -72,7 +87,10 @@ def _model() -> Any:
 
 def _files() -> list[bytes]:
     shipped = [path.read_bytes() for path in Path(images.__file__).parent.glob("*.toml")]
-    replay = [to_toml(run_config({"recipe": "digits", "method": method, "public_data": "x"})).encode() for method in METHODS]
+    replay = [
+        to_toml(run_config({"recipe": "digits", "method": method, "public_data": "x"})).encode()
+        for method in METHODS
+    ]
     return shipped + replay
 
 
@@ -102,7 +120,9 @@ def test_config_files_are_named(tmp_path: Path, evidence) -> None:
 
 
 def test_damaged_configs_of_run_folders(tmp_path: Path, evidence) -> None:
-    """A resume with a config.toml that was changed; the folder may hold a file where a folder is expected."""
+    """A resume with a config.toml that was changed; the folder may hold a file where a folder is
+    expected.
+    """
     mutator, tally, folder = Mutator([*_files(), PICKLE], 3), Tally(), tmp_path / "run"
     (folder / "checkpoint").mkdir(parents=True)
     seed = (folder / "config.toml").write_bytes
@@ -138,15 +158,24 @@ def test_settings_of_any_kind(evidence) -> None:
     """A few settings at once, each from its range, its edges or elsewhere."""
     rng, tally = random.Random(4), Tally()
     for _ in range(size(300, 15_000)):
-        chosen = {name: _value(rng, FIELDS[name]) for name in rng.sample(sorted(FIELDS), rng.choice((1, 2, 3, 8)))}
-        chosen |= {"recipe": rng.choice((*RECIPES, "digits", "digits"))} | ({"out": ""} if rng.random() < 0.9 else {})
+        chosen = {
+            name: _value(rng, FIELDS[name])
+            for name in rng.sample(sorted(FIELDS), rng.choice((1, 2, 3, 8)))
+        }
+        chosen |= {"recipe": rng.choice((*RECIPES, "digits", "digits"))} | (
+            {"out": ""} if rng.random() < 0.9 else {}
+        )
         chosen["public_data"] = ""
         tally.attempt(lambda chosen=chosen: train.run(run_config(chosen)), chosen)
         shutil.rmtree("runs", ignore_errors=True)
     tally.check(evidence, "settings", 300)
 
 
-JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6)), st.lists, max_leaves=4)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=6)),
+    st.lists,
+    max_leaves=4,
+)
 
 
 def test_invented_settings(evidence) -> None:
@@ -156,27 +185,110 @@ def test_invented_settings(evidence) -> None:
     @given(st.dictionaries(st.sampled_from([*FIELDS, *METHODS, "privacy", "x"]), JSON, max_size=4))
     def look(chosen: dict[str, Any]) -> None:
         tally.attempt(lambda: RunConfig(**flatten(chosen, "mine.toml")), chosen)
-        tally.attempt(lambda: run_config({"recipe": "digits", **{k: v for k, v in chosen.items() if k in FIELDS}}), chosen)
+        tally.attempt(
+            lambda: run_config(
+                {"recipe": "digits", **{k: v for k, v in chosen.items() if k in FIELDS}}
+            ),
+            chosen,
+        )
 
     look()
     tally.check(evidence, "settings, invented", 50)
 
 
-# -- the command line --------------------------------------------------------------------------------------------------
+# -- the command line ------------------------------------------------------------------------------
 
 WORDS = [
-    "", "0", "1", "-1", "2", "0.5", "1e-5", "nan", "inf", "-inf", "1e400", "9" * 400, "9" * 5000, "1_000", "0x10", " 1", "\u0661",
-    "None", "true", "x", "adam", "poisson", "fixed", "digits", "dp-kfc", "../x", "~", "~nobody/x", "x" * 5000, "\n", "a\nb", "%s",
-    "{}", "[bold]", "[/bold]", "[red", "\U0001f98a", "\udcff", "--lr", "-", "--", "=", "module:factory", ":", "os:getcwd",
-    "a..b:c", "tests.audit.sizes:FULL", "3,8,8", "0,0", "1x8x8", "-1,2",
-]  # fmt: skip
+    "",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "0.5",
+    "1e-5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "9" * 400,
+    "9" * 5000,
+    "1_000",
+    "0x10",
+    " 1",
+    "\u0661",
+    "None",
+    "true",
+    "x",
+    "adam",
+    "poisson",
+    "fixed",
+    "digits",
+    "dp-kfc",
+    "../x",
+    "~",
+    "~nobody/x",
+    "x" * 5000,
+    "\n",
+    "a\nb",
+    "%s",
+    "{}",
+    "[bold]",
+    "[/bold]",
+    "[red",
+    "\U0001f98a",
+    "\udcff",
+    "--lr",
+    "-",
+    "--",
+    "=",
+    "module:factory",
+    ":",
+    "os:getcwd",
+    "a..b:c",
+    "tests.audit.sizes:FULL",
+    "3,8,8",
+    "0,0",
+    "1x8x8",
+    "-1,2",
+]
 COMMANDS: dict[tuple[str, ...], list[str]] = {
-    ("train",): [*(f"--{name.replace('_', '-')}" for name in FIELDS), "--config", "--resume", "--quiet", "--no-nesterov"],
-    ("calibrate",): ["--epsilon", "--dataset-size", "--batch-size", "--epochs", "--steps", "--delta", "--sampler"],
-    ("epsilon",): ["--noise-multiplier", "-n", "-b", "--sample-rate", "--epochs", "--steps", "--delta", "--sampler"],
+    ("train",): [
+        *(f"--{name.replace('_', '-')}" for name in FIELDS),
+        "--config",
+        "--resume",
+        "--quiet",
+        "--no-nesterov",
+    ],
+    ("calibrate",): [
+        "--epsilon",
+        "--dataset-size",
+        "--batch-size",
+        "--epochs",
+        "--steps",
+        "--delta",
+        "--sampler",
+    ],
+    ("epsilon",): [
+        "--noise-multiplier",
+        "-n",
+        "-b",
+        "--sample-rate",
+        "--epochs",
+        "--steps",
+        "--delta",
+        "--sampler",
+    ],
     ("ledger", "verify"): ["--delta"],
     ("methods",): ["--help"],
-    ("doctor",): ["--input-shape", "--seed", "--layer-rules", "--source", "--device", "--damping", "--max-rank"],
+    ("doctor",): [
+        "--input-shape",
+        "--seed",
+        "--layer-rules",
+        "--source",
+        "--device",
+        "--damping",
+        "--max-rank",
+    ],
 }
 GOOD = {
     ("train",): ["--recipe", "digits"],
@@ -209,21 +321,31 @@ def _judged(arguments: list[str]) -> None:
     code, out, err = _called(arguments)
     lines = err.splitlines()
     one_each = all(line.startswith("dpkfc: ") for line in lines)
-    if code not in (0, 2) or "Traceback" in out + err or "DPKFC_DEBUG" in err or not one_each or (code and not lines):
+    if (
+        code not in (0, 2)
+        or "Traceback" in out + err
+        or "DPKFC_DEBUG" in err
+        or not one_each
+        or (code and not lines)
+    ):
         raise RuntimeError(f"{code}: {err[-300:]}")
     if code:
         raise ConfigError(lines[-1])
 
 
 def test_the_command_line(evidence) -> None:
-    """Flags with values that are too large, no numbers, half characters, markup, other flags; unknown files and modules."""
+    """Flags with values that are too large, no numbers, half characters, markup, other flags;
+    unknown files and modules.
+    """
     rng, tally = random.Random(6), Tally()
     commands = [*COMMANDS, ("train",), ("train",)]
     for _ in range(size(40, 2_500)):
         command = rng.choice(commands)
         arguments = [*command, *(GOOD[command] if rng.random() < 0.8 else [])]
         for _ in range(rng.choice((1, 1, 2, 3))):
-            arguments += rng.choice(([rng.choice(COMMANDS[command]), rng.choice(WORDS)], [rng.choice(WORDS)]))
+            arguments += rng.choice(
+                ([rng.choice(COMMANDS[command]), rng.choice(WORDS)], [rng.choice(WORDS)])
+            )
         tally.attempt(lambda arguments=arguments: _judged(arguments), arguments)
     tally.check(evidence, "command line", 40)
 

@@ -1,4 +1,6 @@
-"""Data files: IDX, npz, tables of sentences, public tensors. Damaged ones are refused in one line, before anything is trained."""
+"""Data files: IDX, npz, tables of sentences, public tensors. Damaged ones are refused in one line,
+before anything is trained.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,14 @@ def test_idx_files_of_any_shape(tmp_path: Path, evidence) -> None:
     tally, path = Tally(), tmp_path / "images"
 
     @settings(max_examples=size(50, 2_000), derandomize=True, deadline=None, database=None)
-    @given(st.lists(st.sampled_from([0, 1, 2, 28, 2**16, 2**31, 2**32 - 1]), min_size=3, max_size=3), st.binary(max_size=40))
+    @given(
+        st.lists(st.sampled_from([0, 1, 2, 28, 2**16, 2**31, 2**32 - 1]), min_size=3, max_size=3),
+        st.binary(max_size=40),
+    )
     def look(shape: list[int], content: bytes) -> None:
-        path.write_bytes(b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in shape) + content)
+        path.write_bytes(
+            b"\0\0\x08\x03" + b"".join(size.to_bytes(4, "big") for size in shape) + content
+        )
         tally.attempt(lambda: read_idx(path, 3), (shape, content), "images")
 
     look()
@@ -90,16 +97,27 @@ def test_damaged_npz_files(tmp_path: Path, evidence) -> None:
     write_cifar(tmp_path, 2, 1)
     x = np.zeros((2, 32, 32, 3), np.uint8)
     whole = [(tmp_path / "train.npz").read_bytes(), _npz(x=x, y=np.arange(2))]
-    parts = [_npy(x), _npy(np.arange(2)), _npy(np.array([Bomb()], object)), _npy(np.zeros(2, "U3")), PICKLE]
+    parts = [
+        _npy(x),
+        _npy(np.arange(2)),
+        _npy(np.array([Bomb()], object)),
+        _npy(np.zeros(2, "U3")),
+        PICKLE,
+    ]
     outer, inner = Mutator([*whole, PICKLE], 3), Mutator(parts, 4)
     tally, path = Tally(), tmp_path / "x.npz"
     for turn in range(size(300, 12_000)):
         if turn % 2:
             content = outer.bytes()
         else:
-            method = outer.rng.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
+            method = outer.rng.choice(
+                (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+            )
             names = outer.rng.sample(["x.npy", "y.npy", "delta.npy", "z.npy"], 2)
-            pieces = {name: outer.rng.choice((inner.bytes, lambda: outer.rng.choice(parts)))() for name in names}
+            pieces = {
+                name: outer.rng.choice((inner.bytes, lambda: outer.rng.choice(parts)))()
+                for name in names
+            }
             content = _zip(pieces, method)
         path.write_bytes(content)
         tally.attempt(lambda: read_cifar(path), content, "x.npz")
@@ -111,7 +129,10 @@ def test_an_array_of_objects_is_refused_by_its_header(tmp_path: Path) -> None:
     bomb, labels = np.array([Bomb()], object), np.zeros(1, np.uint8)
     for arrays in ({"x": bomb, "y": labels}, {"x": np.zeros((1, 32, 32, 3)), "y": bomb}):
         path.write_bytes(_zip({f"{name}.npy": _npy(array) for name, array in arrays.items()}))
-        with pytest.raises(ValueError, match=r"train\.npz: is not a whole npz file \(\w\.npy does not hold plain numbers\)"):
+        with pytest.raises(
+            ValueError,
+            match=r"train\.npz: is not a whole npz file \(\w\.npy does not hold plain numbers\)",
+        ):
             read_cifar(path)
 
 
@@ -122,14 +143,23 @@ def test_other_arrays(tmp_path: Path, evidence) -> None:
     shapes = [(), (0,), (2,), (2, 1), (3, 2, 32, 32), (2, 32, 32, 3), (3, 0, 32, 32)]
     rng = Mutator([b""], 5).rng
     for _ in range(size(150, 4_000)):
-        arrays = {name: np.zeros(rng.choice(shapes), rng.choice(kinds)) for name in rng.sample(["x", "y", "delta", "z"], 2)}
+        arrays = {
+            name: np.zeros(rng.choice(shapes), rng.choice(kinds))
+            for name in rng.sample(["x", "y", "delta", "z"], 2)
+        }
         path.write_bytes(_npz(**arrays))
-        tally.attempt(lambda: read_cifar(path), {k: (v.shape, v.dtype) for k, v in arrays.items()}, "train.npz")
+        tally.attempt(
+            lambda: read_cifar(path),
+            {k: (v.shape, v.dtype) for k, v in arrays.items()},
+            "train.npz",
+        )
     tally.check(evidence, "npz files, other arrays", 150)
 
 
 def test_a_recipe_reads_damaged_sets(tmp_path: Path, evidence) -> None:
-    """All the way to the tensors: files that belong to different sets, labels out of range, nothing in them."""
+    """All the way to the tensors: files that belong to different sets, labels out of range, nothing
+    in them.
+    """
     write_mnist(tmp_path / "mnist", 3, 2, suffix="")
     write_cifar(tmp_path / "cifar10", 3, 2)
     tally = Tally()
@@ -138,7 +168,9 @@ def test_a_recipe_reads_damaged_sets(tmp_path: Path, evidence) -> None:
     mutator = Mutator(list(whole.values()), 6)
     for _ in range(size(150, 5_000)):
         file = mutator.rng.choice(files)
-        mutator.seeds = [mutator.rng.choice((whole[file], mutator.rng.choice(list(whole.values()))))]
+        mutator.seeds = [
+            mutator.rng.choice((whole[file], mutator.rng.choice(list(whole.values()))))
+        ]
         file.write_bytes(mutator.bytes())
         recipe = MNIST if file.parent.name == "mnist" else CIFAR10
         settings = RunConfig(recipe=recipe.name, data_dir=str(tmp_path))
@@ -156,7 +188,10 @@ def test_damaged_tables(tmp_path: Path, evidence) -> None:
     train, dev = tmp_path / "sst2" / "train.tsv.gz", tmp_path / "sst2" / "dev.tsv.gz"
     dev.write_bytes(gzip.compress(TABLE.encode()))
     other = "s\tl\nx\t-1\n" + "y\t" + "9" * 30 + "\n\u0661\t\u0661\n"
-    inner, outer = Mutator([TABLE.encode(), other.encode(), PICKLE], 7), Mutator([gzip.compress(TABLE.encode()), PICKLE], 8)
+    inner, outer = (
+        Mutator([TABLE.encode(), other.encode(), PICKLE], 7),
+        Mutator([gzip.compress(TABLE.encode()), PICKLE], 8),
+    )
     tally = Tally()
 
     def use() -> None:
@@ -172,23 +207,51 @@ def test_damaged_tables(tmp_path: Path, evidence) -> None:
 
 def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
     """The safetensors file behind `public_data`, as curvature and as pre-training read it."""
-    path, net = tmp_path / "public.safetensors", torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
-    config = RunConfig(recipe="digits", pretrain_epochs=1, public_data=str(path), preconditioner="kfac", source="public")
+    path, net = (
+        tmp_path / "public.safetensors",
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)),
+    )
+    config = RunConfig(
+        recipe="digits",
+        pretrain_epochs=1,
+        public_data=str(path),
+        preconditioner="kfac",
+        source="public",
+    )
     private = (torch.ones(2, 3, 2, 2), torch.zeros(2, dtype=torch.int64))
     rng, tally = Mutator([b""], 9).rng, Tally()
 
     def whole() -> bytes:
         shape = rng.choice(((4, 3, 2, 2), (4, 3, 2, 2), (0, 3, 2, 2), (4, 3, 2), (12,), ()))
-        kinds = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
-        inputs = (torch.rand(shape, generator=torch.Generator().manual_seed(rng.randrange(9))) * 3).to(rng.choice(kinds))
-        labels = torch.full(rng.choice(((4,), (4,), (3,), (4, 1), (0,), ())), rng.choice((0, 1, 2, 7, -1))).to(rng.choice(kinds))
-        return save({rng.choice(("inputs", "inputs", "x")): inputs, rng.choice(("labels", "labels", "y")): labels})
+        kinds = (
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.int64,
+            torch.uint8,
+            torch.bool,
+        )
+        inputs = (
+            torch.rand(shape, generator=torch.Generator().manual_seed(rng.randrange(9))) * 3
+        ).to(rng.choice(kinds))
+        labels = torch.full(
+            rng.choice(((4,), (4,), (3,), (4, 1), (0,), ())), rng.choice((0, 1, 2, 7, -1))
+        ).to(rng.choice(kinds))
+        return save(
+            {
+                rng.choice(("inputs", "inputs", "x")): inputs,
+                rng.choice(("labels", "labels", "y")): labels,
+            }
+        )
 
     def use() -> None:
         read_public_data(path, (3, 2, 2))
         pretrain(config, net, (3, 2, 2), private)
 
-    mutator = Mutator([save({"inputs": torch.rand(4, 3, 2, 2), "labels": torch.tensor([0, 1, 2, 0])}), PICKLE], 10)
+    mutator = Mutator(
+        [save({"inputs": torch.rand(4, 3, 2, 2), "labels": torch.tensor([0, 1, 2, 0])}), PICKLE], 10
+    )
     for turn in range(size(150, 4_000)):
         content = mutator.bytes() if turn % 2 else whole()
         path.write_bytes(content)

@@ -1,4 +1,6 @@
-"""What a run has written and a user hands back: ledgers, privacy cards, metrics. Damaged ones are refused in one line."""
+"""What a run has written and a user hands back: ledgers, privacy cards, metrics. Damaged ones are
+refused in one line.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,16 @@ from tests.audit.sizes import size
 
 PLAN, HEADER = "a" * 64, {"certified": True, "rng": "secure"}
 EVENT = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.5))
-REPLACE = dp_accounting.SampledWithoutReplacementDpEvent(100, 10, dp_accounting.GaussianDpEvent(1.5))
+REPLACE = dp_accounting.SampledWithoutReplacementDpEvent(
+    100, 10, dp_accounting.GaussianDpEvent(1.5)
+)
 
 
 @pytest.fixture(autouse=True)
 def _light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No pickle; no waiting for the disk; ε from a formula, since not the accountants are under test here."""
+    """No pickle; no waiting for the disk; ε from a formula, since not the accountants are under
+    test here.
+    """
     no_pickle(monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(accounting.EpsilonCurve, "at", lambda self, count: 0.01 * count)
@@ -47,13 +53,20 @@ def _ledger(path: Path, event: Any = EVENT) -> bytes:
 
 def _card(path: Path) -> dict[str, Any]:
     heads = verify(path).heads
-    return {"ledger": {"file": path.name, "releases": 4, "head": heads[4]}, "guarantee": {"epsilon": 1.0, "delta": 1e-5}}
+    return {
+        "ledger": {"file": path.name, "releases": 4, "head": heads[4]},
+        "guarantee": {"epsilon": 1.0, "delta": 1e-5},
+    }
 
 
 def _use(path: Path) -> None:
     """Everything that reads a ledger; a refusal by one must not hide what another does."""
     refusal = None
-    for act in (lambda: verify(path), lambda: verify_ledger(path), lambda: Ledger.open(path, PLAN, HEADER, 9).close()):
+    for act in (
+        lambda: verify(path),
+        lambda: verify_ledger(path),
+        lambda: Ledger.open(path, PLAN, HEADER, 9).close(),
+    ):
         try:
             act()
         except LedgerError as error:
@@ -88,7 +101,9 @@ def test_damaged_ledgers(tmp_path: Path, evidence) -> None:
 
 
 def test_forged_ledgers(tmp_path: Path, evidence) -> None:
-    """Hashes that fit and content that does not: a number that is text, an event of another kind, a list where a line was."""
+    """Hashes that fit and content that does not: a number that is text, an event of another kind, a
+    list where a line was.
+    """
     seeds = [_ledger(tmp_path / "a.jsonl"), _ledger(tmp_path / "b.jsonl", REPLACE)]
     parsed = [[json.loads(line) for line in seed.splitlines()] for seed in seeds]
     mutator, tally, path = Mutator(seeds, 2), Tally(), tmp_path / "ledger.jsonl"
@@ -143,38 +158,88 @@ def test_damaged_metrics(tmp_path: Path, evidence) -> None:
 
 
 def test_metrics_of_another_program(tmp_path: Path, evidence) -> None:
-    """Whole Parquet files with other columns, other types, missing figures, or a schema that says something else."""
+    """Whole Parquet files with other columns, other types, missing figures, or a schema that says
+    something else.
+    """
     rng, tally, path = random.Random(5), Tally(), tmp_path / "m.parquet"
     names = ["step", "epsilon", "accuracy", "x", "", "step"]
-    kinds = [pa.int64(), pa.float64(), pa.string(), pa.binary(), pa.list_(pa.int64()), pa.null(), pa.int8(), pa.bool_()]
-    values = {"int64": 1, "double": 0.5, "string": "x", "binary": PICKLE, "list<item: int64>": [1], "int8": 1, "bool": True}
+    kinds = [
+        pa.int64(),
+        pa.float64(),
+        pa.string(),
+        pa.binary(),
+        pa.list_(pa.int64()),
+        pa.null(),
+        pa.int8(),
+        pa.bool_(),
+    ]
+    values = {
+        "int64": 1,
+        "double": 0.5,
+        "string": "x",
+        "binary": PICKLE,
+        "list<item: int64>": [1],
+        "int8": 1,
+        "bool": True,
+    }
     for _ in range(size(100, 3_000)):
         columns = [pa.field(rng.choice(names), rng.choice(kinds)) for _ in range(rng.randrange(5))]
         if rng.random() < 0.5:
             columns = [pa.field("step", pa.int64()), pa.field("epsilon", pa.float64()), *columns]
-        told = {"measured_on": rng.choice(["test", "x", "\ud800".encode("utf-8", "surrogatepass"), ""])}
-        told |= {"refreshes": rng.choice(["[]", "{}", "[1]", "[{}]", "nonsense", "[" * 5000, '[{"step":1,"digest":2}]'])}
+        told = {
+            "measured_on": rng.choice(["test", "x", "\ud800".encode("utf-8", "surrogatepass"), ""])
+        }
+        told |= {
+            "refreshes": rng.choice(
+                ["[]", "{}", "[1]", "[{}]", "nonsense", "[" * 5000, '[{"step":1,"digest":2}]']
+            )
+        }
         schema = pa.schema(columns, metadata=told if rng.random() < 0.8 else None)
         rows = rng.randrange(3)
-        arrays = [pa.array([None if rng.random() < 0.2 else values.get(str(c.type))] * rows, c.type) for c in columns]
+        arrays = [
+            pa.array([None if rng.random() < 0.2 else values.get(str(c.type))] * rows, c.type)
+            for c in columns
+        ]
         pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)
         tally.attempt(lambda: Metrics.read(path), (columns, told), "m.parquet")
     tally.check(evidence, "metrics, other tables", 100)
 
 
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.sampled_from(["type", *ODD[:8]])),
-    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(["type", *ODD[:8]]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 RECORD = st.fixed_dictionaries(
     {},
     optional={
-        "format": st.one_of(st.just(1), JSON), "plan_hash": st.one_of(st.just(PLAN), JSON), "release": JSON, "step": JSON,
-        "event": st.one_of(JSON, st.fixed_dictionaries({"type": st.sampled_from(["GaussianDpEvent", "ComposedDpEvent", "pld"])})),
-        "noise_multiplier": JSON, "stddev": JSON, "sensitivity": JSON, "prev": JSON, "certified": JSON, "rng": JSON,
+        "format": st.one_of(st.just(1), JSON),
+        "plan_hash": st.one_of(st.just(PLAN), JSON),
+        "release": JSON,
+        "step": JSON,
+        "event": st.one_of(
+            JSON,
+            st.fixed_dictionaries(
+                {"type": st.sampled_from(["GaussianDpEvent", "ComposedDpEvent", "pld"])}
+            ),
+        ),
+        "noise_multiplier": JSON,
+        "stddev": JSON,
+        "sensitivity": JSON,
+        "prev": JSON,
+        "certified": JSON,
+        "rng": JSON,
     },
-)  # fmt: skip
+)
 
 
 def test_invented_lines(tmp_path: Path, evidence) -> None:

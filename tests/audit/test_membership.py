@@ -1,4 +1,6 @@
-"""Loss-threshold membership inference: known answers, honest silence on a private model, and a model that learnt by heart."""
+"""Loss-threshold membership inference: known answers, honest silence on a private model, and a
+model that learnt by heart.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DELTA, N = 1e-5, size(600, 2000)
 
 
 def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Classes that cannot be told from the inputs fully, so that there is something to learn by heart."""
+    """Classes that cannot be told from the inputs fully, so that there is something to learn by
+    heart.
+    """
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(count, 20, generator=generator)
     return x, (x[:, 0] + torch.randn(count, generator=generator) > 0).long()
@@ -57,7 +61,9 @@ def test_a_private_model_gives_nothing_away(evidence):
         for batch in session.batches():
             session.step(batch, loss)
     claimed = plan.curve.at(plan.steps)
-    found = infer_membership(model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=claimed)
+    found = infer_membership(
+        model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=claimed
+    )
     assert found.passed and found.epsilon_lower < 0.2
     assert abs(found.auc - 0.5) < 6 * math.sqrt(1 / 12 * (2 / N))
     assert all(rate.low <= rate.tpr <= rate.high for rate in found.rates)
@@ -86,7 +92,10 @@ def test_the_bound_holds_as_often_as_it_says():
     right = 1 / (1 + math.exp(-epsilon))
     misses = 0
     for _ in range(runs):
-        members, others = (rng.random(n) > right).astype(float), (rng.random(n) < right).astype(float)
+        members, others = (
+            (rng.random(n) > right).astype(float),
+            (rng.random(n) < right).astype(float),
+        )
         found = infer_membership_from_losses(members, others, delta=0.0, claimed_epsilon=epsilon)
         misses += not found.passed
     assert misses <= 45  # 300 runs at α = 0.05: more than that with a probability below 1e-9
@@ -104,7 +113,9 @@ def test_losses_are_those_of_evaluation_and_modes_are_put_back():
 
 
 def test_the_description_is_plain_and_what_makes_no_sense_is_refused():
-    found = infer_membership_from_losses([0.0, 1.0, 2.0, 0.5], [1.0, 2.0, 3.0, 4.0], delta=DELTA, claimed_epsilon=1.0)
+    found = infer_membership_from_losses(
+        [0.0, 1.0, 2.0, 0.5], [1.0, 2.0, 3.0, 4.0], delta=DELTA, claimed_epsilon=1.0
+    )
     assert json.loads(json.dumps(found.describe()))["rates"][0]["fpr"] == 0.01
     assert "AUC" in found.finding().detail
     for bad in ([1.0], [1.0, 2.0, 3.0, math.nan]):

@@ -1,4 +1,6 @@
-"""The law of the noise: the right one passes, every wrong one is rejected by the test that is made for it."""
+"""The law of the noise: the right one passes, every wrong one is rejected by the test that is made
+for it.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,10 @@ WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
     "97.5 % of the noise": (lambda z: 0.975 * z, "noise scale"),
     "102.5 % of the noise": (lambda z: 1.025 * z, "noise scale"),
     "a mean": (lambda z: z + 0.02, "noise mean"),
-    "uniform numbers": (lambda z: (np.argsort(np.argsort(z.ravel())).reshape(z.shape) / z.size - 0.5) * 12**0.5, "noise shape"),
+    "uniform numbers": (
+        lambda z: (np.argsort(np.argsort(z.ravel())).reshape(z.shape) / z.size - 0.5) * 12**0.5,
+        "noise shape",
+    ),
     "heavy tails": (lambda z: np.sign(z) * np.abs(z) ** 1.3 / 1.31, "noise shape"),
     "a parameter without noise": (silent((slice(None), slice(-3, None))), "noise everywhere"),
     "a number without noise": (silent((slice(None), 17)), "noise everywhere"),
@@ -80,7 +85,9 @@ WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_law_is_rejected_by_its_own_test(name: str) -> None:
     change, check = WRONG[name]
-    assert check in {finding.check for finding in select_failed(judge_noise(list(change(drawn())), PARTS))}
+    assert check in {
+        finding.check for finding in select_failed(judge_noise(list(change(drawn())), PARTS))
+    }
 
 
 def test_the_part_without_noise_is_named() -> None:
@@ -100,19 +107,32 @@ def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(law, "judge_noise", judged)
     told: list[tuple[int, int]] = []
-    assert not select_failed(check_noise(vectors(), steps=24, progress=lambda done, of: told.append((done, of))))
+    assert not select_failed(
+        check_noise(vectors(), steps=24, progress=lambda done, of: told.append((done, of)))
+    )
     assert told == [(k, 24) for k in range(1, 25)] and LOST_STEPS < 12
     assert seen == [24, *[sum(p.numel() for p in vectors().model().parameters())] * 2]
 
 
 def test_of_a_large_model_the_beginning_of_every_parameter_is_looked_at() -> None:
     released = Released(
-        gradients={"a": torch.arange(90.0).view(9, 10), "b": torch.full((10,), 7.0), "c": torch.ones(())},
-        noise_variance=1.0, step=0, release=1,
-    )  # fmt: skip
+        gradients={
+            "a": torch.arange(90.0).view(9, 10),
+            "b": torch.full((10,), 7.0),
+            "c": torch.ones(()),
+        },
+        noise_variance=1.0,
+        step=0,
+        release=1,
+    )
     parts = law._count_leading_entries(released, 11)
     assert parts == {"a": 10, "b": 2, "c": 1}
-    assert standardize(released, 0.5, parts).tolist() == [*(2.0 * k for k in range(10)), 14.0, 14.0, 2.0]
+    assert standardize(released, 0.5, parts).tolist() == [
+        *(2.0 * k for k in range(10)),
+        14.0,
+        14.0,
+        2.0,
+    ]
     assert standardize(released, 1.0).size == 101
 
 

@@ -1,4 +1,6 @@
-"""Tests of noise samples: sound noise passes, and every fault fails the test that is written for it."""
+"""Tests of noise samples: sound noise passes, and every fault fails the test that is written for
+it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ Samples = NDArray[np.float64]
 
 def sample(dtype: str = "float32") -> Samples:
     stream = NoiseStream.secure()
-    return np.stack([stream.normal(WIDTH, step, dtype).astype(np.float64) for step in range(RELEASES)])
+    return np.stack(
+        [stream.normal(WIDTH, step, dtype).astype(np.float64) for step in range(RELEASES)]
+    )
 
 
 def judge(z: Samples, rate: float = collision_rate(SINGLE)) -> list[Finding]:
@@ -98,6 +102,8 @@ def test_a_repeat_is_reported_with_its_steps() -> None:
 
 def test_a_run_draws_the_noise_of_every_step_of_the_plan() -> None:
     steps: list[tuple[int, int]] = []
-    findings = check_run_noise(vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of)))
+    findings = check_run_noise(
+        vectors(), numbers=60_000, progress=lambda done, of: steps.append((done, of))
+    )
     assert not select_failed(findings)
     assert steps == [(k, STEPS) for k in range(1, STEPS + 1)]

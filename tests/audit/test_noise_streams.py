@@ -1,7 +1,9 @@
-"""The noise: from the cipher, through the mechanism, and out of whole sessions, new, resumed, forked and side by side.
+"""The noise: from the cipher, through the mechanism, and out of whole sessions, new, resumed,
+forked and side by side.
 
-Every law is tested on both sides, and every test is shown the wrong laws that it must reject. The streams of test mode are
-fixed; those of the operating system are judged at 1e-10 a test, about 130 tests a run.
+Every law is tested on both sides, and every test is shown the wrong laws that it must reject. The
+streams of test mode are fixed; those of the operating system are judged at 1e-10 a test, about 130
+tests a run.
 """
 
 from __future__ import annotations
@@ -32,15 +34,30 @@ PLANTED: dict[str, tuple[str, Callable[[np.random.Generator, np.ndarray], np.nda
     "102 % of the scale": ("variance", lambda g, z: 1.02 * z),
     "a mean of 1 %": ("mean", lambda g, z: z + 0.01),
     "uniform numbers": ("Kolmogorov-Smirnov", lambda g, z: g.uniform(-(3**0.5), 3**0.5, z.shape)),
-    "20 degrees of freedom": ("fourth moment", lambda g, z: g.standard_t(20, z.shape) * (18 / 20) ** 0.5),
+    "20 degrees of freedom": (
+        "fourth moment",
+        lambda g, z: g.standard_t(20, z.shape) * (18 / 20) ** 0.5,
+    ),
     "tails cut at 4": ("beyond 4", lambda g, z: np.clip(z, -4, 4)),
     "a draw repeated": ("equal numbers", lambda g, z: np.vstack([z[:-1], z[:1]])),
-    "a draw repeated with its sign turned": ("any two releases", lambda g, z: np.vstack([z[:-1], -z[:1]])),
-    "a tenth of the last draw again": ("following releases", lambda g, z: (z + 0.1 * np.roll(z, 1, 0)) / 1.01**0.5),
+    "a draw repeated with its sign turned": (
+        "any two releases",
+        lambda g, z: np.vstack([z[:-1], -z[:1]]),
+    ),
+    "a tenth of the last draw again": (
+        "following releases",
+        lambda g, z: (z + 0.1 * np.roll(z, 1, 0)) / 1.01**0.5,
+    ),
     "halves that go together": ("lags within a release", lambda g, z: _mixed_halves(z)),
-    "one part for two layers": ("layers", lambda g, z: np.hstack([z[:, : LAYERS[0]], z[:, : D - LAYERS[0]]])),
+    "one part for two layers": (
+        "layers",
+        lambda g, z: np.hstack([z[:, : LAYERS[0]], z[:, : D - LAYERS[0]]]),
+    ),
     "float16": ("equal numbers", lambda g, z: z.astype(np.float16)),
-    "twelve uniform numbers": ("fourth moment", lambda g, z: g.uniform(-0.5, 0.5, (12, *z.shape)).sum(0)),
+    "twelve uniform numbers": (
+        "fourth moment",
+        lambda g, z: g.uniform(-0.5, 0.5, (12, *z.shape)).sum(0),
+    ),
 }
 
 
@@ -70,7 +87,13 @@ def test_a_wrong_law_is_rejected(name: str, fixed: np.ndarray, evidence) -> None
     test, plant = PLANTED[name]
     values = noise_battery(plant(np.random.default_rng(5), fixed), LAYERS)
     assert test in alarms(values), values
-    evidence("noise", f"planted: {name}", rejected_by=sorted(alarms(values)), p=values[test], numbers=NUMBERS)
+    evidence(
+        "noise",
+        f"planted: {name}",
+        rejected_by=sorted(alarms(values)),
+        p=values[test],
+        numbers=NUMBERS,
+    )
 
 
 @pytest.mark.parametrize("seed", range(size(2, 20)))
@@ -93,7 +116,9 @@ def test_streams_of_two_keys_and_of_steps_share_nothing(fixed: np.ndarray, evide
     other = stream_table(NoiseStream.repeatable(2027))
     values = against(fixed, other)
     assert min(values.values()) > 1e-6, values
-    assert not alarms(against(stream_table(NoiseStream.secure()), stream_table(NoiseStream.secure())))
+    assert not alarms(
+        against(stream_table(NoiseStream.secure()), stream_table(NoiseStream.secure()))
+    )
     shifted = np.roll(fixed.ravel(), 12_345)
     assert {"correlation at any shift", "equal numbers"} <= alarms(against(fixed, shifted))
     assert "correlation" in alarms(against(fixed, fixed + 3 * other))
@@ -126,7 +151,9 @@ def test_the_mechanism_adds_noise_of_the_planned_scale(noise: str, evidence) -> 
     stddev, divisor, stream = 2.7, 64.0, NoiseStream.repeatable(7)
     rows = []
     for step in range(STEPS):
-        sums = {str(i): torch.full((n,), 3.0 * i, dtype=torch.float64) for i, n in enumerate(LAYERS)}
+        sums = {
+            str(i): torch.full((n,), 3.0 * i, dtype=torch.float64) for i, n in enumerate(LAYERS)
+        }
         draw = lambda n, dtype, step=step: torch.from_numpy(stream.normal(n, step, "float64"))  # noqa: E731
         if noise == "rounded":
             noisy = rounded_release(sums, stddev, divisor, draw, grid_of(1.0, D, stddev))
@@ -142,21 +169,27 @@ def test_the_mechanism_adds_noise_of_the_planned_scale(noise: str, evidence) -> 
     evidence("noise", f"mechanism, {noise}", numbers=NUMBERS, **worst(values))
 
 
-# -- whole sessions ----------------------------------------------------------------------------------------------------
+# -- whole sessions --------------------------------------------------------------------------------
 
 
 def loss_fn(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return ((model(batch[0]) - batch[1]) ** 2).sum(1)
 
 
-def run(folder: Path | None, steps: int, *, stop: int = 0, resume: bool = False, **settings: object) -> np.ndarray:
-    """Standardised releases `[steps, d]` of a session whose examples have no gradient; about a third of its batches are empty."""
+def run(
+    folder: Path | None, steps: int, *, stop: int = 0, resume: bool = False, **settings: object
+) -> np.ndarray:
+    """Standardised releases `[steps, d]` of a session whose examples have no gradient; about a
+    third of its batches are empty.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(100, 180, bias=False), nn.Linear(180, 40, bias=False)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     handed: list[np.ndarray] = []
     optimizer.register_step_pre_hook(
-        lambda *_: handed.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters()]))
+        lambda *_: handed.append(
+            np.concatenate([p.grad.numpy().ravel() for p in model.parameters()])
+        )
     )
     data = (torch.zeros(30, 100, dtype=torch.float64), torch.zeros(30, 40, dtype=torch.float64))
     config = PrivacyConfig(expected_batch_size=1, steps=steps, max_grad_norm=0.5, **settings)
@@ -174,14 +207,24 @@ def run(folder: Path | None, steps: int, *, stop: int = 0, resume: bool = False,
     return np.stack(handed) * plan.expected_batch_size / plan.stddev
 
 
-@pytest.mark.parametrize("settings", [{}, {"noise": "rounded"}, {"sampler": "fixed"}], ids=["gaussian", "rounded", "fixed size"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"noise": "rounded"}, {"sampler": "fixed"}],
+    ids=["gaussian", "rounded", "fixed size"],
+)
 def test_a_session_releases_noise_of_the_planned_law(settings: dict, evidence) -> None:
     z = run(None, size(40, 400), **settings)
     values = noise_battery(z, (18_000, 7_200))
     if settings.get("noise") == "rounded":
         del values["equal numbers"]
     assert not alarms(values), values
-    evidence("noise", f"session, {settings or 'gaussian'}", numbers=z.size, standard_deviation=float(z.std()), **worst(values))
+    evidence(
+        "noise",
+        f"session, {settings or 'gaussian'}",
+        numbers=z.size,
+        standard_deviation=float(z.std()),
+        **worst(values),
+    )
 
 
 def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path: Path, evidence) -> None:
@@ -193,7 +236,9 @@ def test_a_resumed_session_goes_on_with_fresh_noise(tmp_path: Path, evidence) ->
     values |= {f"{name}, another session": p for name, p in against(first, other).items()}
     values |= noise_battery(np.vstack([first, second, other]), (18_000, 7_200))
     assert not alarms(values), values
-    evidence("noise", "resumed session and another one", numbers=60 * first.shape[1], **worst(values))
+    evidence(
+        "noise", "resumed session and another one", numbers=60 * first.shape[1], **worst(values)
+    )
 
 
 def _rank(rank: int, port: int, folder: str) -> None:
@@ -211,7 +256,9 @@ def test_two_ranks_share_one_noise_and_add_it_once(tmp_path: Path, evidence) -> 
     assert np.array_equal(one, two)
     values = noise_battery(one, (18_000, 7_200))
     assert not alarms(values), values
-    evidence("noise", "two ranks", numbers=one.size, standard_deviation=float(one.std()), **worst(values))
+    evidence(
+        "noise", "two ranks", numbers=one.size, standard_deviation=float(one.std()), **worst(values)
+    )
 
 
 def test_a_session_in_test_mode_repeats_itself_and_is_caught() -> None:

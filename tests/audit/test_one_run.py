@@ -1,4 +1,6 @@
-"""The audit in one run: its canaries are what they say, its score is the one of theory, honest runs pass and broken ones fail."""
+"""The audit in one run: its canaries are what they say, its score is the one of theory, honest runs
+pass and broken ones fail.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,21 @@ FEATURES = 32
 
 def examples(count: int = EXAMPLES) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x, teacher = torch.randn(count, FEATURES, generator=generator), torch.randn(FEATURES, 4, generator=generator)
+    x, teacher = (
+        torch.randn(count, FEATURES, generator=generator),
+        torch.randn(FEATURES, 4, generator=generator),
+    )
     return x, (x @ teacher).argmax(1)
 
 
 def network(width: int = 64) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4)
+        nn.Linear(FEATURES, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, 4),
     )
 
 
@@ -55,16 +64,20 @@ def settings(**options: Any) -> PrivacyConfig:
 def audit(plan: Plan, width: int = 64, lr: float = 0.3, **options: Any):
     model = network(width)
     given = {"canaries": CANARIES, "seed": 1} | options
-    return audit_one_run(plan, model, torch.optim.SGD(model.parameters(), lr=lr), examples(), loss, **given)
+    return audit_one_run(
+        plan, model, torch.optim.SGD(model.parameters(), lr=lr), examples(), loss, **given
+    )
 
 
 def record(evidence, row: str, result, **more: Any) -> None:
     evidence("one-run", row, **result.describe() | more)
 
 
-# -- runs that keep their promise, and runs that do not --------------------------------------------------------------------
+# -- runs that keep their promise, and runs that do not --------------------------------------------
 
-NOISE = size(1.4, 1.9)  # about ε = 4 in so many steps at this rate; the claim is what the accountant says
+NOISE = size(
+    1.4, 1.9
+)  # about ε = 4 in so many steps at this rate; the claim is what the accountant says
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {},
     "DP-KFC": {"preconditioner": KFAC(sides="both", probe=PROBE, every=7)},
@@ -81,17 +94,23 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def claimed_by_poisson() -> float:
-    """What the accountant says of the noise above; the same for every method, which is the point of them."""
+    """What the accountant says of the noise above; the same for every method, which is the point of
+    them.
+    """
     plan = settings().with_noise(NOISE, DELTA, EXAMPLES + CANARIES)
     claimed = plan.curve.at(plan.steps)
     assert 3.5 < claimed < 4.5
     return claimed
 
 
-@pytest.mark.parametrize("method", size(["DP-SGD", "DP-KFC", "DP-NGD", "fixed batches"], list(METHODS)))
+@pytest.mark.parametrize(
+    "method", size(["DP-SGD", "DP-KFC", "DP-NGD", "fixed batches"], list(METHODS))
+)
 def test_an_honest_run_stays_below_its_claim(method: str, evidence):
     plan = settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES)
-    result = audit(plan, claimed_epsilon=None if method == "fixed batches" else claimed_by_poisson())
+    result = audit(
+        plan, claimed_epsilon=None if method == "fixed batches" else claimed_by_poisson()
+    )
     assert result.passed and result.epsilon_lower < result.claimed_epsilon
     assert result.epsilon_lower > 0.25  # the canaries are heard in every coordinate system
     assert abs(result.included - CANARIES / 2) < 120
@@ -101,17 +120,24 @@ def test_an_honest_run_stays_below_its_claim(method: str, evidence):
 
 @pytest.mark.parametrize("method", ["DP-SGD", "DP-KFC"])
 @pytest.mark.parametrize("kept", size([0.1], [0.1, 0.0]))
-def test_a_run_with_too_little_noise_exceeds_its_claim(method: str, kept: float, monkeypatch, evidence):
+def test_a_run_with_too_little_noise_exceeds_its_claim(
+    method: str, kept: float, monkeypatch, evidence
+):
     """The plan and the ledger speak of the whole noise; what is added is a tenth of it, or none."""
     real = dpkfc.private_step.release
 
     def weak(clipped: Any, plan: Plan, *others: Any) -> Released:
         honest = real(clipped, plan, *others)
         bare = {name: x / plan.expected_batch_size for name, x in clipped.tensors.items()}
-        return replace(honest, gradients={n: bare[n] + kept * (x - bare[n]) for n, x in honest.gradients.items()})
+        return replace(
+            honest,
+            gradients={n: bare[n] + kept * (x - bare[n]) for n, x in honest.gradients.items()},
+        )
 
     monkeypatch.setattr(dpkfc.private_step, "release", weak)
-    result = audit(settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=4.0)
+    result = audit(
+        settings(**METHODS[method]).with_noise(NOISE, DELTA, EXAMPLES), claimed_epsilon=4.0
+    )
     assert not result.passed and result.epsilon_lower > 4.0
     assert not result.finding().passed
     record(evidence, f"{method}, noise × {kept}", result)
@@ -131,17 +157,22 @@ def test_mislabelled_canaries_catch_a_run_that_learns_by_heart(evidence):
     record(evidence, "no noise, mislabelled", result)
 
 
-# -- the training is the user's ---------------------------------------------------------------------------------------------
+# -- the training is the user's --------------------------------------------------------------------
 
 
 def test_with_all_coins_out_the_training_is_the_ordinary_one():
-    """Canaries that are out leave no trace: the weights are those of a plain session on the same rows."""
+    """Canaries that are out leave no trace: the weights are those of a plain session on the same
+    rows.
+    """
     m, plan = 40, settings(steps=6, expected_batch_size=30).with_noise(1.0, DELTA, 100 + 40)
     x, y = examples(100)
     mine, plain = network(), network()
     rng, coins = np.random.default_rng(0), np.zeros(m, bool)
     planted = PlantedCanaries(plan, mine, (x, y), loss, coins, rng)
-    run(Session(plan, mine, torch.optim.SGD(mine.parameters(), lr=0.3), planted.dataset), planted.loss)
+    run(
+        Session(plan, mine, torch.optim.SGD(mine.parameters(), lr=0.3), planted.dataset),
+        planted.loss,
+    )
 
     rows = torch.cat([torch.ones(100), torch.zeros(m)])
     dataset = (torch.cat([x, x[:m]]), torch.cat([y, y[:m]]), rows)
@@ -167,13 +198,17 @@ def test_the_plan_is_made_for_examples_and_canaries(monkeypatch):
     with pytest.raises(ValueError, match="for 400 examples"):
         plan_for_canaries(given, 300, 10)
     asked = []
-    monkeypatch.setattr(PrivacyConfig, "calibrate", lambda self, *target: asked.append(target) or whole)
+    monkeypatch.setattr(
+        PrivacyConfig, "calibrate", lambda self, *target: asked.append(target) or whole
+    )
     assert plan_for_canaries(replace(given, target_epsilon=3.0), 400, 100) is whole
     assert asked == [(3.0, DELTA, 500)]
 
 
 def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
-    """The coins themselves are compared: 200 of them are equal by chance in one of 2^200 runs, their number in one of 18."""
+    """The coins themselves are compared: 200 of them are equal by chance in one of 2^200 runs,
+    their number in one of 18.
+    """
     seen: list[np.ndarray] = []
 
     class Noted(PlantedCanaries):
@@ -183,15 +218,23 @@ def test_coins_come_from_the_operating_system_unless_seeded(monkeypatch):
 
     monkeypatch.setattr(sys.modules[audit_one_run.__module__], "PlantedCanaries", Noted)
     plan = settings(steps=2).with_noise(1.0, DELTA, EXAMPLES)
-    included = [audit(plan, canaries=200, seed=None, claimed_epsilon=1.0).included for _ in range(2)]
-    assert [len(coins) for coins in seen] == [200, 200] and [int(coins.sum()) for coins in seen] == included
+    included = [
+        audit(plan, canaries=200, seed=None, claimed_epsilon=1.0).included for _ in range(2)
+    ]
+    assert [len(coins) for coins in seen] == [200, 200] and [
+        int(coins.sum()) for coins in seen
+    ] == included
     assert not np.array_equal(*seen)
     first, second = (audit(plan, canaries=200, claimed_epsilon=1.0) for _ in range(2))
     assert np.array_equal(*seen[2:])
-    assert (first.included, first.guesses, first.correct) == (second.included, second.guesses, second.correct)
+    assert (first.included, first.guesses, first.correct) == (
+        second.included,
+        second.guesses,
+        second.correct,
+    )
 
 
-# -- what is planted, and how it is scored ----------------------------------------------------------------------------------
+# -- what is planted, and how it is scored ---------------------------------------------------------
 
 
 class Sequences(nn.Module):
@@ -206,7 +249,9 @@ class Sequences(nn.Module):
 
 
 def pictures() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 7, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(7 * 16, 3))
+    return nn.Sequential(
+        nn.Conv2d(2, 7, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(7 * 16, 3)
+    )
 
 
 CASES = {
@@ -217,13 +262,21 @@ CASES = {
 }
 
 
-def planted_in(case: str, coins: np.ndarray, plan_of: Any = None) -> tuple[nn.Module, PlantedCanaries, Plan]:
+def planted_in(
+    case: str, coins: np.ndarray, plan_of: Any = None
+) -> tuple[nn.Module, PlantedCanaries, Plan]:
     build, shape, layer = CASES[case]
     torch.manual_seed(1)
     model = build().double()
     data = (torch.randn(30, *shape).double(), torch.randint(0, 3, (30,)))
-    plan = (plan_of or settings(steps=4, expected_batch_size=20)).with_noise(0.5, DELTA, 30 + len(coins))
-    return model, PlantedCanaries(plan, model, data, loss, coins, np.random.default_rng(2), layer), plan
+    plan = (plan_of or settings(steps=4, expected_batch_size=20)).with_noise(
+        0.5, DELTA, 30 + len(coins)
+    )
+    return (
+        model,
+        PlantedCanaries(plan, model, data, loss, coins, np.random.default_rng(2), layer),
+        plan,
+    )
 
 
 def gradient(model: nn.Module, planted: PlantedCanaries, row: int) -> dict[str, Tensor]:
@@ -232,7 +285,10 @@ def gradient(model: nn.Module, planted: PlantedCanaries, row: int) -> dict[str, 
     names, parameters = zip(*model.named_parameters(), strict=True)
     value = planted.loss(model, batch).sum()
     found = torch.autograd.grad(value, parameters, allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}
+    return {
+        n: torch.zeros_like(p) if g is None else g
+        for n, p, g in zip(names, parameters, found, strict=True)
+    }
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -244,7 +300,9 @@ def test_a_planted_gradient_is_the_matrix_that_was_chosen(case: str):
         planted.start_step(step)
         for i in range(6):
             found = gradient(model, planted, 30 + i)
-            chosen = torch.outer(listener._u[i], listener._a[i]).double() * (1 - 2 * step) * coins[i]
+            chosen = (
+                torch.outer(listener._u[i], listener._a[i]).double() * (1 - 2 * step) * coins[i]
+            )
             if "bias" in listener.layer.parameters:
                 assert torch.allclose(found.pop(listener.layer.parameters["bias"]), chosen[:, -1])
                 chosen = chosen[:, :-1]
@@ -261,21 +319,35 @@ def random_entries() -> dict[str, Any]:
     square = out @ out.T + torch.eye(8)
     return {
         "none": None,
-        "kronecker": Kronecker(Diagonal(torch.rand(7).double() + 0.2), Dense(square, float(torch.linalg.norm(square, 2)))),
+        "kronecker": Kronecker(
+            Diagonal(torch.rand(7).double() + 0.2),
+            Dense(square, float(torch.linalg.norm(square, 2))),
+        ),
         "eigenbasis": Eigenbasis(torch.rand(8, 7).double() + 0.1, basis_in, basis_out),
-        "elementwise": Elementwise({"weight": torch.rand(8, 6).double() + 0.1, "bias": torch.rand(8).double() + 0.1}),
+        "elementwise": Elementwise(
+            {"weight": torch.rand(8, 6).double() + 0.1, "bias": torch.rand(8).double() + 0.1}
+        ),
     }
 
 
 @pytest.mark.parametrize("kind", ["none", "kronecker", "eigenbasis", "elementwise"])
 def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
-    """Against a loop: every canary's gradient whitened and normed on its own, every release on its own."""
+    """Against a loop: every canary's gradient whitened and normed on its own, every release on its
+    own.
+    """
     entry = random_entries()[kind]
     torch.manual_seed(5)
     layer = find_layers(nn.Sequential(nn.Linear(6, 8)).double())[0]
-    u, a = torch.randn(9, 8).double(), torch.cat([torch.randn(9, 6).double(), torch.ones(9, 1).double()], 1)
+    u, a = (
+        torch.randn(9, 8).double(),
+        torch.cat([torch.randn(9, 6).double(), torch.ones(9, 1).double()], 1),
+    )
     listener, expected = Listener(layer, u, a, 3), torch.zeros(9).double()
-    scale = torch.cat([entry.scale["weight"], entry.scale["bias"][:, None]], 1) if kind == "elementwise" else None
+    scale = (
+        torch.cat([entry.scale["weight"], entry.scale["bias"][:, None]], 1)
+        if kind == "elementwise"
+        else None
+    )
     whitened = []
     for i in range(9):
         g = torch.outer(u[i], a[i])
@@ -287,7 +359,9 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
         listener.observe(released, {} if entry is None else {layer.name: entry})
         expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
     plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
-    listener._is_solvable = lambda is_materialised: False  # the score itself, before canaries are told apart
+    listener._is_solvable = lambda is_materialised: (
+        False
+    )  # the score itself, before canaries are told apart
     assert np.allclose(listener.scores(plan), 10 * expected.numpy())
 
     kept = Listener(layer, u, a, 3)
@@ -299,7 +373,9 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
 
 
 def test_canaries_that_overlap_are_told_apart():
-    """More canaries than a plain inner product can keep apart, no noise: solving for all of them finds every coin."""
+    """More canaries than a plain inner product can keep apart, no noise: solving for all of them
+    finds every coin.
+    """
     rng = np.random.default_rng(6)
     layer = find_layers(nn.Sequential(nn.Linear(40, 40, bias=False)).double())[0]
     m, steps = 600, 20
@@ -309,19 +385,28 @@ def test_canaries_that_overlap_are_told_apart():
     plain._is_solvable = lambda is_materialised: False
     plan = settings(steps=steps, expected_batch_size=500).with_noise(1e-3, DELTA, 1000)
     for step in range(steps):
-        counted = coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40  # each has norm 1
+        counted = (
+            coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40
+        )  # each has norm 1
         z = (1 - 2 * (step % 2)) * torch.einsum("m,mo,mi->oi", counted, u, a) / 500
         for each in (listener, plain):
-            released = Released(gradients={"0.weight": z}, noise_variance=0.0, step=step, release=step + 1)
+            released = Released(
+                gradients={"0.weight": z}, noise_variance=0.0, step=step, release=step + 1
+            )
             each.observe(released, {})
     right = [
-        int((torch.from_numpy(each.scores(plan)).argsort(descending=True).argsort() < coins.sum()).double().eq(coins).sum())
+        int(
+            (torch.from_numpy(each.scores(plan)).argsort(descending=True).argsort() < coins.sum())
+            .double()
+            .eq(coins)
+            .sum()
+        )
         for each in (listener, plain)
     ]
     assert right[0] == m > right[1]
 
 
-# -- what is refused -----------------------------------------------------------------------------------------------------------
+# -- what is refused -------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_audited_is_refused_by_name():
@@ -336,12 +421,14 @@ def test_what_cannot_be_audited_is_refused_by_name():
     ):
         with pytest.raises(ValueError, match=message):
             audit(plan, **options)
-    patients = settings(steps=2, unit="patient", max_records_per_unit=2).with_noise(1.0, DELTA, EXAMPLES)
+    patients = settings(steps=2, unit="patient", max_records_per_unit=2).with_noise(
+        1.0, DELTA, EXAMPLES
+    )
     with pytest.raises(ValueError, match="protects one patient"):
         audit(patients)
 
 
-# -- what it costs -------------------------------------------------------------------------------------------------------------
+# -- what it costs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not FULL, reason="times are measured by `make assurance` alone")
@@ -357,4 +444,6 @@ def test_what_an_audit_costs_beside_a_training(method: str, evidence):
         plain.append(time.perf_counter() - started)
         audited.append(audit(plan, width=256, claimed_epsilon=4.0).seconds)
     ratio = min(audited) / min(plain)
-    evidence("one-run", f"time, {method}", training_seconds=min(plain), seconds=min(audited), ratio=ratio)
+    evidence(
+        "one-run", f"time, {method}", training_seconds=min(plain), seconds=min(audited), ratio=ratio
+    )

@@ -1,4 +1,6 @@
-"""The neighbour replay: it reaches the bound it checks, and its canaries and its walk are what they are said to be."""
+"""The neighbour replay: it reaches the bound it checks, and its canaries and its walk are what they
+are said to be.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from torch import Tensor, nn
 
 from dpkfc.audit.audit import check_contributions
 from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import RandomWalk, Subject, freeze_preconditioner, open_session, script_plan, select_failed
+from dpkfc.audit.harness import (
+    RandomWalk,
+    Subject,
+    freeze_preconditioner,
+    open_session,
+    script_plan,
+    select_failed,
+)
 from dpkfc.audit.neighbors import Replay, World, prepare_canaries, replay
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.session import Session
@@ -39,15 +48,28 @@ FEW = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "r
 def test_the_replay_comes_as_near_to_the_bound_as_can_be(name: str, evidence) -> None:
     """A check that never comes near its bound would pass whatever happens."""
     canaries = canaries_of(name)
-    found = replay(subject_of(name), size(canaries.select(*FEW), canaries), sizes=size((0, 3), (0, 1, 3, 7, 16)))
+    found = replay(
+        subject_of(name),
+        size(canaries.select(*FEW), canaries),
+        sizes=size((0, 3), (0, 1, 3, 7, 16)),
+    )
     assert not select_failed(found.findings())
     assert found.worst > (0.95 if name == ONE_SIZE else 0.999)
     assert found.control == 0.0
-    evidence("replay", name, pairs=found.pairs, canaries=len(canaries.names), worst=found.worst, tolerance=found.tolerance)
+    evidence(
+        "replay",
+        name,
+        pairs=found.pairs,
+        canaries=len(canaries.names),
+        worst=found.worst,
+        tolerance=found.tolerance,
+    )
 
 
 def test_neighbours_differ_by_the_canary_alone() -> None:
-    """The difference of two releases under frozen noise is the canary's clipped gradient over the batch size."""
+    """The difference of two releases under frozen noise is the canary's clipped gradient over the
+    batch size.
+    """
     subject = vectors()
     canaries = canaries_of("DP-SGD").select("random × 1000")
     number = next(n for n, name in enumerate(canaries.names) if name.startswith("3: random"))
@@ -67,7 +89,9 @@ def test_only_keeps_the_wanted_canaries_with_what_belongs_to_them() -> None:
     every = canaries_of("DP-KFC")
     some = every.select("stretched most")
     assert some.names[some.zero or 0] == "loss × 0"
-    assert {name for name in some.names} == {n for n in every.names if "stretched most" in n} | {"loss × 0"}
+    assert {name for name in some.names} == {n for n in every.names if "stretched most" in n} | {
+        "loss × 0"
+    }
     for layer, several in some.plants.items():
         for number, a, u in several:
             before = every.names.index(some.names[number])
@@ -79,12 +103,18 @@ def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
     names = canaries_of("DP-KFC").names
     for layer in ("0", "2", "3"):
         assert {f"{layer}: random × 1000", f"{layer}: one entry"} <= set(names)
-    assert {"0: stretched most", "3: stretched least, small", "input infinite", "loss NaN"} <= set(names)
+    assert {"0: stretched most", "3: stretched least, small", "input infinite", "loss NaN"} <= set(
+        names
+    )
     assert "read: positions cancel" in canaries_of("long texts").names
-    assert any(name.startswith("example ") for name in prepare_canaries(texts()).names)  # ids are no numbers to scale
+    assert any(
+        name.startswith("example ") for name in prepare_canaries(texts()).names
+    )  # ids are no numbers to scale
 
 
-def test_a_replay_stops_at_the_first_departure_where_that_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_stops_at_the_first_departure_where_that_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     subject, canaries = vectors(), canaries_of("DP-SGD").select(*FEW)
     noting_sums(monkeypatch)  # still the real code
     whole = replay(subject, canaries, sizes=(0, 2)).pairs
@@ -101,7 +131,9 @@ def test_a_canary_at_which_the_step_stops_is_a_departure() -> None:
         return classified(model, batch)
 
     subject = replace(vectors(), loss_fn=careful)
-    found = select_failed(replay(subject, canaries_of("DP-SGD").select("input NaN"), sizes=(0, 2)).findings())
+    found = select_failed(
+        replay(subject, canaries_of("DP-SGD").select("input NaN"), sizes=(0, 2)).findings()
+    )
     assert "one release and one charge a step" in [finding.check for finding in found]
     assert any("NaN among the inputs" in finding.detail for finding in found)
 
@@ -121,7 +153,9 @@ def test_a_random_forward_pass_is_an_error() -> None:
 
 
 def test_dropout_and_random_augmentation_raise_no_alarm() -> None:
-    dropping = vectors(model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)))
+    dropping = vectors(
+        model=lambda: nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    )
     for subject in (dropping, images(torch.float64, jittered)):
         canaries = prepare_canaries(subject).select("as it is", "loss × 1e4")
         assert not select_failed(replay(subject, canaries, sizes=(0, 2)).findings())
@@ -135,7 +169,9 @@ def test_shares_need_somebody_without_a_loss() -> None:
         check_contributions(vectors(), canaries)
 
 
-@pytest.mark.parametrize("name", size(("DP-KFC", ROUNDED), ("DP-SGD", "DP-KFC", "GEP", "DiSK", "patients", ROUNDED)))
+@pytest.mark.parametrize(
+    "name", size(("DP-KFC", ROUNDED), ("DP-SGD", "DP-KFC", "GEP", "DiSK", "patients", ROUNDED))
+)
 def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence) -> None:
     canaries = canaries_of(name)
     found = check_contributions(subject_of(name), size(canaries.select(*FEW), canaries))
@@ -143,7 +179,7 @@ def test_shares_of_an_honest_step_are_equal_to_the_last_bits(name: str, evidence
     evidence("shares", name, measured=found.measured, bound=found.bound)
 
 
-# -- the session on a script -------------------------------------------------------------------------------------------
+# -- the session on a script -----------------------------------------------------------------------
 
 
 def test_a_walk_is_the_same_whatever_it_is_handed_and_keeps_its_size() -> None:
@@ -156,7 +192,9 @@ def test_a_walk_is_the_same_whatever_it_is_handed_and_keeps_its_size() -> None:
             walk.step()
         assert torch.equal(walk.gradients["p"], torch.full_like(p, gradient))
         ways.append(p.detach().clone())
-        assert float(p.detach().square().mean()) == pytest.approx(float(numbers.square().mean()), rel=0.5)
+        assert float(p.detach().square().mean()) == pytest.approx(
+            float(numbers.square().mean()), rel=0.5
+        )
     assert torch.equal(*ways)
 
 
@@ -179,7 +217,10 @@ def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() ->
     assert [plan.config.preconditioner.is_due(step) for step in range(3)] == [True, False, False]
     assert plan.config.preconditioner.describe() == kfac(every=1).describe()
     assert freeze_preconditioner(vectors().plan).config.preconditioner is None
-    assert hasattr(freeze_preconditioner(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner, "observe")
+    assert hasattr(
+        freeze_preconditioner(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner,
+        "observe",
+    )
 
 
 def test_what_two_sessions_leave_behind_is_compared() -> None:

@@ -1,4 +1,6 @@
-"""Rounded noise: its grid, its law, its sensitivity, the low bits that give floating-point noise away, and whole runs."""
+"""Rounded noise: its grid, its law, its sensitivity, the low bits that give floating-point noise
+away, and whole runs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,15 @@ from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.privacy.accounting import epsilon
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.privacy.mechanism import MOST_STEPS, ClippedSum, gaussian_release, grid_of, release, rounded_release, widened
+from dpkfc.privacy.mechanism import (
+    MOST_STEPS,
+    ClippedSum,
+    gaussian_release,
+    grid_of,
+    release,
+    rounded_release,
+    widened,
+)
 from dpkfc.privacy.rng import NoiseStream
 from dpkfc.report.card import CardFacts, build_card, to_markdown
 from tests.audit.sizes import size
@@ -33,7 +43,9 @@ FLOATS = [torch.float32, torch.float64]
 
 def normal_of(seed: int, step: int = 0):
     stream = NoiseStream.repeatable(seed)
-    return lambda size, dtype: torch.from_numpy(stream.normal(size, step, str(dtype).removeprefix("torch.")))
+    return lambda size, dtype: torch.from_numpy(
+        stream.normal(size, step, str(dtype).removeprefix("torch."))
+    )
 
 
 def on_grid(x: Tensor, grid: float) -> bool:
@@ -41,12 +53,16 @@ def on_grid(x: Tensor, grid: float) -> bool:
     return bool((steps == steps.round()).all())
 
 
-# -- the grid ----------------------------------------------------------------------------------------------------------
+# -- the grid --------------------------------------------------------------------------------------
 
 
 @given(st.floats(1e-30, 1e30), st.integers(1, 10**12))
-def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(c: float, numbers: int) -> None:
-    """In exact numbers: C + s √d is at most the sensitivity of the plan, and twice that grid would be too wide."""
+def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(
+    c: float, numbers: int
+) -> None:
+    """In exact numbers: C + s √d is at most the sensitivity of the plan, and twice that grid would
+    be too wide.
+    """
     stated = widened(c)
     grid = Fraction(grid_of(stated, numbers))
     assert math.frexp(float(grid))[0] == 0.5
@@ -55,7 +71,9 @@ def test_the_grid_is_the_largest_power_of_two_that_keeps_the_sensitivity(c: floa
     assert stated <= c * (1 + 2.0**-20) * (1 + 1e-15)
 
 
-@pytest.mark.parametrize(("sensitivity", "numbers"), [(0.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)])
+@pytest.mark.parametrize(
+    ("sensitivity", "numbers"), [(0.0, 1), (math.inf, 1), (math.nan, 1), (1.0, 0)]
+)
 def test_there_is_no_grid_for_nonsense(sensitivity: float, numbers: int) -> None:
     with pytest.raises(ValueError, match="need a positive finite sensitivity"):
         grid_of(sensitivity, numbers)
@@ -71,12 +89,13 @@ def test_noise_that_float64_cannot_hold_is_refused_before_it_is_charged() -> Non
         grid_of(1e-300, 10)
 
 
-# -- what is added -----------------------------------------------------------------------------------------------------
+# -- what is added ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype: torch.dtype) -> None:
-    """y(x) = x̂ + y(0) to the last bit for every x: the law of the output is one fixed law, moved by a grid point.
+    """y(x) = x̂ + y(0) to the last bit for every x: the law of the output is one fixed law, moved
+    by a grid point.
 
     So is no law of floating-point noise: the same identity fails there for most numbers.
     """
@@ -94,12 +113,16 @@ def test_what_is_released_lies_on_the_grid_and_is_a_translate(dtype: torch.dtype
         assert torch.equal(nearest, (wide / grid).round() * grid)
         assert rounded_release({"w": x}, 1.3, 1.0, normal, grid)["w"].dtype == dtype
     third = torch.full((numbers,), 0.3)
-    floats = [gaussian_release({"w": x}, 1.3, 1.0, normal)["w"].double() for x in (third, 0 * third)]
+    floats = [
+        gaussian_release({"w": x}, 1.3, 1.0, normal)["w"].double() for x in (third, 0 * third)
+    ]
     assert float((floats[0] - floats[1] == third.double()).double().mean()) < 0.5
 
 
 def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
-    """Pairs at distance C exactly whose entries are rounded apart, from below one half of a step to above one."""
+    """Pairs at distance C exactly whose entries are rounded apart, from below one half of a step to
+    above one.
+    """
     worst = 0.0
     for numbers in (1, 10, 1000, 100_000):
         c, stated = 1.0, widened(1.0)
@@ -108,10 +131,14 @@ def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
         for _ in range(size(20, 200)):
             direction = generator.choice([-1.0, 1.0], numbers) * (c / math.sqrt(numbers))
             steps = generator.integers(-1000, 1000, numbers)
-            lower = torch.from_numpy((steps + 0.5) * grid - np.sign(direction) * grid * 2.0**-20)  # rounds away from its twin
+            lower = torch.from_numpy(
+                (steps + 0.5) * grid - np.sign(direction) * grid * 2.0**-20
+            )  # rounds away from its twin
             upper = lower + torch.from_numpy(direction * (1 - 2.0**-40))
             distance = float((upper - lower).norm())
-            ends = [rounded_release({"w": x}, 0.0, 1.0, normal_of(0), grid)["w"] for x in (lower, upper)]
+            ends = [
+                rounded_release({"w": x}, 0.0, 1.0, normal_of(0), grid)["w"] for x in (lower, upper)
+            ]
             found = float((ends[1] - ends[0]).norm())
             assert found <= stated * (1 + 1e-12) and distance <= c * (1 + 1e-12)
             worst = max(worst, (found - distance) / (grid * math.sqrt(numbers)))
@@ -131,7 +158,9 @@ def test_zero_has_one_sign_whatever_the_sum_was() -> None:
     grid = grid_of(widened(1.0), 4)
     x = torch.tensor([-1e-12, 1e-12, -0.0, 0.0], dtype=torch.float64)
     for z in (-1e-12, 1e-12, -0.0):
-        y = rounded_release({"w": x}, 1.0, 8.0, lambda size, dtype, z=z: torch.full((size,), z, dtype=dtype), grid)["w"]
+        y = rounded_release(
+            {"w": x}, 1.0, 8.0, lambda size, dtype, z=z: torch.full((size,), z, dtype=dtype), grid
+        )["w"]
         assert not bool(torch.signbit(y).any()) and not bool(y.any())
 
 
@@ -143,7 +172,7 @@ def test_a_bad_scale_or_divisor_is_refused(value: float) -> None:
         rounded_release({"w": torch.zeros(2)}, 1.0, value, normal_of(0), 0.5)
 
 
-# -- its law -----------------------------------------------------------------------------------------------------------
+# -- its law ---------------------------------------------------------------------------------------
 
 
 def two_sided(z: Tensor, stddev: float) -> float:
@@ -158,7 +187,10 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype: torch.dtype, evidence) -> No
     p = rounded(1.3, max_grad_norm=2.0)
     assert p.stddev == pytest.approx(2.6, rel=1e-5) and p.stddev > 2.6
     clipped = ClippedSum({"w": torch.zeros(numbers, dtype=dtype)}, 2.0)
-    z = release(clipped, p, p.noise_stream(), Ledger.in_memory(p.hash), 0).gradients["w"].double() * p.expected_batch_size
+    z = (
+        release(clipped, p, p.noise_stream(), Ledger.in_memory(p.hash), 0).gradients["w"].double()
+        * p.expected_batch_size
+    )
     assert two_sided(z, p.stddev) > 1e-9
     for wrong in (0.98, 1.02):
         assert two_sided(z, p.stddev * wrong) < 1e-9
@@ -167,17 +199,28 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype: torch.dtype, evidence) -> No
     for bound in (4.0, 4.5):
         found = int((z.abs() > bound * p.stddev).sum())
         assert stats.binomtest(found, numbers, 2 * stats.norm.sf(bound)).pvalue > 1e-9
-    if dtype == torch.float64:  # the last bits in steps of the grid are fair, each value as likely as the next
+    if (
+        dtype == torch.float64
+    ):  # the last bits in steps of the grid are fair, each value as likely as the next
         grid = grid_of(p.sensitivity, numbers, p.stddev)
         last = torch.remainder((z / grid).round(), 16).long()
         fair = stats.chisquare(torch.bincount(last, minlength=16).numpy()).pvalue
         assert fair > 1e-9 and on_grid(z, grid)
-        evidence("floating point", "law of rounded noise", numbers=numbers, ks_p=ks, last_four_bits_p=fair,
-                 variance_p=two_sided(z, p.stddev), step_over_stddev=grid / p.stddev)  # fmt: skip
+        evidence(
+            "floating point",
+            "law of rounded noise",
+            numbers=numbers,
+            ks_p=ks,
+            last_four_bits_p=fair,
+            variance_p=two_sided(z, p.stddev),
+            step_over_stddev=grid / p.stddev,
+        )
 
 
 def test_far_radii_of_float64_numbers_have_more_bits() -> None:
-    """Between 3.3 and the end of the tail a radius would otherwise take ever fewer values than the grid has steps."""
+    """Between 3.3 and the end of the tail a radius would otherwise take ever fewer values than the
+    grid has steps.
+    """
     from dpkfc.privacy import rng
 
     low = {"<u8": np.zeros(8, "<u8")}
@@ -186,14 +229,18 @@ def test_far_radii_of_float64_numbers_have_more_bits() -> None:
     assert 12.17 < out.max() < 12.19  # sqrt(2 · 107 · ln 2)
     z = np.abs(NoiseStream.repeatable(3).normal(size(2_000_000, 8_000_000), 0, np.float64))
     for bound in (3.0, 3.33, 4.0, 4.5):
-        assert stats.binomtest(int((z > bound).sum()), z.size, 2 * stats.norm.sf(bound)).pvalue > 1e-6
+        assert (
+            stats.binomtest(int((z > bound).sum()), z.size, 2 * stats.norm.sf(bound)).pvalue > 1e-6
+        )
 
 
-# -- the attack on low bits --------------------------------------------------------------------------------------------
+# -- the attack on low bits ------------------------------------------------------------------------
 
 
 def outputs(kind: str, dtype: torch.dtype, x: float, trials: int, numbers: int = 1) -> Tensor:
-    """Secure releases of `numbers` equal entries x, times the divisor `[trials, numbers]`; C = 1, σ = 1."""
+    """Secure releases of `numbers` equal entries x, times the divisor `[trials, numbers]`; C = 1, σ
+    = 1.
+    """
     stream = NoiseStream.secure()
     tensors = {"w": torch.full((trials, numbers), x, dtype=dtype)}
 
@@ -207,11 +254,15 @@ def outputs(kind: str, dtype: torch.dtype, x: float, trials: int, numbers: int =
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_rounded_noise_do_not(dtype, evidence) -> None:
-    """Around 0, 1 + z has the coarse spacing of floats near 1, and z alone has a finer one (Mironov 2012).
+def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_rounded_noise_do_not(
+    dtype, evidence
+) -> None:
+    """Around 0, 1 + z has the coarse spacing of floats near 1, and z alone has a finer one (Mironov
+    2012).
 
-    An output near 0 that no float near 1 can make is a proof that the sum was 0: an event of probability a fifth or more
-    in one world and zero in the other, for a mechanism whose δ is 1e-5. On the grid the same outputs are as likely in both.
+    An output near 0 that no float near 1 can make is a proof that the sum was 0: an event of
+    probability a fifth or more in one world and zero in the other, for a mechanism whose δ is 1e-5.
+    On the grid the same outputs are as likely in both.
     """
     spacing = 2.0**-24 if dtype == torch.float32 else 2.0**-53  # of floats between 1/2 and 1
     trials = size(20_000, 500_000)
@@ -228,20 +279,31 @@ def test_low_bits_of_floating_point_noise_tell_two_sums_apart_and_those_of_round
     }
     assert found["gaussian", 0.0] > 0.15 and found["gaussian", 1.0] == 0
     assert found["rounded", 0.0] == found["rounded", 1.0] == 0
-    # the same question asked of every low bit of rounded numbers: multiples of 2, 4, ... steps near 0 in both worlds
+    # the same question asked of every low bit of rounded numbers: multiples of 2, 4, ... steps near
+    # 0 in both worlds
     grid, tested = grid_of(widened(1.0), 1), []
-    near = {x: y[y.abs() < 0.25] for x in (0.0, 1.0) for y in [outputs("rounded", dtype, x, trials)]}
+    near = {
+        x: y[y.abs() < 0.25] for x in (0.0, 1.0) for y in [outputs("rounded", dtype, x, trials)]
+    }
     for bit in range(1, 10):
         even = [(y / grid / 2**bit) == (y / grid / 2**bit).round() for y in near.values()]
         tested.append(stats.fisher_exact([[int(x.sum()), int((~x).sum())] for x in even]).pvalue)
     assert min(tested) > 1e-8
-    evidence("floating point", f"low bits, {dtype}", outputs=trials, gaussian_proofs_share=found["gaussian", 0.0],
-             gaussian_false_proofs_share=found["gaussian", 1.0], rounded_proofs_share=found["rounded", 0.0],
-             rounded_bits_least_p=min(tested))  # fmt: skip
+    evidence(
+        "floating point",
+        f"low bits, {dtype}",
+        outputs=trials,
+        gaussian_proofs_share=found["gaussian", 0.0],
+        gaussian_false_proofs_share=found["gaussian", 1.0],
+        rounded_proofs_share=found["rounded", 0.0],
+        rounded_bits_least_p=min(tested),
+    )
 
 
 def test_a_release_of_a_few_thousand_numbers_is_told_apart_with_certainty(evidence) -> None:
-    """At σ = 1 the ideal mechanism leaves the best attacker an advantage of 0.38; floats give away nearly all of it."""
+    """At σ = 1 the ideal mechanism leaves the best attacker an advantage of 0.38; floats give away
+    nearly all of it.
+    """
     numbers, trials = 4096, size(100, 1000)
     spacing = 2.0**-30  # of floats between 1/128 and 1/64, where z lies if 1/64 + z is near 0
 
@@ -249,29 +311,49 @@ def test_a_release_of_a_few_thousand_numbers_is_told_apart_with_certainty(eviden
         shown = []
         for x in (0.0, 1 / math.sqrt(numbers)):
             y = outputs(kind, torch.float32, x, trials, numbers)
-            shown.append(((y.abs() < 2.0**-9) & (y / spacing != (y / spacing).round())).any(1).double().mean())
+            shown.append(
+                ((y.abs() < 2.0**-9) & (y / spacing != (y / spacing).round()))
+                .any(1)
+                .double()
+                .mean()
+            )
         return float(shown[0] - shown[1])
 
     found = {kind: advantage(kind) for kind in ("gaussian", "rounded")}
     ideal = 2 * stats.norm.cdf(0.5) - 1
     assert found["gaussian"] > 0.9 > 2 * ideal and found["rounded"] == 0
-    evidence("floating point", "advantage of a low-bit attacker at sigma 1", numbers=numbers, trials=trials, ideal=ideal, **found)
+    evidence(
+        "floating point",
+        "advantage of a low-bit attacker at sigma 1",
+        numbers=numbers,
+        trials=trials,
+        ideal=ideal,
+        **found,
+    )
 
 
-# -- plans -------------------------------------------------------------------------------------------------------------
+# -- plans -----------------------------------------------------------------------------------------
 
 
 def rounded(noise: float = 1.0, **settings: object) -> Plan:
-    return PrivacyConfig(**{"expected_batch_size": 8, "steps": 4, "noise": "rounded", **settings}).with_noise(noise, 1e-5, 1000)
+    return PrivacyConfig(
+        **{"expected_batch_size": 8, "steps": 4, "noise": "rounded", **settings}
+    ).with_noise(noise, 1e-5, 1000)
 
 
-@pytest.mark.parametrize("settings", [{}, {"sampler": "fixed"}, {"clipping": "normalised"}, {"max_grad_norm": 0.03}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"sampler": "fixed"}, {"clipping": "normalised"}, {"max_grad_norm": 0.03}]
+)
 def test_a_plan_accounts_for_the_rounding_and_keeps_its_event(settings: dict[str, object]) -> None:
     p = rounded(**settings)
-    q = PrivacyConfig(**{"expected_batch_size": 8, "steps": 4, **settings}).with_noise(1.0, 1e-5, 1000)
+    q = PrivacyConfig(**{"expected_batch_size": 8, "steps": 4, **settings}).with_noise(
+        1.0, 1e-5, 1000
+    )
     assert q.sensitivity < p.sensitivity <= q.sensitivity * (1 + 2.0**-20) * (1 + 1e-15)
     assert p.stddev == p.noise_multiplier * p.sensitivity
-    assert p.event == q.event and p.epsilon() == q.epsilon() == epsilon(p.event, 4, 1e-5, p.accountant, p.neighbouring_relation)
+    assert p.event == q.event and p.epsilon() == q.epsilon() == epsilon(
+        p.event, 4, 1e-5, p.accountant, p.neighbouring_relation
+    )
     assert p.hash != q.hash and (p.noise, q.noise) == ("rounded", "gaussian")
     assert "noise" not in q.config.describe_mechanism(), "plans of earlier versions keep their hash"
 
@@ -283,18 +365,31 @@ def test_unknown_noise_is_refused() -> None:
 
 def test_the_card_says_which_noise_it_was() -> None:
     kept = {"releases": 4}
-    facts = CardFacts(title="t", releases=4, ledger=kept, assumed_public={}, chosen_by="hand", not_private={}, device="cpu")
+    facts = CardFacts(
+        title="t",
+        releases=4,
+        ledger=kept,
+        assumed_public={},
+        chosen_by="hand",
+        not_private={},
+        device="cpu",
+    )
     texts = {}
     texts["rounded"] = to_markdown(build_card(rounded(), facts))
     plain = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-5, 1000)
     texts["gaussian"] = to_markdown(build_card(plain, facts))
-    assert "rounded to one grid" in texts["rounded"] and "rounded to one grid" not in texts["gaussian"]
+    assert (
+        "rounded to one grid" in texts["rounded"] and "rounded to one grid" not in texts["gaussian"]
+    )
     assert "whose rounding is not accounted for" in texts["gaussian"]
 
 
-# -- whole runs --------------------------------------------------------------------------------------------------------
+# -- whole runs ------------------------------------------------------------------------------------
 
-GEP_SETTINGS = {"preconditioner": GEP(probe=FeatureNoise(WIDTH), rank=3, probe_size=32), "clipping": "embedding_residual"}
+GEP_SETTINGS = {
+    "preconditioner": GEP(probe=FeatureNoise(WIDTH), rank=3, probe_size=32),
+    "clipping": "embedding_residual",
+}
 
 
 def small(kind: str = "rounded", **settings: object) -> Plan:
@@ -312,8 +407,12 @@ RUNS = {
 
 
 @pytest.mark.parametrize("settings", RUNS.values(), ids=RUNS)
-def test_a_run_releases_grid_points_and_charges_what_it_adds(settings: dict[str, object], monkeypatch, tmp_path: Path) -> None:
-    """The divisor is a power of two and the model float64, so that what is released is on the grid over the divisor."""
+def test_a_run_releases_grid_points_and_charges_what_it_adds(
+    settings: dict[str, object], monkeypatch, tmp_path: Path
+) -> None:
+    """The divisor is a power of two and the model float64, so that what is released is on the grid
+    over the divisor.
+    """
     seen = []
 
     def watched(clipped, p, *rest):
@@ -328,7 +427,11 @@ def test_a_run_releases_grid_points_and_charges_what_it_adds(settings: dict[str,
         for batch in s.batches():
             s.step(batch, loss_fn)
     assert len(seen) == p.steps
-    assert all(on_grid(x, grid / p.expected_batch_size) for found, grid in seen for x in found.gradients.values())
+    assert all(
+        on_grid(x, grid / p.expected_batch_size)
+        for found, grid in seen
+        for x in found.gradients.values()
+    )
     lines = verify(tmp_path / "ledger.jsonl").releases
     assert {(line["stddev"], line["sensitivity"]) for line in lines} == {(p.stddev, p.sensitivity)}
 
@@ -347,7 +450,9 @@ def train(p: Plan, folder: Path, stop: int | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("settings", [RUNS["kfac"], GEP_SETTINGS], ids=["kfac", "gep"])
-def test_test_mode_repeats_and_resumes_bit_for_bit(settings: dict[str, object], tmp_path: Path) -> None:
+def test_test_mode_repeats_and_resumes_bit_for_bit(
+    settings: dict[str, object], tmp_path: Path
+) -> None:
     p = small(**settings)
     folders = [tmp_path / name for name in ("whole", "again", "cut")]
     for folder in folders:
@@ -358,7 +463,9 @@ def test_test_mode_repeats_and_resumes_bit_for_bit(settings: dict[str, object], 
 
 
 def test_noise_does_not_change_what_is_learnt() -> None:
-    """The two kinds differ by a step of the grid and by the share 2⁻²⁰, in every weight of a run with the same numbers."""
+    """The two kinds differ by a step of the grid and by the share 2⁻²⁰, in every weight of a run
+    with the same numbers.
+    """
     found = []
     for kind in ("gaussian", "rounded"):
         model = net()
@@ -374,14 +481,36 @@ def test_noise_does_not_change_what_is_learnt() -> None:
 def test_rounded_noise_on_a_device() -> None:
     p = rounded()
     tensors = {"w": torch.zeros(1_000_000, device="cuda")}
-    z = release(ClippedSum(tensors, 1.0), p, p.noise_stream(), Ledger.in_memory(p.hash), 0).gradients["w"]
+    z = release(
+        ClippedSum(tensors, 1.0), p, p.noise_stream(), Ledger.in_memory(p.hash), 0
+    ).gradients["w"]
     assert z.device.type == "cuda" and z.dtype == torch.float32
     assert two_sided(z.cpu() * p.expected_batch_size, p.stddev) > 1e-9
 
 
 def test_the_command_line_trains_with_rounded_noise(tmp_path: Path) -> None:
-    quick = ["--steps", "2", "--expected-batch-size", "16", "--accountant", "rdp", "--epsilon", "4", "--probe-size", "8"]
-    called = ["train", "--recipe", "digits", "--noise", "rounded", "--out", str(tmp_path / "run"), *quick]
+    quick = [
+        "--steps",
+        "2",
+        "--expected-batch-size",
+        "16",
+        "--accountant",
+        "rdp",
+        "--epsilon",
+        "4",
+        "--probe-size",
+        "8",
+    ]
+    called = [
+        "train",
+        "--recipe",
+        "digits",
+        "--noise",
+        "rounded",
+        "--out",
+        str(tmp_path / "run"),
+        *quick,
+    ]
     result = CliRunner().invoke(app, called)
     assert result.exit_code == 0, result.output
     card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))

@@ -1,7 +1,9 @@
-"""The samplers draw what is accounted for: the battery that `dpkfc audit` runs accepts them and rejects every impostor.
+"""The samplers draw what is accounted for: the battery that `dpkfc audit` runs accepts them and
+rejects every impostor.
 
-An impostor is judged by the law of the event that it claims. Seeds are fixed; secret streams are judged at 1e-9 a test, and
-all batteries of a run on secret streams together have fewer than 200 tests.
+An impostor is judged by the law of the event that it claims. Seeds are fixed; secret streams are
+judged at 1e-9 a test, and all batteries of a run on secret streams together have fewer than 200
+tests.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from scipy import stats
 from torch import nn
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.audit.statistics import ALPHA, SizeDistribution, check_sampler, compute_p_values, draw_batches
+from dpkfc.audit.statistics import (
+    ALPHA,
+    SizeDistribution,
+    check_sampler,
+    compute_p_values,
+    draw_batches,
+)
 from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize, Poisson, Shuffle, TruncatedPoisson
 from dpkfc.data.units import Units
@@ -55,7 +63,7 @@ def worst(values: dict[str, float]) -> dict[str, float | str]:
     return {"least_p": values[name], "at": name, "tests": len(values)}
 
 
-# -- the samplers that ship --------------------------------------------------------------------------------------------
+# -- the samplers that ship ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -84,7 +92,9 @@ def test_small_and_extreme_data_sets_pass_too(name: str, n: int, b: int) -> None
     if name == "truncated_poisson":
         settings["max_batch_size"] = b + 1
     p = plan(n, b, **settings)
-    values = compute_p_values(draw_batches(p, 1000, SamplingStream.repeatable(0)), SizeDistribution.from_event(p.event, n))
+    values = compute_p_values(
+        draw_batches(p, 1000, SamplingStream.repeatable(0)), SizeDistribution.from_event(p.event, n)
+    )
     assert min(values.values()) > 1e-6, values
 
 
@@ -95,7 +105,9 @@ def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     p = PrivacyConfig(expected_batch_size=b, steps=steps).with_noise(9.0, 1e-5, n)
     batches = []
-    with Session(p, model, optimizer, (torch.randn(n, 2), torch.randn(n, 1)), verify=False) as session:
+    with Session(
+        p, model, optimizer, (torch.randn(n, 2), torch.randn(n, 1)), verify=False
+    ) as session:
         for batch in session.batches():
             batches.append(batch.rows)
             session.step(batch, lambda m, x: ((m(x[0]) - x[1]) ** 2).sum(1))
@@ -111,7 +123,9 @@ def test_ranks_divide_a_batch_without_overlap() -> None:
 
 
 def test_units_are_drawn_and_their_records_uniformly(evidence) -> None:
-    """Patients with 1, 2, 3, 4 and 9 records, of whom at most 3 count: the unit's law is the sampler's, its records are even."""
+    """Patients with 1, 2, 3, 4 and 9 records, of whom at most 3 count: the unit's law is the
+    sampler's, its records are even.
+    """
     units = Units.from_ids(np.repeat(np.arange(5), [1, 2, 3, 4, 9]), limit=3)
     stream, sampler, steps = SamplingStream.repeatable(5), Poisson(0.4, 5), size(4000, 20_000)
     batches, records, per_unit = [], np.zeros(19, dtype=int), np.zeros(5, dtype=int)
@@ -132,13 +146,15 @@ def test_units_are_drawn_and_their_records_uniformly(evidence) -> None:
             assert np.all(counts == per_unit[unit])
         else:  # each draw is a uniform subset of 3
             share = 3 / many
-            spread = np.square(counts - per_unit[unit] * share).sum() / (per_unit[unit] * share * (1 - share))
+            spread = np.square(counts - per_unit[unit] * share).sum() / (
+                per_unit[unit] * share * (1 - share)
+            )
             p = stats.chi2.sf(spread * (many - 1) / many, many - 1)
             assert 1e-6 < p < 1 - 1e-6
     evidence("samplers", "units and their records", batches=steps, **worst(values))
 
 
-# -- impostors ---------------------------------------------------------------------------------------------------------
+# -- impostors -------------------------------------------------------------------------------------
 
 
 def shuffled(step: int, generator: np.random.Generator) -> np.ndarray:
@@ -178,7 +194,11 @@ def partners(step: int, g: np.random.Generator) -> np.ndarray:
 def exclusive(step: int, g: np.random.Generator) -> np.ndarray:
     """Of the neighbours 2i and 2i + 1 never both; the size has nearly the right law."""
     which = g.random(N // 2) / (B / N)
-    return np.sort(np.concatenate([2 * np.flatnonzero(which < 1), 2 * np.flatnonzero((which >= 1) & (which < 2)) + 1]))
+    return np.sort(
+        np.concatenate(
+            [2 * np.flatnonzero(which < 1), 2 * np.flatnonzero((which >= 1) & (which < 2)) + 1]
+        )
+    )
 
 
 def same_parity(step: int, g: np.random.Generator) -> np.ndarray:
@@ -204,32 +224,80 @@ def repeated_now_and_then(batches: list[np.ndarray]) -> list[np.ndarray]:
     return [batches[i - 1000] if i >= 1000 and i % 40 == 0 else b for i, b in enumerate(batches)]
 
 
-POISSON, TRUNCATED, FIXED = law(), law(sampler="truncated_poisson", max_batch_size=21), law(sampler="fixed")
+POISSON, TRUNCATED, FIXED = (
+    law(),
+    law(sampler="truncated_poisson", max_batch_size=21),
+    law(sampler="fixed"),
+)
 TINY = law(20, 2)
 IMPOSTORS: dict[str, tuple[SizeDistribution, Callable[[], list[np.ndarray]], str]] = {
-    "fixed size posing as Poisson": (POISSON, lambda: drawn(FixedSize(B, N).indices), "variance of sizes"),
+    "fixed size posing as Poisson": (
+        POISSON,
+        lambda: drawn(FixedSize(B, N).indices),
+        "variance of sizes",
+    ),
     "shuffle posing as Poisson": (POISSON, lambda: drawn(shuffled), "following batches"),
     "shuffle posing as fixed size": (FIXED, lambda: drawn(shuffled), "inclusion"),
-    "truncated posing as Poisson": (POISSON, lambda: drawn(TruncatedPoisson(B / N, N, 22).indices), "largest batch"),
-    "Poisson posing as truncated": (TRUNCATED, lambda: drawn(Poisson(B / N, N).indices), "possible batches"),
-    "Poisson posing as fixed size": (FIXED, lambda: drawn(Poisson(B / N, N).indices), "possible batches"),
-    "cut at another maximum": (TRUNCATED, lambda: drawn(TruncatedPoisson(B / N, N, 20).indices), "largest batch"),
+    "truncated posing as Poisson": (
+        POISSON,
+        lambda: drawn(TruncatedPoisson(B / N, N, 22).indices),
+        "largest batch",
+    ),
+    "Poisson posing as truncated": (
+        TRUNCATED,
+        lambda: drawn(Poisson(B / N, N).indices),
+        "possible batches",
+    ),
+    "Poisson posing as fixed size": (
+        FIXED,
+        lambda: drawn(Poisson(B / N, N).indices),
+        "possible batches",
+    ),
+    "cut at another maximum": (
+        TRUNCATED,
+        lambda: drawn(TruncatedPoisson(B / N, N, 20).indices),
+        "largest batch",
+    ),
     "the first ones kept in a full batch": (TRUNCATED, lambda: drawn(first_ones_kept), "inclusion"),
     "an empty batch replaced": (TINY, lambda: drawn(never_empty), "empty batches"),
     "drawn again when empty": (TINY, lambda: drawn(drawn_again_when_empty), "empty batches"),
     "one example never drawn": (POISSON, lambda: drawn(without(417)), "example drawn least"),
-    "one example drawn twice as often": (POISSON, lambda: drawn(twice_as_often, 5000), "example drawn most"),
-    "each batch used twice": (POISSON, lambda: [b for b in drawn(Poisson(B / N, N).indices) for _ in "ab"], "equal batches"),
-    "one batch in forty comes again": (POISSON, lambda: repeated_now_and_then(drawn(Poisson(B / N, N).indices)), "equal batches"),
+    "one example drawn twice as often": (
+        POISSON,
+        lambda: drawn(twice_as_often, 5000),
+        "example drawn most",
+    ),
+    "each batch used twice": (
+        POISSON,
+        lambda: [b for b in drawn(Poisson(B / N, N).indices) for _ in "ab"],
+        "equal batches",
+    ),
+    "one batch in forty comes again": (
+        POISSON,
+        lambda: repeated_now_and_then(drawn(Poisson(B / N, N).indices)),
+        "equal batches",
+    ),
     "a rate of 105 %": (POISSON, lambda: drawn(Poisson(1.05 * B / N, N).indices), "total"),
     "a rate of 95 %": (POISSON, lambda: drawn(Poisson(0.95 * B / N, N).indices), "total"),
     "blocks of four": (POISSON, lambda: drawn(blocks), "neighbouring examples"),
     "partners that come together": (POISSON, lambda: drawn(partners), "variance of sizes"),
-    "neighbours that exclude each other": (POISSON, lambda: drawn(exclusive), "neighbouring examples"),
-    "batches of one half of the data": (POISSON, lambda: drawn(same_parity), "halves of the data set"),
+    "neighbours that exclude each other": (
+        POISSON,
+        lambda: drawn(exclusive),
+        "neighbouring examples",
+    ),
+    "batches of one half of the data": (
+        POISSON,
+        lambda: drawn(same_parity),
+        "halves of the data set",
+    ),
     "drawn with replacement": (POISSON, lambda: drawn(with_replacement), "possible batches"),
     "a rate that drifts": (POISSON, lambda: drawn(drifting), "sizes of following batches"),
-    "an index beyond the data": (POISSON, lambda: drawn(Poisson(B / N, N + 1).indices), "possible batches"),
+    "an index beyond the data": (
+        POISSON,
+        lambda: drawn(Poisson(B / N, N + 1).indices),
+        "possible batches",
+    ),
 }
 
 
@@ -246,7 +314,9 @@ def test_two_ranks_with_one_seed_are_caught(evidence) -> None:
     values = compute_p_values(one, POISSON, one)
     assert {"another stream", "equal batches in another stream"} <= alarms(values)
     other = drawn(Poisson(B / N, N).indices, seed=4)
-    now_and_then = [a if i % 50 == 0 else b for i, (a, b) in enumerate(zip(one, other, strict=True))]
+    now_and_then = [
+        a if i % 50 == 0 else b for i, (a, b) in enumerate(zip(one, other, strict=True))
+    ]
     values = compute_p_values(one, POISSON, now_and_then)
     assert "equal batches in another stream" in alarms(values)
     evidence("samplers", "impostor: two ranks with one seed", rejected_by=sorted(alarms(values)))
@@ -254,19 +324,32 @@ def test_two_ranks_with_one_seed_are_caught(evidence) -> None:
 
 def test_shuffled_batches_of_an_uncertified_plan_do_not_pass_the_audit() -> None:
     found = check_sampler(plan(sampler="shuffle", uncertified=True), steps=2000)
-    assert {"sampler: inclusion", "sampler: variance of sizes"} <= {f.check for f in found if not f.passed}
+    assert {"sampler: inclusion", "sampler: variance of sizes"} <= {
+        f.check for f in found if not f.passed
+    }
 
 
 def test_the_values_are_spread_as_p_values_are(evidence) -> None:
-    """Over many seeds: what is exact is uniform, what is a bound is not too small, and nothing is small too often."""
+    """Over many seeds: what is exact is uniform, what is a bound is not too small, and nothing is
+    small too often.
+    """
     seeds, p = size(20, 600), plan()
-    rows = [compute_p_values(draw_batches(p, 500, SamplingStream.repeatable(s)), POISSON) for s in range(seeds)]
+    rows = [
+        compute_p_values(draw_batches(p, 500, SamplingStream.repeatable(s)), POISSON)
+        for s in range(seeds)
+    ]
     for name in rows[0]:
         values = np.array([row[name] for row in rows])
         for level in (0.01, 0.1, 0.5):
             most = stats.binom.isf(1e-6, seeds, level) + 1
             assert (values <= level).sum() <= most, (name, level)
-    for name in ("total", "following batches", "halves of the data set", "inclusion", "neighbouring examples"):
+    for name in (
+        "total",
+        "following batches",
+        "halves of the data set",
+        "inclusion",
+        "neighbouring examples",
+    ):
         assert stats.kstest([row[name] for row in rows], "uniform").pvalue > 1e-6, name
     evidence("samplers", "p-values over seeds", seeds=seeds, batches=500)
 

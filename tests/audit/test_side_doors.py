@@ -1,11 +1,14 @@
-"""Side doors: whatever tells two neighbouring data sets apart, other than through the released noisy sums, is found here.
+"""Side doors: whatever tells two neighbouring data sets apart, other than through the released
+noisy sums, is found here.
 
-Two runs on neighbouring data sets, in which the release is replaced by one that ignores the clipped sum and gives both the
-same noise. What is left that differs between the two worlds has passed beside the mechanism. Compared are every file of the
-run, every object that can be reached from session, model, optimizer and step records, what the modules of the library and
-the global generators remember, every tensor that is still alive, every log line and every warning.
+Two runs on neighbouring data sets, in which the release is replaced by one that ignores the clipped
+sum and gives both the same noise. What is left that differs between the two worlds has passed
+beside the mechanism. Compared are every file of the run, every object that can be reached from
+session, model, optimizer and step records, what the modules of the library and the global
+generators remember, every tensor that is still alive, every log line and every warning.
 
-The clock, the keys of the operating system and the free memory are frozen, so that the same data twice differ in nothing.
+The clock, the keys of the operating system and the free memory are frozen, so that the same data
+twice differ in nothing.
 """
 
 from __future__ import annotations
@@ -61,11 +64,17 @@ from tests.audit.worlds import (
     only_what_is_new,
 )
 
-# Figures that are computed from private data without noise, for the operator alone. The card must list each of them.
+# Figures that are computed from private data without noise, for the operator alone. The card must
+# list each of them.
 PRIVATE = ("batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm", "seconds")
-# What a check says that looks at private gradients on purpose, once, to the operator: that a NaN kept it from a verdict.
-CHECKS = ("object engine._step._scale._warned", "log the gradients of this loss do not show by what it divides")
-# What follows private data inside the process, is in no file, and decides no figure and no release but through the clipped sum.
+# What a check says that looks at private gradients on purpose, once, to the operator: that a NaN
+# kept it from a verdict.
+CHECKS = (
+    "object engine._step._scale._warned",
+    "log the gradients of this loss do not show by what it divides",
+)
+# What follows private data inside the process, is in no file, and decides no figure and no release
+# but through the clipped sum.
 WORKING = {
     "process['generators']['torch']": "torch's global generator: how much dropout and augmentation draw follows the batch",
     "session._size": "how many rows fit into memory, measured on the first batch",
@@ -75,18 +84,28 @@ WORKING = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _collector() -> Iterator[None]:
-    """What is there before a world is put out of the collector's sight, see `only_what_is_new`; at the end it is seen again."""
+    """What is there before a world is put out of the collector's sight, see `only_what_is_new`; at
+    the end it is seen again.
+    """
     yield
     gc.unfreeze()
 
 
 def is_allowed(difference: str) -> bool:
-    """One of the private figures in the place it is marked in, or working state that stays in the process."""
+    """One of the private figures in the place it is marked in, or working state that stays in the
+    process.
+    """
     figures = "|".join(PRIVATE)
-    places = (rf"object records\[\d+\]\.({figures})", rf"file metrics\.parquet: ({figures})", rf"progress\[\d+\]\.({figures})")
+    places = (
+        rf"object records\[\d+\]\.({figures})",
+        rf"file metrics\.parquet: ({figures})",
+        rf"progress\[\d+\]\.({figures})",
+    )
     if any(re.fullmatch(pattern, difference) for pattern in places):
         return True
-    return any(re.match(re.escape(f"object {start}") + r"([.\[ ]|$)", difference) for start in WORKING)
+    return any(
+        re.match(re.escape(f"object {start}") + r"([.\[ ]|$)", difference) for start in WORKING
+    )
 
 
 _lived: dict[str, Seen] = {}
@@ -99,14 +118,18 @@ def base(name: str, folder: Path) -> Seen:
     return _lived[name]
 
 
-# -- nothing but the private figures -----------------------------------------------------------------------------------
+# -- nothing but the private figures ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for i, name in enumerate(TASKS) if FULL or i % 2])
 def test_the_same_data_twice_differ_in_nothing(name: str, tmp_path: Path) -> None:
-    """Otherwise the walk could not tell a side door from chance; time and memory of a step are not frozen."""
+    """Otherwise the walk could not tell a side door from chance; time and memory of a step are not
+    frozen.
+    """
     one, other = base(name, tmp_path), live(TASKS[name], tmp_path / "again")
-    assert {x for x in one.against(other) if not re.search(r"\.seconds$|session\._size", x)} == set()
+    assert {
+        x for x in one.against(other) if not re.search(r"\.seconds$|session\._size", x)
+    } == set()
     assert len(one.objects) > 300 and any("checkpoint" in path for path in one.files)
     assert one.sums == other.sums and len(one.sums) == STEPS
 
@@ -114,20 +137,37 @@ def test_the_same_data_twice_differ_in_nothing(name: str, tmp_path: Path) -> Non
 PAIRS = [(name, neighbour) for name in TASKS for neighbour in neighbours_of(name)]
 
 
-@pytest.mark.parametrize(("name", "neighbour"), [pair for i, pair in enumerate(PAIRS) if FULL or i % 4 == 0])
-def test_neighbours_differ_in_private_figures_alone(name: str, neighbour: str, tmp_path: Path, evidence) -> None:
+@pytest.mark.parametrize(
+    ("name", "neighbour"), [pair for i, pair in enumerate(PAIRS) if FULL or i % 4 == 0]
+)
+def test_neighbours_differ_in_private_figures_alone(
+    name: str, neighbour: str, tmp_path: Path, evidence
+) -> None:
     one, other = base(name, tmp_path), live(TASKS[name], tmp_path / "neighbour", neighbour)
     found = one.against(other)
     assert {x for x in found if not is_allowed(x)} == set()
     moved = sum(a != b for a, b in zip(one.sums, other.sums, strict=True))
     assert moved > 0, "the victim was never drawn: the worlds are the same"
-    evidence("side doors", f"{name}, {neighbour}", values_compared=len(one.objects) + len(one.files), sums_that_differ=moved,
-             private_figures_that_differ=len(found), side_doors=0)  # fmt: skip
+    evidence(
+        "side doors",
+        f"{name}, {neighbour}",
+        values_compared=len(one.objects) + len(one.files),
+        sums_that_differ=moved,
+        private_figures_that_differ=len(found),
+        side_doors=0,
+    )
 
 
-# -- a run folder, from the command line's own code --------------------------------------------------------------------
+# -- a run folder, from the command line's own code ------------------------------------------------
 
-QUICK = {"recipe": "digits", "steps": 3, "expected_batch_size": 24, "accountant": "rdp", "epsilon": 2.0, "probe_size": 16}
+QUICK = {
+    "recipe": "digits",
+    "steps": 3,
+    "expected_batch_size": 24,
+    "accountant": "rdp",
+    "epsilon": 2.0,
+    "probe_size": 16,
+}
 QUICK |= {"every": 2, "evaluate_every": 1}
 
 
@@ -135,12 +175,16 @@ def drawn(figure: Any, path: Path) -> None:
     """What a plot is drawn of, in place of the picture."""
     lines = [(x.get_label(), x.get_xydata().tolist()) for axes in figure.axes for x in axes.lines]
     bars = [(x.get_height(), x.get_width()) for axes in figure.axes for x in axes.patches]
-    words = [x.get_text() for axes in figure.axes for x in (axes.title, *axes.texts)] + [x.get_text() for x in figure.texts]
+    words = [x.get_text() for axes in figure.axes for x in (axes.title, *axes.texts)] + [
+        x.get_text() for x in figure.texts
+    ]
     path.parent.mkdir(exist_ok=True)
     path.write_text(repr((lines, bars, words)), "utf-8")
 
 
-def recipe_world(folder: Path, method: str, neighbour: str | None, victim: int = 7) -> tuple[Seen, list[str], dict[str, Any]]:
+def recipe_world(
+    folder: Path, method: str, neighbour: str | None, victim: int = 7
+) -> tuple[Seen, list[str], dict[str, Any]]:
     """(what a run of `dpkfc train` leaves, what its progress bar was told, its card)."""
     recipe, told = find_recipe("digits"), list[str]()
 
@@ -166,31 +210,58 @@ def recipe_world(folder: Path, method: str, neighbour: str | None, victim: int =
         config = run_config({**QUICK, "method": method, "out": str(folder)})
         recipe_train.run(config, Console(file=StringIO()))
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
-    flat = {f"progress[{i}].{key}": repr(value) for i, row in enumerate(told) for key, value in row.items()}
+    flat = {
+        f"progress[{i}].{key}": repr(value)
+        for i, row in enumerate(told)
+        for key, value in row.items()
+    }
     return Seen({**files_of(folder), **flat}, {}, lines, set(), sums), told, card
 
 
 @pytest.fixture(scope="module")
 def recipe_base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     methods = size(("dp-kfc",), ("dp-kfc", "dp-sgd", "disk"))
-    return {method: recipe_world(tmp_path_factory.mktemp("base") / "run", method, None) for method in methods}
+    return {
+        method: recipe_world(tmp_path_factory.mktemp("base") / "run", method, None)
+        for method in methods
+    }
 
 
-@pytest.mark.parametrize("neighbour", size(("broken",), ("outlier", "broken", "label", "sparse", "removed")))
-def test_a_run_folder_differs_in_marked_columns_alone(neighbour: str, recipe_base, tmp_path: Path, evidence) -> None:
+@pytest.mark.parametrize(
+    "neighbour", size(("broken",), ("outlier", "broken", "label", "sparse", "removed"))
+)
+def test_a_run_folder_differs_in_marked_columns_alone(
+    neighbour: str, recipe_base, tmp_path: Path, evidence
+) -> None:
     for method, (one, _, card) in recipe_base.items():
         other, _, _ = recipe_world(tmp_path / method, method, neighbour)
         found = {x.removeprefix("file ") if "progress" in x else x for x in one.against(other)}
-        digest = card["weights"]["sha256"]  # of the file, in which the order of the remarks is drawn anew each time it is written
+        digest = card["weights"][
+            "sha256"
+        ]  # of the file, in which the order of the remarks is drawn anew each time it is written
         found -= {f"file {place}" for place, held in one.files.items() if digest in str(held)}
         assert {x for x in found if not is_allowed(x)} == set()
         assert one.sums != other.sums
-        assert {"model.safetensors: 9.weight", "privacy_card.md: line 0", "metrics.parquet: accuracy"} <= set(one.files)
-        assert any(path.startswith("plots/") for path in one.files) and any(path.startswith("ledger.jsonl") for path in one.files)
+        assert {
+            "model.safetensors: 9.weight",
+            "privacy_card.md: line 0",
+            "metrics.parquet: accuracy",
+        } <= set(one.files)
+        assert any(path.startswith("plots/") for path in one.files) and any(
+            path.startswith("ledger.jsonl") for path in one.files
+        )
         listed = " ".join(card["not_private"])
-        assert all(f"metrics.parquet: {figure}" in listed for figure in PRIVATE) and "progress bar" in listed
-        evidence("side doors", f"run folder, {method}, {neighbour}", values_compared=len(one.files), side_doors=0,
-                 private_figures_that_differ=len(found))  # fmt: skip
+        assert (
+            all(f"metrics.parquet: {figure}" in listed for figure in PRIVATE)
+            and "progress bar" in listed
+        )
+        evidence(
+            "side doors",
+            f"run folder, {method}, {neighbour}",
+            values_compared=len(one.files),
+            side_doors=0,
+            private_figures_that_differ=len(found),
+        )
 
 
 def test_every_private_figure_is_marked_where_it_is_made() -> None:
@@ -200,11 +271,15 @@ def test_every_private_figure_is_marked_where_it_is_made() -> None:
     public = {"step", "release", "notes"}
     assert {f.name for f in dataclasses.fields(StepRecord)} == public | set(PRIVATE)
     for name in ("batch_size", "clipped_fraction", "nonfinite_fraction", "median_norm"):
-        line = next(line for line in (StepRecord.__doc__ or "").splitlines() if line.strip().startswith(f"{name}:"))
+        line = next(
+            line
+            for line in (StepRecord.__doc__ or "").splitlines()
+            if line.strip().startswith(f"{name}:")
+        )
         assert "PRIVATE" in line
 
 
-# -- the interface of Opacus, which releases elsewhere -----------------------------------------------------------------
+# -- the interface of Opacus, which releases elsewhere ---------------------------------------------
 
 
 def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
@@ -222,7 +297,12 @@ def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=B)
         engine = PrivacyEngine(accountant="rdp")
         model, optimizer, loader = engine.make_private(
-            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0, preconditioner=kfac()
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            preconditioner=kfac(),
         )
         for _ in range(2):
             for x, y in loader:
@@ -230,7 +310,12 @@ def engine_world(neighbour: str | None, victim: int = VICTIM) -> Seen:
                 optimizer.step()
                 optimizer.zero_grad()
         del x, y
-        roots = {"engine": engine, "model": model, "optimizer": optimizer, "process": process_state()}
+        roots = {
+            "engine": engine,
+            "model": model,
+            "optimizer": optimizer,
+            "process": process_state(),
+        }
         objects = reached(roots, ("engine._step._source", "engine._step._looks._source"))
         objects = {path: value for path, value in objects.items() if "Loader" not in value}
         del engine, model, optimizer, loader, roots
@@ -245,7 +330,7 @@ def test_scripts_of_opacus_have_no_side_door_either(neighbour: str) -> None:
     assert {x for x in found if neighbour != "broken" or not x.startswith(CHECKS)} == set()
 
 
-# -- planted side doors ------------------------------------------------------------------------------------------------
+# -- planted side doors ----------------------------------------------------------------------------
 
 
 class Remembers(nn.Module):
@@ -287,8 +372,12 @@ def memory_of_sums(patched: pytest.MonkeyPatch) -> None:
     release = Session._release
 
     def leaky(self: Session, clipped: ClippedSum) -> Released:
-        held = self._pipeline.preconditioning.past.get("total", torch.zeros((), dtype=torch.float64))
-        self._pipeline.preconditioning.past = {"total": held + sum(x.sum() for x in clipped.tensors.values())}
+        held = self._pipeline.preconditioning.past.get(
+            "total", torch.zeros((), dtype=torch.float64)
+        )
+        self._pipeline.preconditioning.past = {
+            "total": held + sum(x.sum() for x in clipped.tensors.values())
+        }
         return release(self, clipped)
 
     patched.setattr(Session, "_release", leaky)
@@ -319,7 +408,9 @@ def release_of_sums(patched: pytest.MonkeyPatch) -> None:
 
     def leaky(clipped: ClippedSum, *rest: Any) -> Released:
         found = current(clipped, *rest)
-        return replace(found, gradients={n: g + 1e-12 * clipped.tensors[n] for n, g in found.gradients.items()})
+        return replace(
+            found, gradients={n: g + 1e-12 * clipped.tensors[n] for n, g in found.gradients.items()}
+        )
 
     patched.setattr("dpkfc.private_step.release", leaky)
 
@@ -333,7 +424,9 @@ def learning_rate_of_norms(patched: pytest.MonkeyPatch) -> Work:
 
 def logged_loss(patched: pytest.MonkeyPatch) -> Work:
     def work(session: Session, batch: Any, records: list[Any]) -> None:
-        logging.getLogger("dpkfc.session").debug("clipped %.6f of the batch", records[-1].median_norm)
+        logging.getLogger("dpkfc.session").debug(
+            "clipped %.6f of the batch", records[-1].median_norm
+        )
 
     return work
 
@@ -342,7 +435,9 @@ def noted_in_the_checkpoint(patched: pytest.MonkeyPatch) -> Work:
     """A running mean of a private figure, kept with the optimizer."""
 
     def work(session: Session, batch: Any, records: list[Any]) -> None:
-        session.optimizer.param_groups[0]["norms"] = sum(record.median_norm for record in records) / len(records)
+        session.optimizer.param_groups[0]["norms"] = sum(
+            record.median_norm for record in records
+        ) / len(records)
 
     return work
 
@@ -378,7 +473,9 @@ def refreshed_on_the_batch(patched: pytest.MonkeyPatch) -> None:
     def leaky(self: Session, batch: Any, loss: Any) -> Any:
         sums, norms = original(self, batch, loss)
         current = self._pipeline.preconditioning.current
-        scaled = {name: entry.scaled(float(1 + norms.mean())) for name, entry in current.metric.items()}
+        scaled = {
+            name: entry.scaled(float(1 + norms.mean())) for name, entry in current.metric.items()
+        }
         object.__setattr__(current, "metric", scaled)
         return sums, norms
 
@@ -386,17 +483,41 @@ def refreshed_on_the_batch(patched: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: dict[str, tuple[Task, Plant, str]] = {
-    "buffer of a forward pass": (replace(TASKS["plain"], model=lambda: nn.Sequential(Remembers(), net())), no_work, "mean"),
-    "attribute of a forward pass": (replace(TASKS["plain"], model=lambda: nn.Sequential(Caches(), net())), no_work, "largest"),
+    "buffer of a forward pass": (
+        replace(TASKS["plain"], model=lambda: nn.Sequential(Remembers(), net())),
+        no_work,
+        "mean",
+    ),
+    "attribute of a forward pass": (
+        replace(TASKS["plain"], model=lambda: nn.Sequential(Caches(), net())),
+        no_work,
+        "largest",
+    ),
     "memory fed the clipped sum": (TASKS["plain"], memory_of_sums, "checkpoint/past.safetensors"),
-    "filter fed the clipped sum": (TASKS["kfac, a filter and an average"], filter_of_sums, "postprocess._states"),
-    "a trace of the sum in the release": (TASKS["plain"], release_of_sums, "checkpoint/model.safetensors"),
+    "filter fed the clipped sum": (
+        TASKS["kfac, a filter and an average"],
+        filter_of_sums,
+        "postprocess._states",
+    ),
+    "a trace of the sum in the release": (
+        TASKS["plain"],
+        release_of_sums,
+        "checkpoint/model.safetensors",
+    ),
     "learning rate that follows norms": (TASKS["plain"], learning_rate_of_norms, "param_groups"),
     "log of a private figure": (TASKS["plain"], logged_loss, "log dpkfc.session: clipped"),
     "warning with a private figure": (TASKS["plain"], warned, "log large gradients"),
-    "private figure in a checkpoint": (TASKS["plain"], noted_in_the_checkpoint, "checkpoint/manifest.json.meta.optimizer"),
+    "private figure in a checkpoint": (
+        TASKS["plain"],
+        noted_in_the_checkpoint,
+        "checkpoint/manifest.json.meta.optimizer",
+    ),
     "gradients that outlive a step": (TASKS["plain"], kept_gradients, "tensor torch.float64"),
-    "metric scaled by private norms": (Task(lambda: {"preconditioner": kfac(every=50)}), refreshed_on_the_batch, "metric"),
+    "metric scaled by private norms": (
+        Task(lambda: {"preconditioner": kfac(every=50)}),
+        refreshed_on_the_batch,
+        "metric",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Two worlds: the bound stays below the claim of an honest step, and exceeds it where there is too little noise."""
+"""Two worlds: the bound stays below the claim of an honest step, and exceeds it where there is too
+little noise.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LEAKS = {
 }
 
 
-def bound(name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None) -> DistinguishingTest:
+def bound(
+    name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None
+) -> DistinguishingTest:
     """Of a subject, without and with a leak in its step."""
     canaries = canaries_of(name).select("loss × 1e4", "loss × -1e4")
     with pytest.MonkeyPatch.context() as m:
@@ -32,27 +36,42 @@ def bound(name: str, patch: Callable[[pytest.MonkeyPatch], None] | None = None) 
         return distinguish_neighbors(subject_of(name), canaries, runs=runs, alpha=ALPHA)
 
 
-@pytest.mark.parametrize("name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "GEP", "batches of one size")))
+@pytest.mark.parametrize(
+    "name", size(("DP-KFC",), ("DP-SGD", "DP-KFC", "GEP", "batches of one size"))
+)
 def test_an_honest_step_stays_below_its_claim_and_near_it(name: str, evidence) -> None:
     found = bound(name)
     assert found.finding().passed and found.mu_claimed == 1
     assert size(-1, 0.3) < found.mu_lower <= 1  # the score sees what there is to see
-    evidence("two worlds", name, runs=found.runs, mu_lower=found.mu_lower, mu_claimed=1.0, alpha=ALPHA)
+    evidence(
+        "two worlds", name, runs=found.runs, mu_lower=found.mu_lower, mu_claimed=1.0, alpha=ALPHA
+    )
 
 
 @pytest.mark.parametrize("name", LEAKS)
 def test_a_leak_exceeds_the_claim(name: str, evidence) -> None:
-    """Noise that is shared between shards has the right law in every number: only a learned score sees it cancel."""
+    """Noise that is shared between shards has the right law in every number: only a learned score
+    sees it cancel.
+    """
     found = bound("DP-SGD", LEAKS[name])
     assert not found.finding().passed
-    evidence("two worlds", name, runs=found.runs, mu_lower=found.mu_lower, mu_claimed=found.mu_claimed, alpha=ALPHA)
+    evidence(
+        "two worlds",
+        name,
+        runs=found.runs,
+        mu_lower=found.mu_lower,
+        mu_claimed=found.mu_claimed,
+        alpha=ALPHA,
+    )
 
 
 def test_the_bound_is_that_of_the_exact_intervals() -> None:
     subject = subject_of("DP-SGD")
     steps: list[tuple[int, int]] = []
     canaries = canaries_of("DP-SGD").select("loss × 1e4", "loss × -1e4")
-    found = distinguish_neighbors(subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of)))
+    found = distinguish_neighbors(
+        subject, canaries, runs=20, progress=lambda done, of: steps.append((done, of))
+    )
     assert steps == [(k, 40) for k in range(1, 41)]
     assert found.mu_lower <= 2.5  # what fifteen runs without an error would allow
     assert "20 releases a world" in found.finding().detail

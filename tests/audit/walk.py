@@ -1,4 +1,6 @@
-"""Everything that can be reached from an object or read in a folder, as path and fingerprint, to compare two runs."""
+"""Everything that can be reached from an object or read in a folder, as path and fingerprint, to
+compare two runs.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,32 @@ from torch import Tensor
 
 __all__ = ["differing", "files_of", "fingerprint", "process_state", "reached", "tensors_alive"]
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device, torch.Size, type(...))
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    enum.Enum,
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    type(...),
+)
 _PLAIN += (datetime.datetime, Path, np.generic, slice, range)
-_OPAQUE = (types.ModuleType, type, types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType)
+_OPAQUE = (
+    types.ModuleType,
+    type,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+)
 _OPAQUE += (types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType)
-_PROCESS = frozenset({"_descriptor", "_pid", "_cdata", "id"})  # numbers of the operating system, of memory and of hooks
+_PROCESS = frozenset(
+    {"_descriptor", "_pid", "_cdata", "id"}
+)  # numbers of the operating system, of memory and of hooks
 _DEPTH = 400
 
 Found = dict[str, str]
@@ -49,7 +72,8 @@ def fingerprint(x: Tensor) -> str:
 
 
 def reached(roots: Mapping[str, Any], skipped: Sequence[str] = ()) -> Found:
-    """Path to fingerprint of every value that can be reached from some objects: attributes, items, closures, frames.
+    """Path to fingerprint of every value that can be reached from some objects: attributes, items,
+    closures, frames.
 
     Args:
         roots: name to object.
@@ -60,7 +84,10 @@ def reached(roots: Mapping[str, Any], skipped: Sequence[str] = ()) -> Found:
     stack = [(name, value) for name, value in reversed(list(roots.items()))]
     while stack:
         path, value = stack.pop()
-        if any(path == s or path.startswith((s + ".", s + "[")) for s in skipped) or path.count(".") > _DEPTH:
+        if (
+            any(path == s or path.startswith((s + ".", s + "[")) for s in skipped)
+            or path.count(".") > _DEPTH
+        ):
             continue
         if isinstance(value, _PLAIN):
             found[path] = repr(value)
@@ -82,17 +109,27 @@ def reached(roots: Mapping[str, Any], skipped: Sequence[str] = ()) -> Found:
 def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a value holds."""
     if isinstance(value, np.ndarray):
-        yield path + "[:]", value.tolist() if value.dtype == object else f"{value.dtype} {value.shape} {_digest(value.tobytes())}"
+        yield (
+            path + "[:]",
+            value.tolist()
+            if value.dtype == object
+            else f"{value.dtype} {value.shape} {_digest(value.tobytes())}",
+        )
     elif isinstance(value, torch.Generator):
         yield path + ".state", value.get_state()
     elif isinstance(value, np.random.Generator):
         yield path + ".state", value.bit_generator.state
     elif isinstance(value, Mapping | weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
         for i, (key, item) in enumerate(list(value.items())):
-            named = isinstance(key, _PLAIN) and not ("hook" in path and isinstance(key, int))  # hooks are numbered by the process
+            named = isinstance(key, _PLAIN) and not (
+                "hook" in path and isinstance(key, int)
+            )  # hooks are numbered by the process
             yield f"{path}[{key!r}]" if named else f"{path}[#{i}]", item
     elif isinstance(value, set | frozenset | weakref.WeakSet):
-        yield path + "{}", sorted(repr(x) if isinstance(x, _PLAIN) else type(x).__name__ for x in value)
+        yield (
+            path + "{}",
+            sorted(repr(x) if isinstance(x, _PLAIN) else type(x).__name__ for x in value),
+        )
     elif isinstance(value, Sequence) or type(value).__name__ == "deque":
         yield from ((f"{path}[{i}]", item) for i, item in enumerate(value))
     elif isinstance(value, types.MethodType):
@@ -105,7 +142,12 @@ def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, types.GeneratorType) and value.gi_frame is not None:
         yield path + ".locals", dict(value.gi_frame.f_locals)
     if not isinstance(value, Tensor | types.FunctionType):
-        slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
+        slots = [
+            name
+            for kind in type(value).__mro__
+            for name in getattr(kind, "__slots__", ())
+            if isinstance(name, str)
+        ]
         held = {name: getattr(value, name, None) for name in slots if not name.startswith("__")}
         for name, item in {**held, **getattr(value, "__dict__", {})}.items():
             if name not in _PROCESS:
@@ -127,10 +169,17 @@ def process_state() -> dict[str, Any]:
         for name, module in sorted(sys.modules.items())
         if name == "dpkfc" or name.startswith("dpkfc.")
         for key, value in vars(module).items()
-        if isinstance(value, dict | list | set | weakref.WeakSet | weakref.WeakKeyDictionary | Tensor | np.ndarray)
+        if isinstance(
+            value,
+            dict | list | set | weakref.WeakSet | weakref.WeakKeyDictionary | Tensor | np.ndarray,
+        )
         and not key.startswith("__")
     }
-    generators = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(legacy=False), "python": random.getstate()}
+    generators = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),
+        "python": random.getstate(),
+    }
     return {"generators": generators, "modules": remembered}
 
 
@@ -138,12 +187,16 @@ def tensors_alive(*own: Tensor) -> set[str]:
     """Fingerprints of all tensors that are alive, but for those that share memory with `own`."""
     gc.collect()
     memory = {x.untyped_storage().data_ptr() for x in own}
-    tensors = [x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.device.type != "meta"]
+    tensors = [
+        x for x in gc.get_objects() if issubclass(type(x), Tensor) and x.device.type != "meta"
+    ]
     return {fingerprint(x) for x in tensors if x.untyped_storage().data_ptr() not in memory}
 
 
 def files_of(folder: Path) -> Found:
-    """Path to fingerprint of every figure in every file below a folder: columns of tables, lines of a ledger, keys of JSON."""
+    """Path to fingerprint of every figure in every file below a folder: columns of tables, lines of
+    a ledger, keys of JSON.
+    """
     found: Found = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_file():
@@ -151,19 +204,29 @@ def files_of(folder: Path) -> Found:
         name = path.relative_to(folder).as_posix()
         if path.suffix == ".parquet":
             table = pq.read_table(path)
-            found[f"{name}: schema"] = repr((table.schema.to_string(show_schema_metadata=True), table.num_rows))
-            found |= {f"{name}: {column}": repr(table[column].to_pylist()) for column in table.column_names}
+            found[f"{name}: schema"] = repr(
+                (table.schema.to_string(show_schema_metadata=True), table.num_rows)
+            )
+            found |= {
+                f"{name}: {column}": repr(table[column].to_pylist())
+                for column in table.column_names
+            }
         elif path.suffix == ".json":
             found |= _json(name, json.loads(path.read_text("utf-8")))
         elif path.suffix == ".jsonl":
             for i, line in enumerate(path.read_text("utf-8").splitlines()):
                 found |= _json(f"{name}: {i}", json.loads(line))
         elif path.suffix in (".md", ".toml", ".log", ".txt"):
-            found |= {f"{name}: line {i}": line for i, line in enumerate(path.read_text("utf-8").splitlines())}
+            found |= {
+                f"{name}: line {i}": line
+                for i, line in enumerate(path.read_text("utf-8").splitlines())
+            }
         elif path.suffix == ".safetensors":  # whose metadata are written in any order
             with safe_open(path, "pt") as file:
                 found[f"{name}: metadata"] = repr(sorted((file.metadata() or {}).items()))
-                found |= {f"{name}: {key}": fingerprint(file.get_tensor(key)) for key in file.keys()}
+                found |= {
+                    f"{name}: {key}": fingerprint(file.get_tensor(key)) for key in file.keys()
+                }
         else:
             found[name] = _digest(path.read_bytes())
     return found
@@ -171,9 +234,13 @@ def files_of(folder: Path) -> Found:
 
 def _json(path: str, value: Any) -> Found:
     if isinstance(value, dict):
-        return {k: v for key, item in value.items() for k, v in _json(f"{path}.{key}", item).items()}
+        return {
+            k: v for key, item in value.items() for k, v in _json(f"{path}.{key}", item).items()
+        }
     if isinstance(value, list):
-        return {k: v for i, item in enumerate(value) for k, v in _json(f"{path}[{i}]", item).items()}
+        return {
+            k: v for i, item in enumerate(value) for k, v in _json(f"{path}[{i}]", item).items()
+        }
     return {path: repr(value)}
 
 

@@ -1,7 +1,8 @@
-"""Two worlds: a run on data and one on neighbouring data, with everything else frozen, and all that can be seen of each.
+"""Two worlds: a run on data and one on neighbouring data, with everything else frozen, and all that
+can be seen of each.
 
-The release is replaced by one that ignores the clipped sum; the clock, the keys of the operating system and the free memory
-stand still, so that the same data twice differ in nothing.
+The release is replaced by one that ignores the clipped sum; the clock, the keys of the operating
+system and the free memory stand still, so that the same data twice differ in nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from dpkfc.curvature.dp2 import DP2
 from dpkfc.postprocess import AdamBC, DiSK, WeightEMA
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
-from tests.audit.walk import Found, differing, files_of, fingerprint, process_state, reached, tensors_alive
+from tests.audit.walk import (
+    Found,
+    differing,
+    files_of,
+    fingerprint,
+    process_state,
+    reached,
+    tensors_alive,
+)
 
 N, B, WIDTH, STEPS = 40, 16, 6, 5
 VICTIM = 13  # drawn in the first step of every world, as is the unit that it belongs to
@@ -40,7 +49,7 @@ def only_what_is_new() -> None:
     gc.freeze()
 
 
-# -- a world -----------------------------------------------------------------------------------------------------------
+# -- a world ---------------------------------------------------------------------------------------
 
 
 def blind(clipped: ClippedSum, plan: Any, noise: Any, ledger: Any, step: int) -> Released:
@@ -62,7 +71,8 @@ def fixed_keys() -> Callable[[], bytes]:
 
 
 def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple[str, ...]]:
-    """Replace the release, and stop what differs between any two runs. Without its victim a world draws the same others.
+    """Replace the release, and stop what differs between any two runs. Without its victim a world
+    draws the same others.
 
     Returns:
         Fingerprints of the clipped sums, which the tests see and no run does.
@@ -78,7 +88,9 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
         patched.setattr(f"dpkfc.{module}.draw_key", fixed_keys())
     patched.setattr("dpkfc.memory.available_bytes", lambda: 1 << 22)
     moment = datetime(2026, 1, 1, tzinfo=timezone.utc)
-    clock = types.SimpleNamespace(datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone)
+    clock = types.SimpleNamespace(
+        datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone
+    )
     patched.setattr("dpkfc.privacy.ledger.datetime", clock)
     if victim is not None:
         draw = Session._draw
@@ -106,8 +118,14 @@ class Seen:
         """What tells two worlds apart."""
         found = {f"file {path}" for path in differing(self.files, other.files)}
         found |= {f"object {path}" for path in differing(self.objects, other.objects)}
-        found |= {f"log {line}" for line in set(self.lines) ^ set(other.lines) if "(said once)" not in line}  # of accounting
-        return found | {f"tensor {x}" for x in other.left - self.left}  # what the first run alone leaves is a cache
+        found |= {
+            f"log {line}"
+            for line in set(self.lines) ^ set(other.lines)
+            if "(said once)" not in line
+        }  # of accounting
+        return found | {
+            f"tensor {x}" for x in other.left - self.left
+        }  # what the first run alone leaves is a cache
 
 
 class Lines(logging.Handler):
@@ -141,7 +159,7 @@ class listening:
         self._logger.setLevel(self._level)
 
 
-# -- tasks and neighbours ----------------------------------------------------------------------------------------------
+# -- tasks and neighbours --------------------------------------------------------------------------
 
 
 def examples() -> Data:
@@ -172,7 +190,9 @@ class Task:
 
 
 def kfac(**settings: Any) -> KFAC:
-    return KFAC(**{"sides": "both", "probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings})
+    return KFAC(
+        **{"sides": "both", "probe": FeatureNoise(WIDTH), "probe_size": 32, "every": 2, **settings}
+    )
 
 
 def with_statistics() -> nn.Module:
@@ -225,11 +245,16 @@ class Texts:
 
 
 def padded(rows: list[tuple[Tensor, Tensor]]) -> Data:
-    return nn.utils.rnn.pad_sequence([ids for ids, _ in rows], batch_first=True), torch.stack([y for _, y in rows])
+    return nn.utils.rnn.pad_sequence([ids for ids, _ in rows], batch_first=True), torch.stack(
+        [y for _, y in rows]
+    )
 
 
 def gep() -> dict[str, Any]:
-    return {"preconditioner": GEP(probe=FeatureNoise(WIDTH), rank=3, probe_size=32), "clipping": "embedding_residual"}
+    return {
+        "preconditioner": GEP(probe=FeatureNoise(WIDTH), rank=3, probe_size=32),
+        "clipping": "embedding_residual",
+    }
 
 
 def ngd() -> dict[str, Any]:
@@ -250,23 +275,37 @@ PATIENTS = {"unit": "patient", "max_records_per_unit": 2}
 TASKS = {
     "plain": Task(),
     "kfac, a filter and an average": Task(
-        lambda: {"preconditioner": kfac(), "postprocess": DiSK(), "weight_average": WeightEMA(0.9)}, optimizer=torch.optim.SGD
+        lambda: {"preconditioner": kfac(), "postprocess": DiSK(), "weight_average": WeightEMA(0.9)},
+        optimizer=torch.optim.SGD,
     ),
     "gep": Task(gep),
     "frozen statistics, dropout, kfac": Task(
-        lambda: {"preconditioner": kfac(), "clipping": "per_layer"}, lambda: nn.Sequential(with_statistics(), nn.Dropout(0.0))
+        lambda: {"preconditioner": kfac(), "clipping": "per_layer"},
+        lambda: nn.Sequential(with_statistics(), nn.Dropout(0.0)),
     ),
     "views, adam-bc": Task(
-        lambda: {"augmentations": 2, "postprocess": AdamBC()}, optimizer=torch.optim.SGD, session=lambda: {"augment": views}
+        lambda: {"augmentations": 2, "postprocess": AdamBC()},
+        optimizer=torch.optim.SGD,
+        session=lambda: {"augment": views},
     ),
-    "units": Task(lambda: {**PATIENTS, "max_physical_batch_size": 4, "preconditioner": kfac()}, session=units, units=N // 2),
-    "sizes found by trying": Task(lambda: {"max_physical_batch_size": "auto", "preconditioner": kfac()}),
-    "texts": Task(reading, lambda: Reader().double(), Texts, session=lambda: {"collate_fn": padded}),
+    "units": Task(
+        lambda: {**PATIENTS, "max_physical_batch_size": 4, "preconditioner": kfac()},
+        session=units,
+        units=N // 2,
+    ),
+    "sizes found by trying": Task(
+        lambda: {"max_physical_batch_size": "auto", "preconditioner": kfac()}
+    ),
+    "texts": Task(
+        reading, lambda: Reader().double(), Texts, session=lambda: {"collate_fn": padded}
+    ),
     "past releases": Task(lambda: {"preconditioner": DP2(phase=1)}, optimizer=torch.optim.SGD),
     "natural steps": Task(ngd),
-    "normalised, padded": Task(lambda: {"clipping": "normalised", "pad_to_multiple": 4, "max_physical_batch_size": 8}),
+    "normalised, padded": Task(
+        lambda: {"clipping": "normalised", "pad_to_multiple": 4, "max_physical_batch_size": 8}
+    ),
     "dropout": Task(lambda: {"preconditioner": kfac()}, lambda: net(nn.Dropout(0.3))),
-}  # fmt: skip
+}
 
 
 def outlier(data: Any, i: int) -> None:
@@ -301,8 +340,13 @@ def removed(data: Any, i: int) -> None:
 
 
 NEIGHBOURS: dict[str, Callable[[Any, int], None]] = {
-    "outlier": outlier, "broken": broken, "label": label, "sparse": sparse, "removed": removed, "longer": longer,
-}  # fmt: skip
+    "outlier": outlier,
+    "broken": broken,
+    "label": label,
+    "sparse": sparse,
+    "removed": removed,
+    "longer": longer,
+}
 
 
 def neighbours_of(name: str) -> list[str]:
@@ -313,15 +357,27 @@ def neighbours_of(name: str) -> list[str]:
 
 Work = Callable[[Session, Any, Any], None]
 Plant = Callable[[pytest.MonkeyPatch], Work | None]
-INPUTS = ("session._dataset", "session._loader", "session._units")  # the data themselves: what a session was given
+INPUTS = (
+    "session._dataset",
+    "session._loader",
+    "session._units",
+)  # the data themselves: what a session was given
 
 
 def tensors_in(data: Any) -> list[Tensor]:
     return [*data.texts, data.labels] if isinstance(data, Texts) else list(data)
 
 
-def live(task: Task, folder: Path, neighbour: str | None = None, plant: Plant | None = None, victim: int = VICTIM) -> Seen:
-    """One world: a run to the end of its plan, a checkpoint after every other step, and a walk over everything."""
+def live(
+    task: Task,
+    folder: Path,
+    neighbour: str | None = None,
+    plant: Plant | None = None,
+    victim: int = VICTIM,
+) -> Seen:
+    """One world: a run to the end of its plan, a checkpoint after every other step, and a walk over
+    everything.
+    """
     data = task.data()
     if neighbour is not None:
         NEIGHBOURS[neighbour](data, victim)
@@ -334,9 +390,13 @@ def live(task: Task, folder: Path, neighbour: str | None = None, plant: Plant | 
         work = plant(patched) if plant else None
         model = task.model()
         optimizer = task.optimizer(model.parameters(), lr=0.05)
-        config = PrivacyConfig(**{"expected_batch_size": B * task.units // N, "steps": STEPS, **task.settings()})
+        config = PrivacyConfig(
+            **{"expected_batch_size": B * task.units // N, "steps": STEPS, **task.settings()}
+        )
         plan, records = config.with_noise(1.0, 1e-3, task.units), []
-        with Session(plan, model, optimizer, data, ledger_path=folder / "ledger.jsonl", **task.session()) as session:
+        with Session(
+            plan, model, optimizer, data, ledger_path=folder / "ledger.jsonl", **task.session()
+        ) as session:
             batches = session.batches()
             for batch in batches:
                 records.append(session.step(batch, task.loss))
@@ -345,7 +405,13 @@ def live(task: Task, folder: Path, neighbour: str | None = None, plant: Plant | 
                 if session.steps_done % 2:
                     session.save(folder / "checkpoint", extra={"done": session.steps_done})
             del batch
-            roots = {"session": session, "model": model, "optimizer": optimizer, "records": records, "batches": batches}
+            roots = {
+                "session": session,
+                "model": model,
+                "optimizer": optimizer,
+                "records": records,
+                "batches": batches,
+            }
             objects = reached({**roots, "process": process_state()}, INPUTS)
             del model, optimizer, session, batches, roots
     objects = {path: value.replace(str(folder), "") for path, value in objects.items()}

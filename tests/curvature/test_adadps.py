@@ -32,7 +32,9 @@ def net() -> nn.Module:
 
 
 def moments_by_autograd(config: AdaDPS, model: nn.Module, step: int = 0) -> dict[str, Tensor]:
-    """Mean over mini-batches of the squared gradient of the mean loss, by plain autograd on the probe's own labels."""
+    """Mean over mini-batches of the squared gradient of the mean loss, by plain autograd on the
+    probe's own labels.
+    """
     run = config.probe_spec(step)
     x, y = run.probe.sample(run.size, public_generator(run.seed, step))
     parameters, found = dict(model.named_parameters()), []
@@ -56,18 +58,25 @@ def test_the_metric_is_the_formula(batch_size: int | None) -> None:
     for layer in ("0", "2"):
         entry = built.metric[layer]
         assert isinstance(entry, Eigenbasis) and entry.input is None and entry.output is None
-        torch.testing.assert_close(entry.scale, 1 / (matrix(v, layer) + shift).sqrt(), rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            entry.scale, 1 / (matrix(v, layer) + shift).sqrt(), rtol=1e-9, atol=0
+        )
 
 
 def test_the_scale_keeps_the_median_norm_of_the_probe() -> None:
     model, config = net(), ada()
     built = config.build(model, capture, 0)
     with preserve_model(model):
-        norms = [probe_norms(p.blocks, {}, built.metric) for p in run_probe(model, capture, config.probe_spec(0))]
+        norms = [
+            probe_norms(p.blocks, {}, built.metric)
+            for p in run_probe(model, capture, config.probe_spec(0))
+        ]
     plain, mapped = (torch.cat([n[i] for n in norms]) for i in (0, 1))
     assert float(mapped.quantile(0.5)) == pytest.approx(float(plain.quantile(0.5)), rel=1e-9)
     raw = ada(scale="raw").build(model, capture, 0)
-    torch.testing.assert_close(built.metric["0"].scale, raw.metric["0"].scale * built.scale, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        built.metric["0"].scale, raw.metric["0"].scale * built.scale, rtol=1e-12, atol=0
+    )
 
 
 def test_entries_without_a_gradient_stay_bounded() -> None:
@@ -84,7 +93,10 @@ def test_entries_without_a_gradient_stay_bounded() -> None:
     assert "without a gradient" in rows[0]["note"]
 
 
-@pytest.mark.parametrize(("which", "root"), [("adadps", lambda v: (v + 1e-10).sqrt()), ("dp2", lambda v: v.sqrt() + 1e-7)])
+@pytest.mark.parametrize(
+    ("which", "root"),
+    [("adadps", lambda v: (v + 1e-10).sqrt()), ("dp2", lambda v: v.sqrt() + 1e-7)],
+)
 def test_released_forms(which: str, root) -> None:
     model, config = net(), ada(as_released=which)
     v = moments_by_autograd(config, model)
@@ -104,7 +116,9 @@ def test_decay_averages_over_refreshes_and_survives_a_checkpoint() -> None:
     with torch.no_grad():
         model[0].weight.mul_(0.5)
     second = config.build(model, capture, 50, previous=first)
-    again = config.build(model, capture, 50, previous=PreconditionerState.from_state_dict(first.state_dict()))
+    again = config.build(
+        model, capture, 50, previous=PreconditionerState.from_state_dict(first.state_dict())
+    )
     assert again.digest == second.digest
     fresh = ada(scale="raw").build(model, capture, 50)
     for layer in ("0", "2"):
@@ -120,8 +134,12 @@ def test_pink_noise_draws_its_labels_and_every_kind_of_layer_is_covered() -> Non
     assert built.metric["2"].scale.shape == (3, 18)
     built.check(shapes_of(model))
     text = Text().double()
-    built = AdaDPS(probe=PublicData(torch.randint(11, (40, 5)), provenance="ids")).build(text, capture, 0, rules_of(text))
-    assert isinstance(built.metric["norm"], Elementwise) and built.metric["embedding"].scale.shape == (6, 11)
+    built = AdaDPS(probe=PublicData(torch.randint(11, (40, 5)), provenance="ids")).build(
+        text, capture, 0, rules_of(text)
+    )
+    assert isinstance(built.metric["norm"], Elementwise) and built.metric[
+        "embedding"
+    ].scale.shape == (6, 11)
     built.check(shapes_of(text))
     again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest
@@ -160,4 +178,6 @@ def test_a_probe_without_any_gradient_is_refused() -> None:
         return 0 * output.sum(1)
 
     with pytest.raises(ValueError, match="no parameter has a gradient"):
-        AdaDPS(probe=FeatureNoise(12), probe_size=8, batch_size=4, loss=flat).build(model, capture, 0)
+        AdaDPS(probe=FeatureNoise(12), probe_size=8, batch_size=4, loss=flat).build(
+            model, capture, 0
+        )

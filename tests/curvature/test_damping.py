@@ -40,7 +40,9 @@ def test_a_side_is_the_root_of_the_damped_factor(p, n):
 
 
 def test_low_rank_and_dense_are_one_map():
-    """The same factor once with its six pairs alone, once with all twenty: the other fourteen are barely above zero."""
+    """The same factor once with its six pairs alone, once with all twenty: the other fourteen are
+    barely above zero.
+    """
     factor, damping = _eigen(20, 6), Damping(rank_tolerance=0.0)
     basis = torch.linalg.qr(torch.cat([factor.vectors, torch.randn(20, 14, dtype=F64)], 1)).Q
     values = torch.cat([factor.values, torch.full((14,), 1e-300, dtype=F64)])
@@ -58,11 +60,24 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
     shift = 0.1 * float(values.mean())
     squared = torch.cat([side.scale, torch.full((d - 5,), side.tail, dtype=F64)]).pow(-2) - shift
     assert float(squared.sum()) == pytest.approx(float(values.sum()))
-    narrow = damp_side(Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64)
+    narrow = damp_side(
+        Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64
+    )
     assert isinstance(narrow, Dense)
-    for rank in (6, 7, 23, 24, 25, 1000):  # of 24: between a quarter of the width and the width, and beyond it
-        kept = damp_side(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=rank), F64)
-        whole = damp_side(Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=None), F64)
+    for rank in (
+        6,
+        7,
+        23,
+        24,
+        25,
+        1000,
+    ):  # of 24: between a quarter of the width and the width, and beyond it
+        kept = damp_side(
+            Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=rank), F64
+        )
+        whole = damp_side(
+            Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=None), F64
+        )
         assert isinstance(kept, LowRank) == (rank == 6) and isinstance(whole, Dense)
         assert rank == 6 or torch.equal(kept.root, whole.root)
     for wrong in (0, 2.5, float("nan"), True):
@@ -83,21 +98,28 @@ def test_pairs_that_were_never_computed_count_by_their_mean():
     dense = damp_side(held, Damping(value=0.1, max_rank=None), F64)
     shift = 0.1 * float(values.mean())
     assert isinstance(dense, Dense)
-    assert torch.allclose(_matrix(dense, d), _power(held.dense() + shift * torch.eye(d, dtype=F64), -0.5))
+    assert torch.allclose(
+        _matrix(dense, d), _power(held.dense() + shift * torch.eye(d, dtype=F64), -0.5)
+    )
     floor = float(values[15:].mean())
     assert condition_numbers(held, damping) == (
-        pytest.approx(10 / floor), pytest.approx((10 + shift) / (floor + shift)),
-    )  # fmt: skip
+        pytest.approx(10 / floor),
+        pytest.approx((10 + shift) / (floor + shift)),
+    )
 
 
 def test_eigenvalues_far_below_the_damping_are_the_tail():
     values = torch.tensor([10.0, 5.0, 1e-4, 1e-5, 0.0, 0.0], dtype=F64)
-    side = damp_side(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=1e-2), F64)
+    side = damp_side(
+        Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=1e-2), F64
+    )
     shift = 0.1 * float(values.sum()) / 6
     assert isinstance(side, LowRank) and side.scale.numel() == 2
     assert side.tail == pytest.approx((float(values[2:].sum()) / 4 + shift) ** -0.5)
     assert torch.allclose(side.scale, (values[:2] + shift).pow(-0.5))
-    everything = damp_side(Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64)
+    everything = damp_side(
+        Eigen(torch.eye(6, dtype=F64), values), Damping(value=0.1, rank_tolerance=0.0), F64
+    )
     assert torch.allclose(_matrix(side, 6), _matrix(everything, 6), rtol=6e-3, atol=0)
 
 
@@ -129,8 +151,12 @@ def test_relative_damping_is_the_balanced_split_of_one_damping(rho, a_scale, g_s
 
 def test_absolute_damping_is_that_of_the_paper():
     factor = _eigen(6, 20)
-    side = damp_side(factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64)
-    exact = _power((factor.dense() + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64), -0.5)
+    side = damp_side(
+        factor, Damping(value=1e-2, gamma=3e-2, mode="absolute", rank_tolerance=0.0), F64
+    )
+    exact = _power(
+        (factor.dense() + 1e-2 * torch.eye(6, dtype=F64)) + 3e-2 * torch.eye(6, dtype=F64), -0.5
+    )
     assert torch.allclose(_matrix(side, 6), exact, atol=1e-10)
     empty = Eigen(torch.zeros(6, 0, dtype=F64), torch.zeros(0, dtype=F64))
     bare = damp_side(empty, Damping(value=1e-2, gamma=3e-2, mode="absolute"), F64)
@@ -150,7 +176,10 @@ def test_absolute_damping_is_that_of_the_paper():
 )
 def test_an_empty_factor_is_the_identity_of_unit_scale(factor):
     assert damp_side(factor, Damping(), torch.float32) == Identity()
-    assert elementwise_scale(factor, Damping(), (2, 2), torch.float32).tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert elementwise_scale(factor, Damping(), (2, 2), torch.float32).tolist() == [
+        [1.0, 1.0],
+        [1.0, 1.0],
+    ]
 
 
 def test_diagonal_and_isotropic_sides():
@@ -160,7 +189,9 @@ def test_diagonal_and_isotropic_sides():
     assert isinstance(side, Diagonal) and torch.allclose(side.scale, (values + shift).pow(-0.5))
     assert damp_side(IsotropicFactor(3, 2.0), Damping(), F64) == Identity(pytest.approx(2.2**-0.5))
     scale = elementwise_scale(DiagonalFactor(values), Damping(exponent=0.25), (3, 1), torch.float32)
-    assert scale.shape == (3, 1) and torch.allclose(scale[:, 0].double(), (values + shift).pow(-0.25))
+    assert scale.shape == (3, 1) and torch.allclose(
+        scale[:, 0].double(), (values + shift).pow(-0.25)
+    )
     flat = elementwise_scale(IsotropicFactor(6, 2.0), Damping(), (2, 3), torch.float32)
     assert flat.shape == (2, 3) and torch.allclose(flat, torch.full((2, 3), 2.2**-0.5))
 
@@ -192,7 +223,9 @@ def test_bad_values_are_named(fields, message):
         Damping(**fields)
 
 
-@pytest.mark.parametrize(("mass", "rank"), [(0.0, 20), (0.5, 1), (0.3, 2), (0.26, 2), (0.24, 3), (0.1, 4)])
+@pytest.mark.parametrize(
+    ("mass", "rank"), [(0.0, 20), (0.5, 1), (0.3, 2), (0.26, 2), (0.24, 3), (0.1, 4)]
+)
 def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) -> None:
     """Eigenvalues 1, 1/2, 1/4 … hold 2 in all: after k of them a share of 2⁻ᵏ is left."""
     values = 0.5 ** torch.arange(20, dtype=F64)
@@ -200,6 +233,8 @@ def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) 
     side = damp_side(Eigen(torch.eye(20, dtype=F64), values), damping, F64, widest_dense=10)
     assert isinstance(side, LowRank) and side.vectors.shape[1] == rank
     if rank < 20:
-        assert side.tail == pytest.approx((float(values[rank:].mean()) + 0.1 * float(values.mean())) ** -0.5)
+        assert side.tail == pytest.approx(
+            (float(values[rank:].mean()) + 0.1 * float(values.mean())) ** -0.5
+        )
     with pytest.raises(ValueError, match="tail_mass is a share"):
         Damping(tail_mass=1.0)

@@ -25,7 +25,10 @@ def releases(model: nn.Module, steps: int) -> list[Released]:
     shapes = {name: p.shape for name, p in model.named_parameters()}
     return [
         Released(
-            gradients={n: torch.randn(s, dtype=F64) for n, s in shapes.items()}, noise_variance=PHI, step=t, release=t + 1
+            gradients={n: torch.randn(s, dtype=F64) for n, s in shapes.items()},
+            noise_variance=PHI,
+            step=t,
+            release=t + 1,
         )
         for t in range(steps)
     ]
@@ -42,7 +45,12 @@ def run(config: DP2, net: nn.Module, steps: int) -> list[Metric]:
     for released in releases(net, steps):
         if config.is_due(released.step):
             built = config.build(
-                net, no_capture, released.step, rules, past=past, diagonal=lambda s: diagonal_metric(layers, s)
+                net,
+                no_capture,
+                released.step,
+                rules,
+                past=past,
+                diagonal=lambda s: diagonal_metric(layers, s),
             )
         metrics.append(built.metric)
         past = config.observe(released, past)
@@ -63,7 +71,11 @@ def by_hand(config: DP2, net: nn.Module, steps: int) -> dict[int, dict[str, Tens
         least = config.floor * flat.mean()
         subtracted = noise / bias if config.corrected else 0.0
         moments = {name: (x / bias - subtracted).clamp(min=least) for name, x in v.items()}
-        unit = torch.cat([m.flatten() for m in moments.values()]).mean().sqrt() if config.scale == "unit" else 1.0
+        unit = (
+            torch.cat([m.flatten() for m in moments.values()]).mean().sqrt()
+            if config.scale == "unit"
+            else 1.0
+        )
         found[start + s] = {name: m.sqrt() / unit for name, m in moments.items()}
     return found
 
@@ -72,7 +84,10 @@ def by_hand(config: DP2, net: nn.Module, steps: int) -> dict[int, dict[str, Tens
 @pytest.mark.parametrize("scale", ["unit", "raw"])
 @pytest.mark.parametrize("phase", [1, 3])
 def test_metrics_equal_the_recursion(phase: int, scale: str, corrected: bool) -> None:
-    net, config = model(), DP2(phase=phase, scale=scale, corrected=corrected, clip_ratio=2.5, floor=0.05)
+    net, config = (
+        model(),
+        DP2(phase=phase, scale=scale, corrected=corrected, clip_ratio=2.5, floor=0.05),
+    )
     steps = 7 * phase
     metrics, exact = run(config, net, steps), by_hand(config, net, steps)
     for t, metric in enumerate(metrics):
@@ -82,8 +97,12 @@ def test_metrics_equal_the_recursion(phase: int, scale: str, corrected: bool) ->
         roots = exact[t // phase * phase]
         whole = torch.cat([roots["0.weight"], roots["0.bias"].unsqueeze(1)], 1)
         torch.testing.assert_close(metric["0"].scale, 1 / whole / 2.5, rtol=1e-12, atol=0)
-        torch.testing.assert_close(metric["1"].scale["weight"], 1 / roots["1.weight"] / 2.5, rtol=1e-12, atol=0)
-        torch.testing.assert_close(metric["2"].scale, 1 / roots["2.weight"] / 2.5, rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            metric["1"].scale["weight"], 1 / roots["1.weight"] / 2.5, rtol=1e-12, atol=0
+        )
+        torch.testing.assert_close(
+            metric["2"].scale, 1 / roots["2.weight"] / 2.5, rtol=1e-12, atol=0
+        )
 
 
 def test_phases_and_learning_rates() -> None:
@@ -100,19 +119,25 @@ def test_correction_takes_the_noise_out_of_the_second_moments() -> None:
     past: dict[str, Tensor] = {}
     for t in range(200):
         gradients = {"weight": torch.randn(60, 60, dtype=F64) * PHI**0.5}
-        past = config.observe(Released(gradients=gradients, noise_variance=PHI, step=t, release=t + 1), past)
+        past = config.observe(
+            Released(gradients=gradients, noise_variance=PHI, step=t, release=t + 1), past
+        )
     bias = 1 - 0.5 ** float(past["updates"])
     assert float(past["noise"]) / bias == pytest.approx(PHI / 5, rel=1e-12)
     assert float(past["v/weight"].mean()) / bias == pytest.approx(PHI / 5, rel=0.1)
     layers = find_layers(net)
-    built = config.build(net, no_capture, 5, {"": "linear"}, past=past, diagonal=lambda s: diagonal_metric(layers, s))
+    built = config.build(
+        net, no_capture, 5, {"": "linear"}, past=past, diagonal=lambda s: diagonal_metric(layers, s)
+    )
     share = float(built.report[0]["note"].split(";")[1].split("%")[0]) / 100
     assert 0.4 < share < 0.8
 
 
 def test_a_metric_of_other_layers_has_their_layout() -> None:
     """Embeddings lie crosswise; the groups of a convolution share the mean of their factors."""
-    net = nn.ModuleDict({"table": nn.Embedding(5, 3), "conv": nn.Conv1d(4, 6, 2, groups=2)}).double()
+    net = nn.ModuleDict(
+        {"table": nn.Embedding(5, 3), "conv": nn.Conv1d(4, 6, 2, groups=2)}
+    ).double()
     layers = find_layers(net)
     scales = {name: torch.rand(p.shape, dtype=F64) + 0.1 for name, p in net.named_parameters()}
     metric = diagonal_metric(layers, scales)

@@ -28,11 +28,19 @@ def _root(d: int) -> Dense:
 
 
 @given(
-    n=st.integers(1, 4), t=st.integers(1, 7), d_in=st.integers(1, 6), d_out=st.integers(1, 6), groups=st.integers(1, 2)
+    n=st.integers(1, 4),
+    t=st.integers(1, 7),
+    d_in=st.integers(1, 6),
+    d_out=st.integers(1, 6),
+    groups=st.integers(1, 2),
 )
 def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_out, groups):
     torch.manual_seed(n + t)
-    block = Outer(torch.randn(n * groups, t, d_in, dtype=F64), torch.randn(n * groups, t, d_out, dtype=F64), groups)
+    block = Outer(
+        torch.randn(n * groups, t, d_in, dtype=F64),
+        torch.randn(n * groups, t, d_out, dtype=F64),
+        groups,
+    )
     for entry in (None, Kronecker(_root(d_in), _root(d_out))):
         formed = (entry or Kronecker()).whiten(block.per_example()).reshape(n, -1).square().sum(1)
         assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
@@ -52,7 +60,9 @@ def test_norms_of_embeddings_and_materialised_gradients():
     weight = torch.rand(3)
     exact = (small.grads["weight"] * weight).square().sum(1) + small.grads["bias"].square().sum(1)
     assert torch.allclose(layer_squares(small, Elementwise({"weight": weight})), exact.double())
-    norms, again = probe_norms({"a": block, "b": small}, {}, {"b": Elementwise({"weight": 1 + 0 * weight})})
+    norms, again = probe_norms(
+        {"a": block, "b": small}, {}, {"b": Elementwise({"weight": 1 + 0 * weight})}
+    )
     assert torch.equal(norms, again)
     assert torch.allclose(norms.square(), layer_squares(block, None) + layer_squares(small, None))
 
@@ -66,7 +76,10 @@ def test_signal_to_noise_is_the_ratio_written_out():
     for metric, attribute in (({}, "plain"), (built.metric, "preconditioned")):
         energy = {"0": 0.0, "2": 0.0}
         for chunk in blocks:
-            z = {n: metric.get(n, Kronecker()).whiten(b.per_example()).flatten(1).double() for n, b in chunk.items()}
+            z = {
+                n: metric.get(n, Kronecker()).whiten(b.per_example()).flatten(1).double()
+                for n, b in chunk.items()
+            }
             norms = torch.cat(list(z.values()), 1).norm(dim=1)
             clip = (0.5 / norms).clamp(max=1.0)
             for n in z:
@@ -106,10 +119,14 @@ def test_inner_products_of_factors_equal_those_of_matrices(first, second):
 def test_similarity_of_factor_sets():
     model = cnn().double()
     probes = [PinkNoise(CNN_SHAPE), WhiteNoise(CNN_SHAPE)]
-    pink, white = (KFAC(sides="both", probe=p, probe_size=32).factors(model, capture) for p in probes)
+    pink, white = (
+        KFAC(sides="both", probe=p, probe_size=32).factors(model, capture) for p in probes
+    )
     for sides in compare_factors(pink, pink).values():
         for same in sides.values():
-            assert same.cosine == pytest.approx(1.0, abs=1e-9) and same.relative_error == pytest.approx(0.0, abs=1e-6)
+            assert same.cosine == pytest.approx(
+                1.0, abs=1e-9
+            ) and same.relative_error == pytest.approx(0.0, abs=1e-6)
     similarity = compare_factors(pink, white)["0"]["input"]
     a, b = pink["0"].sides["input"].dense(), white["0"].sides["input"].dense()
     assert similarity.cosine == pytest.approx(float((a * b).sum() / a.norm() / b.norm()), rel=1e-9)
@@ -154,11 +171,16 @@ def test_layers_of_an_unknown_kind_count_in_no_norm_and_have_no_ratio():
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_norms_of_the_last_examples(count):
-    tied = Tied(Lookup(torch.tensor([[0], [1], [1]]), torch.randn(3, 1, 2), 4), Outer(torch.randn(3, 2, 2), torch.randn(3, 2, 4)))
+    tied = Tied(
+        Lookup(torch.tensor([[0], [1], [1]]), torch.randn(3, 1, 2), 4),
+        Outer(torch.randn(3, 2, 2), torch.randn(3, 2, 4)),
+    )
     blocks = {
         "outer": Outer(torch.randn(6, 2, 3), torch.randn(6, 2, 2), 2),
         "lookup": Lookup(torch.randint(5, (3, 4)), torch.randn(3, 4, 2), 5),
         "small": PerExample({"weight": torch.randn(3, 2)}),
         "tied": tied,
     }
-    assert torch.allclose(probe_norms(blocks, {}, last=count)[0], probe_norms(blocks, {})[0][-count:])
+    assert torch.allclose(
+        probe_norms(blocks, {}, last=count)[0], probe_norms(blocks, {})[0][-count:]
+    )

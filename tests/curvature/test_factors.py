@@ -48,7 +48,11 @@ def _brute(block: Outer, sharing: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @given(
-    n=st.integers(1, 6), t=st.integers(1, 4), d_in=st.integers(1, 9), d_out=st.integers(1, 9), groups=st.integers(1, 3)
+    n=st.integers(1, 6),
+    t=st.integers(1, 4),
+    d_in=st.integers(1, 9),
+    d_out=st.integers(1, 9),
+    groups=st.integers(1, 3),
 )
 def test_streamed_factors_equal_the_sum_written_out(sharing, n, t, d_in, d_out, groups):
     torch.manual_seed(n + 10 * t + 100 * d_in)
@@ -88,7 +92,9 @@ def test_traces_multiply_to_the_mean_square_of_independent_gradients():
 def test_groups_of_a_convolution_are_averaged():
     block = _outer(4, 3, 5, 2, groups=2)
     halves = [Outer(block.a[g::2], block.b[g::2]) for g in range(2)]
-    for whole, parts in zip(kronecker_factors(block), zip(*map(kronecker_factors, halves), strict=True), strict=True):
+    for whole, parts in zip(
+        kronecker_factors(block), zip(*map(kronecker_factors, halves), strict=True), strict=True
+    ):
         assert torch.allclose(whole, sum(parts) / 2)
 
 
@@ -103,7 +109,9 @@ def test_an_embedding_has_the_expected_row_counts(sharing):
     else:
         exact = one_hot.mean(1).square().mean(0)
     assert isinstance(factors.sides["input"], DiagonalFactor)
-    exact = (exact + exact.sum() / 6) * 6 / (6 + 6)  # six tokens were read; one more read of each of six rows
+    exact = (
+        (exact + exact.sum() / 6) * 6 / (6 + 6)
+    )  # six tokens were read; one more read of each of six rows
     assert torch.allclose(factors.sides["input"].values, exact)
     b = block.b.flatten(0, 1) if sharing == "expand" else block.b.sum(1)
     assert torch.allclose(factors.sides["output"].dense(), b.T @ b / b.shape[0], atol=1e-5)
@@ -135,14 +143,20 @@ def test_a_later_larger_chunk_is_added_in_the_same_scale():
     for piece in rows:
         accumulator.add(piece, 6)
     exact = sum(r.double().T @ r.double() for r in rows) / 18
-    assert torch.allclose(accumulator.result().dense().double(), exact, rtol=1e-4, atol=1e-4 * float(exact.max()))
+    assert torch.allclose(
+        accumulator.result().dense().double(), exact, rtol=1e-4, atol=1e-4 * float(exact.max())
+    )
 
 
 def test_a_wide_side_stays_low_rank_while_rows_are_few_and_falls_back_beyond_that():
     wide = FactorAccumulator(50, max_size=8)
     for _ in range(2):
         wide.add(torch.randn(4, 50), 4)
-    assert isinstance(wide.result(), Eigen) and wide.result().vectors.shape == (50, 8) and not wide.note
+    assert (
+        isinstance(wide.result(), Eigen)
+        and wide.result().vectors.shape == (50, 8)
+        and not wide.note
+    )
     rows = torch.randn(12, 50)
     diagonal = FactorAccumulator(50, max_size=8)
     identity = FactorAccumulator(50, max_size=8, oversize="identity")

@@ -17,9 +17,17 @@ transformers = pytest.importorskip("transformers")
 def gpt2(vocab: int = 12) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=vocab, n_positions=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, resid_pdrop=0.0,
-        attn_pdrop=0.0, embd_pdrop=0.0,
-    )  # fmt: skip
+        vocab_size=vocab,
+        n_positions=16,
+        n_embd=8,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+    )
     model = transformers.GPT2LMHeadModel(config)
     with torch.no_grad():
         model.transformer.wte.weight.mul_(40)  # far from uniform
@@ -33,7 +41,12 @@ def test_every_token_is_drawn_from_the_model_given_those_before() -> None:
     model.eval()
     with torch.no_grad():
         first = model(torch.tensor([[0]])).logits[0, -1].double().softmax(0)
-        third = model(torch.stack([torch.zeros(12, dtype=torch.int64), torch.arange(12)], 1)).logits[:, -1].double().softmax(1)
+        third = (
+            model(torch.stack([torch.zeros(12, dtype=torch.int64), torch.arange(12)], 1))
+            .logits[:, -1]
+            .double()
+            .softmax(1)
+        )
     assert first.max() > 0.2  # an ordinary model would be no test
     for expected, column in ((first, 1), (first @ third, 2)):
         found = torch.bincount(ids[:, column], minlength=12) / n
@@ -49,7 +62,10 @@ def test_the_model_and_the_global_numbers_stay_as_they_are() -> None:
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert first == generated_text(model, 5, 8, start_id=0, seed=3, chunk=2)
     assert first != generated_text(model, 5, 8, start_id=0, seed=4, chunk=2)
-    assert first.describe()["source"] == "public" and "written by GPT2LMHeadModel, seed 3" in first.provenance
+    assert (
+        first.describe()["source"] == "public"
+        and "written by GPT2LMHeadModel, seed 3" in first.provenance
+    )
 
 
 def test_a_text_is_over_behind_its_end() -> None:
@@ -65,12 +81,16 @@ def test_a_text_is_over_behind_its_end() -> None:
 def test_it_is_a_probe() -> None:
     model, ids = gpt2(), torch.randint(0, 12, (16, 8))
     probe = generated_text(model, 8, 8, start_id=0, end_id=0)
-    plan = PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=KFAC(probe=probe, probe_size=4)).calibrate(8.0, 1e-2, 16)
+    plan = PrivacyConfig(
+        expected_batch_size=4, steps=1, preconditioner=KFAC(probe=probe, probe_size=4)
+    ).calibrate(8.0, 1e-2, 16)
     assert isinstance(probe, PublicData)
 
     def losses(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
         logits = model(batch[0]).logits
-        return nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), batch[0][:, 1:], reduction="none").mean(1)
+        return nn.functional.cross_entropy(
+            logits[:, :-1].transpose(1, 2), batch[0][:, 1:], reduction="none"
+        ).mean(1)
 
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (ids,)) as session:
         session.step(next(session.batches()), losses)

@@ -19,11 +19,24 @@ from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, s
 
 def public(*shape: int, n: int = 30) -> PublicData:
     generator = torch.Generator().manual_seed(5)
-    return PublicData(torch.randn(n, *shape, generator=generator), torch.arange(n) % 3, provenance="drawn at random")
+    return PublicData(
+        torch.randn(n, *shape, generator=generator),
+        torch.arange(n) % 3,
+        provenance="drawn at random",
+    )
 
 
 def gep(probe: object = None, **settings: object) -> GEP:
-    return GEP(**{"probe": probe or public(12), "rank": 6, "groups": 1, "labels": "given", "chunk": 7, **settings})
+    return GEP(
+        **{
+            "probe": probe or public(12),
+            "rank": 6,
+            "groups": 1,
+            "labels": "given",
+            "chunk": 7,
+            **settings,
+        }
+    )
 
 
 def built(model: nn.Module, config: GEP, step: int = 0) -> Basis:
@@ -35,24 +48,34 @@ def dense(basis: Basis) -> Tensor:
     columns = []
     for one in torch.eye(basis.metric.width, dtype=torch.float64):
         parts = [span.combine(one) for span in basis.metric.spans.values()]
-        tensors = [x for part in parts for x in (part.values() if isinstance(part, dict) else [part])]
+        tensors = [
+            x for part in parts for x in (part.values() if isinstance(part, dict) else [part])
+        ]
         columns.append(torch.cat([x.flatten() for x in tensors]))
     return torch.stack(columns, 1)
 
 
 def public_gradients(model: nn.Sequential, probe: PublicData) -> Tensor:
-    """Per-example gradients `[m, p]` by plain autograd: weight and bias of a linear layer as one matrix."""
+    """Per-example gradients `[m, p]` by plain autograd: weight and bias of a linear layer as one
+    matrix.
+    """
     rows = []
     for x, y in zip(probe.inputs.double(), probe.labels, strict=True):
-        grads = torch.autograd.grad(F.cross_entropy(model(x[None]), y[None]), list(model.parameters()))
+        grads = torch.autograd.grad(
+            F.cross_entropy(model(x[None]), y[None]), list(model.parameters())
+        )
         pairs = zip(grads[::2], grads[1::2], strict=True)
         rows.append(torch.cat([torch.cat([w, b[:, None]], 1).flatten() for w, b in pairs]))
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("model", [mlp(), cnn(), cnn(2), Text()], ids=["mlp", "cnn", "grouped", "text"])
+@pytest.mark.parametrize(
+    "model", [mlp(), cnn(), cnn(2), Text()], ids=["mlp", "cnn", "grouped", "text"]
+)
 @pytest.mark.parametrize("groups", [1, 2, 9])
-def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(model: nn.Module, groups: int) -> None:
+def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(
+    model: nn.Module, groups: int
+) -> None:
     model, probe = model.double(), public(12)
     if isinstance(model, Text):
         probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
@@ -60,12 +83,18 @@ def test_columns_are_orthonormal_within_groups_and_split_a_gradient_exactly(mode
         probe = public(*CNN_SHAPE)
     basis = built(model, gep(probe, groups=groups, labels="uniform", rank=7))
     matrix = dense(basis)
-    torch.testing.assert_close(matrix.T @ matrix, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        matrix.T @ matrix, torch.eye(7, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     assert basis.metric.defect < 1e-12
     g = torch.randn(len(matrix), dtype=torch.float64)
-    torch.testing.assert_close(matrix @ (matrix.T @ g) + (g - matrix @ (matrix.T @ g)), g, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        matrix @ (matrix.T @ g) + (g - matrix @ (matrix.T @ g)), g, rtol=0, atol=1e-12
+    )
     for span in basis.metric.spans.values():
-        assert span.length == pytest.approx(math.sqrt(sum(float(v.square().sum()) for v in span.vectors.values())))
+        assert span.length == pytest.approx(
+            math.sqrt(sum(float(v.square().sum()) for v in span.vectors.values()))
+        )
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -73,7 +102,9 @@ def test_it_is_the_power_iteration_on_public_gradients(iterations: int) -> None:
     model = mlp().double()
     config = gep(power_iterations=iterations, probe_size=30)
     order = torch.randperm(30, generator=public_generator(0, 4))
-    probe = PublicData(config.probe.inputs[order], config.probe.labels[order], provenance="in the order drawn")
+    probe = PublicData(
+        config.probe.inputs[order], config.probe.labels[order], provenance="in the order drawn"
+    )
     g = public_gradients(model, probe)
     expected = torch.randn(6, g.shape[1], generator=public_generator(0, 4, "subspace")).double().T
     for _ in range(iterations):
@@ -127,10 +158,12 @@ def test_layers_without_a_public_gradient_still_get_orthonormal_directions() -> 
     with torch.no_grad():
         model[2].weight.zero_()  # nothing reaches the first layer
     matrix = dense(built(model, gep(groups=2)))
-    torch.testing.assert_close(matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        matrix.T @ matrix, torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-12
+    )
 
 
-# -- what does not work ------------------------------------------------------------------------------------------------
+# -- what does not work ----------------------------------------------------------------------------
 
 
 class Branch(nn.Module):
@@ -182,7 +215,10 @@ def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> 
 
 def test_as_many_directions_as_parameters_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"layers '2' 8 directions of 8 parameters"):
-        built(nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 2)), gep(rank=25, groups=2, labels="uniform"))
+        built(
+            nn.Sequential(nn.Linear(12, 3), nn.Tanh(), nn.Linear(3, 2)),
+            gep(rank=25, groups=2, labels="uniform"),
+        )
 
 
 def test_public_gradients_that_overflow_are_refused() -> None:
@@ -191,11 +227,14 @@ def test_public_gradients_that_overflow_are_refused() -> None:
         built(nn.Sequential(nn.Linear(12, 8), nn.Linear(8, 4)), gep(probe, labels="uniform"))
 
 
-# -- description and state ---------------------------------------------------------------------------------------------
+# -- description and state -------------------------------------------------------------------------
 
 
 def test_the_description_is_plain_and_tells_settings_apart() -> None:
-    described = [json.dumps(c.describe()) for c in (gep(), gep(residual_norm=None), gep(share=0.3), gep(FeatureNoise(12)))]
+    described = [
+        json.dumps(c.describe())
+        for c in (gep(), gep(residual_norm=None), gep(share=0.3), gep(FeatureNoise(12)))
+    ]
     assert len(set(described)) == 4
     assert json.loads(described[0])["name"] == "gep" and json.loads(described[1])["name"] == "b-gep"
     assert json.loads(described[0])["uses_private_data"] is False
@@ -206,11 +245,18 @@ def test_the_description_is_plain_and_tells_settings_apart() -> None:
 def test_its_state_restores_every_bit(residual_norm: float | None) -> None:
     model = Text().double()
     probe = PublicData(torch.randint(0, 11, (30, 7)), provenance="random text")
-    basis = built(model, gep(probe, groups=2, labels="uniform", residual_norm=residual_norm, share=0.3), step=8)
+    basis = built(
+        model,
+        gep(probe, groups=2, labels="uniform", residual_norm=residual_norm, share=0.3),
+        step=8,
+    )
     again = Basis.from_state_dict(basis.state_dict())
     assert isinstance(again, Basis) and again.digest == basis.digest and again.step == 8
     assert torch.equal(dense(again), dense(basis))
-    assert again.metric.clipping == basis.metric.clipping and again.metric.residual_scale == basis.metric.residual_scale
+    assert (
+        again.metric.clipping == basis.metric.clipping
+        and again.metric.residual_scale == basis.metric.residual_scale
+    )
     again.to("cpu").check(shapes_of(model))
     with pytest.raises(ValueError, match="belongs to another model"):
         again.check(shapes_of(Text(rows=12)))
@@ -220,6 +266,8 @@ def test_its_state_restores_every_bit(residual_norm: float | None) -> None:
 
 def test_the_state_of_another_preconditioner_is_refused() -> None:
     model = mlp()
-    other = KFAC(sides="both", probe=FeatureNoise(12), probe_size=16).build(model, capture, 0, rules_of(model))
+    other = KFAC(sides="both", probe=FeatureNoise(12), probe_size=16).build(
+        model, capture, 0, rules_of(model)
+    )
     with pytest.raises(ValueError, match="written by another preconditioner"):
         Basis.from_state_dict(other.state_dict())

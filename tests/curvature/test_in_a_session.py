@@ -1,4 +1,6 @@
-"""Preconditioners beside KFAC through the whole loop: every release against a float64 loop over single examples."""
+"""Preconditioners beside KFAC through the whole loop: every release against a float64 loop over
+single examples.
+"""
 
 from __future__ import annotations
 
@@ -79,32 +81,72 @@ def loss_fn(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 SETTINGS: dict[str, tuple[Any, str]] = {
-    "ngd": (lambda k: NGD(probe=public(k), lambda_safe=0.05, lambda_base=1e-3, steps=STEPS, every=2), "natural"),
-    "ngd whitened": (lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2), "whitened"),
-    "ngd after": (lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="after"), "whitened"),
-    "ngd before": (lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="before"), "inverse"),
+    "ngd": (
+        lambda k: NGD(probe=public(k), lambda_safe=0.05, lambda_base=1e-3, steps=STEPS, every=2),
+        "natural",
+    ),
+    "ngd whitened": (
+        lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2),
+        "whitened",
+    ),
+    "ngd after": (
+        lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="after"),
+        "whitened",
+    ),
+    "ngd before": (
+        lambda k: NGD(probe=public(k), lambda_safe=0.05, steps=STEPS, every=2, order="before"),
+        "inverse",
+    ),
     "adadps": (lambda k: AdaDPS(probe=public(k), batch_size=10, every=2), "whitened"),
-    "adadps decay": (lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9), "whitened"),
+    "adadps decay": (
+        lambda k: AdaDPS(probe=public(k), batch_size=10, every=2, decay=0.9),
+        "whitened",
+    ),
     "dp2": (lambda k: DP2(phase=2, clip_ratio=2.0), "whitened"),
     "dp2 corrected": (lambda k: DP2(phase=2, corrected=True), "whitened"),
-    "oracle": (lambda k: KFAC(sides="both", probe=PrivateOracle(data(k)), labels="given", probe_size=24, every=2), "whitened"),
-    "hybrid": (
+    "oracle": (
         lambda k: KFAC(
-            sides="both", probe=PinkNoise(SHAPE) if k == "conv" else PublicData(inputs(k, 20, 3), provenance="ids"),
-            output_probe=public(k), labels="given", probe_size=24, every=2,
+            sides="both", probe=PrivateOracle(data(k)), labels="given", probe_size=24, every=2
         ),
         "whitened",
     ),
-    "control": (lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"), "whitened"),
-    "inputs, natural": (lambda k: KFAC(probe=public(k), probe_size=24, every=2, sides="input"), "natural"),
-    "control, natural": (lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"), "natural"),
-}  # fmt: skip
+    "hybrid": (
+        lambda k: KFAC(
+            sides="both",
+            probe=PinkNoise(SHAPE)
+            if k == "conv"
+            else PublicData(inputs(k, 20, 3), provenance="ids"),
+            output_probe=public(k),
+            labels="given",
+            probe_size=24,
+            every=2,
+        ),
+        "whitened",
+    ),
+    "control": (
+        lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"),
+        "whitened",
+    ),
+    "inputs, natural": (
+        lambda k: KFAC(probe=public(k), probe_size=24, every=2, sides="input"),
+        "natural",
+    ),
+    "control, natural": (
+        lambda k: KFAC(sides="both", probe=public(k), probe_size=24, every=2, control="random"),
+        "natural",
+    ),
+}
 
 
 def plan_of(name: str, kind: str, noise: float = 0.5) -> Plan:
     make, readout = SETTINGS[name]
     config = PrivacyConfig(
-        expected_batch_size=B, steps=STEPS, max_grad_norm=0.4, test_mode_seed=7, preconditioner=make(kind), readout=readout
+        expected_batch_size=B,
+        steps=STEPS,
+        max_grad_norm=0.4,
+        test_mode_seed=7,
+        preconditioner=make(kind),
+        readout=readout,
     )
     return config.with_noise(noise, 1e-3, N)
 
@@ -113,16 +155,20 @@ def session(p: Plan, net: nn.Module, kind: str, **options: Any) -> Session:
     return Session(p, net, torch.optim.SGD(net.parameters(), LR), data(kind), **options)
 
 
-# -- the loop, with every map as one explicit matrix -------------------------------------------------------------------
+# -- the loop, with every map as one explicit matrix -----------------------------------------------
 
 
 def whole(entry: Entry, d_out: int, d_in: int) -> Tensor:
     """The map on the row-major vec of `[d_out, d_in]`."""
     if isinstance(entry, Kronecker):
-        return torch.kron(explicit(entry.output, d_out).contiguous(), explicit(entry.input, d_in).contiguous())
+        return torch.kron(
+            explicit(entry.output, d_out).contiguous(), explicit(entry.input, d_in).contiguous()
+        )
     assert isinstance(entry, Eigenbasis)
     eye = [torch.eye(d, dtype=F64) for d in (d_out, d_in)]
-    q_out, q_in = (e if q is None else q for q, e in zip((entry.output, entry.input), eye, strict=True))
+    q_out, q_in = (
+        e if q is None else q for q, e in zip((entry.output, entry.input), eye, strict=True)
+    )
     q = torch.kron(q_out.contiguous(), q_in.contiguous())
     even = entry.rest or 0.0  # of what is orthogonal to the columns of Q_in, where those are few
     return q @ torch.diag(entry.scale.flatten() - even) @ q.T + even * torch.eye(len(q), dtype=F64)
@@ -152,7 +198,9 @@ def mapped(layers: list[Layer], metric: Metric, tensors: dict[str, Tensor]) -> d
     return out
 
 
-def expected(net: nn.Module, p: Plan, metric: Metric, indices: Any, kind: str, step: int) -> dict[str, Tensor]:
+def expected(
+    net: nn.Module, p: Plan, metric: Metric, indices: Any, kind: str, step: int
+) -> dict[str, Tensor]:
     """The update of a step by a loop over its examples."""
     layers = find_layers(net)
     total = {name: torch.zeros_like(q) for name, q in net.named_parameters()}
@@ -160,7 +208,10 @@ def expected(net: nn.Module, p: Plan, metric: Metric, indices: Any, kind: str, s
     for grads in looped(net, batch, loss_fn):
         z = mapped(layers, metric, grads)
         norm = torch.sqrt(sum(x.square().sum() for x in z.values()))
-        total = {name: t + min(1.0, p.max_grad_norm / max(float(norm), 1e-300)) * z[name] for name, t in total.items()}
+        total = {
+            name: t + min(1.0, p.max_grad_norm / max(float(norm), 1e-300)) * z[name]
+            for name, t in total.items()
+        }
     order = clipped(net, layers, example_rows(data(kind), [0]), loss_fn, 1.0, metric)[1]
     noise = p.noise_stream()
     noisy = gaussian_release(
@@ -178,7 +229,9 @@ def expected(net: nn.Module, p: Plan, metric: Metric, indices: Any, kind: str, s
 
 @pytest.mark.parametrize("kind", ["conv", "tokens"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_every_release_equals_a_loop_over_examples(name: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_release_equals_a_loop_over_examples(
+    name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     p, net = plan_of(name, kind), model(kind)
     built: list[int] = []
     own = type(p.config.preconditioner)
@@ -200,7 +253,11 @@ def test_every_release_equals_a_loop_over_examples(name: str, kind: str, monkeyp
             for (full, q), held in zip(net.named_parameters(), before.parameters(), strict=True):
                 moved, where = (held - q) / LR, f"{full}, step {step}"
                 torch.testing.assert_close(
-                    moved, update[full], rtol=1e-8, atol=1e-9 * size, msg=lambda m, w=where: f"{w}: {m}"
+                    moved,
+                    update[full],
+                    rtol=1e-8,
+                    atol=1e-9 * size,
+                    msg=lambda m, w=where: f"{w}: {m}",
                 )
             assert bool(metric) == (not name.startswith("dp2") or step in (2, 3))
     assert built == [0, 2, 4]
@@ -224,18 +281,24 @@ def test_one_example_moves_the_sum_by_at_most_the_sensitivity(name: str, kind: s
         return loss_fn(m, rows) * 1e4
 
     for loss in (loss_fn, amplified):
-        totals = [clipped(net, layers, (x[k:], y[k:]), loss, p.max_grad_norm, metric)[1] for k in (0, 1)]
+        totals = [
+            clipped(net, layers, (x[k:], y[k:]), loss, p.max_grad_norm, metric)[1] for k in (0, 1)
+        ]
         moved = torch.sqrt(sum((totals[0][n] - totals[1][n]).square().sum() for n in totals[0]))
         assert 0 < float(moved) <= p.max_grad_norm * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("name", ["ngd", "ngd before", "adadps decay", "dp2 corrected", "hybrid", "control"])
+@pytest.mark.parametrize(
+    "name", ["ngd", "ngd before", "adadps decay", "dp2 corrected", "hybrid", "control"]
+)
 def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> None:
     """The checkpoint falls between two refreshes, and for DP² into the middle of a phase."""
     kind = "tokens"
 
     def run(net: nn.Module, stop: int | None = None, resume: bool = False) -> None:
-        with session(plan_of(name, kind), net, kind, ledger_path=tmp_path / f"{stop or resume}.jsonl") as s:
+        with session(
+            plan_of(name, kind), net, kind, ledger_path=tmp_path / f"{stop or resume}.jsonl"
+        ) as s:
             if resume:
                 s.restore(tmp_path / "checkpoint")
             for done, batch in enumerate(s.batches(), 1):
@@ -250,17 +313,25 @@ def test_a_resumed_run_is_the_same_bit_for_bit(name: str, tmp_path: Path) -> Non
     (tmp_path / "3.jsonl").rename(tmp_path / "True.jsonl")
     again = model(kind)
     run(again, resume=True)
-    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), again.parameters(), strict=True))
-    assert any(not torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(straight.parameters(), again.parameters(), strict=True)
+    )
+    assert any(
+        not torch.equal(a, b) for a, b in zip(resumed.parameters(), again.parameters(), strict=True)
+    )
 
 
 def test_ngd_with_a_floor_above_all_curvature_is_dp_sgd() -> None:
-    """F = I: the same run as DP-SGD with C and learning rate divided by the floor as they should be."""
+    """F = I: the same run as DP-SGD with C and learning rate divided by the floor as they should
+    be.
+    """
     kind, floor = "tokens", 100.0
     rest = {"expected_batch_size": B, "steps": STEPS, "test_mode_seed": 7}
     flat = NGD(probe=public(kind), lambda_safe=floor, lambda_base=floor, steps=STEPS)
     plans = [
-        PrivacyConfig(max_grad_norm=0.4 / floor**0.5, preconditioner=flat, readout="natural", **rest),
+        PrivacyConfig(
+            max_grad_norm=0.4 / floor**0.5, preconditioner=flat, readout="natural", **rest
+        ),
         PrivacyConfig(max_grad_norm=0.4, **rest),
     ]
     nets = [model(kind), model(kind)]
@@ -275,7 +346,9 @@ def test_ngd_with_a_floor_above_all_curvature_is_dp_sgd() -> None:
 
 def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> None:
     def made(ngd: NGD, readout: str) -> Plan:
-        config = PrivacyConfig(expected_batch_size=B, steps=STEPS, preconditioner=ngd, readout=readout)
+        config = PrivacyConfig(
+            expected_batch_size=B, steps=STEPS, preconditioner=ngd, readout=readout
+        )
         return config.with_noise(1.0, 1e-3, N)
 
     probe = public("tokens")

@@ -1,4 +1,6 @@
-"""Whitening inputs alone: their factors come from every example, all that needs gradients from the last ones."""
+"""Whitening inputs alone: their factors come from every example, all that needs gradients from the
+last ones.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,18 @@ SIZE, LAST = 100, 64
 
 
 class Mixed(nn.Module):
-    """Embeddings of tokens and of positions that all examples share, a norm layer, a shared linear layer, a head."""
+    """Embeddings of tokens and of positions that all examples share, a norm layer, a shared linear
+    layer, a head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.tokens, self.places = nn.Embedding(11, 6, padding_idx=0), nn.Embedding(5, 6)
-        self.norm, self.twice, self.head = nn.LayerNorm(6), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)
+        self.norm, self.twice, self.head = (
+            nn.LayerNorm(6),
+            nn.Linear(6, 6, bias=False),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.norm(self.tokens(ids) + self.places(torch.arange(ids.shape[1]).unsqueeze(0)))
@@ -66,7 +74,9 @@ class Watched:
         self.rules = {layer.name: layer.rule for layer in self.layers}
         self.seen: dict[bool, int] = {True: 0, False: 0}
 
-    def __call__(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Block]:
+    def __call__(
+        self, model: nn.Module, loss: Callable[[nn.Module], Tensor]
+    ) -> Mapping[str, Block]:
         with torch.set_grad_enabled(torch.is_grad_enabled() or self.always):
             blocks = capture(model, self.layers, loss)
             self.seen[torch.is_grad_enabled()] += next(iter(blocks.values())).batch_size
@@ -96,7 +106,9 @@ def test_inputs_of_all_examples_and_gradients_of_the_last(name: str, sharing: st
                 assert isinstance(factors.sides[role], DiagonalFactor)
                 torch.testing.assert_close(factors.sides[role].values, g.square().mean(0).flatten())
             continue
-        torch.testing.assert_close(dense(factors.sides["input"]), dense(whole[layer].sides["input"]))
+        torch.testing.assert_close(
+            dense(factors.sides["input"]), dense(whole[layer].sides["input"])
+        )
         b = blocks[layer].b
         rows = b.sum(1) if sharing == "reduce" else b.flatten(0, 1)
         assert factors.sides["output"].mean == pytest.approx(float(rows.square().mean()))
@@ -127,21 +139,31 @@ def test_small_probes_are_differentiated_whole(size: int):
 def test_output_factors_need_every_gradient(sides: str):
     model = cnn().double()
     watched = Watched(model)
-    KFAC(probe=PinkNoise(CNN_SHAPE), probe_size=SIZE, sides=sides).build(model, watched, 0, watched.rules)
+    KFAC(probe=PinkNoise(CNN_SHAPE), probe_size=SIZE, sides=sides).build(
+        model, watched, 0, watched.rules
+    )
     assert watched.seen == {True: SIZE, False: 0}
 
 
 @pytest.mark.parametrize("make", [cnn, Mixed])
 def test_the_metric_of_matrices_does_not_depend_on_it(make: Callable[[], nn.Module]):
-    """In the default scale the size of output gradients cancels: the metric is that of a refresh that differentiates all."""
+    """In the default scale the size of output gradients cancels: the metric is that of a refresh
+    that differentiates all.
+    """
     model = make().double()
-    probe = PinkNoise(CNN_SHAPE) if make is cnn else PublicData(torch.randint(11, (SIZE, 5)), provenance="random ids")
+    probe = (
+        PinkNoise(CNN_SHAPE)
+        if make is cnn
+        else PublicData(torch.randint(11, (SIZE, 5)), provenance="random ids")
+    )
     kfac = KFAC(probe=probe, probe_size=SIZE)
     watched, both = Watched(model), Watched(model, always=True)
     found, whole = (kfac.build(model, w, 0, w.rules) for w in (watched, both))
     matrices = [name for name, entry in found.metric.items() if hasattr(entry, "input")]
     for name in matrices:
-        g = torch.randn(3, found.shapes[name]["output"][0], found.shapes[name]["input"][0], dtype=torch.float64)
+        g = torch.randn(
+            3, found.shapes[name]["output"][0], found.shapes[name]["input"][0], dtype=torch.float64
+        )
         own, other = (built.metric[name].whiten(g) / built.scale for built in (found, whole))
         torch.testing.assert_close(own, other)
 
@@ -155,7 +177,9 @@ def test_a_layer_that_no_differentiated_example_reaches_takes_the_scale_of_the_o
     step = next(s for s in range(200) if _place(kfac, s) < SIZE - LAST)
     built = kfac.build(model, watched, step, watched.rules)
     assert set(built.metric) == {"head", "rare"}
-    assert torch.isfinite(built.metric["rare"].whiten(torch.ones(1, 3, 5, dtype=torch.float64))).all()
+    assert torch.isfinite(
+        built.metric["rare"].whiten(torch.ones(1, 3, 5, dtype=torch.float64))
+    ).all()
     assert built.metric["rare"].output.factor == pytest.approx(built.metric["head"].output.factor)
 
 
@@ -163,7 +187,9 @@ def _place(kfac: KFAC, step: int) -> int:
     """Where in the probe of a step the one example lies that reaches every layer."""
     from dpkfc.curvature.probe_pass import public_generator
 
-    return int((kfac.probe.sample(SIZE, public_generator(kfac.seed, step))[0][:, 0] > 0).nonzero()[0])
+    return int(
+        (kfac.probe.sample(SIZE, public_generator(kfac.seed, step))[0][:, 0] > 0).nonzero()[0]
+    )
 
 
 def test_nothing_stays_on_the_model():
@@ -172,7 +198,16 @@ def test_nothing_stays_on_the_model():
     before = {name: p.clone() for name, p in model.named_parameters()}
     KFAC(probe=PinkNoise(CNN_SHAPE), probe_size=SIZE).build(model, watched, 0, watched.rules)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
-    assert all(p.grad is None and p.requires_grad and torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert all(
+        p.grad is None and p.requires_grad and torch.equal(p, before[n])
+        for n, p in model.named_parameters()
+    )
     with pytest.raises(ValueError, match="leading axis must be the batch"), torch.no_grad():
-        dict(capture(model, watched.layers, lambda m: m(torch.randn(4, *CNN_SHAPE).double()).sum(1).repeat(2)))
+        dict(
+            capture(
+                model,
+                watched.layers,
+                lambda m: m(torch.randn(4, *CNN_SHAPE).double()).sum(1).repeat(2),
+            )
+        )
     assert all(not m._forward_hooks for m in model.modules())

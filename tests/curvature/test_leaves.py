@@ -20,19 +20,28 @@ def test_every_example_has_the_mean_and_std_asked_for(shape):
     flat = x.double().flatten(1)
     assert flat.mean(1).tolist() == pytest.approx([0.3] * 16, abs=1e-5)
     std = flat.std(1, correction=0)
-    assert ((std - 2.0).abs() < 1e-4).logical_or(std < 1e-6).all()  # a leaf may cover all of a narrow image
+    assert (
+        ((std - 2.0).abs() < 1e-4).logical_or(std < 1e-6).all()
+    )  # a leaf may cover all of a narrow image
     assert (std > 1).float().mean() > 0.4
 
 
 def test_most_neighbours_are_of_one_leaf_and_the_others_an_edge_apart():
-    """That is what Gaussian noise of the same spectrum has not: its differences are all of about one size."""
+    """That is what Gaussian noise of the same spectrum has not: its differences are all of about
+    one size.
+    """
 
     def kurtosis(probe):
         x, _ = probe.sample(200, _stream())
         steps = (x[..., 1:] - x[..., :-1]).flatten().double()
-        return float(steps.pow(4).mean() / steps.square().mean().square()), float((steps == 0).double().mean())
+        return float(steps.pow(4).mean() / steps.square().mean().square()), float(
+            (steps == 0).double().mean()
+        )
 
-    (edged, flat), (smooth, never) = kurtosis(DeadLeaves((1, 28, 28))), kurtosis(PinkNoise((1, 28, 28), power_exponent=2.0))
+    (edged, flat), (smooth, never) = (
+        kurtosis(DeadLeaves((1, 28, 28))),
+        kurtosis(PinkNoise((1, 28, 28), power_exponent=2.0)),
+    )
     assert edged > 10 and flat > 0.6
     assert smooth < 4 and never == 0
 
@@ -43,7 +52,9 @@ def test_radii_follow_their_density():
     radii = probe._radii(torch.linspace(0, 1, 1001, dtype=torch.float64))
     assert float(radii[0]) == pytest.approx(2.0) and float(radii[-1]) == pytest.approx(20.0)
     shares = (1 / 4 - radii**-2) / (1 / 4 - 1 / 400)
-    torch.testing.assert_close(shares, torch.linspace(0, 1, 1001, dtype=torch.float64), atol=1e-9, rtol=0)
+    torch.testing.assert_close(
+        shares, torch.linspace(0, 1, 1001, dtype=torch.float64), atol=1e-9, rtol=0
+    )
 
 
 def test_the_border_is_as_crowded_as_the_middle():
@@ -71,11 +82,15 @@ def test_a_pixel_has_the_level_of_the_last_leaf_that_lies_over_it():
                     across = place[1, leaf, i] * (width + 2 * r) - r - (x + 0.5)
                     if down**2 + across**2 <= r**2:
                         image[:, y, x] = level[leaf + 1, i]
-        torch.testing.assert_close(found[i], ((image - image.mean()) / image.std(correction=0)).float())
+        torch.testing.assert_close(
+            found[i], ((image - image.mean()) / image.std(correction=0)).float()
+        )
 
 
 def test_one_leaf_is_a_disc_of_its_area_on_the_ground():
-    x, _ = DeadLeaves((1, 64, 64), leaves=1, smallest=10.0, largest=10.0 / 64).sample(400, _stream())
+    x, _ = DeadLeaves((1, 64, 64), leaves=1, smallest=10.0, largest=10.0 / 64).sample(
+        400, _stream()
+    )
     levels = [len(image.unique()) for image in x]
     assert max(levels) == 2
     area = max(int((image == image.flatten().mode().values).logical_not().sum()) for image in x)
@@ -86,9 +101,13 @@ def test_one_leaf_is_a_disc_of_its_area_on_the_ground():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
 def test_channels_are_correlated_as_asked(correlation):
-    x, _ = DeadLeaves((2, 16, 16), leaves=150, channel_correlation=correlation).sample(400, _stream())
+    x, _ = DeadLeaves((2, 16, 16), leaves=150, channel_correlation=correlation).sample(
+        400, _stream()
+    )
     first, second = x[:, 0].flatten(), x[:, 1].flatten()
-    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(correlation, abs=0.08)
+    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(
+        correlation, abs=0.08
+    )
 
 
 def test_it_is_a_probe_of_its_stream_alone():
@@ -97,7 +116,11 @@ def test_it_is_a_probe_of_its_stream_alone():
     assert torch.equal(probe.sample(4, _stream(3))[0], probe.sample(4, _stream(3))[0])
     assert not torch.equal(probe.sample(4, _stream(3))[0], probe.sample(4, _stream(4))[0])
     described = json.loads(json.dumps(probe.describe()))
-    assert described["kind"] == "DeadLeaves" and described["source"] == "synthetic" and described["leaves"] == 5
+    assert (
+        described["kind"] == "DeadLeaves"
+        and described["source"] == "synthetic"
+        and described["leaves"] == 5
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,19 @@ def _draws(total: int, seed: int = 0) -> ProbeRandomness:
     return ProbeRandomness(torch.Generator().manual_seed(seed), total)
 
 
-def _loss(likelihood: str, output, labels: str = "model", given=None, draws: ProbeRandomness | None = None) -> torch.Tensor:
+def _loss(
+    likelihood: str, output, labels: str = "model", given=None, draws: ProbeRandomness | None = None
+) -> torch.Tensor:
     n = logits_of(output).shape[0]
-    return likelihood_loss(likelihood, output, labels=labels, given=given, draws=draws or _draws(n), rows=slice(0, n))
+    return likelihood_loss(
+        likelihood, output, labels=labels, given=given, draws=draws or _draws(n), rows=slice(0, n)
+    )
 
 
 def test_labels_come_from_the_models_own_distribution():
-    """The gradient of the loss at the logits is p − onehot(y), which tells y; its covariance is the Fisher matrix."""
+    """The gradient of the loss at the logits is p − onehot(y), which tells y; its covariance is the
+    Fisher matrix.
+    """
     logits = torch.tensor([2.0, 0.0, -1.0]).repeat(20_000, 1).requires_grad_()
     (b,) = torch.autograd.grad(_loss("categorical", logits).sum(), logits)
     p = torch.softmax(logits[0].detach(), -1)
@@ -35,7 +41,9 @@ def test_uniform_labels_ignore_the_model():
     logits = torch.tensor([9.0, 0.0, 0.0, 0.0]).repeat(8_000, 1).requires_grad_()
     (b,) = torch.autograd.grad(_loss("categorical", logits, "uniform").sum(), logits)
     drawn = (torch.softmax(logits.detach(), -1) - b).argmax(1)
-    assert torch.allclose(torch.bincount(drawn, minlength=4) / 8_000, torch.full((4,), 0.25), atol=0.02)
+    assert torch.allclose(
+        torch.bincount(drawn, minlength=4) / 8_000, torch.full((4,), 0.25), atol=0.02
+    )
 
 
 @pytest.mark.parametrize("shape", [(5, 4), (5, 3, 4), (5, 4, 2, 3), (5, 4, 2, 3, 2)])
@@ -69,18 +77,24 @@ def test_gaussian_and_bernoulli_draw_from_the_model():
 
 def test_given_targets_of_gaussian_and_bernoulli():
     output, target = torch.randn(3, 2), torch.rand(3, 2)
-    assert torch.allclose(_loss("gaussian", output, "given", target), 0.5 * (output - target).square().mean(1))
+    assert torch.allclose(
+        _loss("gaussian", output, "given", target), 0.5 * (output - target).square().mean(1)
+    )
     exact = F.binary_cross_entropy_with_logits(output, target, reduction="none").mean(1)
     assert torch.allclose(_loss("bernoulli", output, "given", target), exact)
     assert torch.allclose(
-        _loss("gaussian", output[:, 0], "given", target[:, :1]), 0.5 * (output - target)[:, 0].square()
+        _loss("gaussian", output[:, 0], "given", target[:, :1]),
+        0.5 * (output - target)[:, 0].square(),
     )
 
 
 def test_numbers_belong_to_examples_not_to_micro_batches():
     whole = _draws(9).rows("uniform", (2,), slice(0, 9), torch.device("cpu"))
     parts = _draws(9)
-    pieces = [parts.rows("uniform", (2,), slice(a, b), torch.device("cpu")) for a, b in ((0, 4), (4, 5), (5, 9))]
+    pieces = [
+        parts.rows("uniform", (2,), slice(a, b), torch.device("cpu"))
+        for a, b in ((0, 4), (4, 5), (5, 9))
+    ]
     assert torch.equal(whole, torch.cat(pieces))
     with pytest.raises(ValueError, match="changed its shape"):
         parts.rows("uniform", (3,), slice(0, 9), torch.device("cpu"))
@@ -88,7 +102,10 @@ def test_numbers_belong_to_examples_not_to_micro_batches():
 
 def test_outputs_of_other_libraries():
     logits = torch.randn(2, 3)
-    assert logits_of(SimpleNamespace(logits=logits)) is logits and logits_of({"logits": logits}) is logits
+    assert (
+        logits_of(SimpleNamespace(logits=logits)) is logits
+        and logits_of({"logits": logits}) is logits
+    )
     with pytest.raises(ValueError, match="tuple without `.logits`"):
         logits_of((logits,))
 
@@ -96,7 +113,13 @@ def test_outputs_of_other_libraries():
 @pytest.mark.parametrize(
     ("likelihood", "output", "labels", "given", "message"),
     [
-        ("categorical", torch.randn(3, 2), "given", None, "labels='given' needs a probe with labels"),
+        (
+            "categorical",
+            torch.randn(3, 2),
+            "given",
+            None,
+            "labels='given' needs a probe with labels",
+        ),
         (
             "categorical",
             torch.randn(3, 2),
@@ -115,24 +138,46 @@ def test_outputs_of_other_libraries():
 )
 def test_what_does_not_fit_is_named(likelihood, output, labels, given, message):
     with pytest.raises(ValueError, match=message):
-        likelihood_loss(likelihood, output, labels=labels, given=given, draws=_draws(3), rows=slice(0, output.shape[0]))
+        likelihood_loss(
+            likelihood,
+            output,
+            labels=labels,
+            given=given,
+            draws=_draws(3),
+            rows=slice(0, output.shape[0]),
+        )
 
 
 def test_an_output_of_another_batch_is_named():
     with pytest.raises(ValueError, match="the leading axis must be the batch"):
-        likelihood_loss("categorical", torch.randn(4, 3), labels="model", given=None, draws=_draws(3), rows=slice(0, 3))
+        likelihood_loss(
+            "categorical",
+            torch.randn(4, 3),
+            labels="model",
+            given=None,
+            draws=_draws(3),
+            rows=slice(0, 3),
+        )
 
 
 # -- sequences
 
 
 def test_the_loss_of_a_text_is_the_mean_over_its_own_positions():
-    """Labels that the model draws, at three texts of length 4, 1 and 0, against a loop over positions."""
+    """Labels that the model draws, at three texts of length 4, 1 and 0, against a loop over
+    positions.
+    """
     logits = torch.randn(3, 4, 5, dtype=torch.float64).requires_grad_()
     lengths = (4, 1, 0)
     mask = torch.arange(4) < torch.tensor(lengths).unsqueeze(1)
     losses = likelihood_loss(
-        "categorical", logits, labels="model", given=None, draws=_draws(3, 7), rows=slice(0, 3), mask=mask
+        "categorical",
+        logits,
+        labels="model",
+        given=None,
+        draws=_draws(3, 7),
+        rows=slice(0, 3),
+        mask=mask,
     )
     (b,) = torch.autograd.grad(losses.sum(), logits)
     uniform = torch.rand(3, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
@@ -164,12 +209,26 @@ def test_padding_has_no_gradient_and_no_weight(kind):
 def test_a_mask_is_read_for_sequences_alone_and_must_fit_them():
     logits, mask = torch.randn(2, 3), torch.tensor([[True, False, False]] * 2)
     pooled = likelihood_loss(
-        "categorical", logits, labels="model", given=None, draws=_draws(2), rows=slice(0, 2), mask=mask
+        "categorical",
+        logits,
+        labels="model",
+        given=None,
+        draws=_draws(2),
+        rows=slice(0, 2),
+        mask=mask,
     )
     assert torch.equal(pooled, _loss("categorical", logits))
-    with pytest.raises(ValueError, match=r"mask of shape \(2, 3\).*a loss\(output, generator\) of your own"):
+    with pytest.raises(
+        ValueError, match=r"mask of shape \(2, 3\).*a loss\(output, generator\) of your own"
+    ):
         likelihood_loss(
-            "categorical", torch.randn(2, 5, 4), labels="model", given=None, draws=_draws(2), rows=slice(0, 2), mask=mask
+            "categorical",
+            torch.randn(2, 5, 4),
+            labels="model",
+            given=None,
+            draws=_draws(2),
+            rows=slice(0, 2),
+            mask=mask,
         )
 
 
@@ -186,7 +245,9 @@ def test_cross_entropy_in_pieces_is_that_of_torch(shape, monkeypatch):
         monkeypatch.setattr(probe_loss, "_PIECE", piece)
         losses = probe_loss._CrossEntropy.apply(logits, target, counted)
         assert torch.allclose(losses, exact, atol=1e-14)
-        assert torch.allclose(torch.autograd.grad(losses, logits, upstream)[0], gradient, atol=1e-14)
+        assert torch.allclose(
+            torch.autograd.grad(losses, logits, upstream)[0], gradient, atol=1e-14
+        )
     whole, uniform = logits.detach(), torch.rand(shape[0], dtype=torch.float64)
     drawn = probe_loss._draw_classes(whole, uniform, "model")
     monkeypatch.setattr(probe_loss, "_PIECE", 4)
@@ -215,7 +276,10 @@ def test_a_large_vocabulary_costs_one_copy_of_its_logits():
             for x in out if isinstance(out, (tuple, list)) else [out]:
                 if isinstance(x, torch.Tensor):
                     storage = x.untyped_storage()
-                    self.held[storage.data_ptr()] = (storage.nbytes(), x)  # held, so that no address comes twice
+                    self.held[storage.data_ptr()] = (
+                        storage.nbytes(),
+                        x,
+                    )  # held, so that no address comes twice
             return out
 
     logits = torch.randn(4, 8, 100_000).requires_grad_()

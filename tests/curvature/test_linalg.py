@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import factors
-from dpkfc.curvature.factors import Eigen, decompose_leading, eigen_of_covariance, eigen_of_rows, eigh, gram
+from dpkfc.curvature.factors import (
+    Eigen,
+    decompose_leading,
+    eigen_of_covariance,
+    eigen_of_rows,
+    eigh,
+    gram,
+)
 
 
 def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -16,10 +23,18 @@ def _psd(d: int, rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def _orthonormal_error(vectors: torch.Tensor) -> float:
     overlap = vectors.double().T @ vectors.double()
-    return float((overlap - torch.eye(overlap.shape[0], dtype=torch.float64)).abs().max()) if overlap.numel() else 0.0
+    return (
+        float((overlap - torch.eye(overlap.shape[0], dtype=torch.float64)).abs().max())
+        if overlap.numel()
+        else 0.0
+    )
 
 
-@given(d=st.integers(1, 12), rank=st.integers(1, 14), power=st.sampled_from([-42, -38, -20, 0, 18, 30, 36]))
+@given(
+    d=st.integers(1, 12),
+    rank=st.integers(1, 14),
+    power=st.sampled_from([-42, -38, -20, 0, 18, 30, 36]),
+)
 def test_eigh_rebuilds_a_matrix_of_any_scale(d, rank, power):
     torch.manual_seed(d * 100 + rank)
     matrix = (_psd(d, rank, torch.float64) * 10.0**power).float()
@@ -42,7 +57,9 @@ def test_a_zero_matrix_has_zero_eigenvalues_and_a_basis(d):
 
 def test_denormal_entries_keep_their_value():
     eigen = eigh(torch.diag(torch.tensor([1e-42, 3e-42])))
-    assert eigen.values.tolist() == pytest.approx([3e-42, 1e-42], rel=2e-3)  # a denormal itself has few digits
+    assert eigen.values.tolist() == pytest.approx(
+        [3e-42, 1e-42], rel=2e-3
+    )  # a denormal itself has few digits
 
 
 def test_a_matrix_of_rank_one():
@@ -125,7 +142,9 @@ def test_nearly_parallel_rows_stay_orthonormal():
 def test_few_long_rows_never_make_a_square_matrix(monkeypatch):
     sizes = []
     real = torch.linalg.eigh
-    monkeypatch.setattr(factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
+    monkeypatch.setattr(
+        factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1]
+    )
     eigen = eigen_of_rows(torch.randn(5, 200_000), 5)
     assert sizes == [5] and eigen.vectors.shape == (200_000, 5)
 
@@ -153,7 +172,9 @@ def test_a_divisor_that_is_not_positive_is_an_error(divisor):
 def test_a_product_by_blocks_is_the_product(dtype, n, d, transposed):
     rows = torch.randn(d, n, dtype=dtype).T if transposed else torch.randn(n, d, dtype=dtype)
     found = gram(rows)
-    assert torch.allclose(found, rows.T @ rows, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 1e-12)
+    assert torch.allclose(
+        found, rows.T @ rows, rtol=1e-5, atol=1e-4 if dtype == torch.float32 else 1e-12
+    )
 
 
 # -- the first eigenpairs of wide matrices
@@ -162,7 +183,9 @@ def test_a_product_by_blocks_is_the_product(dtype, n, d, transposed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("spectrum", ["decaying", "few", "flat"])
 def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectrum):
-    """(C + shift)^(−1/2) with the first 16 of 400 pairs and the mean of the rest, against the exact pairs."""
+    """(C + shift)^(−1/2) with the first 16 of 400 pairs and the mean of the rest, against the exact
+    pairs.
+    """
     d, k = 400, 16
     basis = torch.linalg.qr(torch.randn(d, d, dtype=torch.float64)).Q
     values = {
@@ -173,7 +196,10 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
     matrix = ((basis * values) @ basis.T).to(dtype)
     found = decompose_leading((matrix + matrix.T) / 2, k)
     assert _orthonormal_error(found.vectors) < 1e-5 and found.values.numel() == k
-    assert found.trace == pytest.approx(float(values.sum()), rel=1e-5) and (found.values.diff() <= 1e-12).all()
+    assert (
+        found.trace == pytest.approx(float(values.sum()), rel=1e-5)
+        and (found.values.diff() <= 1e-12).all()
+    )
     shift = 0.1 * float(values.mean())
     exact = Eigen(basis[:, :k], values[:k], float(values[k:].sum()))
     roots = []
@@ -181,15 +207,24 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
         scale, tail = (eigen.values + shift).pow(-0.5), (eigen.floor + shift) ** -0.5
         v = eigen.vectors.double()
         roots.append((v * (scale - tail)) @ v.T + tail * torch.eye(d, dtype=torch.float64))
-    if spectrum == "flat":  # any sixteen directions are as good: the root is the same multiple of the identity
+    if (
+        spectrum == "flat"
+    ):  # any sixteen directions are as good: the root is the same multiple of the identity
         assert torch.allclose(roots[0], roots[1], atol=1e-3 * float(roots[1].max()))
-    assert float(torch.linalg.matrix_norm(roots[0] - roots[1], 2) / torch.linalg.matrix_norm(roots[1], 2)) < 1e-2
+    assert (
+        float(
+            torch.linalg.matrix_norm(roots[0] - roots[1], 2) / torch.linalg.matrix_norm(roots[1], 2)
+        )
+        < 1e-2
+    )
 
 
 def test_wide_covariances_and_many_rows_keep_the_first_pairs_alone(monkeypatch):
     sizes = []
     real = torch.linalg.eigh
-    monkeypatch.setattr(factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1])
+    monkeypatch.setattr(
+        factors.torch.linalg, "eigh", lambda m: (sizes.append(m.shape[0]), real(m))[1]
+    )
     rows = torch.randn(700, 900) * torch.arange(1, 901).pow(-0.5)
     few = eigen_of_rows(rows, 700, keep=20)
     tall = eigen_of_rows(rows.T.contiguous(), 900, keep=20)
@@ -208,13 +243,21 @@ def test_leading_pairs_are_the_same_every_time_and_leave_the_global_stream_alone
     matrix = _psd(400, 500)
     before = torch.random.get_rng_state()
     first, second = decompose_leading(matrix, 10), decompose_leading(matrix, 10)
-    assert torch.equal(first.vectors, second.vectors) and torch.equal(before, torch.random.get_rng_state())
+    assert torch.equal(first.vectors, second.vectors) and torch.equal(
+        before, torch.random.get_rng_state()
+    )
 
 
 def test_what_is_left_out_counts_in_trace_matrix_and_spectrum():
-    eigen = Eigen(torch.eye(5, dtype=torch.float64)[:, :2], torch.tensor([3.0, 2.0], dtype=torch.float64), rest=1.5)
+    eigen = Eigen(
+        torch.eye(5, dtype=torch.float64)[:, :2],
+        torch.tensor([3.0, 2.0], dtype=torch.float64),
+        rest=1.5,
+    )
     assert (eigen.trace, eigen.mean, eigen.floor, eigen.rank) == (6.5, 1.3, 0.5, 2)
-    assert torch.equal(eigen.scaled(2.0).dense(), torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64)))
+    assert torch.equal(
+        eigen.scaled(2.0).dense(), torch.diag(torch.tensor([6.0, 4, 1, 1, 1], dtype=torch.float64))
+    )
     assert eigen.spectrum.tolist() == [3.0, 2.0, 0.5, 0.5, 0.5]
 
 

@@ -20,7 +20,9 @@ BLOCKS = {
     "positions": Outer(randn(5, 6, 4), randn(5, 6, 3, seed=1)),
     "groups": Outer(randn(6, 3, 4), randn(6, 3, 2, seed=1), 2),
     "lookup": Lookup(IDS, randn(3, 4, 2), 5),
-    "tied": Tied(Lookup(IDS, randn(3, 4, 2), 5), Outer(randn(3, 2, 2, seed=1), randn(3, 2, 5, seed=2))),
+    "tied": Tied(
+        Lookup(IDS, randn(3, 4, 2), 5), Outer(randn(3, 2, 2, seed=1), randn(3, 2, 5, seed=2))
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""DP-NGD: vector 8.8 of the specification against dense matrices, the schedule, and every kind of layer."""
+"""DP-NGD: vector 8.8 of the specification against dense matrices, the schedule, and every kind of
+layer.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,28 @@ F64 = torch.float64
 
 
 def ngd(**settings: object) -> NGD:
-    return NGD(**{"probe": FeatureNoise(12), "lambda_safe": 0.0025, "steps": 1000, "probe_size": 40, **settings})
+    return NGD(
+        **{
+            "probe": FeatureNoise(12),
+            "lambda_safe": 0.0025,
+            "steps": 1000,
+            "probe_size": 40,
+            **settings,
+        }
+    )
 
 
 def test_the_schedule_has_the_values_of_the_specification() -> None:
     config = ngd(lambda_base=1e-4)
-    expected = {0: 0.0025, 50: 0.0013, 100: 1e-4, 500: 1.0072e-4, 700: 1.4162e-4, 900: 8.3907e-4, 950: 1.45511e-3}
+    expected = {
+        0: 0.0025,
+        50: 0.0013,
+        100: 1e-4,
+        500: 1.0072e-4,
+        700: 1.4162e-4,
+        900: 8.3907e-4,
+        950: 1.45511e-3,
+    }
     for step, value in {**expected, 1000: 0.0025, 5000: 0.0025}.items():
         assert config.floor(step) == pytest.approx(value, rel=1e-4)
     within = max(t for t in range(1000) if config.floor(t) <= 2e-4)
@@ -43,8 +61,12 @@ def test_the_floor_can_be_constant_and_has_a_default_base() -> None:
 def test_lambda_safe_of_matched_steps() -> None:
     """Resolution 1: (0.01 · 10 / (2 · 1))² = 0.0025, and 0.01 at η = 0.02."""
     rest = {"probe": FeatureNoise(12), "steps": 10}
-    assert NGD.matched(eta=0.01, clip=10, eta_sgd=2, clip_sgd=1, **rest).lambda_safe == pytest.approx(0.0025)
-    assert NGD.matched(eta=0.02, clip=10, eta_sgd=2, clip_sgd=1, **rest).lambda_safe == pytest.approx(0.01)
+    assert NGD.matched(
+        eta=0.01, clip=10, eta_sgd=2, clip_sgd=1, **rest
+    ).lambda_safe == pytest.approx(0.0025)
+    assert NGD.matched(
+        eta=0.02, clip=10, eta_sgd=2, clip_sgd=1, **rest
+    ).lambda_safe == pytest.approx(0.01)
     with pytest.raises(ValueError, match="eta_sgd must be positive"):
         NGD.matched(eta=0.02, clip=10, eta_sgd=0, clip_sgd=1, **rest)
 
@@ -67,7 +89,7 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], me
         ngd(**settings)
 
 
-# -- vector 8.8 --------------------------------------------------------------------------------------------------------
+# -- vector 8.8 ------------------------------------------------------------------------------------
 
 
 def dense_fisher(of: Eigenbasis, spectrum: dict[str, Tensor]) -> Tensor:
@@ -86,7 +108,9 @@ def power(matrix: Tensor, floor: float, exponent: float) -> Tensor:
 
 def on_probe(config: NGD, model: nn.Module, step: int = 0) -> dict[str, Outer]:
     run = config.probe_spec(step)
-    whole = ProbeSpec(**{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size})
+    whole = ProbeSpec(
+        **{**{f: getattr(run, f) for f in run.__dataclass_fields__}, "chunk": run.size}
+    )
     with preserve_model(model):
         return dict(next(iter(run_probe(model, capture, whole))).blocks)
 
@@ -119,7 +143,10 @@ def test_positions_count_in_a_and_not_in_g() -> None:
 def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
     """Vector 8.8: norms, clipped sum, mapped-back update and diag(F̃⁻¹), to 1e-10."""
     torch.manual_seed(1)
-    model, config = mlp(d_in=6, width=5, classes=3).double(), ngd(probe=FeatureNoise(6), lambda_base=1e-4)
+    model, config = (
+        mlp(d_in=6, width=5, classes=3).double(),
+        ngd(probe=FeatureNoise(6), lambda_base=1e-4),
+    )
     built = config.build(model, capture, 0)
     metric, floor, c = config.metric_at(built, step), config.floor(step), 2.0
     for name, block in on_probe(config, model).items():
@@ -137,13 +164,19 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
         noisy = factors @ (g @ half) + torch.randn(half.shape[0], dtype=F64)
         update = metric[name].whiten(noisy.view(shape)).flatten()
         torch.testing.assert_close(update, half @ noisy, rtol=1e-10, atol=1e-10)
-        torch.testing.assert_close(half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(metric[name].variance().flatten(), whole.diagonal(), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9
+        )
+        torch.testing.assert_close(
+            metric[name].variance().flatten(), whole.diagonal(), rtol=1e-10, atol=1e-10
+        )
 
 
 @pytest.mark.parametrize("order", ["split", "after", "before"])
 def test_a_floor_above_all_eigenvalues_is_dp_sgd(order: str) -> None:
-    """F = I: with the floor at 1 and all curvature below it the maps are the identity in every order."""
+    """F = I: with the floor at 1 and all curvature below it the maps are the identity in every
+    order.
+    """
     torch.manual_seed(2)
     model = mlp().double()
     config = ngd(lambda_safe=1e6, lambda_base=1e6, order=order)
@@ -169,7 +202,7 @@ def test_orders_differ_in_where_the_map_stands() -> None:
     torch.testing.assert_close(maps["before"].inverse().whiten(g), natural, rtol=1e-10, atol=1e-10)
 
 
-# -- other layers ------------------------------------------------------------------------------------------------------
+# -- other layers ----------------------------------------------------------------------------------
 
 
 def test_other_parameters_have_a_diagonal_under_the_same_floor() -> None:
@@ -182,7 +215,9 @@ def test_other_parameters_have_a_diagonal_under_the_same_floor() -> None:
     assert config.describe()["probe_size"] == 20
     blocks, floor = on_probe(config, model), config.floor(0)
     table = blocks["embedding"].per_example().square().mean(0)
-    torch.testing.assert_close(built.metric["embedding"].scale, table.clamp(min=floor).rsqrt().T, rtol=1e-10, atol=0)
+    torch.testing.assert_close(
+        built.metric["embedding"].scale, table.clamp(min=floor).rsqrt().T, rtol=1e-10, atol=0
+    )
     assert float(built.metric["embedding"].scale[:, 11:].min()) == pytest.approx(floor**-0.5)
     norm = built.metric["norm"]
     assert isinstance(norm, Elementwise)
@@ -200,7 +235,9 @@ def test_sides_that_are_too_wide_keep_their_diagonal() -> None:
     entry = built.metric["0"]
     assert entry.input is None and entry.output is not None
     block = on_probe(config, model)["0"]
-    torch.testing.assert_close(built.spectra["0"]["A"], block.a[:, 0].square().mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        built.spectra["0"]["A"], block.a[:, 0].square().mean(0), rtol=1e-6, atol=0
+    )
     assert any("diagonal" in row["note"] for row in built.report)
 
 
@@ -224,7 +261,11 @@ def same(first: Metric, second: Metric) -> bool:
     def tensors(metric: Metric) -> list[Tensor]:
         found = []
         for e in metric.values():
-            found += list(e.scale.values()) if isinstance(e, Elementwise) else [e.scale, e.input, e.output]
+            found += (
+                list(e.scale.values())
+                if isinstance(e, Elementwise)
+                else [e.scale, e.input, e.output]
+            )
         return [x for x in found if x is not None]
 
     return all(torch.equal(x, y) for x, y in zip(tensors(first), tensors(second), strict=True))

@@ -1,4 +1,6 @@
-"""Sides too wide for a matrix that stay low-rank: from rows that are drawn, unbiased, with the trace of what is left out."""
+"""Sides too wide for a matrix that stay low-rank: from rows that are drawn, unbiased, with the
+trace of what is left out.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,13 @@ def head(block: Block, rows: slice) -> Block:
     return Outer(block.a[wide], block.b[wide], block.groups, block.homogeneous)
 
 
-def accumulated(block: Block, how: FactorOptions, seed: int = 0, mask: Tensor | None = None, cuts: tuple[int, ...] = ()):
+def accumulated(
+    block: Block,
+    how: FactorOptions,
+    seed: int = 0,
+    mask: Tensor | None = None,
+    cuts: tuple[int, ...] = (),
+):
     n, held = block.batch_size, positions(block.batch_size, seed)
     layer = LayerAccumulator(block, how, None, held)
     for low, high in zip((0, *cuts), (*cuts, n), strict=True):
@@ -56,7 +64,9 @@ CASES = [(n, t, groups) for n, t in SIZES for groups in (1, 2)]
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize(("n", "t", "groups"), CASES)
-def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n: int, t: int, groups: int, sharing: str) -> None:
+def test_never_more_rows_than_may_be_kept_and_each_split_the_same(
+    n: int, t: int, groups: int, sharing: str
+) -> None:
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
     whole = accumulated(block, structure(sharing=sharing))
     for side in whole.sides.values():
@@ -64,7 +74,9 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n: int, t: int
     for cuts in ((1,), tuple(range(1, n))):
         parts = accumulated(block, structure(sharing=sharing), cuts=cuts)
         for side, factor in parts.result().sides.items():
-            torch.testing.assert_close(factor.dense(), whole.result().sides[side].dense(), rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(
+                factor.dense(), whole.result().sides[side].dense(), rtol=1e-10, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -72,7 +84,11 @@ def test_never_more_rows_than_may_be_kept_and_each_split_the_same(n: int, t: int
 def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> None:
     """k positions of m pairs of an example and a group, each times what it stands for."""
     block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 10, seed=1), groups)
-    lengths = torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n)) if masked else torch.full((n,), t)
+    lengths = (
+        torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n))
+        if masked
+        else torch.full((n,), t)
+    )
     mask = torch.arange(t) < lengths.unsqueeze(1)
     held = positions(n)
     held.start(slice(0, n), mask if masked else None)
@@ -92,9 +108,16 @@ def test_the_drawn_rows_in_a_loop(n: int, t: int, groups: int, masked: bool) -> 
     assert sum(count > 0 for count in counts) == pairs
     assert all(count in (0, min(each, int(lengths[i // groups]))) for i, count in enumerate(counts))
     sides = accumulated(block, structure(), mask=mask if masked else None).result().sides
-    torch.testing.assert_close(sides["input"].dense(), total_a / (n * groups), rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(sides["output"].dense(), total_g / (int(lengths.sum()) * groups), rtol=1e-10, atol=1e-12)
-    for side, matrix in (("input", total_a / (n * groups)), ("output", total_g / (int(lengths.sum()) * groups))):
+    torch.testing.assert_close(
+        sides["input"].dense(), total_a / (n * groups), rtol=1e-10, atol=1e-12
+    )
+    torch.testing.assert_close(
+        sides["output"].dense(), total_g / (int(lengths.sum()) * groups), rtol=1e-10, atol=1e-12
+    )
+    for side, matrix in (
+        ("input", total_a / (n * groups)),
+        ("output", total_g / (int(lengths.sum()) * groups)),
+    ):
         cut = accumulated(block, structure(), mask=mask if masked else None).sides[side].result(2)
         assert cut.trace == pytest.approx(float(matrix.trace()), rel=1e-9)  # whatever is left out
 
@@ -116,16 +139,29 @@ def _exact(block: Block, lengths: Tensor, sharing: str) -> Tensor:
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize(
     ("kind", "n", "t", "masked"),
-    [("outer", 4, 9, False), ("outer", 12, 3, False), ("outer", 12, 3, True), ("groups", 6, 2, False), ("tied", 9, 2, False)],
+    [
+        ("outer", 4, 9, False),
+        ("outer", 12, 3, False),
+        ("outer", 12, 3, True),
+        ("groups", 6, 2, False),
+        ("tied", 9, 2, False),
+    ],
 )
 def test_what_is_drawn_is_unbiased(kind: str, n: int, t: int, masked: bool, sharing: str) -> None:
     groups = 2 if kind == "groups" else 1
     if kind == "tied":
         ids = torch.randint(11, (n, t), generator=torch.Generator().manual_seed(1))
-        block: Block = Tied(Lookup(ids, randn(n, t, WIDE), 11), Outer(randn(n, t, WIDE, seed=2), randn(n, t, 11, seed=3)))
+        block: Block = Tied(
+            Lookup(ids, randn(n, t, WIDE), 11),
+            Outer(randn(n, t, WIDE, seed=2), randn(n, t, 11, seed=3)),
+        )
     else:
         block = Outer(randn(n * groups, t, WIDE), randn(n * groups, t, 2, seed=1), groups)
-    lengths = torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n)) if masked else torch.full((n,), t)
+    lengths = (
+        torch.randint(1, t + 1, (n,), generator=torch.Generator().manual_seed(n))
+        if masked
+        else torch.full((n,), t)
+    )
     mask = torch.arange(t) < lengths.unsqueeze(1) if masked else None
     exact, draws = _exact(block, lengths, sharing), 1500
     how, total = structure(sharing=sharing), torch.zeros(WIDE, WIDE, dtype=F64)
@@ -137,7 +173,7 @@ def test_what_is_drawn_is_unbiased(kind: str, n: int, t: int, masked: bool, shar
         assert not torch.allclose(found, exact, atol=1e-3)  # some were left out
 
 
-# -- averages over refreshes -------------------------------------------------------------------------------------------
+# -- averages over refreshes -----------------------------------------------------------------------
 
 
 def sums(rows: Tensor, cap: int = 24) -> FactorAccumulator:
@@ -153,7 +189,9 @@ def matrix(found: FactorAccumulator) -> Tensor:
 
 
 def test_an_average_keeps_first_directions_and_every_trace() -> None:
-    """As many directions of the past as a quarter of the cap are exact; of more, the first ones and the trace of the rest."""
+    """As many directions of the past as a quarter of the cap are exact; of more, the first ones and
+    the trace of the rest.
+    """
     share, old, new = 0.8, randn(5, 40), randn(9, 40, seed=1)
     past = sums(old)
     past.warm_start_from(past.result())
@@ -182,8 +220,16 @@ def test_the_place_of_the_past_is_left_free() -> None:
         made = FactorAccumulator(40, max_size=cap, oversize="low_rank", decays=True)
         assert 1 <= made.most_rows <= cap and (cap < 4 or made.most_rows + cap // 4 == cap)
         assert FactorAccumulator(40, max_size=cap, oversize="low_rank").most_rows == cap
-    for settings in ({"max_size": 40}, {"oversize": "diagonal"}, {"shape": "diagonal"}, {"shape": "isotropic"}):
-        assert FactorAccumulator(40, **{"max_size": 8, "oversize": "low_rank", **settings}).most_rows is None
+    for settings in (
+        {"max_size": 40},
+        {"oversize": "diagonal"},
+        {"shape": "diagonal"},
+        {"shape": "isotropic"},
+    ):
+        assert (
+            FactorAccumulator(40, **{"max_size": 8, "oversize": "low_rank", **settings}).most_rows
+            is None
+        )
 
 
 def test_distances_count_what_only_the_trace_is_kept_of() -> None:
@@ -201,11 +247,17 @@ def test_distances_count_what_only_the_trace_is_kept_of() -> None:
     assert later.distance(later) == pytest.approx(0, abs=1e-7)
 
 
-# -- in a refresh ------------------------------------------------------------------------------------------------------
+# -- in a refresh ----------------------------------------------------------------------------------
 
 
 def kfac(**fields: object) -> KFAC:
-    settings = {"probe": FeatureNoise(30), "sides": "both", "probe_size": 64, "max_factor_size": 16, "oversize": "low_rank"}
+    settings = {
+        "probe": FeatureNoise(30),
+        "sides": "both",
+        "probe_size": 64,
+        "max_factor_size": 16,
+        "oversize": "low_rank",
+    }
     return KFAC(**{**settings, **fields})
 
 
@@ -221,7 +273,9 @@ def test_a_wide_side_is_low_rank_and_was_a_diagonal() -> None:
         assert float(values.sum()) == pytest.approx(row["trace"], rel=1e-9)
     assert not rows["2", "output"]["note"]
     assert isinstance(built.metric["0"].input, LowRank)
-    assert isinstance(kfac(oversize="diagonal").build(model, capture, 0).metric["0"].input, Diagonal)
+    assert isinstance(
+        kfac(oversize="diagonal").build(model, capture, 0).metric["0"].input, Diagonal
+    )
     narrow = kfac(max_factor_size=64, oversize="diagonal").build(model, capture, 0)
     same = kfac(max_factor_size=64).build(model, capture, 0)
     assert same.digest == narrow.digest  # nothing is drawn where every side has room
@@ -230,10 +284,14 @@ def test_a_wide_side_is_low_rank_and_was_a_diagonal() -> None:
 @pytest.mark.parametrize("make", ["mlp", "cnn"])
 @pytest.mark.parametrize("max_rank", [2, None])
 def test_a_refresh_is_the_same_in_any_micro_batches(make: str, max_rank: int | None) -> None:
-    model, probe = (mlp(30, 20, 4), FeatureNoise(30)) if make == "mlp" else (cnn(), PinkNoise(CNN_SHAPE))
+    model, probe = (
+        (mlp(30, 20, 4), FeatureNoise(30)) if make == "mlp" else (cnn(), PinkNoise(CNN_SHAPE))
+    )
     model, found = model.double(), []
     for chunk in (64, 5):
-        built = kfac(probe=probe, max_rank=max_rank, chunk=chunk).build(model, capture, 0, rules_of(model))
+        built = kfac(probe=probe, max_rank=max_rank, chunk=chunk).build(
+            model, capture, 0, rules_of(model)
+        )
         g = randn(3, built.shapes["0"]["output"][0], built.shapes["0"]["input"][0])
         found.append(built.metric["0"].whiten(g))
         assert torch.isfinite(found[-1]).all()
@@ -245,7 +303,9 @@ def test_averages_are_restored_with_the_trace_they_keep() -> None:
     built = None
     for step in (0, 50, 100):
         built = settings.build(model, capture, step, previous=built)
-    rest = [x._rest for layers in built.running for sides in layers.values() for x in sides.values()]
+    rest = [
+        x._rest for layers in built.running for sides in layers.values() for x in sides.values()
+    ]
     assert sum(x > 0 for x in rest) == 3 and all(math.isfinite(x) for x in rest)
     restored = PreconditionerState.from_state_dict(built.state_dict())
     assert restored.digest == built.digest

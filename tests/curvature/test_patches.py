@@ -1,4 +1,6 @@
-"""Patches of convolutions that are formed when asked for give the factors and norms of those that are all written out."""
+"""Patches of convolutions that are formed when asked for give the factors and norms of those that
+are all written out.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import KFAC, PinkNoise, layer_factors
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler, layer_squares, probe_norms
+from dpkfc.curvature.layer_factors import (
+    FactorOptions,
+    LayerAccumulator,
+    RowSubsampler,
+    layer_squares,
+    probe_norms,
+)
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer, Patched, write_out_patches
@@ -40,14 +48,18 @@ CONVS = {
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
-    monkeypatch.setattr(layer_factors, "_CHUNK_ELEMENTS", 300)  # two examples' patches, so that there are several chunks
+    monkeypatch.setattr(
+        layer_factors, "_CHUNK_ELEMENTS", 300
+    )  # two examples' patches, so that there are several chunks
 
 
 def block_of(name: str) -> Patched:
     torch.manual_seed(0)
     model = CONVS[name]().double()
     x = torch.randn(N, 4, *(9,) * (1 if name == "line" else 2), dtype=torch.float64)
-    block = next(iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values()))
+    block = next(
+        iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values())
+    )
     assert isinstance(block, Patched)
     return block
 
@@ -84,8 +96,12 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
     metric = Kronecker(side(d_in), side(d_out))
     squares = metric.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     expected = squares.sqrt()[0 if last is None else N - last :]
-    torch.testing.assert_close(probe_norms({"a": block}, {"a": metric}, last=last)[0], expected, rtol=1e-10, atol=0)
-    basis = Eigenbasis(0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0])
+    torch.testing.assert_close(
+        probe_norms({"a": block}, {"a": metric}, last=last)[0], expected, rtol=1e-10, atol=0
+    )
+    basis = Eigenbasis(
+        0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0]
+    )
     turned = basis.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     torch.testing.assert_close(layer_squares(block, basis), turned, rtol=1e-10, atol=0)
 
@@ -93,7 +109,9 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
 def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
     """Against a loop over the same positions of explicit patches, through the whole of a refresh."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)).double()
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)
+    ).double()
     layers = find_layers(model)
     kfac = KFAC(probe=PinkNoise((2, 8, 8)), probe_size=8, chunk=3, rows_per_dim=1.0, sides="both")
 
@@ -107,13 +125,17 @@ def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
         whole = kfac.build(model, explicit, 0, rules=rules)
     assert lazy.scale == pytest.approx(whole.scale, rel=1e-12)
     g = torch.randn(5, 3, 19, dtype=torch.float64)
-    torch.testing.assert_close(lazy.metric["0"].whiten(g), whole.metric["0"].whiten(g), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        lazy.metric["0"].whiten(g), whole.metric["0"].whiten(g), rtol=1e-10, atol=1e-12
+    )
 
 
 def test_few_rows_take_little_memory_and_many_no_second_copy() -> None:
     model = nn.Conv2d(16, 16, 3, padding=1, bias=False)
     x = torch.randn(32, 16, 16, 16)
-    block = next(iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values()))
+    block = next(
+        iter(capture(model, find_layers(model), lambda m: m(x).square().flatten(1).sum(1)).values())
+    )
     assert isinstance(block, Patched)
     whole = 4 * block.b.shape[0] * block.b.shape[1] * block.d_in
     few, many = torch.arange(0, 8192, 64), torch.arange(0, 8192, 3)

@@ -1,4 +1,6 @@
-"""Factors from a few positions of every example: unbiased, the same for every micro-batch, exact where nothing is saved."""
+"""Factors from a few positions of every example: unbiased, the same for every micro-batch, exact
+where nothing is saved.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,16 @@ def _positions(size: int, rows_per_dim: float | None, seed: int = 0) -> RowSubsa
     return RowSubsampler(torch.Generator().manual_seed(seed), size, rows_per_dim)
 
 
-def _block(n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False) -> Outer:
+def _block(
+    n: int, t: int, d_in: int, d_out: int, groups: int = 1, homogeneous: bool = False
+) -> Outer:
     a, b = torch.randn(n * groups, t, d_in, dtype=F64), torch.randn(n * groups, t, d_out, dtype=F64)
     return Outer(a, b, groups, homogeneous)
 
 
-def _dense(block, held: RowSubsampler, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"):
+def _dense(
+    block, held: RowSubsampler, cuts: tuple[int, ...] = (), mask=None, sharing: str = "expand"
+):
     n = block.batch_size
     layer = LayerAccumulator(block, FactorOptions(sharing=sharing), None, held)
     edges = [0, *cuts, n]
@@ -44,20 +50,28 @@ def _dense(block, held: RowSubsampler, cuts: tuple[int, ...] = (), mask=None, sh
 
 
 @given(
-    n=st.integers(1, 5), t=st.integers(1, 8), d=st.integers(1, 6), groups=st.integers(1, 3), homogeneous=st.booleans()
+    n=st.integers(1, 5),
+    t=st.integers(1, 8),
+    d=st.integers(1, 6),
+    groups=st.integers(1, 3),
+    homogeneous=st.booleans(),
 )
 def test_without_sampling_the_factors_are_exact(n, t, d, groups, homogeneous):
     torch.manual_seed(n * 100 + t)
     block = _block(n, t, d, 3, groups, homogeneous)
     for held in (_positions(n, None), _positions(n, 1e6)):
         sides = _dense(block, held)
-        for side, exact in zip(("input", "output"), kronecker_factors(block.explicit()), strict=True):
+        for side, exact in zip(
+            ("input", "output"), kronecker_factors(block.explicit()), strict=True
+        ):
             assert torch.allclose(sides[side].dense(), exact, atol=1e-10)
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_sampled_factor_is_unbiased(masked):
-    """The mean over many draws of positions is the factor of all positions, whatever the examples' lengths."""
+    """The mean over many draws of positions is the factor of all positions, whatever the examples'
+    lengths.
+    """
     n, t = 4, 9
     block = _block(n, t, 3, 2)
     lengths = torch.tensor([9, 1, 5, 2]) if masked else torch.full((n,), t)
@@ -94,12 +108,16 @@ def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
         layer.add(block)
         found = layer.result().sides["input"].dense()
         total += found / draws
-    assert torch.allclose(total, exact, atol=0.05 * float(exact.trace())) and not torch.allclose(found, exact, atol=1e-3)
+    assert torch.allclose(total, exact, atol=0.05 * float(exact.trace())) and not torch.allclose(
+        found, exact, atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_layout_of_a_block_in_memory_changes_nothing(masked):
-    """Patches of a convolution are a transposed view; their few rows are read without a copy of all."""
+    """Patches of a convolution are a transposed view; their few rows are read without a copy of
+    all.
+    """
     block = _block(4, 9, 3, 2, groups=2)
     turned = Outer(block.a.mT.contiguous().mT, block.b.mT.contiguous().mT, 2)
     mask = torch.arange(9) < torch.tensor([9, 1, 5, 2]).unsqueeze(1) if masked else None
@@ -136,7 +154,9 @@ def test_layers_of_one_length_read_the_same_positions():
     held.start(slice(0, 6), None)
     x = torch.arange(6 * 40.0).view(6, 40, 1)
     few, many = held.subsample(x, 1, 6), held.subsample(x, 1, 30)
-    assert set(few.select_weighted(x).flatten().tolist()) <= set(many.select_weighted(x).flatten().tolist())
+    assert set(few.select_weighted(x).flatten().tolist()) <= set(
+        many.select_weighted(x).flatten().tolist()
+    )
     assert few.index.unique().numel() == few.index.numel() == 12
 
 
@@ -149,7 +169,9 @@ def test_padding_changes_no_factor(sharing, homogeneous):
     inside = torch.arange(5) < lengths.unsqueeze(1)
     short = Outer(short.a, short.b * inside.unsqueeze(-1), homogeneous=homogeneous)
     a = torch.cat([short.a, torch.randn(4, 7, 3, dtype=F64)], 1)
-    long = Outer(a, torch.cat([short.b, torch.zeros(4, 7, 2, dtype=F64)], 1), homogeneous=homogeneous)
+    long = Outer(
+        a, torch.cat([short.b, torch.zeros(4, 7, 2, dtype=F64)], 1), homogeneous=homogeneous
+    )
     wide = torch.arange(12) < lengths.unsqueeze(1)
     one = _dense(short, _positions(4, None), mask=inside, sharing=sharing)
     two = _dense(long, _positions(4, None), mask=wide, sharing=sharing)

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, PublicData, WhiteNoise
+from dpkfc.curvature import (
+    KFAC,
+    FeatureNoise,
+    PinkNoise,
+    PreconditionerState,
+    PublicData,
+    WhiteNoise,
+)
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import preserve_model, public_generator, run_probe
 from dpkfc.linalg.blocks import Outer
@@ -15,7 +22,9 @@ from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of
 
 
 def _kfac(**fields) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields})
+    return KFAC(
+        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields}
+    )
 
 
 def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
@@ -24,7 +33,12 @@ def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 
 def _norms(kfac: KFAC, model: nn.Module, metric) -> torch.Tensor:
     with preserve_model(model):
-        return torch.cat([probe_norms(b.blocks, metric)[0] for b in run_probe(model, capture, kfac.probe_spec(0))])
+        return torch.cat(
+            [
+                probe_norms(b.blocks, metric)[0]
+                for b in run_probe(model, capture, kfac.probe_spec(0))
+            ]
+        )
 
 
 def _power(matrix: torch.Tensor, p: float) -> torch.Tensor:
@@ -48,25 +62,37 @@ def test_the_metric_is_the_product_of_damped_roots():
         roots = []
         for rows in (a, b):
             cov = rows.T @ rows / 40
-            roots.append(_power(cov + 0.2 * cov.trace() / len(cov) * torch.eye(len(cov), dtype=cov.dtype), -0.5))
+            roots.append(
+                _power(
+                    cov + 0.2 * cov.trace() / len(cov) * torch.eye(len(cov), dtype=cov.dtype), -0.5
+                )
+            )
         gradient = torch.randn(3, b.shape[1], a.shape[1], dtype=torch.float64)
         exact = roots[1] @ gradient @ roots[0]
         assert torch.allclose(
-            built.metric[name].whiten(gradient), exact, rtol=1e-8, atol=1e-8 * float(exact.abs().max())
+            built.metric[name].whiten(gradient),
+            exact,
+            rtol=1e-8,
+            atol=1e-8 * float(exact.abs().max()),
         )
 
 
 def test_reduce_sums_output_gradients_over_positions():
-    """A head at five positions whose output gradients all agree: Σ_t b is five times b, so G is 25 times as large."""
+    """A head at five positions whose output gradients all agree: Σ_t b is five times b, so G is 25
+    times as large.
+    """
 
     def loss(output, generator):
         return output.sum((1, 2))
 
     model = Text(pooled=False)
     expand, reduce = (
-        _kfac(probe=_tokens(), loss=loss, sharing=sharing).build(model, capture, 0) for sharing in ("expand", "reduce")
+        _kfac(probe=_tokens(), loss=loss, sharing=sharing).build(model, capture, 0)
+        for sharing in ("expand", "reduce")
     )
-    assert float(reduce.spectra["head"]["G"].sum()) == pytest.approx(25 * float(expand.spectra["head"]["G"].sum()))
+    assert float(reduce.spectra["head"]["G"].sum()) == pytest.approx(
+        25 * float(expand.spectra["head"]["G"].sum())
+    )
     assert float(reduce.spectra["head"]["A"].sum()) < float(expand.spectra["head"]["A"].sum())
 
 
@@ -75,7 +101,12 @@ def test_the_full_root_whitens_and_a_smaller_one_does_so_in_part(exponent):
     """Inputs with standard deviations from 0.03 to 30: what U_A leaves of that spread."""
     model = nn.Sequential(_Stretch(6), nn.Linear(6, 5, bias=False)).double()
     kfac = _kfac(
-        probe=FeatureNoise(6), probe_size=2000, chunk=500, likelihood="gaussian", damping=1e-9, exponent=exponent
+        probe=FeatureNoise(6),
+        probe_size=2000,
+        chunk=500,
+        likelihood="gaussian",
+        damping=1e-9,
+        exponent=exponent,
     )
     side = kfac.build(model, capture, 0).metric["1"].input
     spread = torch.linalg.svdvals(side.apply(torch.diag(model[0].scale)))
@@ -102,11 +133,22 @@ def test_one_sided_variants_keep_the_scale_and_leave_the_other_side_alone(sides)
         assert isinstance(getattr(one.metric[name], other), Identity)
         x = torch.randn(3, _width(full, name, sides))
         assert torch.allclose(
-            getattr(one.metric[name], sides).apply(x), getattr(full.metric[name], sides).apply(x), rtol=1e-4, atol=1e-4
+            getattr(one.metric[name], sides).apply(x),
+            getattr(full.metric[name], sides).apply(x),
+            rtol=1e-4,
+            atol=1e-4,
         )
-        mean = float(full.spectra[name][{"input": "A", "output": "G"}[other]].sum()) / _width(full, name, other)
-        assert getattr(one.metric[name], other).factor == pytest.approx((1.1 * mean) ** -0.5, rel=1e-4)
-    assert _kfac(sides="input").name == "kfac-a" and _kfac(sides="output").name == "kfac-g" and _kfac().name == "kfac"
+        mean = float(full.spectra[name][{"input": "A", "output": "G"}[other]].sum()) / _width(
+            full, name, other
+        )
+        assert getattr(one.metric[name], other).factor == pytest.approx(
+            (1.1 * mean) ** -0.5, rel=1e-4
+        )
+    assert (
+        _kfac(sides="input").name == "kfac-a"
+        and _kfac(sides="output").name == "kfac-g"
+        and _kfac().name == "kfac"
+    )
 
 
 def _width(built: PreconditionerState, name: str, side: str) -> int:
@@ -133,7 +175,10 @@ def test_trace_scale_is_mean_trace_one_before_damping():
         for letter, side in (("A", "input"), ("G", "output")):
             width = _width(built, name, side)
             mean, x = float(sides[letter].sum()) / width, torch.eye(width, dtype=torch.float64)
-            one, other = getattr(built.metric[name], side).apply(x), getattr(raw.metric[name], side).apply(x)
+            one, other = (
+                getattr(built.metric[name], side).apply(x),
+                getattr(raw.metric[name], side).apply(x),
+            )
             assert torch.allclose(one, other * mean**0.5, rtol=1e-9, atol=1e-9)
     assert built.scale == raw.scale == 1.0
 
@@ -144,7 +189,9 @@ def test_raw_and_probe_differ_by_one_number():
     probe = _kfac(probe=PinkNoise(CNN_SHAPE), scale="probe").build(model, capture, 0)
     for name, entry in raw.metric.items():
         g = torch.randn(2, _width(raw, name, "output"), _width(raw, name, "input"))
-        assert torch.allclose(entry.whiten(g) * probe.scale, probe.metric[name].whiten(g), rtol=1e-4, atol=1e-5)
+        assert torch.allclose(
+            entry.whiten(g) * probe.scale, probe.metric[name].whiten(g), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_a_layer_without_signal_is_the_identity_and_said_so():
@@ -153,22 +200,33 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
         model[2].weight.zero_()
     built = _kfac(scale="raw").build(model, capture, 0)
     mean = float(built.spectra["2"]["G"].mean())
-    assert built.metric["0"].output == Identity(pytest.approx((1.1 * mean) ** -0.5))  # in the units of the other layer
+    assert built.metric["0"].output == Identity(
+        pytest.approx((1.1 * mean) ** -0.5)
+    )  # in the units of the other layer
     notes = {(r["layer"], r["side"]): r["note"] for r in built.report}
     assert "no signal" in notes["0", "output"] and notes["0", "input"] == ""
-    assert all(torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point())
+    assert all(
+        torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point()
+    )
 
 
 def test_every_kind_of_layer_is_covered():
     built = _kfac(probe=_tokens()).build(Text(), capture, 0)
-    assert isinstance(built.metric["embedding"], Kronecker) and isinstance(built.metric["embedding"].input, Diagonal)
-    assert isinstance(built.metric["norm"], Elementwise) and set(built.metric["norm"].scale) == {"weight", "bias"}
+    assert isinstance(built.metric["embedding"], Kronecker) and isinstance(
+        built.metric["embedding"].input, Diagonal
+    )
+    assert isinstance(built.metric["norm"], Elementwise) and set(built.metric["norm"].scale) == {
+        "weight",
+        "bias",
+    }
     assert isinstance(built.metric["head"], Kronecker)
 
 
 def test_few_rows_give_a_low_rank_side_many_a_dense_one():
     built = _kfac(probe=FeatureNoise(100), probe_size=20).build(mlp(100), capture, 0)
-    assert isinstance(built.metric["0"].input, LowRank) and isinstance(built.metric["0"].output, Dense)
+    assert isinstance(built.metric["0"].input, LowRank) and isinstance(
+        built.metric["0"].output, Dense
+    )
     kinds = {(r["layer"], r["side"]): (r["kind"], r["rank"]) for r in built.report}
     assert kinds["0", "input"] == ("lowrank", 20) and kinds["0", "output"][0] == "dense"
 
@@ -183,7 +241,9 @@ def test_a_side_wider_than_the_cap_falls_back_and_the_report_says_so(oversize, k
 
 @pytest.mark.parametrize("samples", [30, 700])
 def test_a_rank_of_more_than_a_quarter_of_the_width_keeps_every_pair(samples: int):
-    """Where the first pairs of a wide matrix would be looked for alone, too: 660 columns, from fewer and from more rows."""
+    """Where the first pairs of a wide matrix would be looked for alone, too: 660 columns, from
+    fewer and from more rows.
+    """
     model = nn.Linear(659, 3).double()
     fields = {"probe": FeatureNoise(659), "probe_size": samples, "chunk": 64}
     whole = _kfac(max_rank=None, **fields).build(model, capture, 0)
@@ -208,16 +268,22 @@ def test_layer_rules_leave_the_others_scaled_but_in_shape():
 
 
 def test_a_layer_that_the_probe_does_not_reach_keeps_the_identity(caplog):
-    built = _kfac().build(mlp(), capture, 0, rules={"0": "linear", "2": "linear", "unused": "linear"})
+    built = _kfac().build(
+        mlp(), capture, 0, rules={"0": "linear", "2": "linear", "unused": "linear"}
+    )
     assert "unused" not in built.metric and "unused" in caplog.text
-    assert [r["note"] for r in built.report if r["layer"] == "unused"] == ["not reached by the probe"]
+    assert [r["note"] for r in built.report if r["layer"] == "unused"] == [
+        "not reached by the probe"
+    ]
 
 
 # -- invariants
 
 
 def _from_reduced_loss(reduction: str):
-    """A capture for users whose loss is reduced: it undoes the reduction, as the contract of `b` asks for."""
+    """A capture for users whose loss is reduced: it undoes the reduction, as the contract of `b`
+    asks for.
+    """
 
     def reduced(model, loss):
         sizes = []
@@ -238,11 +304,14 @@ def test_factors_are_those_of_per_example_losses_whatever_the_reduction():
     model = cnn().double()
     kfac = _kfac(probe=PinkNoise(CNN_SHAPE), chunk=32)
     plain, mean, total = (
-        kfac.build(model, c, 0) for c in (capture, _from_reduced_loss("mean"), _from_reduced_loss("sum"))
+        kfac.build(model, c, 0)
+        for c in (capture, _from_reduced_loss("mean"), _from_reduced_loss("sum"))
     )
     assert total.digest == plain.digest
     for name, entry in plain.metric.items():
-        g = torch.randn(2, _width(plain, name, "output"), _width(plain, name, "input"), dtype=torch.float64)
+        g = torch.randn(
+            2, _width(plain, name, "output"), _width(plain, name, "input"), dtype=torch.float64
+        )
         assert torch.allclose(entry.whiten(g), mean.metric[name].whiten(g), rtol=1e-9)
 
 
@@ -260,11 +329,15 @@ def test_factors_do_not_grow_with_the_probe():
 def test_the_chunk_changes_nothing(labels):
     model = cnn(groups=2).double()
     one, many = (
-        _kfac(probe=PinkNoise(CNN_SHAPE), chunk=chunk, labels=labels, damping=0.5).build(model, capture, 3)
+        _kfac(probe=PinkNoise(CNN_SHAPE), chunk=chunk, labels=labels, damping=0.5).build(
+            model, capture, 3
+        )
         for chunk in (40, 7)
     )
     for name, entry in one.metric.items():
-        g = torch.randn(2, _width(one, name, "output"), _width(one, name, "input"), dtype=torch.float64)
+        g = torch.randn(
+            2, _width(one, name, "output"), _width(one, name, "input"), dtype=torch.float64
+        )
         assert torch.allclose(entry.whiten(g), many.metric[name].whiten(g), rtol=1e-7, atol=1e-9)
 
 
@@ -296,7 +369,12 @@ def test_the_model_and_the_global_stream_are_left_as_they_were():
     _kfac().build(model, capture, 0)
     assert torch.equal(state, torch.random.get_rng_state())
     assert [m.training for m in model.modules()] == modes
-    assert float(model.calls) == 0.0 and model.calls is calls and model.seen is seen and not seen.numel()
+    assert (
+        float(model.calls) == 0.0
+        and model.calls is calls
+        and model.seen is seen
+        and not seen.numel()
+    )
     for name, p in model.named_parameters():
         assert p is held[name] and p.requires_grad == before[name][2]
         assert torch.equal(p, before[name][0]) and torch.equal(p.grad, before[name][1])
@@ -321,10 +399,16 @@ def test_probing_runs_in_evaluation_mode():
 
 def test_the_stream_is_named_by_seed_and_step():
     model = mlp()
-    digests = {_kfac(seed=seed).build(model, capture, step).digest for seed, step in ((0, 0), (0, 50), (1, 0))}
+    digests = {
+        _kfac(seed=seed).build(model, capture, step).digest
+        for seed, step in ((0, 0), (0, 50), (1, 0))
+    }
     assert len(digests) == 3
     assert _kfac().build(model, capture, 0).digest in digests
-    draws = [torch.rand(1, generator=public_generator(*key)).item() for key in ((0, 1), (1, 0), (11, 1), (1, 11))]
+    draws = [
+        torch.rand(1, generator=public_generator(*key)).item()
+        for key in ((0, 1), (1, 0), (11, 1), (1, 11))
+    ]
     assert len(set(draws)) == 4
 
 
@@ -359,7 +443,9 @@ def test_without_any_block_every_layer_keeps_the_identity():
 
 
 def test_blocks_that_do_not_fit_the_probe_are_an_error():
-    short = lambda model, loss: {n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()}  # noqa: E731
+    short = lambda model, loss: {
+        n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()
+    }  # noqa: E731
     with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 8"):
         _kfac().build(mlp(), short, 0)
 

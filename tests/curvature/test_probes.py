@@ -19,7 +19,9 @@ def _power_slope(x: torch.Tensor) -> float:
     """Least-squares slope of log power against log radial frequency, the zero frequency left out."""
     axes = tuple(range(2, x.dim()))
     power = torch.fft.fftn(x.double(), dim=axes).abs().square().mean((0, 1)).flatten()
-    grids = torch.meshgrid(*[torch.fft.fftfreq(n, dtype=torch.float64) for n in x.shape[2:]], indexing="ij")
+    grids = torch.meshgrid(
+        *[torch.fft.fftfreq(n, dtype=torch.float64) for n in x.shape[2:]], indexing="ij"
+    )
     radius = torch.stack([g.square() for g in grids]).sum(0).sqrt().flatten()
     f, p = radius[radius > 0].log(), power[radius > 0].log()
     f = f - f.mean()
@@ -35,7 +37,12 @@ def test_the_power_falls_with_the_exponent_that_was_asked_for(shape, exponent):
 
 
 def test_the_amplitude_exponent_would_be_told_apart():
-    assert abs(_power_slope(PinkNoise((1, 24, 40), power_exponent=2.0).sample(200, _stream())[0]) + 1.0) > 0.5
+    assert (
+        abs(
+            _power_slope(PinkNoise((1, 24, 40), power_exponent=2.0).sample(200, _stream())[0]) + 1.0
+        )
+        > 0.5
+    )
 
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 3.0, 400.0])
@@ -48,7 +55,9 @@ def test_every_example_has_the_mean_and_std_asked_for(exponent):
 
 
 def test_the_zero_frequency_is_as_strong_as_the_lowest_wave():
-    """With many channels standardisation leaves the channel means alone: their power is that of the slowest wave."""
+    """With many channels standardisation leaves the channel means alone: their power is that of the
+    slowest wave.
+    """
     x, _ = PinkNoise((64, 16, 16), power_exponent=1.0).sample(64, _stream())
     power = torch.fft.fftn(x.double(), dim=(2, 3)).abs().square().mean((0, 1))
     assert float(power[0, 0] / power[0, 1]) == pytest.approx(1.0, abs=0.15)
@@ -56,9 +65,13 @@ def test_the_zero_frequency_is_as_strong_as_the_lowest_wave():
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6, 1.0])
 def test_channels_are_correlated_as_asked(correlation):
-    x, _ = PinkNoise((2, 24, 24), power_exponent=0.0, channel_correlation=correlation).sample(64, _stream())
+    x, _ = PinkNoise((2, 24, 24), power_exponent=0.0, channel_correlation=correlation).sample(
+        64, _stream()
+    )
     first, second = x[:, 0].flatten(), x[:, 1].flatten()
-    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(correlation, abs=0.02)
+    assert float(torch.corrcoef(torch.stack([first, second]))[0, 1]) == pytest.approx(
+        correlation, abs=0.02
+    )
 
 
 @given(spatial=st.lists(st.integers(1, 9), min_size=1, max_size=3), channels=st.integers(1, 3))
@@ -93,7 +106,9 @@ def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(pr
 
 def test_white_and_feature_noise_have_their_moments():
     x = WhiteNoise((10, 10), mean=1.0, std=3.0).sample(200, _stream())[0]
-    assert float(x.mean()) == pytest.approx(1.0, abs=0.1) and float(x.std()) == pytest.approx(3.0, abs=0.1)
+    assert float(x.mean()) == pytest.approx(1.0, abs=0.1) and float(x.std()) == pytest.approx(
+        3.0, abs=0.1
+    )
     v = FeatureNoise(50, std=2.0, density=0.25).sample(400, _stream())[0]
     assert float((v != 0).float().mean()) == pytest.approx(0.25, abs=0.02)
     assert float(v[v != 0].std()) == pytest.approx(2.0, abs=0.1)

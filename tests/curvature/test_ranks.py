@@ -17,11 +17,17 @@ WIDTH = 24
 
 
 class Branches(nn.Module):
-    """Two layers that read the same tensor, so that their input factors are decomposed once, and a head."""
+    """Two layers that read the same tensor, so that their input factors are decomposed once, and a
+    head.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.head = nn.Linear(WIDTH, 6), nn.Linear(WIDTH, 6), nn.Linear(6, 3)
+        self.first, self.second, self.head = (
+            nn.Linear(WIDTH, 6),
+            nn.Linear(WIDTH, 6),
+            nn.Linear(6, 3),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(torch.tanh(self.first(x)) + self.second(x))
@@ -30,7 +36,14 @@ class Branches(nn.Module):
 def _kfac(**fields) -> KFAC:
     inputs = torch.randn(60, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     probe = PublicData(inputs, provenance="random numbers")
-    given = {"probe_size": 60, "chunk": 60, "scale": "raw", "rank_tolerance": 0.0, "max_rank": 12, **fields}
+    given = {
+        "probe_size": 60,
+        "chunk": 60,
+        "scale": "raw",
+        "rank_tolerance": 0.0,
+        "max_rank": 12,
+        **fields,
+    }
     return KFAC(probe=probe, **given)
 
 
@@ -40,7 +53,9 @@ def _built(**fields):
 
 
 def _exact(rank: int, damping: float = 0.1) -> torch.Tensor:
-    """The damped root of the input factor whose eigenvalues beyond the first `rank` are replaced by their mean."""
+    """The damped root of the input factor whose eigenvalues beyond the first `rank` are replaced by
+    their mean.
+    """
     kfac = _kfac()
     x = kfac.probe.sample(60, torch.Generator())[0].double()
     rows = torch.cat([x, torch.ones(60, 1, dtype=x.dtype)], 1)
@@ -57,7 +72,10 @@ def _matrix(side) -> torch.Tensor:
 
 def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says() -> None:
     metric = _built(ranks={"first.A": 5})
-    assert isinstance(metric["first"].input, LowRank) and metric["first"].input.vectors.shape == (WIDTH + 1, 5)
+    assert isinstance(metric["first"].input, LowRank) and metric["first"].input.vectors.shape == (
+        WIDTH + 1,
+        5,
+    )
     assert isinstance(metric["second"].input, Dense)  # 25 wide, not four times max_rank = 12
     torch.testing.assert_close(_matrix(metric["first"].input), _exact(5), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(_matrix(metric["second"].input), _exact(0), rtol=1e-9, atol=1e-9)
@@ -65,30 +83,49 @@ def test_a_side_keeps_what_it_is_told_and_the_others_what_the_rule_says() -> Non
 
 def test_nought_is_all_of_them_where_the_rule_would_keep_few() -> None:
     few, all_of_one = _built(max_rank=4), _built(max_rank=4, ranks={"second.A": 0})
-    assert isinstance(few["second"].input, LowRank) and isinstance(all_of_one["second"].input, Dense)
+    assert isinstance(few["second"].input, LowRank) and isinstance(
+        all_of_one["second"].input, Dense
+    )
     torch.testing.assert_close(_matrix(all_of_one["second"].input), _exact(0), rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(_matrix(all_of_one["first"].input), _matrix(few["first"].input), rtol=0, atol=0)
+    torch.testing.assert_close(
+        _matrix(all_of_one["first"].input), _matrix(few["first"].input), rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize(("ranks", "kept"), [({}, 8), ({"0.A": 20}, 20), ({"0.A": 0}, None)])
 def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, kept) -> None:
-    """From 640 columns on the first eigenpairs alone are looked for; a side that keeps more needs more of them."""
+    """From 640 columns on the first eigenpairs alone are looked for; a side that keeps more needs
+    more of them.
+    """
     inputs = torch.randn(720, 650, generator=torch.Generator().manual_seed(0))
     probe = PublicData(inputs, provenance="random numbers")
-    kfac = KFAC(probe=probe, probe_size=720, chunk=720, sides="both", scale="raw", rank_tolerance=0.0, max_rank=8, ranks=ranks)
+    kfac = KFAC(
+        probe=probe,
+        probe_size=720,
+        chunk=720,
+        sides="both",
+        scale="raw",
+        rank_tolerance=0.0,
+        max_rank=8,
+        ranks=ranks,
+    )
     torch.manual_seed(1)
     side = kfac.build(nn.Sequential(nn.Linear(650, 3)), capture, 0).metric["0"].input
     if kept is None:
         assert isinstance(side, Dense)
         values = torch.linalg.eigvalsh(side.root.double())
-        assert torch.unique(values).numel() > 600  # the eigenvalues of all pairs, not the first few and a mean
+        assert (
+            torch.unique(values).numel() > 600
+        )  # the eigenvalues of all pairs, not the first few and a mean
     else:
         assert isinstance(side, LowRank) and side.vectors.shape == (651, kept)
 
 
 def test_output_sides_have_ranks_of_their_own() -> None:
     metric = _built(sides="both", ranks={"first.G": 2})
-    assert isinstance(metric["first"].output, LowRank) and metric["first"].output.vectors.shape[1] == 2
+    assert (
+        isinstance(metric["first"].output, LowRank) and metric["first"].output.vectors.shape[1] == 2
+    )
     assert isinstance(metric["first"].input, Dense) and isinstance(metric["second"].output, Dense)
 
 
@@ -97,7 +134,10 @@ def test_a_side_that_is_not_there_is_named_before_any_release() -> None:
         _built(ranks={"third.A": 3})
 
 
-@pytest.mark.parametrize("wrong", [{"first": 3}, {"first.A": -1}, {"first.A": 2.0}, {"first.A": True}, {3: 3}, {"first.B": 3}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"first": 3}, {"first.A": -1}, {"first.A": 2.0}, {"first.A": True}, {3: 3}, {"first.B": 3}],
+)
 def test_what_is_no_rank_of_a_side_is_refused(wrong) -> None:
     with pytest.raises(ValueError, match="ranks maps sides, such as"):
         _kfac(ranks=wrong)
@@ -105,9 +145,13 @@ def test_what_is_no_rank_of_a_side_is_refused(wrong) -> None:
 
 def test_ranks_are_part_of_the_plan_and_silent_where_there_are_none() -> None:
     def plan(kfac: KFAC):
-        return PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=kfac).with_noise(1.0, 1e-5, 40)
+        return PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=kfac).with_noise(
+            1.0, 1e-5, 40
+        )
 
-    assert "ranks" not in _kfac().describe() and _kfac(ranks={"first.A": 5}).describe()["ranks"] == {"first.A": 5}
+    assert "ranks" not in _kfac().describe() and _kfac(ranks={"first.A": 5}).describe()[
+        "ranks"
+    ] == {"first.A": 5}
     assert plan(_kfac()).hash != plan(_kfac(ranks={"first.A": 5})).hash
     given = {"first.A": 5}
     kept = replace(_kfac(), ranks=given)

@@ -9,7 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dpkfc import KFAC, DeadLeaves, FeatureNoise, PinkNoise, PrivacyConfig, PublicData, Refined, Session, TokenNoise
+from dpkfc import (
+    KFAC,
+    DeadLeaves,
+    FeatureNoise,
+    PinkNoise,
+    PrivacyConfig,
+    PublicData,
+    Refined,
+    Session,
+    TokenNoise,
+)
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import PrivateOracle
 from dpkfc.curvature.probe_loss import ProbeRandomness
@@ -28,11 +38,24 @@ def _stream(seed: int = 0) -> torch.Generator:
 def _model(dtype: torch.dtype = torch.float64) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 4)).to(dtype)
+        return nn.Sequential(
+            nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 4)
+        ).to(dtype)
 
 
-def _run(probe: Probe, size: int = 7, chunk: int = 3, likelihood: str = "categorical", loss: Any = None) -> ProbeSpec:
-    return ProbeSpec(probe=probe, size=size, chunk=chunk, labels="model", likelihood=likelihood, loss=loss, seed=1, step=4)
+def _run(
+    probe: Probe, size: int = 7, chunk: int = 3, likelihood: str = "categorical", loss: Any = None
+) -> ProbeSpec:
+    return ProbeSpec(
+        probe=probe,
+        size=size,
+        chunk=chunk,
+        labels="model",
+        likelihood=likelihood,
+        loss=loss,
+        seed=1,
+        step=4,
+    )
 
 
 def _seen(model: nn.Module, run: ProbeSpec) -> torch.Tensor:
@@ -40,7 +63,9 @@ def _seen(model: nn.Module, run: ProbeSpec) -> torch.Tensor:
     seen: list[torch.Tensor] = []
 
     def listening(model: nn.Module, loss):
-        handle = model[0].register_forward_pre_hook(lambda module, args: seen.append(args[0].detach().clone()))
+        handle = model[0].register_forward_pre_hook(
+            lambda module, args: seen.append(args[0].detach().clone())
+        )
         try:
             return capture(model, find_layers(model), loss)
         finally:
@@ -55,7 +80,9 @@ def _seen(model: nn.Module, run: ProbeSpec) -> torch.Tensor:
 def test_every_second_example_moves_as_in_a_loop():
     """One example at a time, by plain autograd in float64; the smoothing by a loop over positions."""
     model, inner, steps, size = _model(), PinkNoise(SHAPE), 3, 0.3
-    model[-1].bias.data += torch.tensor([3.0, 0.0, 0.0, 0.0])  # labels drawn from the model would be others than uniform ones
+    model[-1].bias.data += torch.tensor(
+        [3.0, 0.0, 0.0, 0.0]
+    )  # labels drawn from the model would be others than uniform ones
     found = _seen(model, _run(Refined(inner, steps, size, smoothing=1)))
     drawn = inner.sample(7, public_generator(1, 4))[0].double()
     uniform = torch.rand(7, generator=public_generator(1, 4, "refine"), dtype=torch.float64)
@@ -92,7 +119,9 @@ def test_the_model_becomes_sure_of_the_classes_and_examples_keep_their_moments()
     model.eval()
     sure, before = (torch.softmax(model(x), 1).amax(1).mean() for x in (moved, drawn))
     assert sure > before + 0.15
-    target = (torch.rand(64, generator=public_generator(1, 4, "refine"), dtype=torch.float64)[:32] * 4).long()
+    target = (
+        torch.rand(64, generator=public_generator(1, 4, "refine"), dtype=torch.float64)[:32] * 4
+    ).long()
     assert (model(moved).argmax(1) == target).double().mean() > 0.9
 
 
@@ -100,14 +129,19 @@ def test_examples_without_a_gradient_or_without_contrast_stay():
     x = torch.randn(6, *SHAPE, generator=_stream(), dtype=torch.float64)
     x[1] = 0.0
     weight = torch.tensor([1.0, 0.0, 1.0])
-    refined = Refined(PinkNoise(SHAPE), 2).refine(x, lambda x, _: x.flatten(1).pow(4).sum(1) * weight, slice(0, 6))
+    refined = Refined(PinkNoise(SHAPE), 2).refine(
+        x, lambda x, _: x.flatten(1).pow(4).sum(1) * weight, slice(0, 6)
+    )
     torch.testing.assert_close(refined[:5], x[:5])
     assert not torch.allclose(refined[5], x[5])
 
 
 def test_feature_vectors_are_moved_without_smoothing():
     x, weight = torch.randn(6, 8, generator=_stream()), torch.arange(8.0)
-    refined, x = Refined(FeatureNoise(8), 1, 1e-3).refine(x, lambda x, _: x @ weight, slice(1, 7))[::2], x[::2]
+    refined, x = (
+        Refined(FeatureNoise(8), 1, 1e-3).refine(x, lambda x, _: x @ weight, slice(1, 7))[::2],
+        x[::2],
+    )
     moved = (refined - x) / (1e-3 * x.std(1, correction=0, keepdim=True))
     direction = -weight / weight.square().mean().sqrt()
     for row, own in zip(moved, x, strict=True):  # but for what the mean and deviation take back
@@ -120,11 +154,15 @@ def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
     """Inputs are those of the other probe, and labels come from the same draws with it and without."""
     inner = PinkNoise(SHAPE)
     assert torch.equal(Refined(inner).sample(5, _stream())[0], inner.sample(5, _stream())[0])
-    told = PublicData(torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up")
+    told = PublicData(
+        torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up"
+    )
     assert Refined(told).sample(5, _stream())[1] is None
     seen: list[torch.Tensor] = []
     original = ProbeRandomness.rows
-    monkeypatch.setattr(ProbeRandomness, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1])
+    monkeypatch.setattr(
+        ProbeRandomness, "rows", lambda self, *of: seen.append(original(self, *of)) or seen[-1]
+    )
     _seen(_model(), _run(inner, chunk=7))
     plain = seen[-1]
     _seen(_model(), _run(Refined(inner, 2), chunk=7))
@@ -137,7 +175,9 @@ def test_the_model_is_left_as_it_was():
     before = {name: x.clone() for name, x in model.state_dict().items()}
     state = torch.get_rng_state()
     layers = find_layers(model)
-    KFAC(sides="both", probe=Refined(PinkNoise(SHAPE), 2), probe_size=8).build(model, lambda m, loss: capture(m, layers, loss), 0)
+    KFAC(sides="both", probe=Refined(PinkNoise(SHAPE), 2), probe_size=8).build(
+        model, lambda m, loss: capture(m, layers, loss), 0
+    )
     assert model.training and all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
@@ -150,7 +190,9 @@ def test_its_description_names_the_other_probe_and_the_model():
     assert described["curvature_source"] == "synthetic, refined by the released model"
     assert described["probe"]["kind"] == "DeadLeaves" and described["probe"]["refine_steps"] == 5
     assert not described["uses_private_data"]
-    public = PublicData(torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up")
+    public = PublicData(
+        torch.randn(6, *SHAPE), torch.zeros(6, dtype=torch.long), provenance="made up"
+    )
     told = Refined(public).describe()
     assert told["provenance"] == "made up" and told["examples"] == 6 and not told["labelled"]
 
@@ -158,10 +200,12 @@ def test_its_description_names_the_other_probe_and_the_model():
 def _session(folder, probe, steps=4):
     x, y = torch.randn(40, *SHAPE, generator=_stream(9)), torch.arange(40) % 4
     config = PrivacyConfig(
-        expected_batch_size=8, steps=steps, max_grad_norm=1.0,
+        expected_batch_size=8,
+        steps=steps,
+        max_grad_norm=1.0,
         preconditioner=KFAC(sides="both", probe=probe, every=2, probe_size=16),
         test_mode_seed=3,
-    )  # fmt: skip
+    )
     plan = config.with_noise(1.0, 1e-5, 40)
     model = _model(torch.float32)
     model[2].p = 0.0  # dropout draws from the global stream
@@ -203,7 +247,9 @@ def test_private_rows_are_found_behind_it_and_an_oracle_stays_one(tmp_path):
     x = torch.randn(40, *SHAPE, generator=_stream(9))
     with pytest.raises(ValueError, match="the probe of KFAC and the private dataset share 3 rows"):
         _session(tmp_path, Refined(PublicData(x[:3], provenance="somewhere")))
-    oracle = KFAC(sides="both", probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long)))))
+    oracle = KFAC(
+        sides="both", probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long))))
+    )
     assert oracle.describe()["uses_private_data"]
 
 

@@ -1,4 +1,6 @@
-"""Factors averaged over refreshes, and refreshes that find nothing has moved: against explicit matrices."""
+"""Factors averaged over refreshes, and refreshes that find nothing has moved: against explicit
+matrices.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,18 @@ SETTINGS = [{}, {"shape": "diagonal"}, {"shape": "isotropic"}]
 
 
 def rows(n: int, d: int = 6, seed: int = 0) -> Tensor:
-    return torch.randn(n, d, generator=torch.Generator().manual_seed(100 * seed + n), dtype=torch.float64)
+    return torch.randn(
+        n, d, generator=torch.Generator().manual_seed(100 * seed + n), dtype=torch.float64
+    )
 
 
 def matrix_of(sums: FactorAccumulator) -> Tensor:
     found = sums.result()
-    return found.dense() if isinstance(found, Eigen) else torch.diag(found.values.double().expand(found.dim))
+    return (
+        found.dense()
+        if isinstance(found, Eigen)
+        else torch.diag(found.values.double().expand(found.dim))
+    )
 
 
 def sums_of(n: int, settings: dict, seed: int = 0) -> FactorAccumulator:
@@ -37,7 +45,9 @@ def sums_of(n: int, settings: dict, seed: int = 0) -> FactorAccumulator:
 
 
 def _kfac(**fields) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 24, "chunk": 16, **fields})
+    return KFAC(
+        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 24, "chunk": 16, **fields}
+    )
 
 
 # -- sums
@@ -55,10 +65,15 @@ def test_an_average_is_that_of_its_weights(counts, settings):
             new = past
         running = new
     weights = [share ** (len(counts) - 1 - i) for i in range(len(counts))]
-    total = sum(w * rows(n, seed=i).T @ rows(n, seed=i) for i, (w, n) in enumerate(zip(weights, counts, strict=True)))
+    total = sum(
+        w * rows(n, seed=i).T @ rows(n, seed=i)
+        for i, (w, n) in enumerate(zip(weights, counts, strict=True))
+    )
     mean = total / sum(w * n for w, n in zip(weights, counts, strict=True))
     if settings:
-        mean = torch.diag(mean.diagonal() if settings["shape"] == "diagonal" else mean.diagonal().mean().expand(6))
+        mean = torch.diag(
+            mean.diagonal() if settings["shape"] == "diagonal" else mean.diagonal().mean().expand(6)
+        )
     torch.testing.assert_close(matrix_of(running), mean, rtol=1e-12, atol=1e-12)
 
 
@@ -67,7 +82,9 @@ def test_nothing_is_averaged_of_a_side_too_wide_for_a_matrix():
     later = past.decayed(0.9)
     later.merge(new)
     torch.testing.assert_close(matrix_of(later), matrix_of(new))
-    folded = sums_of(9, {"max_size": 4}).decayed(0.5)  # it became a diagonal, which costs nothing to keep
+    folded = sums_of(9, {"max_size": 4}).decayed(
+        0.5
+    )  # it became a diagonal, which costs nothing to keep
     folded.merge(sums_of(9, {"max_size": 4}, 1))
     want = (0.5 * rows(9).square().sum(0) + rows(9, seed=1).square().sum(0)) / 13.5
     torch.testing.assert_close(matrix_of(folded), torch.diag(want))
@@ -93,11 +110,18 @@ def test_distances_of_empty_sides():
 
 def test_a_decomposition_begins_where_the_last_one_ended():
     basis = torch.linalg.qr(rows(700, 700)).Q
-    values = torch.cat([10.0 * 0.9 ** torch.arange(80.0, dtype=torch.float64), torch.full((620,), 1e-3, dtype=torch.float64)])
+    values = torch.cat(
+        [
+            10.0 * 0.9 ** torch.arange(80.0, dtype=torch.float64),
+            torch.full((620,), 1e-3, dtype=torch.float64),
+        ]
+    )
     matrix = (basis * values) @ basis.T
     cold, warm = decompose_leading(matrix, 40), decompose_leading(matrix, 40, basis[:, :40])
     torch.testing.assert_close(warm.values, cold.values, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(warm.vectors.T.abs() @ basis[:, :40].abs() > 0, torch.ones(40, 40, dtype=torch.bool))
+    torch.testing.assert_close(
+        warm.vectors.T.abs() @ basis[:, :40].abs() > 0, torch.ones(40, 40, dtype=torch.bool)
+    )
     found = eigen_of_covariance(matrix, 2.0, 40, basis[:, :40])
     torch.testing.assert_close(found.values, 2 * values[:40], rtol=1e-6, atol=1e-9)
     assert found.trace == pytest.approx(2 * float(values.sum()), rel=1e-9)
@@ -112,28 +136,46 @@ def test_a_refresh_averages_with_the_ones_before():
     built, dense = None, []
     for step in (0, 50, 100):
         built = kfac.build(model, capture, step, previous=built)
-        dense.append({n: {s: x.dense() for s, x in f.sides.items()} for n, f in plain.factors(model, capture, step).items()})
+        dense.append(
+            {
+                n: {s: x.dense() for s, x in f.sides.items()}
+                for n, f in plain.factors(model, capture, step).items()
+            }
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(1.1)
     for name, sides in built.spectra.items():
         for side, role in (("A", "input"), ("G", "output")):
-            mean = (0.36 * dense[0][name][role] + 0.6 * dense[1][name][role] + dense[2][name][role]) / 1.96
+            mean = (
+                0.36 * dense[0][name][role] + 0.6 * dense[1][name][role] + dense[2][name][role]
+            ) / 1.96
             expected = torch.linalg.eigvalsh(mean).flip(0)[: sides[side].numel()]
             torch.testing.assert_close(sides[side], expected.clamp(min=0), rtol=1e-8, atol=1e-12)
 
 
 def test_later_refreshes_may_look_at_fewer_examples():
-    """The mean of 8 examples with weight 0.75 each and 2 new ones, which are those of a probe of 2 at that step."""
+    """The mean of 8 examples with weight 0.75 each and 2 new ones, which are those of a probe of 2
+    at that step.
+    """
     model = mlp().double()
-    whole, few = _kfac(probe_size=8, max_rank=None, scale="raw"), _kfac(probe_size=2, max_rank=None, scale="raw")
+    whole, few = (
+        _kfac(probe_size=8, max_rank=None, scale="raw"),
+        _kfac(probe_size=2, max_rank=None, scale="raw"),
+    )
     dense = [
-        {n: {s: x.dense() for s, x in f.sides.items()} for n, f in of.factors(model, capture, step).items()}
+        {
+            n: {s: x.dense() for s, x in f.sides.items()}
+            for n, f in of.factors(model, capture, step).items()
+        }
         for of, step in ((whole, 0), (few, 50))
     ]
     kfac = replace(whole, decay=0.75, later_probe_size=2)
     built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
-    assert kfac.build(model, capture, 0).digest == replace(kfac, later_probe_size=None).build(model, capture, 0).digest
+    assert (
+        kfac.build(model, capture, 0).digest
+        == replace(kfac, later_probe_size=None).build(model, capture, 0).digest
+    )
     for name, sides in built.spectra.items():
         for side, role in (("A", "input"), ("G", "output")):
             mean = (6 * dense[0][name][role] + 2 * dense[1][name][role]) / 8
@@ -142,7 +184,10 @@ def test_later_refreshes_may_look_at_fewer_examples():
 
 
 def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
-    model, kfac = mlp().double(), _kfac(probe_size=100, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced")
+    model, kfac = (
+        mlp().double(),
+        _kfac(probe_size=100, decay=0.75, later_probe_size=5, max_rank=None, scale="balanced"),
+    )
     built = kfac.build(model, capture, 50, previous=kfac.build(model, capture, 0))
     (piece,) = run_probe(model, capture, replace(kfac.probe_spec(50), size=5))
     plain, mapped = probe_norms(piece.blocks, {}, built.metric)
@@ -152,13 +197,18 @@ def test_the_scale_of_a_later_metric_is_taken_over_the_examples_it_looked_at():
 
 def test_without_a_past_nothing_changes():
     model = mlp()
-    metrics = [_kfac(**more).build(model, capture, 3).metric for more in ({}, {"decay": 0.9}, {"drift": 0.1})]
+    metrics = [
+        _kfac(**more).build(model, capture, 3).metric
+        for more in ({}, {"decay": 0.9}, {"drift": 0.1})
+    ]
     x = torch.randn(2, *next(iter(model.parameters())).shape[:1], 13)
     for other in metrics[1:]:
         for name in metrics[0]:
             assert type(metrics[0][name]) is type(other[name])
     first = next(iter(metrics[0]))
-    assert all(torch.equal(metrics[0][first].whiten(x), other[first].whiten(x)) for other in metrics[1:])
+    assert all(
+        torch.equal(metrics[0][first].whiten(x), other[first].whiten(x)) for other in metrics[1:]
+    )
 
 
 def test_smaller_probes_that_are_averaged_are_as_good_as_a_large_one():
@@ -166,7 +216,9 @@ def test_smaller_probes_that_are_averaged_are_as_good_as_a_large_one():
     truth = _kfac(probe_size=4096, chunk=512).factors(model, capture, 9)
     past = None
     for step in range(40):
-        past = _kfac(probe_size=8, decay=0.95, max_rank=None).build(model, capture, step, previous=past)
+        past = _kfac(probe_size=8, decay=0.95, max_rank=None).build(
+            model, capture, step, previous=past
+        )
     small = _kfac(probe_size=8).factors(model, capture, 40)
 
     def wrong(matrix: Tensor, name: str) -> float:
@@ -186,7 +238,11 @@ def test_what_has_not_moved_is_kept():
     assert second.metric is first.metric and second.step == 50 and 0 < second.drift < 0.9
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).sign() * parameter.abs() * 9)
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).sign()
+                * parameter.abs()
+                * 9
+            )
     fussy = _kfac(drift=1e-3).build(model, capture, 100, previous=second)
     assert fussy.metric is not first.metric and fussy.drift > 1e-3
 
@@ -205,7 +261,9 @@ def test_tables_and_two_probes_keep_a_past():
     again = kfac.build(model, capture, 1, rules=rules_of(model), previous=built)
     assert len(again.running) == 2 and again.drift > 0
     table = next(name for name, rule in rules_of(model).items() if rule == "embedding")
-    assert again.running[0][table]["input"].reads == pytest.approx(1.5 * built.running[0][table]["input"].reads)
+    assert again.running[0][table]["input"].reads == pytest.approx(
+        1.5 * built.running[0][table]["input"].reads
+    )
 
 
 def test_the_state_holds_the_past():
@@ -226,16 +284,23 @@ def test_a_layer_without_a_past_has_moved():
     built = _kfac(decay=0.5).build(model, capture, 0)
     layers = {name: SimpleNamespace(sides=sides) for name, sides in built.running[0].items()}
     assert measure_drift(layers, built.running[0]) == 0.0
-    assert measure_drift(layers | {"new": SimpleNamespace(sides={"input": None})}, built.running[0]) == float("inf")
+    assert measure_drift(
+        layers | {"new": SimpleNamespace(sides={"input": None})}, built.running[0]
+    ) == float("inf")
 
 
-@pytest.mark.parametrize(("field", "value"), [("decay", 1.0), ("decay", -0.1), ("drift", -1.0), ("drift", float("inf"))])
+@pytest.mark.parametrize(
+    ("field", "value"), [("decay", 1.0), ("decay", -0.1), ("drift", -1.0), ("drift", float("inf"))]
+)
 def test_bad_values_are_named(field, value):
     with pytest.raises(ValueError, match=field):
         _kfac(**{field: value})
 
 
-@pytest.mark.parametrize("fields", [{"later_probe_size": 4}, {"later_probe_size": 64, "decay": 0.5}, {"later_probe_size": 0}])
+@pytest.mark.parametrize(
+    "fields",
+    [{"later_probe_size": 4}, {"later_probe_size": 64, "decay": 0.5}, {"later_probe_size": 0}],
+)
 def test_fewer_examples_later_need_an_average_and_are_fewer(fields):
     with pytest.raises(ValueError, match="later_probe_size"):
         _kfac(probe_size=32, **fields)
@@ -267,7 +332,12 @@ def _run(folder, stops, fields) -> Tensor:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"decay": 0.7}, {"decay": 0.7, "drift": 0.45}, {"drift": 0.45}, {"decay": 0.7, "later_probe_size": 3}],
+    [
+        {"decay": 0.7},
+        {"decay": 0.7, "drift": 0.45},
+        {"drift": 0.45},
+        {"decay": 0.7, "later_probe_size": 3},
+    ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, fields):
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()

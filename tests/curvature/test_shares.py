@@ -8,7 +8,12 @@ from torch import Tensor
 
 from dpkfc.curvature.factors import Eigen, FactorAccumulator
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
-from dpkfc.curvature.probe_pass import assign_owners, check_same_probe, copy_to_device, rows_of_process
+from dpkfc.curvature.probe_pass import (
+    assign_owners,
+    check_same_probe,
+    copy_to_device,
+    rows_of_process,
+)
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
 
 
@@ -20,7 +25,9 @@ class Member:
 
 
 def rows(n: int, d: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(n, d, generator=torch.Generator().manual_seed(n + d), dtype=torch.float64)
+    return scale * torch.randn(
+        n, d, generator=torch.Generator().manual_seed(n + d), dtype=torch.float64
+    )
 
 
 def matrix_of(accumulator: FactorAccumulator) -> Tensor:
@@ -31,20 +38,36 @@ def matrix_of(accumulator: FactorAccumulator) -> Tensor:
 @pytest.mark.parametrize("first", [0, 3])
 @pytest.mark.parametrize(("size", "world"), [(10, 1), (10, 3), (2, 4), (64, 8)])
 def test_every_example_is_run_once_in_order(size: int, world: int, first: int):
-    parts = [range(size + first)[rows_of_process(Member(rank, world), size + first, first)] for rank in range(world)]
+    parts = [
+        range(size + first)[rows_of_process(Member(rank, world), size + first, first)]
+        for rank in range(world)
+    ]
     assert [i for part in parts for i in part] == list(range(first, size + first))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-# Rows of each process against d = 6: kept rows, sums, both, and a side that is too wide for a matrix.
+# Rows of each process against d = 6: kept rows, sums, both, and a side that is too wide for a
+# matrix.
 @pytest.mark.parametrize("counts", [(2, 3), (2, 5), (9, 8), (8, 2), (2, 8), (3, 1, 1, 4)])
 @pytest.mark.parametrize(
-    "settings", [{}, {"max_size": 4}, {"max_size": 4, "oversize": "identity"}, {"shape": "diagonal"}, {"shape": "isotropic"}]
+    "settings",
+    [
+        {},
+        {"max_size": 4},
+        {"max_size": 4, "oversize": "identity"},
+        {"shape": "diagonal"},
+        {"shape": "isotropic"},
+    ],
 )
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-20, 1e3), (1e3, 1e-20), (0.0, 1.0), (0.0, 0.0)])
-def test_parts_of_a_factor_add_up(counts: tuple[int, ...], settings: dict[str, object], scales: tuple[float, float]):
+def test_parts_of_a_factor_add_up(
+    counts: tuple[int, ...], settings: dict[str, object], scales: tuple[float, float]
+):
     pieces = [rows(n, 6, scales[i % 2]) for i, n in enumerate(counts)]
-    whole, parts = FactorAccumulator(6, **settings), [FactorAccumulator(6, **settings) for _ in pieces]
+    whole, parts = (
+        FactorAccumulator(6, **settings),
+        [FactorAccumulator(6, **settings) for _ in pieces],
+    )
     for piece, part in zip(pieces, parts, strict=True):
         whole.add(piece, len(piece))
         part.add(piece, len(piece))
@@ -77,7 +100,9 @@ def test_parts_of_a_layer_add_up(kind: str):
         joined.merge(part)
     expected = whole.result()
     for side, factor in joined.result().sides.items():
-        torch.testing.assert_close(factor.spectrum, expected.sides[side].spectrum, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            factor.spectrum, expected.sides[side].spectrum, rtol=1e-10, atol=1e-12
+        )
 
 
 def test_layers_are_divided_by_cost_in_their_order():
@@ -89,7 +114,11 @@ def test_layers_are_divided_by_cost_in_their_order():
 
 def test_what_is_shared_stays_one_object_when_it_is_moved():
     shared = torch.ones(2)
-    value = {"a": Eigen(shared, torch.ones(1)), "b": (shared, [1, "text", None]), "device": torch.device("cuda")}
+    value = {
+        "a": Eigen(shared, torch.ones(1)),
+        "b": (shared, [1, "text", None]),
+        "device": torch.device("cuda"),
+    }
     moved = copy_to_device(value, torch.device("cpu"))
     assert moved["a"].vectors is moved["b"][0]
     assert moved["device"] == torch.device("cpu") and moved["b"][1] == [1, "text", None]
@@ -97,5 +126,7 @@ def test_what_is_shared_stays_one_object_when_it_is_moved():
 
 def test_a_probe_that_differs_is_named():
     check_same_probe(["x", "x"])
-    with pytest.raises(RuntimeError, match="the probe returns other inputs on rank 2 than on rank 0"):
+    with pytest.raises(
+        RuntimeError, match="the probe returns other inputs on rank 2 than on rank 0"
+    ):
         check_same_probe(["x", "x", "y"])

@@ -1,4 +1,6 @@
-"""Where curvature comes from: hybrids, the random control, the private oracle, and labels that do not fit."""
+"""Where curvature comes from: hybrids, the random control, the private oracle, and labels that do
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ def net() -> nn.Module:
 
 def public(classes: int = 4, n: int = 40) -> PublicData:
     torch.manual_seed(4)
-    return PublicData(2 * torch.randn(n, 12), torch.randint(classes, (n,)), provenance="random rows")
+    return PublicData(
+        2 * torch.randn(n, 12), torch.randint(classes, (n,)), provenance="random rows"
+    )
 
 
 def kfac(**settings: object) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 32, "chunk": 16, **settings})
+    return KFAC(
+        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 32, "chunk": 16, **settings}
+    )
 
 
-# -- hybrids -----------------------------------------------------------------------------------------------------------
+# -- hybrids ---------------------------------------------------------------------------------------
 
 
 def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other() -> None:
@@ -41,19 +47,33 @@ def test_a_hybrid_takes_a_from_one_probe_and_g_from_the_other() -> None:
     alone = [kfac(probe=p).factors(model, capture) for p in (first, second)]
     for name in ("0", "2"):
         for side, of in (("input", alone[0]), ("output", alone[1])):
-            assert compare_factors({name: hybrid[name]}, {name: of[name]})[name][side].relative_error < 1e-12
-        assert compare_factors({name: hybrid[name]}, {name: alone[1][name]})[name]["input"].relative_error > 0.1
+            assert (
+                compare_factors({name: hybrid[name]}, {name: of[name]})[name][side].relative_error
+                < 1e-12
+            )
+        assert (
+            compare_factors({name: hybrid[name]}, {name: alone[1][name]})[name][
+                "input"
+            ].relative_error
+            > 0.1
+        )
 
 
 def test_a_hybrid_of_text_takes_gradients_from_the_second_probe() -> None:
     torch.manual_seed(0)
     model = Text().double()
     probes = [PublicData(torch.randint(low, 11, (30, 5)), provenance="ids") for low in (0, 6)]
-    hybrid = kfac(probe=probes[0], output_probe=probes[1]).factors(model, capture, 0, rules_of(model))
+    hybrid = kfac(probe=probes[0], output_probe=probes[1]).factors(
+        model, capture, 0, rules_of(model)
+    )
     alone = [kfac(probe=p).factors(model, capture, 0, rules_of(model)) for p in probes]
-    torch.testing.assert_close(hybrid["embedding"].sides["input"].values, alone[0]["embedding"].sides["input"].values)
+    torch.testing.assert_close(
+        hybrid["embedding"].sides["input"].values, alone[0]["embedding"].sides["input"].values
+    )
     for role in ("weight", "bias"):
-        torch.testing.assert_close(hybrid["norm"].sides[role].values, alone[1]["norm"].sides[role].values)
+        torch.testing.assert_close(
+            hybrid["norm"].sides[role].values, alone[1]["norm"].sides[role].values
+        )
 
 
 def test_a_hybrid_builds_and_describes_itself() -> None:
@@ -68,7 +88,7 @@ def test_a_hybrid_builds_and_describes_itself() -> None:
         kfac(output_probe=3)
 
 
-# -- the control -------------------------------------------------------------------------------------------------------
+# -- the control -----------------------------------------------------------------------------------
 
 
 def eigenvalues(side: Dense | LowRank) -> Tensor:
@@ -77,15 +97,22 @@ def eigenvalues(side: Dense | LowRank) -> Tensor:
 
 def test_the_random_control_has_the_spectrum_and_other_directions() -> None:
     model = net()
-    plain, control = (kfac(control=c, damping=0.01).build(model, capture, 0) for c in ("none", "random"))
+    plain, control = (
+        kfac(control=c, damping=0.01).build(model, capture, 0) for c in ("none", "random")
+    )
     for name in ("0", "2"):
         one, other = plain.metric[name], control.metric[name]
         assert isinstance(one, Kronecker) and isinstance(other, Kronecker)
         for side in ("input", "output"):
             found = [eigenvalues(getattr(e, side)) for e in (one, other)]
-            found = [x / x.prod() ** (1 / len(x)) for x in found]  # the scale on the probe is another
+            found = [
+                x / x.prod() ** (1 / len(x)) for x in found
+            ]  # the scale on the probe is another
             torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=0)
-        assert float((one.input.root - other.input.root * one.input.norm / other.input.norm).norm()) > 0.1
+        assert (
+            float((one.input.root - other.input.root * one.input.norm / other.input.norm).norm())
+            > 0.1
+        )
     later = kfac(control="random", damping=0.01).build(model, capture, 50)
     overlap = later.metric["0"].input.root, control.metric["0"].input.root
     assert not torch.allclose(*overlap)  # the spectrum is measured anew
@@ -95,7 +122,10 @@ def test_the_control_permutes_diagonals() -> None:
     torch.manual_seed(0)
     model = Text().double()
     probe = PublicData(torch.randint(11, (30, 5)), provenance="ids")
-    found = [kfac(probe=probe, control=c, scale="trace").build(model, capture, 0) for c in ("none", "random")]
+    found = [
+        kfac(probe=probe, control=c, scale="trace").build(model, capture, 0)
+        for c in ("none", "random")
+    ]
     scales = [f.metric["norm"].scale["weight"] for f in found]
     assert not torch.equal(*scales)
     torch.testing.assert_close(*(s.sort().values for s in scales))
@@ -103,7 +133,7 @@ def test_the_control_permutes_diagonals() -> None:
         kfac(control="shuffled")
 
 
-# -- the oracle --------------------------------------------------------------------------------------------------------
+# -- the oracle ------------------------------------------------------------------------------------
 
 
 def facts(**more: object) -> CardFacts:
@@ -117,13 +147,17 @@ def test_an_oracle_voids_the_guarantee_and_says_so() -> None:
     config = kfac(probe=PrivateOracle((x, y)), labels="given")
     told = config.describe()
     assert told["uses_private_data"] is True and "sha256" not in told["probe"]
-    plan = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=config).with_noise(4.0, 1e-3, 50)
+    plan = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=config).with_noise(
+        4.0, 1e-3, 50
+    )
     assert not plan.certified and any("private data themselves" in text for text in plan.caveats)
     assert stamp(plan) == "NOT PRIVATE"
     with pytest.warns(UserWarning, match="no guarantee"):
         text = to_markdown(build_card(plan, facts()))
     assert "yes: NOT PRIVATE" in text and "no certified guarantee" in text
-    plain = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=kfac()).with_noise(4.0, 1e-3, 50)
+    plain = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=kfac()).with_noise(
+        4.0, 1e-3, 50
+    )
     assert plain.certified and plain.hash != plan.hash
     hybrid = kfac(output_probe=PrivateOracle((x, y)))
     assert hybrid.describe()["uses_private_data"] is True
@@ -144,16 +178,24 @@ def test_an_oracle_takes_tensors_or_a_dataset_of_pairs() -> None:
             PrivateOracle(bad)
 
 
-# -- labels ------------------------------------------------------------------------------------------------------------
+# -- labels ----------------------------------------------------------------------------------------
 
 
 def digest_of(metric_source: KFAC | NGD | AdaDPS) -> list[Tensor]:
-    return [x for x in metric_source.build(net(), capture, 0).state_dict().values() if x.is_floating_point()]
+    return [
+        x
+        for x in metric_source.build(net(), capture, 0).state_dict().values()
+        if x.is_floating_point()
+    ]
 
 
-@pytest.mark.parametrize("make", [kfac, lambda **s: NGD(lambda_safe=1.0, steps=5, **s), lambda **s: AdaDPS(**s)])
+@pytest.mark.parametrize(
+    "make", [kfac, lambda **s: NGD(lambda_safe=1.0, steps=5, **s), lambda **s: AdaDPS(**s)]
+)
 def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make) -> None:
-    """Ten classes of public labels on a head of four: as if `labels="model"` had been asked for, and said."""
+    """Ten classes of public labels on a head of four: as if `labels="model"` had been asked for,
+    and said.
+    """
     config = make(probe=public(classes=10), labels="given")
     built = config.build(net(), capture, 0)
     assert "do not fit" in built.note
@@ -178,7 +220,9 @@ def test_which_labels_were_drawn_does_not_decide_what_they_are_used_for() -> Non
 def test_the_card_says_that_labels_were_drawn_and_where_each_factor_comes_from() -> None:
     config = kfac(probe=public(classes=10), labels="given", output_probe=FeatureNoise(12))
     built = config.build(net(), capture, 0)
-    plan = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=config).with_noise(4.0, 1e-3, 50)
+    plan = PrivacyConfig(expected_batch_size=5, steps=2, preconditioner=config).with_noise(
+        4.0, 1e-3, 50
+    )
     refresh = {"step": 0, "digest": built.digest, "scale": built.scale, "note": built.note}
     text = to_markdown(build_card(plan, facts(refreshes=[refresh])))
     assert "labels were drawn from the model" in text and "labels that do not fit" in text
@@ -190,7 +234,13 @@ def test_labels_per_position_and_images_are_compared_by_shape() -> None:
     text = Text(pooled=False).double()
     ids, y = torch.randint(11, (12, 5)), torch.randint(3, (12, 5))
     good, bad = PublicData(ids, y, provenance="ids"), PublicData(ids, y[:, 0], provenance="ids")
-    notes = [kfac(probe=p, probe_size=12, labels="given").build(text, capture, 0).note for p in (good, bad)]
+    notes = [
+        kfac(probe=p, probe_size=12, labels="given").build(text, capture, 0).note
+        for p in (good, bad)
+    ]
     assert notes[0] == "" and "do not fit" in notes[1]
     images = PublicData(torch.randn(12, *CNN_SHAPE), torch.randint(3, (12,)), provenance="images")
-    assert kfac(probe=images, probe_size=12, labels="given").build(cnn().double(), capture, 0).note == ""
+    assert (
+        kfac(probe=images, probe_size=12, labels="given").build(cnn().double(), capture, 0).note
+        == ""
+    )

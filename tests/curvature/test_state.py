@@ -1,4 +1,6 @@
-"""The preconditioner as a value: its state, the model it belongs to, and the configuration that describes it."""
+"""The preconditioner as a value: its state, the model it belongs to, and the configuration that
+describes it.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,23 @@ from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, 
 from dpkfc.curvature.kfac import RULES
 from dpkfc.curvature.probe_pass import public_generator
 from dpkfc.linalg import metric
-from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank, mismatch
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Eigenbasis,
+    Elementwise,
+    Identity,
+    Kronecker,
+    LowRank,
+    mismatch,
+)
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 
 
 def _kfac(**fields) -> KFAC:
-    return KFAC(**{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields})
+    return KFAC(
+        **{"probe": FeatureNoise(12), "sides": "both", "probe_size": 40, "chunk": 16, **fields}
+    )
 
 
 def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
@@ -33,7 +46,9 @@ def _tokens(n: int = 30, rows: int = 11, length: int = 5) -> PublicData:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_state_restores_every_bit(dtype, tmp_path):
     model = Text().to(dtype)
-    built = _kfac(probe=_tokens(), max_factor_size=6).build(model, capture, 7, rules=rules_of(model) | {"x": "linear"})
+    built = _kfac(probe=_tokens(), max_factor_size=6).build(
+        model, capture, 7, rules=rules_of(model) | {"x": "linear"}
+    )
     again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest and again.step == 7 and again.scale == built.scale
     assert again.report == built.report and again.shapes == built.shapes
@@ -42,8 +57,15 @@ def test_the_state_restores_every_bit(dtype, tmp_path):
     for name, sides in built.spectra.items():
         assert all(torch.equal(values, again.spectra[name][side]) for side, values in sides.items())
     safetensors = pytest.importorskip("safetensors.torch")
-    safetensors.save_file({k: v.contiguous() for k, v in built.state_dict().items()}, tmp_path / "p.safetensors")
-    assert PreconditionerState.from_state_dict(safetensors.load_file(tmp_path / "p.safetensors")).digest == built.digest
+    safetensors.save_file(
+        {k: v.contiguous() for k, v in built.state_dict().items()}, tmp_path / "p.safetensors"
+    )
+    assert (
+        PreconditionerState.from_state_dict(
+            safetensors.load_file(tmp_path / "p.safetensors")
+        ).digest
+        == built.digest
+    )
 
 
 def test_every_side_survives_the_state():
@@ -53,7 +75,9 @@ def test_every_side_survives_the_state():
         Dense(torch.eye(3), 1.5),
         LowRank(torch.rand(3, 1), torch.rand(1), 0.3),
     ]
-    built = PreconditionerState(metric={f"a/{i}.": Kronecker(side, side) for i, side in enumerate(sides)}, step=2)
+    built = PreconditionerState(
+        metric={f"a/{i}.": Kronecker(side, side) for i, side in enumerate(sides)}, step=2
+    )
     again = PreconditionerState.from_state_dict(built.state_dict())
     x = torch.randn(2, 3, 3)
     for name, entry in built.metric.items():
@@ -67,7 +91,11 @@ _SIDES = st.one_of(
     st.builds(Identity, _NUMBERS),
     st.builds(lambda x: Diagonal(torch.full((3,), x)), _NUMBERS),
     st.builds(lambda x, norm: Dense(torch.full((3, 3), x), norm), _NUMBERS, _NUMBERS),
-    st.builds(lambda x, tail: LowRank(torch.full((3, 2), x), torch.full((2,), x), tail), _NUMBERS, _NUMBERS),
+    st.builds(
+        lambda x, tail: LowRank(torch.full((3, 2), x), torch.full((2,), x), tail),
+        _NUMBERS,
+        _NUMBERS,
+    ),
 )
 _BASES = st.none() | st.builds(lambda x: torch.full((3, 2), x, dtype=torch.float64), _NUMBERS)
 _SCALES = st.builds(lambda x: torch.full((3, 2), x), _NUMBERS)
@@ -90,7 +118,9 @@ def _values(x):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_ENTRIES, max_size=4))
 def test_every_field_of_every_kind_of_entry_survives_the_state(entries):
-    built = PreconditionerState(metric={f"layer{i}": entry for i, entry in enumerate(entries)}, step=3)
+    built = PreconditionerState(
+        metric={f"layer{i}": entry for i, entry in enumerate(entries)}, step=3
+    )
     again = PreconditionerState.from_state_dict(built.state_dict())
     assert again.digest == built.digest
     assert _values(dict(again.metric)) == _values(dict(built.metric))
@@ -109,7 +139,9 @@ def test_the_rest_of_an_eigenbasis_is_part_of_the_digest():
 
 
 def test_a_state_from_before_the_rest_was_a_field_still_loads():
-    built = PreconditionerState(metric={"fc": Eigenbasis(torch.rand(3, 2), torch.rand(2, 2))}, step=1)
+    built = PreconditionerState(
+        metric={"fc": Eigenbasis(torch.rand(3, 2), torch.rand(2, 2))}, step=1
+    )
     state = built.state_dict()
     text = json.loads(bytes(state["meta"].tolist()))
     del text["metric"][0]["eigenbasis"]["rest"]
@@ -118,7 +150,12 @@ def test_a_state_from_before_the_rest_was_a_field_still_loads():
 
 
 @pytest.mark.parametrize(
-    "state", [{}, {"meta": torch.zeros(4, dtype=torch.uint8)}, {"meta": torch.tensor([123, 125], dtype=torch.uint8)}]
+    "state",
+    [
+        {},
+        {"meta": torch.zeros(4, dtype=torch.uint8)},
+        {"meta": torch.tensor([123, 125], dtype=torch.uint8)},
+    ],
 )
 def test_a_state_of_something_else_is_an_error(state):
     with pytest.raises(ValueError, match="not the state of a preconditioner"):
@@ -147,7 +184,11 @@ def test_a_preconditioner_knows_its_model():
     with pytest.raises(ValueError, match="layer '9' has no entry"):
         built.check(shapes_of(mlp()) | {"9": {"weight": (1, 1)}})
     text = _kfac(probe=_tokens()).build(Text(), capture, 0)
-    for other, layer in ((Text(rows=12), "embedding"), (Text(width=7), "embedding"), (Text(classes=4), "head")):
+    for other, layer in (
+        (Text(rows=12), "embedding"),
+        (Text(width=7), "embedding"),
+        (Text(classes=4), "head"),
+    ):
         with pytest.raises(ValueError, match=f"layer '{layer}'"):
             text.check(shapes_of(other))
 
@@ -165,7 +206,9 @@ def test_the_description_is_json_and_states_the_source():
     assert described["uses_private_data"] is False and described["curvature_source"] == "synthetic"
     assert described["layer_rules"] == ["linear"] and described["probe"]["kind"] == "FeatureNoise"
     public = _kfac(probe=_tokens()).describe()
-    assert public["curvature_source"] == "public: random ids" and public["uses_private_data"] is False
+    assert (
+        public["curvature_source"] == "public: random ids" and public["uses_private_data"] is False
+    )
     assert _kfac(damping=0.2).describe() != _kfac().describe()
     assert "_sum_of_outputs" in _kfac(loss=_sum_of_outputs).describe()["loss"]
     assert _kfac() == _kfac() and hash(_kfac()) == hash(_kfac())
@@ -180,7 +223,9 @@ def test_a_loss_of_ones_own_is_used_and_checked():
     built = _kfac(loss=_sum_of_outputs, scale="raw").build(model, capture, 0)
     x, _ = FeatureNoise(12).sample(40, public_generator(0, 0))
     b = 2 * model(x.double()).detach()
-    assert float(built.spectra["2"]["G"].sum()) == pytest.approx(float(b.square().sum(1).mean()), rel=1e-9)
+    assert float(built.spectra["2"]["G"].sum()) == pytest.approx(
+        float(b.square().sum(1).mean()), rel=1e-9
+    )
     with pytest.raises(ValueError, match="one loss an example"):
         _kfac(loss=lambda output, generator: output.sum()).build(model, capture, 0)
     with pytest.raises(ValueError, match="loss contains NaN"):
@@ -214,7 +259,16 @@ def test_bad_values_are_named_with_what_is_allowed(fields, message):
 
 
 def test_the_rules_are_those_of_the_layers():
-    assert RULES == ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
+    assert RULES == (
+        "linear",
+        "conv",
+        "embedding",
+        "tied",
+        "norm",
+        "recurrent",
+        "computed",
+        "fallback",
+    )
 
 
 # -- layers that read one tensor, and weights stored the other way round
@@ -233,7 +287,9 @@ class _Attention(torch.nn.Module):
 def test_layers_that_read_the_same_tensor_share_their_side():
     model = _Attention()
     for size in (4, 40):  # kept as rows, and folded into a covariance
-        built = _kfac(probe=FeatureNoise(6), probe_size=size, chunk=2 + size // 4).build(model, capture, 0)
+        built = _kfac(probe=FeatureNoise(6), probe_size=size, chunk=2 + size // 4).build(
+            model, capture, 0
+        )
         query, key, value = (built.metric[name].input for name in ("query", "key", "value"))
         assert query is key and query is not value
         state = built.state_dict()
@@ -264,11 +320,15 @@ def test_sharing_changes_no_bit(monkeypatch):
     assert alone.metric["query"].input is not alone.metric["key"].input
     for name in ("query", "key", "value"):
         for side in ("input", "output"):
-            assert torch.equal(getattr(alone.metric[name], side).root, getattr(shared.metric[name], side).root)
+            assert torch.equal(
+                getattr(alone.metric[name], side).root, getattr(shared.metric[name], side).root
+            )
 
 
 def test_inputs_that_differ_in_a_later_micro_batch_are_told_apart():
-    """Two layers that read the same tensor at first, and different ones for the last examples of the probe."""
+    """Two layers that read the same tensor at first, and different ones for the last examples of
+    the probe.
+    """
 
     class Sometimes(torch.nn.Module):
         def __init__(self):
@@ -293,29 +353,44 @@ def test_inputs_that_differ_in_a_later_micro_batch_are_told_apart():
     x = torch.cat([x.double(), torch.ones(40, 1)], 1)
     y = torch.cat([torch.where(x[:, :1] > 1.0, -2 * x[:, :4], x[:, :4]), torch.ones(40, 1)], 1)
     for name, rows in (("first", x), ("second", y)):
-        assert torch.allclose(factors[name].sides["input"].dense(), (rows.T @ rows / 40).double(), atol=1e-9)
+        assert torch.allclose(
+            factors[name].sides["input"].dense(), (rows.T @ rows / 40).double(), atol=1e-9
+        )
 
 
 def test_a_weight_may_be_stored_either_way_but_not_change_its_way():
-    """Vector: (d_in, d_out) = (5, 3) stored as [3, 5], as [5, 3] (transposed), and a model with the two sizes swapped."""
+    """Vector: (d_in, d_out) = (5, 3) stored as [3, 5], as [5, 3] (transposed), and a model with the
+    two sizes swapped.
+    """
     plain = {"kind": "outer", "input": [5], "output": [3], "stored": [3, 5]}
     transposed = {"kind": "outer", "input": [5], "output": [3], "stored": [5, 3]}
     unknown = {"kind": "outer", "input": [5], "output": [3]}
-    assert mismatch(plain, {"weight": (3, 5)}) is None and mismatch(transposed, {"weight": (5, 3)}) is None
+    assert (
+        mismatch(plain, {"weight": (3, 5)}) is None
+        and mismatch(transposed, {"weight": (5, 3)}) is None
+    )
     assert "built for (3, 5)" in mismatch(plain, {"weight": (5, 3)})
     assert "built for (5, 3)" in mismatch(transposed, {"weight": (3, 5)})
-    assert mismatch(unknown, {"weight": (3, 5)}) is None and mismatch(unknown, {"weight": (5, 3)}) is None
+    assert (
+        mismatch(unknown, {"weight": (3, 5)}) is None
+        and mismatch(unknown, {"weight": (5, 3)}) is None
+    )
     assert mismatch(unknown, {"weight": (4, 5)}) is not None
     biased = {"kind": "outer", "input": [5], "output": [3], "stored": [4, 3]}
     assert mismatch(biased, {"weight": (4, 3), "bias": (3,)}) is None
     assert mismatch(biased, {"weight": (4, 3)}) is not None
     grouped = {"kind": "outer", "input": [18], "output": [2], "stored": [6, 2, 3, 3]}
     assert mismatch(grouped, {"weight": (6, 2, 3, 3)}) is None
-    assert mismatch({"kind": "outer", "input": [1], "output": [3], "stored": [3, 5]}, {"bias": (3,)}) is None
+    assert (
+        mismatch({"kind": "outer", "input": [1], "output": [3], "stored": [3, 5]}, {"bias": (3,)})
+        is None
+    )
 
 
 def test_the_shape_of_a_weight_is_part_of_the_preconditioner():
-    built = _kfac(probe=FeatureNoise(5)).build(torch.nn.Sequential(torch.nn.Linear(5, 3)), capture, 0)
+    built = _kfac(probe=FeatureNoise(5)).build(
+        torch.nn.Sequential(torch.nn.Linear(5, 3)), capture, 0
+    )
     built.check({"0": {"weight": (3, 5), "bias": (3,)}})
     with pytest.raises(ValueError, match="layer '0' has a weight"):
         built.check({"0": {"weight": (5, 3), "bias": (3,)}})
@@ -323,6 +398,11 @@ def test_the_shape_of_a_weight_is_part_of_the_preconditioner():
 
 @pytest.mark.parametrize("value", [0, 0.5, -1, float("inf"), float("nan")])
 def test_too_few_rows_are_named(value):
-    with pytest.raises(ValueError, match="rows_per_dim must be at least 1, or None for every position"):
+    with pytest.raises(
+        ValueError, match="rows_per_dim must be at least 1, or None for every position"
+    ):
         _kfac(rows_per_dim=value)
-    assert _kfac(rows_per_dim=None).describe()["rows_per_dim"] is None and _kfac().describe()["rows_per_dim"] == 4.0
+    assert (
+        _kfac(rows_per_dim=None).describe()["rows_per_dim"] is None
+        and _kfac().describe()["rows_per_dim"] == 4.0
+    )

@@ -1,4 +1,6 @@
-"""Probes that are mappings of tensors: how a model is called with them, what padding does, tied weights, HF models."""
+"""Probes that are mappings of tensors: how a model is called with them, what padding does, tied
+weights, HF models.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ PROBE = TokenNoise(11, 6, cls_id=1, sep_id=2, pad_id=0)
 class Tagger(nn.Module):
     """Masked attention over embedded tokens; classes for each position, or for the text."""
 
-    def __init__(self, width: int = 5, classes: int = 4, pooled: bool = False, tied: bool = False) -> None:
+    def __init__(
+        self, width: int = 5, classes: int = 4, pooled: bool = False, tied: bool = False
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(11, width)
-        self.query, self.key, self.value = (nn.Linear(width, width, bias=bias) for bias in (True, True, False))
+        self.query, self.key, self.value = (
+            nn.Linear(width, width, bias=bias) for bias in (True, True, False)
+        )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 11 if tied else classes, bias=not tied)
         if tied:
@@ -37,7 +43,12 @@ class Tagger(nn.Module):
     def forward(self, input_ids, attention_mask):
         x = self.embedding(input_ids)
         mask = attention_mask[:, None].bool()
-        x = self.norm(x + F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x), attn_mask=mask))
+        x = self.norm(
+            x
+            + F.scaled_dot_product_attention(
+                self.query(x), self.key(x), self.value(x), attn_mask=mask
+            )
+        )
         return {"logits": self.head(x[:, 0] if self.pooled else x)}
 
 
@@ -49,30 +60,40 @@ def _build(model: nn.Module, kfac: KFAC, factors: bool = False):
     layers = find_layers(model)
     capture = partial(_captured, layers)
     rules = {layer.name: layer.rule for layer in layers}
-    return kfac.factors(model, capture, 0, rules) if factors else kfac.build(model, capture, 0, rules)
+    return (
+        kfac.factors(model, capture, 0, rules) if factors else kfac.build(model, capture, 0, rules)
+    )
 
 
 def _kfac(**fields) -> KFAC:
     uncut = {"rows_per_dim": None, "max_rank": None}
-    return KFAC(**{"probe": PROBE, "sides": "both", "probe_size": 24, "chunk": 10, **uncut, **fields})
+    return KFAC(
+        **{"probe": PROBE, "sides": "both", "probe_size": 24, "chunk": 10, **uncut, **fields}
+    )
 
 
 def _loop(model: nn.Module, kfac: KFAC, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """A and G of a linear layer by autograd over single, unpadded examples."""
     generator = public_generator(kfac.seed, 0)
     inputs, _ = kfac.probe.sample(kfac.probe_size, generator)
-    uniform = torch.rand(kfac.probe_size, *([] if model.pooled else [6]), generator=generator, dtype=F64)
+    uniform = torch.rand(
+        kfac.probe_size, *([] if model.pooled else [6]), generator=generator, dtype=F64
+    )
     a_sum, g_sum, positions = 0, 0, 0
     for n in range(kfac.probe_size):
         length = int(inputs["attention_mask"][n].sum())
         seen = {}
         layer = model.get_submodule(name)
-        handle = layer.register_forward_hook(lambda m, args, out, seen=seen: seen.update(a=args[0].detach(), z=out))
+        handle = layer.register_forward_hook(
+            lambda m, args, out, seen=seen: seen.update(a=args[0].detach(), z=out)
+        )
         logits = model(**{key: x[n : n + 1, :length] for key, x in inputs.items()})["logits"]
         handle.remove()
         u = uniform[n : n + 1] if model.pooled else uniform[n : n + 1, :length]
         target = (torch.softmax(logits.detach(), -1).cumsum(-1) < u.unsqueeze(-1)).sum(-1)
-        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten())  # the mean over the example's own positions
+        loss = F.cross_entropy(
+            logits.flatten(0, -2), target.flatten()
+        )  # the mean over the example's own positions
         (b,) = torch.autograd.grad(loss, seen["z"])
         a = seen["a"].flatten(0, -2)
         a = torch.cat([a, a.new_ones(len(a), 1)], 1) if layer.bias is not None else a
@@ -97,7 +118,10 @@ def test_the_chunk_changes_nothing(rows_per_dim, monkeypatch):
 
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
     model = Tagger().double()
-    one, many = (_build(model, _kfac(chunk=chunk, rows_per_dim=rows_per_dim), factors=True) for chunk in (24, 7))
+    one, many = (
+        _build(model, _kfac(chunk=chunk, rows_per_dim=rows_per_dim), factors=True)
+        for chunk in (24, 7)
+    )
     for name in one:
         for side, factor in one[name].sides.items():
             assert torch.allclose(factor.spectrum, many[name].sides[side].spectrum, atol=1e-12)
@@ -109,7 +133,9 @@ def test_public_text_is_a_probe_as_well():
     for labels in ("model", "uniform", "given"):
         built = _build(Tagger(), _kfac(probe=probe, labels=labels))
         assert set(built.metric) == {"embedding", "query", "key", "value", "norm", "head"}
-        assert all(torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point())
+        assert all(
+            torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point()
+        )
 
 
 def test_bare_ids_of_a_probe_with_padding_have_a_mask_too():
@@ -123,7 +149,10 @@ def test_bare_ids_of_a_probe_with_padding_have_a_mask_too():
 
     model = Tagger().double()
     bare = TokenNoise(11, 6, cls_id=1, sep_id=2, pad_id=0, bare=True)
-    plain, named = _build(model, _kfac(), factors=True), _build(Ids(model), _kfac(probe=bare), factors=True)
+    plain, named = (
+        _build(model, _kfac(), factors=True),
+        _build(Ids(model), _kfac(probe=bare), factors=True),
+    )
     for name, factors in plain.items():
         for side, factor in factors.sides.items():
             assert torch.allclose(factor.spectrum, named[f"inner.{name}"].sides[side].spectrum)
@@ -157,7 +186,10 @@ def test_a_model_that_is_called_otherwise_is_told_how_its_probe_hands_things_on(
 def test_inputs_that_do_not_belong_together_are_named():
     class Broken(Probe):
         def sample(self, n, generator):
-            return {"input_ids": torch.zeros(n, 3).long(), "attention_mask": torch.zeros(n - 1, 3)}, None
+            return {
+                "input_ids": torch.zeros(n, 3).long(),
+                "attention_mask": torch.zeros(n - 1, 3),
+            }, None
 
         def describe(self):
             return {"source": "synthetic"}
@@ -170,7 +202,9 @@ def test_inputs_that_do_not_belong_together_are_named():
 
 
 def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
-    """30 000 rows of which a probe of 128 tokens meets a few: the others have the largest scale, and it is a modest one."""
+    """30 000 rows of which a probe of 128 tokens meets a few: the others have the largest scale,
+    and it is a modest one.
+    """
     block = Lookup(torch.randint(1000, (16, 8)), torch.randn(16, 8, 4), 30_000)
     layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
@@ -192,7 +226,9 @@ def test_rows_met_by_chance_are_scaled_less_apart_than_without_smoothing():
     layer.add(block)
     values = layer.result().sides["input"].values
     assert values.sum().item() == pytest.approx(10.0)  # tokens an example, as without smoothing
-    assert float(values[0] / values[-1]) == pytest.approx(2.0)  # one read and one for all, against none and one for all
+    assert float(values[0] / values[-1]) == pytest.approx(
+        2.0
+    )  # one read and one for all, against none and one for all
 
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
@@ -202,28 +238,38 @@ def test_a_tied_weight_has_one_factor_of_both_uses(sharing):
     outer = Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, v, dtype=F64))
     layer = LayerAccumulator(Tied(lookup, outer), FactorOptions(sharing=sharing))
     for rows in (slice(0, 2), slice(2, n)):
-        layer.add(Tied(Lookup(lookup.ids[rows], lookup.b[rows], v), Outer(outer.a[rows], outer.b[rows])))
+        layer.add(
+            Tied(Lookup(lookup.ids[rows], lookup.b[rows], v), Outer(outer.a[rows], outer.b[rows]))
+        )
     exact = torch.zeros(d, d, dtype=F64)
     for i in range(n):
         if sharing == "expand":
             for j in range(s):
                 exact += torch.outer(lookup.b[i, j], lookup.b[i, j]) / n
             for j in range(t):
-                exact += outer.b[i, j].square().sum() * torch.outer(outer.a[i, j], outer.a[i, j]) / n
+                exact += (
+                    outer.b[i, j].square().sum() * torch.outer(outer.a[i, j], outer.a[i, j]) / n
+                )
         else:
             total, mean = lookup.b[i].sum(0), outer.a[i].mean(0)
-            exact += (torch.outer(total, total) + outer.b[i].sum(0).square().sum() * torch.outer(mean, mean)) / n
+            exact += (
+                torch.outer(total, total)
+                + outer.b[i].sum(0).square().sum() * torch.outer(mean, mean)
+            ) / n
     factors = layer.result()
     assert factors.kind == "tied" and factors.shapes == {"input": (d,), "output": (v,)}
     assert torch.allclose(factors.sides["input"].dense(), exact, atol=1e-10)
-    assert factors.sides["output"].trace == pytest.approx(1.0)  # so that both traces multiply to E‖g‖²
+    assert factors.sides["output"].trace == pytest.approx(
+        1.0
+    )  # so that both traces multiply to E‖g‖²
 
 
 @pytest.mark.parametrize("missing", ["lookup", "head"])
 def test_a_tied_weight_may_lack_one_use(missing):
     s, t = (0, 4) if missing == "lookup" else (3, 0)
     block = Tied(
-        Lookup(torch.zeros(2, s).long(), torch.randn(2, s, 3), 5), Outer(torch.randn(2, t, 3), torch.randn(2, t, 5))
+        Lookup(torch.zeros(2, s).long(), torch.randn(2, s, 3), 5),
+        Outer(torch.randn(2, t, 3), torch.randn(2, t, 5)),
     )
     layer = LayerAccumulator(block, FactorOptions())
     layer.add(block)
@@ -235,15 +281,25 @@ def test_a_tied_model_gets_a_metric_over_its_width():
     kfac = _kfac(damping=0.3)
     built = _build(model, kfac)
     entry = built.metric["embedding"]
-    assert "head" not in built.metric and isinstance(entry, Kronecker) and isinstance(entry.output, Identity)
+    assert (
+        "head" not in built.metric
+        and isinstance(entry, Kronecker)
+        and isinstance(entry.output, Identity)
+    )
     layers = find_layers(model)
     with preserve_model(model), torch.no_grad():
         capture = partial(_captured, layers)
-        blocks = [piece.blocks["embedding"] for piece in run_probe(model, capture, kfac.probe_spec(0))]
+        blocks = [
+            piece.blocks["embedding"] for piece in run_probe(model, capture, kfac.probe_spec(0))
+        ]
     rows = torch.cat([b.lookup.b.flatten(0, 1) for b in blocks])
-    heads = torch.cat([(b.outer.a * b.outer.b.norm(dim=-1, keepdim=True)).flatten(0, 1) for b in blocks])
+    heads = torch.cat(
+        [(b.outer.a * b.outer.b.norm(dim=-1, keepdim=True)).flatten(0, 1) for b in blocks]
+    )
     covariance = rows.T @ rows + heads.T @ heads
-    covariance = covariance / covariance.trace() * len(covariance) + 0.3 * torch.eye(len(covariance), dtype=F64)
+    covariance = covariance / covariance.trace() * len(covariance) + 0.3 * torch.eye(
+        len(covariance), dtype=F64
+    )
     values, vectors = torch.linalg.eigh(covariance)
     exact = (vectors * values.pow(-0.5)) @ vectors.T
     got = entry.input.apply(torch.eye(len(exact), dtype=F64))
@@ -266,26 +322,52 @@ def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
 
     built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
     assert "value" not in built.metric and "value" in caplog.text
-    assert [r["note"] for r in built.report if r["layer"] == "value"] == ["no factors are known for a Odd"]
-    built.check({x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers})
+    assert [r["note"] for r in built.report if r["layer"] == "value"] == [
+        "no factors are known for a Odd"
+    ]
+    built.check(
+        {x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers}
+    )
 
 
 # -- models of transformers
 
 V = 29
-BERT = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": V}
-GPT2 = {"n_embd": 12, "n_layer": 2, "n_head": 2, "n_positions": 16, "vocab_size": V, "bos_token_id": 1, "eos_token_id": 2}
+BERT = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "vocab_size": V,
+}
+GPT2 = {
+    "n_embd": 12,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 16,
+    "vocab_size": V,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def _hf(name: str) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     if name.startswith("Bert"):
-        return getattr(transformers, name)(transformers.BertConfig(**BERT, max_position_embeddings=16))
+        return getattr(transformers, name)(
+            transformers.BertConfig(**BERT, max_position_embeddings=16)
+        )
     return getattr(transformers, name)(transformers.GPT2Config(**GPT2, pad_token_id=0))
 
 
 @pytest.mark.parametrize(
-    "name", ["BertForSequenceClassification", "BertForTokenClassification", "GPT2LMHeadModel", "GPT2ForSequenceClassification"]
+    "name",
+    [
+        "BertForSequenceClassification",
+        "BertForTokenClassification",
+        "GPT2LMHeadModel",
+        "GPT2ForSequenceClassification",
+    ],
 )
 def test_models_of_transformers_get_a_finite_metric(name):
     model = _hf(name)
@@ -293,19 +375,27 @@ def test_models_of_transformers_get_a_finite_metric(name):
     built = _build(model, _kfac(probe=probe, max_rank=64))
     layers = find_layers(model)
     assert set(built.metric) == {layer.name for layer in layers}
-    assert all(torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point())
+    assert all(
+        torch.isfinite(t).all() for t in built.state_dict().values() if t.is_floating_point()
+    )
     assert 0.01 < built.scale < 100
-    built.check({x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers})
+    built.check(
+        {x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers}
+    )
     if name == "GPT2LMHeadModel":
         tied = built.metric["transformer.wte"]
         assert isinstance(tied.output, Identity) and not isinstance(tied.input, Identity)
         rows = {(r["layer"], r["side"]): r["dim"] for r in built.report}
-        assert rows["transformer.h.0.attn.c_attn", "input"] == 13  # the transposed weight, with a column for the bias
+        assert (
+            rows["transformer.h.0.attn.c_attn", "input"] == 13
+        )  # the transposed weight, with a column for the bias
 
 
 def test_padding_to_more_columns_changes_no_factor_of_a_transformer():
     model = _hf("BertForTokenClassification").double()
-    inputs, _ = TokenNoise(V, 6, cls_id=1, sep_id=2, pad_id=0).sample(20, torch.Generator().manual_seed(0))
+    inputs, _ = TokenNoise(V, 6, cls_id=1, sep_id=2, pad_id=0).sample(
+        20, torch.Generator().manual_seed(0)
+    )
     wide = {name: F.pad(x, (0, 5)) for name, x in inputs.items()}
     given = torch.randint(2, (20, 6))
     labels = {6: given, 11: F.pad(given, (0, 5))}
@@ -317,4 +407,6 @@ def test_padding_to_more_columns_changes_no_factor_of_a_transformer():
     for name, factors in built[6].items():
         for side, factor in factors.sides.items():
             other = built[11][name].sides[side]
-            assert torch.allclose(factor.spectrum, other.spectrum, rtol=1e-7, atol=1e-9 * float(factor.spectrum.max())), name
+            assert torch.allclose(
+                factor.spectrum, other.spectrum, rtol=1e-7, atol=1e-9 * float(factor.spectrum.max())
+            ), name

@@ -1,4 +1,6 @@
-"""Token probes through the whole loop: BERT and GPT-2 as they are, with adapters, against loops; and bad probes by name."""
+"""Token probes through the whole loop: BERT and GPT-2 as they are, with adapters, against loops;
+and bad probes by name.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,31 @@ UNIFORM = TokenNoise(V, T, **ENDS)
 PROBES = {
     "uniform": UNIFORM,
     "zipf": TokenNoise(V, T, **ENDS, zipf_exponent=1.0, first_id=3),
-    "table": TokenNoise(V, T, **ENDS, frequencies=[k % 5 for k in range(V)], provenance="a public word list", min_length=4),
+    "table": TokenNoise(
+        V,
+        T,
+        **ENDS,
+        frequencies=[k % 5 for k in range(V)],
+        provenance="a public word list",
+        min_length=4,
+    ),
 }
 
 
 def _bert(**more: Any) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=V, hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, num_labels=3,
-        max_position_embeddings=T + 1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **more,
-    )  # fmt: skip
+        vocab_size=V,
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+        max_position_embeddings=T + 1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **more,
+    )
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(config)
 
@@ -42,16 +59,27 @@ def _bert(**more: Any) -> nn.Module:
 def _gpt2() -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=V, n_embd=12, n_layer=2, n_head=2, n_positions=T + 1, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
+        vocab_size=V,
+        n_embd=12,
+        n_layer=2,
+        n_head=2,
+        n_positions=T + 1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(config)
 
 
 def _adapted(model: nn.Module, targets: list[str], **more: Any) -> nn.Module:
     peft = pytest.importorskip("peft")
-    return peft.get_peft_model(model, peft.LoraConfig(r=3, target_modules=targets, lora_dropout=0.0, **more))
+    return peft.get_peft_model(
+        model, peft.LoraConfig(r=3, target_modules=targets, lora_dropout=0.0, **more)
+    )
 
 
 MODELS = {
@@ -89,22 +117,35 @@ def _losses(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     return losses.sum(1) / (targets != -100).sum(1)
 
 
-def _session(model: nn.Module, preconditioner: Any, lr: float = 0.1, noise: float = 0.0, **config: Any) -> Session:
-    settings = {"expected_batch_size": B, "steps": 3, "max_grad_norm": 0.5, "test_mode_seed": 3, **config}
+def _session(
+    model: nn.Module, preconditioner: Any, lr: float = 0.1, noise: float = 0.0, **config: Any
+) -> Session:
+    settings = {
+        "expected_batch_size": B,
+        "steps": 3,
+        "max_grad_norm": 0.5,
+        "test_mode_seed": 3,
+        **config,
+    }
     plan = PrivacyConfig(preconditioner=preconditioner, **settings).with_noise(noise, 1e-3, N)
     trained = [p for p in model.parameters() if p.requires_grad]
     return Session(plan, model, torch.optim.SGD(trained, lr), Texts(_texts()))
 
 
 def _kfac(**fields: Any) -> KFAC:
-    return KFAC(**{"sides": "both", "probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields})
+    return KFAC(
+        **{"sides": "both", "probe": UNIFORM, "probe_size": 24, "chunk": 16, "every": 2, **fields}
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "law"), [("bert", "zipf"), ("gpt2", "uniform"), ("bert-lora", "uniform"), ("gpt2-lora", "table")]
+    ("kind", "law"),
+    [("bert", "zipf"), ("gpt2", "uniform"), ("bert-lora", "uniform"), ("gpt2-lora", "table")],
 )
 def test_clipped_steps_in_the_metric_of_a_token_probe_equal_a_loop(kind, law):
-    """Dict batches with masks, tied tables, transposed weights and adapters, over two refreshes; σ = 0."""
+    """Dict batches with masks, tied tables, transposed weights and adapters, over two refreshes; σ
+    = 0.
+    """
     model = MODELS[kind]().double()
     layers = find_layers(model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -122,7 +163,9 @@ def test_clipped_steps_in_the_metric_of_a_token_probe_equal_a_loop(kind, law):
                 total = {name: x + min(1.0, 0.5 / norm) * z[name] for name, x in total.items()}
             for name, p in trained.items():
                 exact = before[name] - 0.1 * total[name] / B
-                torch.testing.assert_close(p.detach(), exact, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+                torch.testing.assert_close(
+                    p.detach(), exact, rtol=1e-8, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+                )
         assert s.preconditioner.step == 2 and s.steps_done == 3
         assert set(s.preconditioner.metric) == {layer.name for layer in layers}
 
@@ -132,7 +175,9 @@ def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(la
     """Rows of padding count nothing, and a row that is read more often is scaled less."""
     model, kfac = _bert().double(), _kfac(probe=PROBES[law], probe_size=200)
     layers = find_layers(model)
-    build = lambda f: f(model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers})  # noqa: E731
+    build = lambda f: f(
+        model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers}
+    )  # noqa: E731
     name = "bert.embeddings.word_embeddings"
     inputs, _ = PROBES[law].sample(200, public_generator(0, 0))
     reads = torch.bincount(inputs["input_ids"][inputs["attention_mask"] == 1], minlength=V).double()
@@ -142,7 +187,9 @@ def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(la
     entry = build(kfac.build).metric[name]
     assert isinstance(entry, Kronecker) and isinstance(entry.input, Diagonal)
     exact = (smoothed / smoothed.mean() + 0.1).pow(-0.5)
-    torch.testing.assert_close(entry.input.scale / entry.input.scale[0], exact / exact[0], rtol=1e-9, atol=0.0)
+    torch.testing.assert_close(
+        entry.input.scale / entry.input.scale[0], exact / exact[0], rtol=1e-9, atol=0.0
+    )
     assert int(reads[0]) == 0 and float(entry.input.scale.max()) == float(entry.input.scale[0])
 
 
@@ -153,10 +200,16 @@ def test_what_stands_in_the_padding_changes_no_factor():
     for pad in (0, 9):
         probe = TokenNoise(V, T, cls_id=1, sep_id=2, pad_id=pad, exclude=(0, 9))
         kfac = _kfac(probe=probe)
-        built.append(kfac.factors(model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers}))
+        built.append(
+            kfac.factors(
+                model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers}
+            )
+        )
     for name, factors in built[0].items():
         for side, factor in factors.sides.items():
-            torch.testing.assert_close(factor.spectrum, built[1][name].sides[side].spectrum, rtol=1e-7, atol=1e-12)
+            torch.testing.assert_close(
+                factor.spectrum, built[1][name].sides[side].spectrum, rtol=1e-7, atol=1e-12
+            )
 
 
 @pytest.mark.parametrize("kind", ["bert-lora", "gpt2-lora"])
@@ -170,10 +223,18 @@ def test_adapters_train_with_noise_from_their_zero_start(kind):
             entries = s.preconditioner.metric
             adapters = {name for name in entries if ".lora_A." in name}
             assert dead == (adapters if batch.step < 2 else set())
-            assert all(isinstance(entries[name].output, Identity) == (batch.step < 2) for name in adapters)
-            assert all(0.05 < entry.input.bound * entry.output.bound < 50 for name, entry in entries.items() if "lora" in name)
+            assert all(
+                isinstance(entries[name].output, Identity) == (batch.step < 2) for name in adapters
+            )
+            assert all(
+                0.05 < entry.input.bound * entry.output.bound < 50
+                for name, entry in entries.items()
+                if "lora" in name
+            )
     for name, p in model.named_parameters():
-        assert bool(torch.isfinite(p).all()) and torch.equal(p, start[name]) != p.requires_grad, name
+        assert bool(torch.isfinite(p).all()) and torch.equal(p, start[name]) != p.requires_grad, (
+            name
+        )
 
 
 # -- bad probes: one error that names the fault, and nothing is released
@@ -194,21 +255,65 @@ class Odd(Probe):
 
 PAIR = TokenNoise(V, T, **ENDS, segments=2)
 BAD: dict[str, tuple[str, Any, str]] = {
-    "vocabulary": ("bert", TokenNoise(V + 400, T, **ENDS), r"row \d+ of the embedding .bert.embeddings.word_emb.* 23 rows"),
-    "tied vocabulary": ("gpt2", TokenNoise(V + 400, T, **ENDS), "row .* of the embedding 'transformer.wte'"),
+    "vocabulary": (
+        "bert",
+        TokenNoise(V + 400, T, **ENDS),
+        r"row \d+ of the embedding .bert.embeddings.word_emb.* 23 rows",
+    ),
+    "tied vocabulary": (
+        "gpt2",
+        TokenNoise(V + 400, T, **ENDS),
+        "row .* of the embedding 'transformer.wte'",
+    ),
     "adapter": ("bert-lora", TokenNoise(V + 400, T, **ENDS), "the probe TokenNoise reads row"),
-    "length": ("gpt2", TokenNoise(V, 3 * T, **ENDS), "row 20 of the embedding 'transformer.wpe', which has 8 rows"),
+    "length": (
+        "gpt2",
+        TokenNoise(V, 3 * T, **ENDS),
+        "row 20 of the embedding 'transformer.wpe', which has 8 rows",
+    ),
     "length of BERT": ("bert", TokenNoise(V, 3 * T, **ENDS), r"input_ids \(3, 21\) torch.int64"),
-    "segments": ("bert-one-type", PAIR, "row 1 of the embedding 'bert.embeddings.token_type_embeddings', which has 1 rows"),
-    "negative": ("bert", PublicData(-torch.ones(4, T).long(), provenance="x"), "row -1 of the embedding"),
-    "names": ("bert", PublicData({"tokens": torch.ones(4, T).long()}, provenance="x"), "names of the private examples"),
-    "dtype": ("bert", PublicData(torch.ones(4, T), provenance="x"), r"PublicData gives it \(\(3, 7\) torch.float32\)"),
-    "shape": ("linear", FeatureNoise(5), r"FeatureNoise gives it \(\(3, 5\) torch.float32\): .*6.*; the probe's inputs need"),
+    "segments": (
+        "bert-one-type",
+        PAIR,
+        "row 1 of the embedding 'bert.embeddings.token_type_embeddings', which has 1 rows",
+    ),
+    "negative": (
+        "bert",
+        PublicData(-torch.ones(4, T).long(), provenance="x"),
+        "row -1 of the embedding",
+    ),
+    "names": (
+        "bert",
+        PublicData({"tokens": torch.ones(4, T).long()}, provenance="x"),
+        "names of the private examples",
+    ),
+    "dtype": (
+        "bert",
+        PublicData(torch.ones(4, T), provenance="x"),
+        r"PublicData gives it \(\(3, 7\) torch.float32\)",
+    ),
+    "shape": (
+        "linear",
+        FeatureNoise(5),
+        r"FeatureNoise gives it \(\(3, 5\) torch.float32\): .*6.*; the probe's inputs need",
+    ),
     "image": ("linear", PinkNoise((1, 4, 4)), "PinkNoise gives it"),
     "integers": ("linear", PublicData(torch.ones(4, 6).long(), provenance="x"), "torch.int64"),
-    "no pair": ("linear", Odd(lambda n: torch.zeros(n, 6)), r"Odd.sample\(\) must return inputs and labels"),
-    "a list": ("linear", Odd(lambda n: ([0.0] * n, None)), r"Odd.sample\(\) must return a tensor or a mapping of tensors"),
-    "too few": ("linear", Odd(lambda n: (torch.zeros(n - 1, 6), None)), "Odd returned 23 examples, not 24"),
+    "no pair": (
+        "linear",
+        Odd(lambda n: torch.zeros(n, 6)),
+        r"Odd.sample\(\) must return inputs and labels",
+    ),
+    "a list": (
+        "linear",
+        Odd(lambda n: ([0.0] * n, None)),
+        r"Odd.sample\(\) must return a tensor or a mapping of tensors",
+    ),
+    "too few": (
+        "linear",
+        Odd(lambda n: (torch.zeros(n - 1, 6), None)),
+        "Odd returned 23 examples, not 24",
+    ),
 }
 
 
@@ -224,7 +329,11 @@ def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
     model = _bad_model(kind)
     with _session(model, _kfac(probe=probe)) as s:
         before = [p.detach().clone() for p in model.parameters()]
-        loss_fn = _losses if kind != "linear" else lambda m, batch: m(batch["input_ids"][:, :6].float()).square().sum(1)
+        loss_fn = (
+            _losses
+            if kind != "linear"
+            else lambda m, batch: m(batch["input_ids"][:, :6].float()).square().sum(1)
+        )
         with pytest.raises(ValueError, match=message):
             s.step(next(s.batches()), loss_fn)
         assert s.steps_done == 0 and all(map(torch.equal, before, model.parameters()))
@@ -232,7 +341,10 @@ def test_a_probe_that_does_not_fit_the_model_is_named_before_any_release(fault):
 
 
 def test_the_last_probe_id_that_fits_is_taken():
-    with _session(_bert(), _kfac(probe=TokenNoise(V, T + 1, **ENDS, frequencies=[0] * (V - 1) + [1], provenance="x"))) as s:
+    with _session(
+        _bert(),
+        _kfac(probe=TokenNoise(V, T + 1, **ENDS, frequencies=[0] * (V - 1) + [1], provenance="x")),
+    ) as s:
         s.step(next(s.batches()), _losses)
         assert s.steps_done == 1
 

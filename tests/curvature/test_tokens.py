@@ -16,7 +16,9 @@ def _stream(seed: int = 0) -> torch.Generator:
 
 
 def _text(**fields) -> TokenNoise:
-    return TokenNoise(**{"vocab_size": 30, "length": 9, "cls_id": 1, "sep_id": 2, "pad_id": 0, **fields})
+    return TokenNoise(
+        **{"vocab_size": 30, "length": 9, "cls_id": 1, "sep_id": 2, "pad_id": 0, **fields}
+    )
 
 
 @given(
@@ -27,11 +29,17 @@ def _text(**fields) -> TokenNoise:
     segments=st.integers(0, 2),
 )
 def test_every_token_is_in_its_place(length, least, cls, sep, segments):
-    """Written out for each example: [cls] text [sep] padding, with the mask one on the text and zero after it."""
+    """Written out for each example: [cls] text [sep] padding, with the mask one on the text and
+    zero after it.
+    """
     segments = segments if sep is not None else min(segments, 1)
-    probe = _text(length=length, min_length=min(least, length), cls_id=cls, sep_id=sep, segments=segments)
+    probe = _text(
+        length=length, min_length=min(least, length), cls_id=cls, sep_id=sep, segments=segments
+    )
     inputs, labels = probe.sample(40, _stream(length))
-    assert labels is None and set(inputs) == {"input_ids", "attention_mask"} | ({"token_type_ids"} if segments else set())
+    assert labels is None and set(inputs) == {"input_ids", "attention_mask"} | (
+        {"token_type_ids"} if segments else set()
+    )
     assert all(x.shape == (40, length) and x.dtype == torch.int64 for x in inputs.values())
     for i in range(40):
         ids, mask = inputs["input_ids"][i].tolist(), inputs["attention_mask"][i].tolist()
@@ -52,7 +60,9 @@ def test_every_token_is_in_its_place(length, least, cls, sep, segments):
             text = text[:middle] + text[middle + 1 :]
         elif segments:
             assert not inputs["token_type_ids"][i].any()
-        assert text and not {0, 1, 2}.intersection(text) - ({1} if cls is None else set()) - ({2} if sep is None else set())
+        assert text and not {0, 1, 2}.intersection(text) - ({1} if cls is None else set()) - (
+            {2} if sep is None else set()
+        )
 
 
 def test_lengths_are_uniform():
@@ -74,9 +84,18 @@ def test_tokens_follow_the_law_that_was_asked_for():
     laws = {
         "uniform": (TokenNoise(**plain), torch.ones(12)),
         "zipf": (TokenNoise(**plain, zipf_exponent=1.2), torch.arange(1, 13).pow(-1.2)),
-        "offset": (TokenNoise(**plain, zipf_exponent=1.0, first_id=4), torch.tensor([0.0] * 4 + [1 / k for k in range(1, 9)])),
-        "table": (TokenNoise(**plain, frequencies=[0, 5, 0, 1] + [0] * 8, provenance="a book"), None),
-        "excluded": (TokenNoise(**plain, exclude=(3, 11)), torch.tensor([1.0] * 3 + [0.0] + [1.0] * 7 + [0.0])),
+        "offset": (
+            TokenNoise(**plain, zipf_exponent=1.0, first_id=4),
+            torch.tensor([0.0] * 4 + [1 / k for k in range(1, 9)]),
+        ),
+        "table": (
+            TokenNoise(**plain, frequencies=[0, 5, 0, 1] + [0] * 8, provenance="a book"),
+            None,
+        ),
+        "excluded": (
+            TokenNoise(**plain, exclude=(3, 11)),
+            torch.tensor([1.0] * 3 + [0.0] + [1.0] * 7 + [0.0]),
+        ),
     }
     for name, (probe, weights) in laws.items():
         weights = torch.tensor([0.0, 5, 0, 1] + [0.0] * 8) if weights is None else weights
@@ -88,23 +107,38 @@ def test_tokens_follow_the_law_that_was_asked_for():
 
 def test_a_token_of_weight_zero_is_never_drawn():
     """Also at the two ends of the table, where the running sum is flat."""
-    probe = TokenNoise(vocab_size=6, length=400, min_length=400, frequencies=[0, 0, 1, 0, 1e-12, 0], provenance="made up")
+    probe = TokenNoise(
+        vocab_size=6,
+        length=400,
+        min_length=400,
+        frequencies=[0, 0, 1, 0, 1e-12, 0],
+        provenance="made up",
+    )
     assert set(probe.sample(50, _stream())[0]["input_ids"].unique().tolist()) <= {2, 4}
 
 
 def test_bare_ids_are_a_tensor_and_know_their_padding():
     probe = _text(bare=True)
     ids, _ = probe.sample(5, _stream())
-    assert isinstance(ids, torch.Tensor) and torch.equal(ids, _text().sample(5, _stream())[0]["input_ids"])
-    assert probe.padding_id == 0 and _text(pad_id=1).padding_id is None  # padding with the id of a special token says nothing
+    assert isinstance(ids, torch.Tensor) and torch.equal(
+        ids, _text().sample(5, _stream())[0]["input_ids"]
+    )
+    assert (
+        probe.padding_id == 0 and _text(pad_id=1).padding_id is None
+    )  # padding with the id of a special token says nothing
 
 
-@pytest.mark.parametrize("probe", [_text(), _text(frequencies=torch.ones(30), provenance="here", segments=2), _text(bare=True)])
+@pytest.mark.parametrize(
+    "probe",
+    [_text(), _text(frequencies=torch.ones(30), provenance="here", segments=2), _text(bare=True)],
+)
 def test_a_probe_is_repeatable_describable_and_leaves_the_global_stream_alone(probe):
     assert isinstance(probe, Probe)
     before = torch.random.get_rng_state()
     first, second, other = (probe.sample(6, _stream(seed))[0] for seed in (1, 1, 2))
-    first, second, other = ([x] if isinstance(x, torch.Tensor) else list(x.values()) for x in (first, second, other))
+    first, second, other = (
+        [x] if isinstance(x, torch.Tensor) else list(x.values()) for x in (first, second, other)
+    )
     assert all(map(torch.equal, first, second)) and not torch.equal(first[0], other[0])
     assert torch.equal(before, torch.random.get_rng_state())
     described = json.loads(json.dumps(probe.describe()))
@@ -137,10 +171,22 @@ def test_a_table_is_known_by_its_contents():
         ({"frequencies": torch.ones(30)}, "provenance='...'.*private text void the guarantee"),
         ({"provenance": "a book"}, "none are given"),
         ({"min_length": 3.5}, "min_length must be an integer"),
-        ({"frequencies": torch.ones(29), "provenance": "x"}, r"vocab_size=30 tokens, got shape \(29,\)"),
-        ({"frequencies": torch.ones(30, 1), "provenance": "x"}, r"vocab_size=30 tokens, got shape \(30, 1\)"),
-        ({"frequencies": [1.0] * 4 + [-2.0] * 26, "provenance": "x"}, "26 are not; the first is that of token 4, -2.0"),
-        ({"frequencies": [float("nan")] * 30, "provenance": "x"}, "30 are not; the first is that of token 0, nan"),
+        (
+            {"frequencies": torch.ones(29), "provenance": "x"},
+            r"vocab_size=30 tokens, got shape \(29,\)",
+        ),
+        (
+            {"frequencies": torch.ones(30, 1), "provenance": "x"},
+            r"vocab_size=30 tokens, got shape \(30, 1\)",
+        ),
+        (
+            {"frequencies": [1.0] * 4 + [-2.0] * 26, "provenance": "x"},
+            "26 are not; the first is that of token 4, -2.0",
+        ),
+        (
+            {"frequencies": [float("nan")] * 30, "provenance": "x"},
+            "30 are not; the first is that of token 0, nan",
+        ),
         ({"frequencies": torch.ones(30), "provenance": "x", "zipf_exponent": 1.0}, "not both"),
         ({"frequencies": torch.zeros(30), "provenance": "x"}, "no token is left"),
         ({"first_id": 29, "exclude": (29,)}, "no token is left"),
@@ -154,7 +200,12 @@ def test_bad_values_are_named(fields, message):
 class _Tokenizer:
     """As much of a tokenizer as is asked for."""
 
-    pad_token_id, eos_token_id, all_special_ids, model_input_names = 0, 2, [0, 1, 2, 99], ("input_ids", "token_type_ids")
+    pad_token_id, eos_token_id, all_special_ids, model_input_names = (
+        0,
+        2,
+        [0, 1, 2, 99],
+        ("input_ids", "token_type_ids"),
+    )
 
     def __init__(self, before=(1,), after=(2,)) -> None:
         self.before, self.after = list(before), list(after)
@@ -168,8 +219,16 @@ class _Tokenizer:
 
 def test_special_tokens_are_those_of_a_tokenizer():
     probe = TokenNoise.of_tokenizer(_Tokenizer(), 8, zipf_exponent=1.0)
-    assert (probe.cls_id, probe.sep_id, probe.pad_id, probe.vocab_size, probe.segments) == (1, 2, 0, 30, 1)
-    assert probe.exclude == (0, 1, 2) and probe.zipf_exponent == 1.0  # 99 lies outside the vocabulary
+    assert (probe.cls_id, probe.sep_id, probe.pad_id, probe.vocab_size, probe.segments) == (
+        1,
+        2,
+        0,
+        30,
+        1,
+    )
+    assert (
+        probe.exclude == (0, 1, 2) and probe.zipf_exponent == 1.0
+    )  # 99 lies outside the vocabulary
     plain = TokenNoise.of_tokenizer(_Tokenizer((), ()), 8, segments=0, pad_id=5)
     assert (plain.cls_id, plain.sep_id, plain.pad_id, plain.segments) == (None, None, 5, 0)
     with pytest.raises(ValueError, match="give cls_id and sep_id yourself"):

@@ -1,4 +1,6 @@
-"""A capture of its own for the curvature tests: plain torch.autograd on outputs, for small models of a few kinds."""
+"""A capture of its own for the curvature tests: plain torch.autograd on outputs, for small models
+of a few kinds.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ RULES = {nn.Linear: "linear", nn.Conv2d: "conv", nn.Embedding: "embedding", nn.L
 
 
 def capture(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Block]:
-    """Hooks on the modules of RULES, one call each; gradients of the SUM of per-example losses at their outputs."""
+    """Hooks on the modules of RULES, one call each; gradients of the SUM of per-example losses at
+    their outputs.
+    """
     calls: dict[str, tuple[nn.Module, Tensor, Tensor]] = {}
 
     def note(name: str) -> Callable[..., None]:
@@ -23,14 +27,19 @@ def capture(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[st
 
         return hook
 
-    handles = [m.register_forward_hook(note(n)) for n, m in model.named_modules() if type(m) in RULES]
+    handles = [
+        m.register_forward_hook(note(n)) for n, m in model.named_modules() if type(m) in RULES
+    ]
     try:
         losses = loss(model)
     finally:
         for handle in handles:
             handle.remove()
     gradients = torch.autograd.grad(losses.sum(), [output for _, _, output in calls.values()])
-    return {n: _block(m, x, b.detach()) for (n, (m, x, _)), b in zip(calls.items(), gradients, strict=True)}
+    return {
+        n: _block(m, x, b.detach())
+        for (n, (m, x, _)), b in zip(calls.items(), gradients, strict=True)
+    }
 
 
 def _block(module: nn.Module, x: Tensor, b: Tensor) -> Block:
@@ -88,7 +97,9 @@ CNN_SHAPE = (2, 5, 6)
 class Text(nn.Module):
     """Token ids to classes per position or per example, with an embedding and a LayerNorm."""
 
-    def __init__(self, rows: int = 11, width: int = 6, classes: int = 3, pooled: bool = True) -> None:
+    def __init__(
+        self, rows: int = 11, width: int = 6, classes: int = 3, pooled: bool = True
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(rows, width)
         self.norm = nn.LayerNorm(width)

@@ -1,4 +1,6 @@
-"""Micro-batches: every record once with its weight, no unit split, padding that counts nothing, few shapes."""
+"""Micro-batches: every record once with its weight, no unit split, padding that counts nothing, few
+shapes.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def counted(parts):
     return total
 
 
-@given(st.lists(st.integers(0, 99), max_size=40, unique=True), st.none() | st.integers(1, 12), st.booleans())
+@given(
+    st.lists(st.integers(0, 99), max_size=40, unique=True),
+    st.none() | st.integers(1, 12),
+    st.booleans(),
+)
 def test_single_records(records, bound, pad):
     multiple = None if not pad else bound or 4
     parts = layout(records, bound, multiple)
@@ -47,11 +53,14 @@ def test_units(sizes, bound, reduction, multiple):
     bound = None if bound is None else bound * (multiple or 1)
     starts = np.cumsum([0, *sizes])
     table = np.array(
-        [[starts[u] + j if j < size else -1 for j in range(width)] for u, size in enumerate(sizes)], dtype=np.int64
+        [[starts[u] + j if j < size else -1 for j in range(width)] for u, size in enumerate(sizes)],
+        dtype=np.int64,
     ).reshape(len(sizes), width)
     parts = layout(table, bound, multiple, reduction)
     expected = {
-        starts[u] + j: 1 / size if reduction == "mean" else 1.0 for u, size in enumerate(sizes) for j in range(size)
+        starts[u] + j: 1 / size if reduction == "mean" else 1.0
+        for u, size in enumerate(sizes)
+        for j in range(size)
     }
     assert counted(parts) == pytest.approx(expected)
     seen = []

@@ -1,4 +1,6 @@
-"""Micro-batches hold the examples of a step, each once, in order, whatever the bound and the workers."""
+"""Micro-batches hold the examples of a step, each once, in order, whatever the bound and the
+workers.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_map_style_dataset_with_and_without_workers(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("source", [Squares(), (torch.arange(20.0) ** 2, Y)], ids=["map-style", "tensors"])
+@pytest.mark.parametrize(
+    "source", [Squares(), (torch.arange(20.0) ** 2, Y)], ids=["map-style", "tensors"]
+)
 def test_the_callers_own_collate(source, workers):
     with MicroBatches(source, 2, collate_fn=double, num_workers=workers) as micro:
         assert [x.tolist() for x in micro([1, 2, 3])] == [[2.0, 8.0], [18.0]]
@@ -112,7 +116,10 @@ class Encoding(UserDict):
 
 
 def encoded(rows):
-    return Encoding(ids=torch.stack([x for x, _ in rows]), more=(Encoding(labels=torch.tensor([y for _, y in rows])), "text"))
+    return Encoding(
+        ids=torch.stack([x for x, _ in rows]),
+        more=(Encoding(labels=torch.tensor([y for _, y in rows])), "text"),
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -120,9 +127,17 @@ def test_mappings_of_another_kind_become_dicts(workers):
     rows = [(torch.full((2,), i), i) for i in range(4)]
     with MicroBatches(rows, 2, encoded, num_workers=workers) as batches:
         for batch in [*batches([0, 1, 2, 3]), collate(rows, np.arange(2), encoded)]:
-            assert isinstance(batch, dict) and isinstance(batch["more"][0], dict) and batch["more"][1] == "text"
+            assert (
+                isinstance(batch, dict)
+                and isinstance(batch["more"][0], dict)
+                and batch["more"][1] == "text"
+            )
             assert [x.shape[0] for x in tree_leaves(batch)[:2]] == [2, 2]
-            assert batch.ids is batch["ids"] and batch.more[0].labels.shape == (2,) and {**batch}.keys() == {"ids", "more"}
+            assert (
+                batch.ids is batch["ids"]
+                and batch.more[0].labels.shape == (2,)
+                and {**batch}.keys() == {"ids", "more"}
+            )
             assert torch.equal(copy.deepcopy(batch).to("cpu").ids, batch.ids)
             with pytest.raises(AttributeError, match="a dict without 'mask'; it has ids, more"):
                 _ = batch.mask

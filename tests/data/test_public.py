@@ -1,4 +1,6 @@
-"""Rows that a public and a private dataset share are found whatever holds them, and refused by name."""
+"""Rows that a public and a private dataset share are found whatever holds them, and refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import torch
 from torch import Tensor
 
 from dpkfc import PrivacyConfig
-from dpkfc.curvature import KFAC, FeatureNoise, Preconditioner, PreconditionerState, Probe, PublicData
+from dpkfc.curvature import (
+    KFAC,
+    FeatureNoise,
+    Preconditioner,
+    PreconditionerState,
+    Probe,
+    PublicData,
+)
 from dpkfc.data.checks import check_disjoint, check_probes, shared_rows
 
 X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
@@ -37,7 +46,10 @@ def test_equal_rows_are_found_in_every_form() -> None:
 def test_tokens_are_compared_without_their_labels() -> None:
     ids, mask = torch.randint(0, 50, (6, 4)), torch.ones(6, 4, dtype=torch.long)
     public = {"input_ids": ids[2:3], "attention_mask": mask[2:3], "labels": torch.tensor([9])}
-    rows = [{"input_ids": ids[i].tolist(), "attention_mask": mask[i].tolist(), "label": i} for i in range(6)]
+    rows = [
+        {"input_ids": ids[i].tolist(), "attention_mask": mask[i].tolist(), "label": i}
+        for i in range(6)
+    ]
     assert shared_rows(public, rows) == [(0, 2)]
     assert shared_rows(public, {"input_ids": ids, "attention_mask": mask}) == [(0, 2)]
     assert shared_rows([{"text": "a b"}], [{"text": "a"}, {"text": "a b"}]) == [(0, 1)]
@@ -108,8 +120,12 @@ WAYS = [InAField, InASlot, InAProperty, of_a_class]
 
 
 @pytest.mark.parametrize("keep", WAYS, ids=lambda keep: keep.__name__)
-@pytest.mark.parametrize("outer", [lambda probe: KFAC(probe=probe), Derived], ids=["KFAC", "own preconditioner"])
-def test_private_rows_are_found_however_a_probe_keeps_its_inputs(keep: object, outer: object) -> None:
+@pytest.mark.parametrize(
+    "outer", [lambda probe: KFAC(probe=probe), Derived], ids=["KFAC", "own preconditioner"]
+)
+def test_private_rows_are_found_however_a_probe_keeps_its_inputs(
+    keep: object, outer: object
+) -> None:
     rows = torch.randn(20, 3)
     with pytest.raises(ValueError, match="private dataset share 20 rows"):
         check_probes(outer(keep(rows)), (rows, Y))
@@ -119,7 +135,9 @@ def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own() -> None:
     class Duck:
         inputs = torch.randn(20, 3)
 
-    with pytest.raises(ValueError, match=r"probe of Derived must derive from dpkfc\.curvature\.Probe, got Duck"):
+    with pytest.raises(
+        ValueError, match=r"probe of Derived must derive from dpkfc\.curvature\.Probe, got Duck"
+    ):
         PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=Derived(Duck()))
 
 
@@ -133,10 +151,21 @@ def test_probes_of_a_preconditioner_are_looked_at() -> None:
     check_probes(KFAC(probe=public), torch.utils.data.Subset(whole, range(2, 20)))
     check_probes(KFAC(probe=public), Loaded(whole))  # would be read through
     listed = [whole[i] for i in range(20)]
-    held = [(rows, Y), [rows.numpy(), Y.numpy()], whole, listed, torch.utils.data.Subset(whole, range(5))]
-    for config, name in ((KFAC(probe=public), "probe"), (KFAC(probe=noise, output_probe=public), "output probe")):
+    held = [
+        (rows, Y),
+        [rows.numpy(), Y.numpy()],
+        whole,
+        listed,
+        torch.utils.data.Subset(whole, range(5)),
+    ]
+    for config, name in (
+        (KFAC(probe=public), "probe"),
+        (KFAC(probe=noise, output_probe=public), "output probe"),
+    ):
         for private in held:
-            with pytest.raises(ValueError, match=f"the {name} of KFAC and the private dataset share 2 rows"):
+            with pytest.raises(
+                ValueError, match=f"the {name} of KFAC and the private dataset share 2 rows"
+            ):
                 check_probes(config, private)
     check_probes(KFAC(probe=public), [object()] * 3)  # examples of a kind that cannot be compared
 
@@ -163,14 +192,20 @@ def test_every_way_to_train_compares_the_probe_with_tensors_that_lie_in_a_datase
     config = KFAC(probe=PublicData(rows[:2], provenance="rows"), probe_size=2)
     model, dataset = torch.nn.Linear(6, 3), torch.utils.data.TensorDataset(rows, labels)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    plan = PrivacyConfig(expected_batch_size=5, steps=1, preconditioner=config).with_noise(1.0, 1e-3, 20)
+    plan = PrivacyConfig(expected_batch_size=5, steps=1, preconditioner=config).with_noise(
+        1.0, 1e-3, 20
+    )
     with pytest.raises(ValueError, match="share 2 rows"):
         Session(plan, model, optimizer, dataset)
     with pytest.raises(ValueError, match="share 2 rows"):
         PrivacyEngine().make_private(
-            module=model, optimizer=optimizer, data_loader=torch.utils.data.DataLoader(dataset, batch_size=5),
-            noise_multiplier=1.0, max_grad_norm=1.0, preconditioner=config,
-        )  # fmt: skip
+            module=model,
+            optimizer=optimizer,
+            data_loader=torch.utils.data.DataLoader(dataset, batch_size=5),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+            preconditioner=config,
+        )
     assert not model._forward_pre_hooks and not optimizer._optimizer_step_pre_hooks
 
 

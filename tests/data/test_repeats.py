@@ -1,4 +1,6 @@
-"""A record that stands in a data set several times is several for the sum: it is refused where one example is protected."""
+"""A record that stands in a data set several times is several for the sum: it is refused where one
+example is protected.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,21 @@ class Chosen(Wrapped):
         self.dataset, self.indices = dataset, indices
 
 
-TABLE = datasets.Dataset.from_dict({"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]})
-OTHER_TABLE = datasets.Dataset.from_dict({"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]})
+TABLE = datasets.Dataset.from_dict(
+    {"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]}
+)
+OTHER_TABLE = datasets.Dataset.from_dict(
+    {"x": [[float(i)] for i in range(6)], "y": [i % 2 for i in range(6)]}
+)
 REPEATED = {
     "an index twice": (Subset(RECORDS, [1, 2, 2]), 1),
     "counted from the end": (Subset(RECORDS, [9, -1]), 1),
     "twice in one inside": (Subset(Subset(RECORDS, [3, 4, 3]), [0, 2]), 1),
     "the same one twice": (ConcatDataset([RECORDS, OTHERS, RECORDS]), 10),
-    "parts that overlap": (ConcatDataset([Subset(RECORDS, range(6)), Subset(RECORDS, range(4, 10))]), 2),
+    "parts that overlap": (
+        ConcatDataset([Subset(RECORDS, range(6)), Subset(RECORDS, range(4, 10))]),
+        2,
+    ),
     "a part of both": (Subset(ConcatDataset([RECORDS, Subset(RECORDS, [5])]), [10, 4, 5]), 1),
     "a list times three": (ROWS * 3, 20),
     "one object in two lists": (ConcatDataset([ROWS, ROWS[:1]]), 1),
@@ -52,14 +61,19 @@ REPEATED = {
     "a selection": (TABLE.select([0, 3, 3]), 1),
     "a selection of a part": (Wrapped(TABLE.select([2, 3]).select([1, 1])), 1),
     "tables put together": (datasets.concatenate_datasets([TABLE, OTHER_TABLE, TABLE]), 6),
-    "tables that overlap": (datasets.concatenate_datasets([TABLE.select(range(4)), TABLE.select(range(3, 6))]), 1),
+    "tables that overlap": (
+        datasets.concatenate_datasets([TABLE.select(range(4)), TABLE.select(range(3, 6))]),
+        1,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REPEATED)
 def test_repeats_are_refused(name: str) -> None:
     dataset, repeated = REPEATED[name]
-    with pytest.raises(ValueError, match=f"^{repeated} records stand in the dataset more than once"):
+    with pytest.raises(
+        ValueError, match=f"^{repeated} records stand in the dataset more than once"
+    ):
         check_once(dataset)
     with pytest.raises(ValueError, match="more than once"):
         check_loader(DataLoader(dataset, batch_size=2))
@@ -85,7 +99,9 @@ def test_repeats_are_refused(name: str) -> None:
         TABLE.select(range(2, 5)).select([1, 0]),
         datasets.concatenate_datasets([TABLE, OTHER_TABLE]),
         datasets.concatenate_datasets([TABLE.select(range(3)), TABLE.select(range(3, 6))]),
-        datasets.concatenate_datasets([TABLE.add_column("z", [*range(6)]), OTHER_TABLE.add_column("z", [*range(6)])]).shuffle(),
+        datasets.concatenate_datasets(
+            [TABLE.add_column("z", [*range(6)]), OTHER_TABLE.add_column("z", [*range(6)])]
+        ).shuffle(),
     ],
     ids=lambda x: type(x).__name__,
 )
@@ -93,7 +109,9 @@ def test_records_that_stand_there_once_are_taken(dataset) -> None:
     check_once(dataset)
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "kind", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.bool]
+)
 def test_equal_rows_of_tensors_are_warned_of(kind: torch.dtype) -> None:
     x = torch.randn(300, 2, 5, generator=torch.Generator().manual_seed(0)).mul(50).to(kind)
     y = torch.arange(300)
@@ -102,7 +120,10 @@ def test_equal_rows_of_tensors_are_warned_of(kind: torch.dtype) -> None:
         check_once((x, y))
         check_once(TensorDataset(torch.zeros(300, 4), y, torch.zeros(300)))
         check_once((x[:0], y[:0]))
-    for copied in ((x[[0, *range(300)]], y[[0, *range(300)]]), TensorDataset(x[[5, 1, 5]].transpose(1, 2), y[[5, 1, 5]])):
+    for copied in (
+        (x[[0, *range(300)]], y[[0, *range(300)]]),
+        TensorDataset(x[[5, 1, 5]].transpose(1, 2), y[[5, 1, 5]]),
+    ):
         with pytest.warns(UserWarning, match="records of the dataset are equal, byte for byte"):
             check_once(copied)
 
@@ -113,7 +134,9 @@ def test_a_plan_that_protects_the_original_record_takes_repeats() -> None:
     settings = {"expected_batch_size": 4, "steps": 2}
     with pytest.raises(ValueError, match="more than once"):
         Session(PrivacyConfig(**settings).with_noise(1.0, 1e-3, 12), model, optimizer, repeated)
-    plan = PrivacyConfig(**settings, unit="record", max_records_per_unit=3).with_noise(1.0, 1e-3, 10)
+    plan = PrivacyConfig(**settings, unit="record", max_records_per_unit=3).with_noise(
+        1.0, 1e-3, 10
+    )
     Session(plan, model, optimizer, repeated, units=repeated.indices).close()
 
 

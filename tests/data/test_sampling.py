@@ -1,4 +1,6 @@
-"""Samplers draw what their event assumes: a battery that accepts the sampler and catches its impostors."""
+"""Samplers draw what their event assumes: a battery that accepts the sampler and catches its
+impostors.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,12 @@ def poisson_battery(member: np.ndarray, rate: float) -> dict[str, float]:
     spread = n * ((steps - 1) * (rate**2 - rate**4) + 2 * (steps - 2) * (rate**3 - rate**4))
     return {
         "rate": two_sided(stats.binom(steps * n, rate), member.sum()),
-        "inclusion": two_sided(stats.chi2(n), (np.square(counts - steps * rate) / (steps * variance)).sum()),
-        "size variance": two_sided(stats.chi2(steps), (np.square(sizes - n * rate) / (n * variance)).sum()),
+        "inclusion": two_sided(
+            stats.chi2(n), (np.square(counts - steps * rate) / (steps * variance)).sum()
+        ),
+        "size variance": two_sided(
+            stats.chi2(steps), (np.square(sizes - n * rate) / (n * variance)).sum()
+        ),
         "empty batches": stats.binomtest(int((sizes == 0).sum()), steps, (1 - rate) ** n).pvalue,
         "lag 1": two_sided(stats.norm((steps - 1) * n * rate**2, math.sqrt(spread)), together),
     }
@@ -102,14 +108,18 @@ def fixed_battery(member: np.ndarray, size: int) -> dict[str, float]:
         "size": float(np.all(member.sum(1) == size)),
         "inclusion": two_sided(stats.chi2(n - 1), inclusion),
         "lag 1": two_sided(
-            stats.norm(overlap.mean() * (steps - 1), overlap.std() * math.sqrt(steps - 1)), shared.sum()
+            stats.norm(overlap.mean() * (steps - 1), overlap.std() * math.sqrt(steps - 1)),
+            shared.sum(),
         ),
     }
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_fixed_size_passes(seed):
-    assert min(fixed_battery(draws(FixedSize(B, N), SamplingStream.repeatable(seed)), B).values()) > ALPHA
+    assert (
+        min(fixed_battery(draws(FixedSize(B, N), SamplingStream.repeatable(seed)), B).values())
+        > ALPHA
+    )
 
 
 def test_impostors_of_fixed_size_do_not_pass():
@@ -143,7 +153,9 @@ def test_empty_and_full_batches():
 def test_values(sampler):
     assert sampler.expected_batch_size == 10
     assert sampler.describe()["dataset_size"] == 200
-    assert sampler.describe()["certified"] is sampler.certified is (not isinstance(sampler, Shuffle))
+    assert (
+        sampler.describe()["certified"] is sampler.certified is (not isinstance(sampler, Shuffle))
+    )
     fixed = isinstance(sampler, FixedSize)
     assert sampler.neighbouring_relation == ("replace_one" if fixed else "add_or_remove_one")
     assert sampler.sensitivity(1.5) == (3.0 if fixed else 1.5)
@@ -155,7 +167,9 @@ def test_events():
     gaussian = dp_accounting.GaussianDpEvent(1.5)
     assert Poisson(0.1, 20).event(1.5) == dp_accounting.PoissonSampledDpEvent(0.1, gaussian)
     assert Poisson(1.0, 20).event(1.5) == gaussian
-    assert FixedSize(2, 20).event(1.5) == dp_accounting.SampledWithoutReplacementDpEvent(20, 2, gaussian)
+    assert FixedSize(2, 20).event(1.5) == dp_accounting.SampledWithoutReplacementDpEvent(
+        20, 2, gaussian
+    )
     assert Shuffle(2, 20).event(1.5) == Poisson(0.1, 20).event(1.5)
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="noise_multiplier must be finite and >= 0, got"):

@@ -1,4 +1,6 @@
-"""Units: every record belongs to one, at most so many count in a step, and which ones is drawn anew."""
+"""Units: every record belongs to one, at most so many count in a step, and which ones is drawn
+anew.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def test_bad_ids(ids, message):
         Units.from_ids(ids, 2)
 
 
-@pytest.mark.parametrize("ids", [[2**63 + 1, 2**63 + 3, -1], ["a", "a\0", "b"], [np.str_("a"), "b", "c"]])
+@pytest.mark.parametrize(
+    "ids", [[2**63 + 1, 2**63 + 3, -1], ["a", "a\0", "b"], [np.str_("a"), "b", "c"]]
+)
 def test_ids_that_numpy_would_change_stay_apart(ids):
     assert len(Units.from_ids(ids, 2)) == 3
 
@@ -94,7 +98,9 @@ def test_ids_that_numpy_would_change_stay_apart(ids):
 @pytest.mark.parametrize("kind", ["string", "Int64", "object"])
 def test_a_missing_id_of_pandas_is_named(kind: str):
     pandas = pytest.importorskip("pandas")
-    column = pandas.Series([1, 2, pandas.NA] if kind == "Int64" else ["a", "b", pandas.NA], dtype=kind)
+    column = pandas.Series(
+        [1, 2, pandas.NA] if kind == "Int64" else ["a", "b", pandas.NA], dtype=kind
+    )
     with pytest.raises(ValueError, match=r"record 2 has no unit \(1 records in all\)"):
         Units.from_ids(column, 2)
 

@@ -57,11 +57,16 @@ def image() -> nn.Module:
 
 
 class Rare(nn.Module):
-    """A layer with a computed weight that is called only where an example needs it: on some processes, not on others."""
+    """A layer with a computed weight that is called only where an example needs it: on some
+    processes, not on others.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.head, self.rare = nn.Linear(6, 3), nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+        self.head, self.rare = (
+            nn.Linear(6, 3),
+            nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         chosen = x[:, :1] > 0.8
@@ -84,7 +89,10 @@ def public(n: int = 30) -> PublicData:
 
 
 def public_words(n: int = 24) -> PublicData:
-    return PublicData(torch.randint(0, 7, (n, 8), generator=torch.Generator().manual_seed(5)), provenance="made up")
+    return PublicData(
+        torch.randint(0, 7, (n, 8), generator=torch.Generator().manual_seed(5)),
+        provenance="made up",
+    )
 
 
 def ngd(probe: Any) -> NGD:
@@ -115,7 +123,15 @@ class Case:
         """A session with a ledger on the disk, and its model."""
         model = self.model()
         optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=self.momentum)
-        return Session(self.plan(), model, optimizer, self.dataset(), ledger_path=ledger, **self.options, **options), model
+        return Session(
+            self.plan(),
+            model,
+            optimizer,
+            self.dataset(),
+            ledger_path=ledger,
+            **self.options,
+            **options,
+        ), model
 
     def train(self, steps: int | None = None, **options: Any) -> tuple[Session, Tensor]:
         """A session, closed, and the weights it has made."""
@@ -142,39 +158,70 @@ CASES = {
     "micro-batches found by trying": Case({"max_physical_batch_size": "auto"}),
     "padded micro-batches": Case({"max_physical_batch_size": 4, "pad_to_multiple": 4}),
     "augmentations": Case({"augmentations": 3}, options={"augment": shifted}),
-    "units": Case({"unit": "patient", "max_records_per_unit": 2}, options={"units": UNITS}, size=len(set(UNITS))),
+    "units": Case(
+        {"unit": "patient", "max_records_per_unit": 2},
+        options={"units": UNITS},
+        size=len(set(UNITS)),
+    ),
     "per layer": Case({"clipping": "per_layer"}),
     "DP-KFC": Case({"preconditioner": kfac()}),
     "DP-KFC, two probes, one larger than the chunk": Case(
-        {"preconditioner": kfac(probe_size=90, chunk=7, probe=public(), output_probe=FeatureNoise(6), labels="given")}
+        {
+            "preconditioner": kfac(
+                probe_size=90, chunk=7, probe=public(), output_probe=FeatureNoise(6), labels="given"
+            )
+        }
     ),
     "DP-KFC with a probe of three examples": Case({"preconditioner": kfac(probe_size=3)}),
-    "DP-KFC with refined inputs": Case({"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}),
-    "DP-KFC, averaged over refreshes": Case({"preconditioner": kfac(probe_size=6, decay=0.8), "steps": 8}),
+    "DP-KFC with refined inputs": Case(
+        {"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}
+    ),
+    "DP-KFC, averaged over refreshes": Case(
+        {"preconditioner": kfac(probe_size=6, decay=0.8), "steps": 8}
+    ),
     "DP-KFC, averages of two probes, kept where little has moved": Case(
         {
             "preconditioner": kfac(
-                probe=public(), output_probe=FeatureNoise(6), probe_size=5, every=1, decay=0.9, drift=0.6, labels="model"
+                probe=public(),
+                output_probe=FeatureNoise(6),
+                probe_size=5,
+                every=1,
+                decay=0.9,
+                drift=0.6,
+                labels="model",
             ),
             "steps": 8,
         }
     ),
     "DP-KFC, wide sides from drawn rows": Case(
-        {"preconditioner": kfac(probe_size=24, max_factor_size=6, oversize="low_rank", decay=0.5), "steps": 8}
+        {
+            "preconditioner": kfac(
+                probe_size=24, max_factor_size=6, oversize="low_rank", decay=0.5
+            ),
+            "steps": 8,
+        }
     ),
     "DP-KFC with a loss of its own": Case({"preconditioner": kfac(loss=loss)}),
     "DP-KFC in float32": Case(
         {"preconditioner": kfac()}, lambda: net(torch.float32), lambda: data(dtype=torch.float32)
     ),
     "DP-KFC on a convolution": Case({"preconditioner": kfac(chunk=5)}, image),
-    "DP-KFC on words": Case({"preconditioner": KFAC(sides="both", probe=public_words(), probe_size=24, every=2)}, words, ids),
+    "DP-KFC on words": Case(
+        {"preconditioner": KFAC(sides="both", probe=public_words(), probe_size=24, every=2)},
+        words,
+        ids,
+    ),
     "DP-KFC of inputs, most of them not differentiated": Case(
-        {"preconditioner": KFAC(probe=public_words(90), probe_size=90, chunk=7, every=2)}, words, ids
+        {"preconditioner": KFAC(probe=public_words(90), probe_size=90, chunk=7, every=2)},
+        words,
+        ids,
     ),
     "NGD": Case({"preconditioner": ngd(FeatureNoise(6)), "readout": "natural"}),
     "NGD on words": Case({"preconditioner": ngd(public_words()), "readout": "natural"}, words, ids),
     "AdaDPS": Case({"preconditioner": AdaDPS(probe=public(), batch_size=5, every=2, decay=0.5)}),
-    "GEP": Case({"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}),
+    "GEP": Case(
+        {"preconditioner": GEP(probe=public(), rank=3, every=2), "clipping": "embedding_residual"}
+    ),
     "DP2": Case({"preconditioner": DP2(phase=2)}),
     "DiSK": Case({"postprocess": (DiSK(),), "preconditioner": kfac()}, momentum=0.0),
 }

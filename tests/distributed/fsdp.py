@@ -36,9 +36,16 @@ class Block(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.qkv, self.out = Scale(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm, self.qkv, self.out = (
+            Scale(width),
+            nn.Linear(width, 3 * width),
+            nn.Linear(width, width),
+        )
         self.gate = nn.Linear(width, 1)  # of which the second process holds nothing
-        self.after, self.mlp = nn.LayerNorm(width), nn.Sequential(nn.Linear(width, 7), nn.GELU(), nn.Linear(7, width))
+        self.after, self.mlp = (
+            nn.LayerNorm(width),
+            nn.Sequential(nn.Linear(width, 7), nn.GELU(), nn.Linear(7, width)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.out(F.scaled_dot_product_attention(*self.qkv(self.norm(x)).chunk(3, -1)))
@@ -52,7 +59,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.again = again
         self.words, self.positions = nn.Embedding(7, 5), nn.Embedding(8, 5)
-        self.blocks, self.head = nn.ModuleList(Block(5) for _ in range(2)), nn.Linear(5, 7, bias=False)
+        self.blocks, self.head = (
+            nn.ModuleList(Block(5) for _ in range(2)),
+            nn.Linear(5, 7, bias=False),
+        )
         if tied:
             self.head.weight = self.words.weight
 
@@ -64,7 +74,9 @@ class Transformer(nn.Module):
 
 
 def transformer(*, tied: bool = False, frozen: bool = False, again: bool = False) -> nn.Module:
-    """With a head that is the table of words, with frozen parts, with activations that are computed again."""
+    """With a head that is the table of words, with frozen parts, with activations that are computed
+    again.
+    """
     torch.manual_seed(0)
     model = Transformer(tied=tied, again=again).double()
     for part in (model.words, model.blocks[0]) if frozen else ():
@@ -81,7 +93,11 @@ def shard(model: nn.Module, **options: Any) -> nn.Module:
     """Each block on its own (of a plain network each linear layer), then what is left."""
     from torch.distributed.fsdp import fully_shard
 
-    parts = list(model.blocks) if isinstance(model, Transformer) else [m for m in model.children() if isinstance(m, nn.Linear)]
+    parts = (
+        list(model.blocks)
+        if isinstance(model, Transformer)
+        else [m for m in model.children() if isinstance(m, nn.Linear)]
+    )
     for part in [*parts, model]:
         fully_shard(part, **options)
     return model
@@ -128,7 +144,9 @@ class Run:
             with torch.no_grad():
                 model(self.dataset()[0][:3])
         optimizer = self.optimizer(model.parameters())
-        return Session(self.plan(), model, optimizer, self.dataset(), ledger_path=ledger, verify=check)
+        return Session(
+            self.plan(), model, optimizer, self.dataset(), ledger_path=ledger, verify=check
+        )
 
     def train(self, *, divided: bool) -> dict[str, Tensor]:
         """Weights, and averaged ones where they are kept."""
@@ -152,14 +170,31 @@ RUNS = {
     "shares that are empty": Run({"expected_batch_size": 1, "steps": 6}),
     "micro-batches": Run({"max_physical_batch_size": 2}),
     "views": Run({"augmentations": 2, "max_physical_batch_size": 4}),
-    "DP-KFC, average of the weights": Run({"preconditioner": kfac(), "weight_average": WeightEMA(0.9)}),
-    "DiSK": Run({"postprocess": (DiSK(),), "preconditioner": kfac(probe=FeatureNoise(6))}, optimizer=sgd),
-    "DP-KFC of inputs, most of them not differentiated": Run({"preconditioner": kfac(sides="input", probe_size=70, chunk=9)}),
-    "DP-KFC, refined inputs": Run({"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}),
-    "transformer, DP-KFC and DiSK": Run(
-        {"preconditioner": kfac(probe=public_words()), "postprocess": (DiSK(),), "max_physical_batch_size": 3},
-        transformer, ids, sgd, {"reshard_after_forward": True},
+    "DP-KFC, average of the weights": Run(
+        {"preconditioner": kfac(), "weight_average": WeightEMA(0.9)}
     ),
-    "frozen parts, activations computed again": Run({}, lambda: transformer(frozen=True, again=True), ids, adam),
+    "DiSK": Run(
+        {"postprocess": (DiSK(),), "preconditioner": kfac(probe=FeatureNoise(6))}, optimizer=sgd
+    ),
+    "DP-KFC of inputs, most of them not differentiated": Run(
+        {"preconditioner": kfac(sides="input", probe_size=70, chunk=9)}
+    ),
+    "DP-KFC, refined inputs": Run(
+        {"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}
+    ),
+    "transformer, DP-KFC and DiSK": Run(
+        {
+            "preconditioner": kfac(probe=public_words()),
+            "postprocess": (DiSK(),),
+            "max_physical_batch_size": 3,
+        },
+        transformer,
+        ids,
+        sgd,
+        {"reshard_after_forward": True},
+    ),
+    "frozen parts, activations computed again": Run(
+        {}, lambda: transformer(frozen=True, again=True), ids, adam
+    ),
     "tied": Run({"weight_average": WeightEMA()}, lambda: transformer(tied=True), ids),
-}  # fmt: skip
+}

@@ -21,7 +21,9 @@ TIMEOUT = timedelta(minutes=3)  # a busy machine is no fault
 def start(rank: int, world: int, store: Path) -> None:
     """Join a group of this many processes."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=TIMEOUT
+    )
 
 
 def _main(work: Callable[..., Any], rank: int, folder: str, args: tuple[Any, ...]) -> None:
@@ -30,11 +32,15 @@ def _main(work: Callable[..., Any], rank: int, folder: str, args: tuple[Any, ...
     (Path(folder) / f"result-{rank}.json").write_text(found, "utf-8")
 
 
-def run(work: Callable[..., Any], processes: int, *args: Any, folder: Path | None = None) -> list[Any]:
-    """What `work(rank, folder, *args)` returns on every process, tensors as lists of the very numbers; None of one that died.
+def run(
+    work: Callable[..., Any], processes: int, *args: Any, folder: Path | None = None
+) -> list[Any]:
+    """What `work(rank, folder, *args)` returns on every process, tensors as lists of the very
+    numbers; None of one that died.
 
     Args:
-        work: a function of a module; it joins groups itself (`start`) and returns what JSON holds, and tensors.
+        work: a function of a module; it joins groups itself (`start`) and returns what JSON holds,
+            and tensors.
         processes: how many.
         args: further arguments.
         folder: shared by them; a temporary one by default.

@@ -1,4 +1,6 @@
-"""`dpkfc train` under torchrun: one run on several processes, with one folder, one ledger and one budget."""
+"""`dpkfc train` under torchrun: one run on several processes, with one folder, one ledger and one
+budget.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,31 @@ from tests.ports import free_port
 from tests.test_session import loss_fn, net, session
 
 SETTINGS = [
-    *("--recipe", "digits", "--epsilon", "3", "--accountant", "rdp", "--steps", "4", "--expected-batch-size", "24"),
+    *(
+        "--recipe",
+        "digits",
+        "--epsilon",
+        "3",
+        "--accountant",
+        "rdp",
+        "--steps",
+        "4",
+        "--expected-batch-size",
+        "24",
+    ),
     *("--probe-size", "8", "--every", "2", "--evaluate-every", "2", "--test-mode"),
 ]
 
 
-def _command(rank: int, folder: Path, port: int, world: int, arguments: list[str], interrupted: int) -> dict[str, Any]:
+def _command(
+    rank: int, folder: Path, port: int, world: int, arguments: list[str], interrupted: int
+) -> dict[str, Any]:
     """One process as torchrun starts it."""
     torch.set_num_threads(1)
     os.chdir(folder)
-    os.environ.update(TORCHELASTIC_RUN_ID="one", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(
+        TORCHELASTIC_RUN_ID="one", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world)
+    )
     os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
     if rank == interrupted:
         row = train._row
@@ -72,10 +89,14 @@ def test_two_processes_make_the_run_of_one(tmp_path: Path, alone: dict[str, torc
     assert "run folder: run" in first["out"] and "accuracy" in first["out"]
     assert "run folder" not in second["out"] and "accuracy" not in second["out"]
     _same(tmp_path / "run", alone)
-    assert {"privacy_card.md", "metrics.parquet", "plots"} <= {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"privacy_card.md", "metrics.parquet", "plots"} <= {
+        path.name for path in (tmp_path / "run").iterdir()
+    }
 
 
-def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
+def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(
+    tmp_path: Path, alone: dict[str, torch.Tensor]
+) -> None:
     found = _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)
     assert [one["code"] for one in found] == [130, 130], found
     assert "stopped after step 3; continue with: the same command" in found[0]["err"]
@@ -90,12 +111,19 @@ def test_a_signal_to_one_process_stops_all_and_a_restart_goes_on(tmp_path: Path,
     _same(tmp_path / "run", alone)
 
 
-def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(tmp_path: Path, alone: dict[str, torch.Tensor]) -> None:
-    assert [one["code"] for one in _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)] == [130, 130]
+def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(
+    tmp_path: Path, alone: dict[str, torch.Tensor]
+) -> None:
+    assert [one["code"] for one in _run(tmp_path, *SETTINGS, "--out", "run", interrupted=1)] == [
+        130,
+        130,
+    ]
     held = tmp_path / "run"
     shutil.rmtree(held / "checkpoint")
     for one in _run(tmp_path, *SETTINGS, "--out", "run"):
-        assert one["code"] == 2 and "holds no checkpoint to resume" in one["err"]  # three releases are spent
+        assert (
+            one["code"] == 2 and "holds no checkpoint to resume" in one["err"]
+        )  # three releases are spent
     header = (held / "ledger.jsonl").read_text().splitlines(keepends=True)[0]
     (held / "ledger.jsonl").write_text(header)
     found = _run(tmp_path, *SETTINGS, "--out", "run")
@@ -122,7 +150,9 @@ def test_other_commands_run_on_one_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.exit_code == 2 and "`dpkfc demo` runs in one process" in result.stderr
 
 
-def _elsewhere(rank: int, folder: Path, port: int, arguments: list[str], swapped: bool) -> dict[str, Any]:
+def _elsewhere(
+    rank: int, folder: Path, port: int, arguments: list[str], swapped: bool
+) -> dict[str, Any]:
     """Two hosts without a common disk; once started again, the other one may be the first."""
     launch._PATIENCE = 0.0
     place = folder / f"host-{rank}"
@@ -130,22 +160,38 @@ def _elsewhere(rank: int, folder: Path, port: int, arguments: list[str], swapped
     return _command(1 - rank if swapped else rank, place, port, 2, arguments, -1)
 
 
-def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(tmp_path: Path) -> None:
-    for one in run(_elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path):
+def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(
+    tmp_path: Path,
+) -> None:
+    for one in run(
+        _elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], False, folder=tmp_path
+    ):
         assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
-    for one in run(_elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], True, folder=tmp_path):
+    for one in run(
+        _elsewhere, 2, free_port(), ["train", *SETTINGS, "--out", "run"], True, folder=tmp_path
+    ):
         assert one["code"] == 2 and "not every process sees the run in run" in one["err"], one
     assert not list(tmp_path.rglob("ledger.jsonl"))
 
 
 def _other_setting(rank: int, folder: Path, port: int) -> dict[str, Any]:
-    return _command(rank, folder, port, 2, ["train", *SETTINGS, "--out", "run", *(["--schedule", "cosine"] * rank)], -1)
+    return _command(
+        rank,
+        folder,
+        port,
+        2,
+        ["train", *SETTINGS, "--out", "run", *(["--schedule", "cosine"] * rank)],
+        -1,
+    )
 
 
 def test_processes_with_other_settings_are_told_so(tmp_path: Path) -> None:
     for one in run(_other_setting, 2, free_port(), folder=tmp_path):
         assert one["code"] == 2, one
-        assert "rank 1 has another setting schedule than rank 0 ('cosine', not 'constant')" in one["err"]
+        assert (
+            "rank 1 has another setting schedule than rank 0 ('cosine', not 'constant')"
+            in one["err"]
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -164,4 +210,7 @@ def test_a_ledger_on_the_disk_of_another_host_is_not_forgotten(tmp_path: Path) -
     assert run(_ledgers_apart, 2, False, folder=tmp_path) == ["stepped", "stepped"]
     for text in run(_ledgers_apart, 2, True, folder=tmp_path):
         assert "process 1 finds 1 releases" in text and "disk that all hosts share" in text
-    assert len(verify(tmp_path / "ledger-0.jsonl").releases) == 1 and not verify(tmp_path / "ledger-1.jsonl").releases
+    assert (
+        len(verify(tmp_path / "ledger-0.jsonl").releases) == 1
+        and not verify(tmp_path / "ledger-1.jsonl").releases
+    )

@@ -1,4 +1,6 @@
-"""docs/how-to-distributed.md shows the example, and the example runs under torchrun as the document says."""
+"""docs/how-to-distributed.md shows the example, and the example runs under torchrun as the document
+says.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +52,27 @@ print([name for task in os.listdir("/proc/self/task") if "gloo" in (name := open
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are listed on Linux")
 def test_a_destroyed_group_leaves_no_thread_behind():
-    """One that ends after the interpreter aborts the process, and torchrun calls a finished run failed."""
+    """One that ends after the interpreter aborts the process, and torchrun calls a finished run
+    failed.
+    """
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     call = [sys.executable, "-c", GOODBYE]
-    done = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        call, env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def _torchrun(folder: Path, program: str, *words: str) -> str:
     assert program == "torchrun"
     call = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "RUN_FOLDER": str(folder)}
-    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_NUM_THREADS": "1",
+        "RUN_FOLDER": str(folder),
+    }
+    done = subprocess.run(
+        call, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

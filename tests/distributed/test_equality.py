@@ -1,4 +1,6 @@
-"""Two, three and four processes are one: the same releases, and the same parameters on all of them to the bit."""
+"""Two, three and four processes are one: the same releases, and the same parameters on all of them
+to the bit.
+"""
 
 from __future__ import annotations
 
@@ -48,4 +50,6 @@ def test_several_processes_equal_one(name: str) -> None:
         assert first["steps"] == alone["steps"] > 0
         assert all(other == first for other in others)
         bounds = {"rtol": 1e-10, "atol": 1e-11} if exact else {"rtol": 1e-4, "atol": 1e-5}
-        torch.testing.assert_close(torch.tensor(first["weights"], dtype=alone["weights"].dtype), alone["weights"], **bounds)
+        torch.testing.assert_close(
+            torch.tensor(first["weights"], dtype=alone["weights"].dtype), alone["weights"], **bounds
+        )

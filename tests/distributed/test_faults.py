@@ -1,4 +1,6 @@
-"""A process that dies stops the run with the ledger intact, and torchrun starts it again from the last checkpoint."""
+"""A process that dies stops the run with the ledger intact, and torchrun starts it again from the
+last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,15 @@ def _dying(rank: int, folder: Path) -> dict[str, Any]:
                 before = [p.detach().clone() for p in model.parameters()]
                 s.step(batch, loss)
         except RankLost as error:
-            same = all(torch.equal(a, b) for a, b in zip(before or [], model.parameters(), strict=True))
-            return {"error": str(error), "charged": s.ledger.count, "unmoved": same, "no gradient": _clean(model)}
+            same = all(
+                torch.equal(a, b) for a, b in zip(before or [], model.parameters(), strict=True)
+            )
+            return {
+                "error": str(error),
+                "charged": s.ledger.count,
+                "unmoved": same,
+                "no gradient": _clean(model),
+            }
     return {}
 
 
@@ -60,7 +69,9 @@ def test_a_process_that_dies_stops_all_others_and_spends_nothing_more(tmp_path: 
 
 
 def _seen_by_one(rank: int, folder: Path) -> list[Any]:
-    """What both processes say of a hook on the first one's gradients, and of a release there that fails after its charge."""
+    """What both processes say of a hook on the first one's gradients, and of a release there that
+    fails after its charge.
+    """
     start(rank, 2, folder / "store")
     found, model = list[Any](), net()
     with session(Case().plan(), model, ledger_path=folder / "hook.jsonl", verify=False) as s:
@@ -96,7 +107,9 @@ def test_what_one_process_sees_before_or_behind_an_exchange_is_told_to_all(tmp_p
 
 
 def _too_large_for_one(rank: int, folder: Path) -> list[list[Any]]:
-    """What both processes do where a step does not fit on the second one: with "auto", with a number, with the whole batch."""
+    """What both processes do where a step does not fit on the second one: with "auto", with a
+    number, with the whole batch.
+    """
     start(rank, 2, folder / "store")
     found = list[list[Any]]()
     for size in ("auto", 6, None):
@@ -108,14 +121,20 @@ def _too_large_for_one(rank: int, folder: Path) -> list[list[Any]]:
             try:
                 for batch in s.batches():
                     s.step(batch, loss_fn)
-                found.append([weights(model), s.ledger.count, max(model[2].seen), len(model[2].failed)])
+                found.append(
+                    [weights(model), s.ledger.count, max(model[2].seen), len(model[2].failed)]
+                )
             except RuntimeError as error:
-                found.append([str(error), s.ledger.count, torch.equal(before, weights(model)), _clean(model)])
+                found.append(
+                    [str(error), s.ledger.count, torch.equal(before, weights(model)), _clean(model)]
+                )
     return found
 
 
 def test_a_step_that_does_not_fit_on_one_process(tmp_path: Path) -> None:
-    """"auto" makes it smaller there alone, and the release is that of one process; a given size is refused on all."""
+    """ "auto" makes it smaller there alone, and the release is that of one process; a given size is
+    refused on all.
+    """
     plan, whole = Case({"expected_batch_size": 20, "steps": 3}).plan(), net()
     with session(plan, whole) as s:
         for batch in s.batches():
@@ -123,7 +142,9 @@ def test_a_step_that_does_not_fit_on_one_process(tmp_path: Path) -> None:
     (roomy, *refused), (small, *others) = run(_too_large_for_one, 2, folder=tmp_path)
     assert roomy[:2] == small[:2] and roomy[1] == 3
     assert roomy[2] > 3 >= small[2] and roomy[3] == 0 < small[3]
-    torch.testing.assert_close(torch.tensor(roomy[0], dtype=torch.float64), weights(whole), rtol=1e-10, atol=1e-11)
+    torch.testing.assert_close(
+        torch.tensor(roomy[0], dtype=torch.float64), weights(whole), rtol=1e-10, atol=1e-11
+    )
     assert len(verify(tmp_path / "ledger-auto.jsonl").releases) == 3
     for of in (refused, others):
         sizes = ("a micro-batch of 6 examples", "the whole logical batch")
@@ -131,7 +152,10 @@ def test_a_step_that_does_not_fit_on_one_process(tmp_path: Path) -> None:
             assert f"{size} does not fit into memory" in told and "nothing was released" in told
             assert (charged, unmoved, clean) == (0, True, True)
     assert all("another process failed, rank 1" in told for told, *_ in refused)
-    assert not verify(tmp_path / "ledger-6.jsonl").releases and not verify(tmp_path / "ledger-None.jsonl").releases
+    assert (
+        not verify(tmp_path / "ledger-6.jsonl").releases
+        and not verify(tmp_path / "ledger-None.jsonl").releases
+    )
 
 
 def _train(rank: int, folder: Path, fault: str, store: str) -> bool:
@@ -158,42 +182,76 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
 
 
 def _restarted(rank: int, folder: Path, fault: str) -> bool:
-    """torchrun behind its command line (which test_document.py calls), with workers that need not import torch again."""
+    """torchrun behind its command line (which test_document.py calls), with workers that need not
+    import torch again.
+    """
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # or those started again find the addresses of the dead
-    where = {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "run_id": "one", "local_addr": "localhost"}
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = (
+        "1"  # or those started again find the addresses of the dead
+    )
+    where = {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "run_id": "one",
+        "local_addr": "localhost",
+    }
     config = LaunchConfig(1, 1, nproc_per_node=2, max_restarts=1, start_method="fork", **where)
     elastic_launch(config, main)(str(folder), fault)
     return True
 
 
 def test_torchrun_goes_on_from_the_last_checkpoint(tmp_path: Path, straight: torch.Tensor) -> None:
-    """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had happened, dropout included."""
+    """Rank 1 is killed in its third step, before the charge: the run ends as if nothing had
+    happened, dropout included.
+    """
     assert run(_restarted, 1, "1:2:loss", folder=tmp_path) == [True]
     assert (tmp_path / "died").exists()
     assert all(torch.equal(found, straight) for found in _weights(tmp_path))
-    assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [0, 1, 2, 3, 4]
+    assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
-def test_a_release_that_was_charged_and_lost_stays_charged(tmp_path: Path, straight: torch.Tensor) -> None:
-    """Rank 0 dies between the charge and the release: its step is repeated, and the run has one step less."""
+def test_a_release_that_was_charged_and_lost_stays_charged(
+    tmp_path: Path, straight: torch.Tensor
+) -> None:
+    """Rank 0 dies between the charge and the release: its step is repeated, and the run has one
+    step less.
+    """
     assert run(_train, 2, "0:2:release", "first", folder=tmp_path) == [None, False]
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
     (tmp_path / "result-1.json").unlink()
     assert run(_train, 2, NOWHERE, "second", folder=tmp_path) == [True, True]
-    assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [0, 1, 2, 2, 3]
+    assert [release["step"] for release in verify(tmp_path / "ledger.jsonl").releases] == [
+        0,
+        1,
+        2,
+        2,
+        3,
+    ]
     one, two = _weights(tmp_path)
     assert torch.equal(one, two) and not torch.equal(one, straight)
 
 
-def test_another_number_of_processes_is_refused_unless_it_is_meant(tmp_path: Path, straight: torch.Tensor) -> None:
-    """One process goes on with the checkpoint of two, and makes the releases that two would have made."""
+def test_another_number_of_processes_is_refused_unless_it_is_meant(
+    tmp_path: Path, straight: torch.Tensor
+) -> None:
+    """One process goes on with the checkpoint of two, and makes the releases that two would have
+    made.
+    """
     folder = tmp_path / "run"
     folder.mkdir()
     assert run(_train, 2, NOWHERE, "store", folder=folder) == [True, True]
     with CASE.open(folder / "ledger.jsonl")[0] as s:
-        with pytest.raises(CheckpointError, match=r"by 2 processes, this run has 1.*--nproc-per-node=2.*any_world_size=True"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"by 2 processes, this run has 1.*--nproc-per-node=2.*any_world_size=True",
+        ):
             s.restore(folder / "checkpoint")
         assert s.steps_done == 5
         s.restore(folder / "checkpoint", any_world_size=True)

@@ -1,4 +1,6 @@
-"""FSDP2: a session on a divided model makes the weights of one process, and takes no division that it does not know."""
+"""FSDP2: a session on a divided model makes the weights of one process, and takes no division that
+it does not know.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,37 @@ from tests.distributed.group import run, start
 from tests.distributed.test_refusals import Drifting
 from tests.test_session import data, kfac, loss_fn, net
 
-# Parameters, moments of Adam, the point before, an average and a metric: all that a checkpoint holds.
+# Parameters, moments of Adam, the point before, an average and a metric: all that a checkpoint
+# holds.
 SAVED = Run(
-    {"steps": 4, "preconditioner": kfac(), "postprocess": (DiSK(),), "weight_average": WeightEMA(0.9)}, optimizer=adam
+    {
+        "steps": 4,
+        "preconditioner": kfac(),
+        "postprocess": (DiSK(),),
+        "weight_average": WeightEMA(0.9),
+    },
+    optimizer=adam,
 )
 
 
-# Over three processes no table divides evenly, and over four one process holds nothing of a head of three classes.
+# Over three processes no table divides evenly, and over four one process holds nothing of a head of
+# three classes.
 MORE = {
-    3: ("Adam", "shares that are empty", "views", "DP-KFC, average of the weights", "transformer, DP-KFC and DiSK", "tied"),
+    3: (
+        "Adam",
+        "shares that are empty",
+        "views",
+        "DP-KFC, average of the weights",
+        "transformer, DP-KFC and DiSK",
+        "tied",
+    ),
     4: ("SGD with momentum", "shares that are empty", "DP-KFC, average of the weights"),
 }
 
 
-def _state(run: Run, folder: Path, *, divided: bool, upto: int, restore: bool = False, save: bool = False) -> list[float]:
+def _state(
+    run: Run, folder: Path, *, divided: bool, upto: int, restore: bool = False, save: bool = False
+) -> list[float]:
     """Weights and averaged weights after so many steps in all."""
     with run.open(divided=divided, ledger=folder / "ledger.jsonl") as s:
         if restore:
@@ -73,7 +92,9 @@ def _mixed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _used_elsewhere(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    return nn.functional.cross_entropy(model(batch[0]) * model.words.weight.sum(), batch[1], reduction="none")
+    return nn.functional.cross_entropy(
+        model(batch[0]) * model.words.weight.sum(), batch[1], reduction="none"
+    )
 
 
 def _mixed_at_random(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -82,9 +103,17 @@ def _mixed_at_random(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 FAULTS = {
-    "mixed at random": (RUNS["SGD with momentum"], _mixed_at_random, "aten.index.Tensor mixes examples"),
+    "mixed at random": (
+        RUNS["SGD with momentum"],
+        _mixed_at_random,
+        "aten.index.Tensor mixes examples",
+    ),
     "mixed": (RUNS["SGD with momentum"], _mixed, "aten.add.Tensor mixes examples"),
-    "used elsewhere": (RUNS["tied"], _used_elsewhere, "a parameter is used by its layer and outside of it; a model divided"),
+    "used elsewhere": (
+        RUNS["tied"],
+        _used_elsewhere,
+        "a parameter is used by its layer and outside of it; a model divided",
+    ),
 }
 
 
@@ -151,7 +180,11 @@ def _other_probe(preconditioner: Any) -> str:
     return "taken"
 
 
-PROBES = {"one": kfac(probe=Drifting(6)), "outputs": kfac(output_probe=Drifting(6)), "AdaDPS": AdaDPS(probe=Drifting(6))}
+PROBES = {
+    "one": kfac(probe=Drifting(6)),
+    "outputs": kfac(output_probe=Drifting(6)),
+    "AdaDPS": AdaDPS(probe=Drifting(6)),
+}
 
 
 def _unequal_passes(rank: int) -> str:
@@ -170,7 +203,9 @@ def _alone(rank: int, folder: Path) -> str:
             raise KeyError("boom")
         return loss_fn(model, batch)
 
-    with RUNS["SGD with momentum"].open(divided=True, ledger=folder / "alone.jsonl", check=False) as s:
+    with RUNS["SGD with momentum"].open(
+        divided=True, ledger=folder / "alone.jsonl", check=False
+    ) as s:
         try:
             s.step(next(s.batches()), loss)
         except (KeyError, RankLost) as error:
@@ -213,7 +248,9 @@ def _by_hand() -> nn.Module:
     from torch.distributed.tensor import Shard, distribute_tensor
 
     model = net()
-    model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), init_device_mesh("cpu", (2,)), [Shard(0)]))
+    model[0].weight = nn.Parameter(
+        distribute_tensor(model[0].weight.detach(), init_device_mesh("cpu", (2,)), [Shard(0)])
+    )
     return model
 
 
@@ -241,15 +278,33 @@ def _tied_across() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Run, str]] = {
-    "two dimensions": (Run(model=_in_two_dimensions), r"parameter '0.weight' is divided over a mesh of shape \(2, 1\)"),
-    "a part of the group": (Run(model=_on_one_of_two), r"parameter '0.weight' is divided over a mesh of shape \(1,\)"),
+    "two dimensions": (
+        Run(model=_in_two_dimensions),
+        r"parameter '0.weight' is divided over a mesh of shape \(2, 1\)",
+    ),
+    "a part of the group": (
+        Run(model=_on_one_of_two),
+        r"parameter '0.weight' is divided over a mesh of shape \(1,\)",
+    ),
     "columns": (Run(model=_by_columns), r"parameter '0.weight' is divided as \(Shard\(dim=1\),\)"),
-    "mixed precision": (Run(model=_in_bfloat16), r"parameter '0.weight' is computed with in torch.bfloat16"),
-    "by hand": (Run(model=_by_hand), "parameter '0.weight' is a DTensor that no fully_shard gathers"),
+    "mixed precision": (
+        Run(model=_in_bfloat16),
+        r"parameter '0.weight' is computed with in torch.bfloat16",
+    ),
+    "by hand": (
+        Run(model=_by_hand),
+        "parameter '0.weight' is a DTensor that no fully_shard gathers",
+    ),
     "without a rule": (Run(model=_module_without_a_rule), r"the module '3' \(FSDPScale\)"),
     "tied across": (Run(model=_tied_across, dataset=ids), "shared|tied"),
-    "a parameter as input": (Run(model=lambda: _outer(_Asked().double())), "layer 'ask' is called with a parameter"),
-    "automatic": (Run({"max_physical_batch_size": "auto"}, lambda: shard(net())), "max_physical_batch_size as a number"),
+    "a parameter as input": (
+        Run(model=lambda: _outer(_Asked().double())),
+        "layer 'ask' is called with a parameter",
+    ),
+    "automatic": (
+        Run({"max_physical_batch_size": "auto"}, lambda: shard(net())),
+        "max_physical_batch_size as a number",
+    ),
 }
 
 
@@ -323,18 +378,27 @@ def several() -> list[dict[str, dict[str, Any]]]:
 
 
 def _close(found: list[float], expected: Tensor) -> None:
-    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        torch.tensor(found, dtype=torch.float64), expected, rtol=1e-10, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize(("world", "name"), [(2, name) for name in RUNS] + [(n, name) for n, of in MORE.items() for name in of])
-def test_a_divided_run_equals_one_process(world: int, name: str, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [(2, name) for name in RUNS] + [(n, name) for n, of in MORE.items() for name in of],
+)
+def test_a_divided_run_equals_one_process(
+    world: int, name: str, request: pytest.FixtureRequest
+) -> None:
     alone = RUNS[name].train(divided=False)
     if world == 2:
         found = [of["runs"][name] for of in request.getfixturevalue("results")]
     else:
         found = [of[str(world)][name] for of in request.getfixturevalue("several")[:world]]
     first, *others = found
-    assert len(found) == world and all(of == first for of in others) and first.keys() == alone.keys()
+    assert (
+        len(found) == world and all(of == first for of in others) and first.keys() == alone.keys()
+    )
     for kind, expected in alone.items():
         _close(first[kind], expected)
 
@@ -349,22 +413,30 @@ def test_parameters_and_moments_are_divided(results: list[dict[str, Any]]) -> No
 def test_a_checkpoint_goes_on_to_the_bit(folder: Path, results: list[dict[str, Any]]) -> None:
     for of in results:
         assert of["checkpoints"]["divided"] == of["checkpoints"]["straight"]
-    assert [release["step"] for release in verify(folder / "divided" / "ledger.jsonl").releases] == [0, 1, 2, 3]
+    assert [
+        release["step"] for release in verify(folder / "divided" / "ledger.jsonl").releases
+    ] == [0, 1, 2, 3]
 
 
-def test_a_checkpoint_passes_between_divided_and_undivided_runs(folder: Path, results: list[dict[str, Any]]) -> None:
+def test_a_checkpoint_passes_between_divided_and_undivided_runs(
+    folder: Path, results: list[dict[str, Any]]
+) -> None:
     expected = torch.tensor(results[0]["checkpoints"]["straight"], dtype=torch.float64)
     _close(results[0]["checkpoints"]["from one"], expected)
     _close(_state(SAVED, folder / "to-one", divided=False, upto=4, restore=True), expected)
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_check_before_the_first_release_catches_a_fault_everywhere(name: str, results: list[dict[str, Any]]) -> None:
+def test_the_check_before_the_first_release_catches_a_fault_everywhere(
+    name: str, results: list[dict[str, Any]]
+) -> None:
     for of in results:
         assert FAULTS[name][2] in of["faults"][name] and "(0 steps)" in of["faults"][name]
 
 
-def test_what_is_drawn_on_reading_is_checked_alike_on_all_processes(results: list[dict[str, Any]]) -> None:
+def test_what_is_drawn_on_reading_is_checked_alike_on_all_processes(
+    results: list[dict[str, Any]],
+) -> None:
     assert [of["at random"] for of in results] == [[3] * 4] * 2
 
 
@@ -372,27 +444,38 @@ def test_a_nan_that_one_process_holds_is_told_to_all(results: list[dict[str, Any
     assert all("parameter '0.weight' holds NaN" in of["not finite"] for of in results)
 
 
-def test_settings_that_decide_the_number_of_passes_are_compared(results: list[dict[str, Any]]) -> None:
+def test_settings_that_decide_the_number_of_passes_are_compared(
+    results: list[dict[str, Any]],
+) -> None:
     for of in results:
-        assert "rank 1 has another max_physical_batch_size than rank 0 (3, not 2)" in of["unequal passes"]
+        assert (
+            "rank 1 has another max_physical_batch_size than rank 0 (3, not 2)"
+            in of["unequal passes"]
+        )
 
 
 @pytest.mark.parametrize("name", PROBES)
-def test_a_probe_that_differs_is_named_and_no_processor_is_blamed(name: str, results: list[dict[str, Any]]) -> None:
+def test_a_probe_that_differs_is_named_and_no_processor_is_blamed(
+    name: str, results: list[dict[str, Any]]
+) -> None:
     for of in results:
         assert "the probe returns other inputs on rank 1 than on rank 0" in of["other probe"][name]
         assert "(0 steps)" in of["other probe"][name]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_other_divisions_are_refused_by_name(name: str, folder: Path, results: list[dict[str, Any]]) -> None:
+def test_other_divisions_are_refused_by_name(
+    name: str, folder: Path, results: list[dict[str, Any]]
+) -> None:
     for of in results:
         assert re.search(REFUSED[name][1], of["refused"][name]), of["refused"][name]
     path = folder / f"{name}.jsonl"
     assert not path.exists() or not verify(path).releases
 
 
-def test_a_process_that_fails_in_the_middle_of_a_pass_ends_the_others(folder: Path, results: list[dict[str, Any]]) -> None:
+def test_a_process_that_fails_in_the_middle_of_a_pass_ends_the_others(
+    folder: Path, results: list[dict[str, Any]]
+) -> None:
     waiting, failed = (of["alone"] for of in results)
     assert failed == "KeyError: 'boom'"
     assert waiting.startswith("RankLost: another process of the group died or did not answer")

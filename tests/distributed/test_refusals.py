@@ -1,4 +1,6 @@
-"""Processes that are not about to do the same thing are told so, all of them, before anything is spent."""
+"""Processes that are not about to do the same thing are told so, all of them, before anything is
+spent.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def _other_records(rank: int) -> tuple[Tensor, Tensor]:
 
 
 class Files(Dataset[Any]):
-    """Records that are read one by one: an image that is augmented at random on every reading, a label and a name."""
+    """Records that are read one by one: an image that is augmented at random on every reading, a
+    label and a name.
+    """
 
     def __init__(self, order: Tensor) -> None:
         self.order, (self.x, self.y) = order.tolist(), data()
@@ -53,7 +57,12 @@ class Files(Dataset[Any]):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         i = self.order[index]
-        return {"x": self.x[i] + torch.randn(6), "y": self.y[i], "name": f"{i}.png", "size": [i] * (i % 3)}
+        return {
+            "x": self.x[i] + torch.randn(6),
+            "y": self.y[i],
+            "name": f"{i}.png",
+            "size": [i] * (i % 3),
+        }
 
 
 def _files(rank: int, shuffled: bool) -> None:
@@ -65,7 +74,14 @@ def _files(rank: int, shuffled: bool) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def _session(rank: int, *, model: nn.Module | None = None, dataset: Any = None, lr: float = 0.1, **settings: Any) -> Session:
+def _session(
+    rank: int,
+    *,
+    model: nn.Module | None = None,
+    dataset: Any = None,
+    lr: float = 0.1,
+    **settings: Any,
+) -> Session:
     model = net() if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
     return Session(Case(settings).plan(), model, optimizer, data() if dataset is None else dataset)
@@ -125,20 +141,37 @@ def _out_of_step(rank: int) -> None:
 
 
 def _ledger_that_cannot_be_written(rank: int) -> None:
-    Session(Case().plan(), m := net(), torch.optim.SGD(m.parameters(), 0.1), data(), ledger_path="no such folder/ledger.jsonl")
+    Session(
+        Case().plan(),
+        m := net(),
+        torch.optim.SGD(m.parameters(), 0.1),
+        data(),
+        ledger_path="no such folder/ledger.jsonl",
+    )
 
 
 # name: what is done on each rank, what the error of both says
 REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
-    "plan": (lambda rank: _session(rank, max_grad_norm=1.0 + rank), "rank 1 has another plan than rank 0"),
-    "preconditioner": (lambda rank: _session(rank, preconditioner=kfac(seed=rank)), "rank 1 has another plan .*same probe"),
-    "values": (lambda rank: _session(rank, model=_moved(rank)), r"another parameter '2.bias' than rank 0; .*torch.manual_seed"),
+    "plan": (
+        lambda rank: _session(rank, max_grad_norm=1.0 + rank),
+        "rank 1 has another plan than rank 0",
+    ),
+    "preconditioner": (
+        lambda rank: _session(rank, preconditioner=kfac(seed=rank)),
+        "rank 1 has another plan .*same probe",
+    ),
+    "values": (
+        lambda rank: _session(rank, model=_moved(rank)),
+        r"another parameter '2.bias' than rank 0; .*torch.manual_seed",
+    ),
     "shapes": (
         lambda rank: _session(rank, model=nn.Linear(6, 3 + rank).double()),
         r"another parameter 'weight' than rank 0 \(\(4, 6\) float64, not \(3, 6\) float64\)",
     ),
     "names": (
-        lambda rank: _session(rank, model=[nn.Sequential(nn.Linear(6, 3)), nn.Linear(6, 3)][rank].double()),
+        lambda rank: _session(
+            rank, model=[nn.Sequential(nn.Linear(6, 3)), nn.Linear(6, 3)][rank].double()
+        ),
         r"another parameter '0.weight' than rank 0 \(none, not ",
     ),
     "frozen": (
@@ -149,9 +182,15 @@ REFUSED: dict[str, tuple[Callable[[int], Any], str]] = {
         lambda rank: _session(rank, dataset=data(N + rank)),
         r"\(41, not 40\); .*WHOLE dataset.*DistributedSampler",
     ),
-    "order of files": (lambda rank: _files(rank, True), "another some records than rank 0; .*sort file names"),
+    "order of files": (
+        lambda rank: _files(rank, True),
+        "another some records than rank 0; .*sort file names",
+    ),
     "augmented files": (lambda rank: _files(rank, False), "nothing was refused"),
-    "records": (lambda rank: _session(rank, dataset=_other_records(rank)), r"another some records than rank 0; "),
+    "records": (
+        lambda rank: _session(rank, dataset=_other_records(rank)),
+        r"another some records than rank 0; ",
+    ),
     "optimizer": (lambda rank: _session(rank, lr=0.1 + rank), "another optimizer than rank 0"),
     "wrapped": (_wrapped, r"the model is wrapped in DistributedDataParallel.*model\.module"),
     "drifted": (_drifted, "another parameter '0.weight' after steps than rank 0; .*learning rate"),
@@ -198,7 +237,10 @@ def test_it_is_refused_on_every_process(name: str) -> None:
 def test_a_failure_tells_the_others_where_and_what() -> None:
     zero, one = (found["failure"] for found in results())
     assert one == "KeyError: 'boom'"
-    assert zero == "RuntimeError: another process failed, rank 1, so nothing was released. It says: KeyError: 'boom'"
+    assert (
+        zero
+        == "RuntimeError: another process failed, rank 1, so nothing was released. It says: KeyError: 'boom'"
+    )
 
 
 def test_nothing_that_is_private_is_in_an_error() -> None:

@@ -1,4 +1,5 @@
-"""What torchrun starts: trains a small model, writes a checkpoint a step, and goes on from one that is there.
+"""What torchrun starts: trains a small model, writes a checkpoint a step, and goes on from one that
+is there.
 
 A fault says which rank dies, where: rank:step:place, once (a file marks that it has happened).
 """
@@ -41,7 +42,9 @@ def die(folder: Path) -> None:
 
 
 def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
-    """Train in the process group that is there, and leave the weights of each process in the folder."""
+    """Train in the process group that is there, and leave the weights of each process in the
+    folder.
+    """
     rank = dist.get_rank()
     victim, step, place = fault.split(":")
     armed = rank == int(victim) and not (folder / "died").exists()
@@ -58,7 +61,9 @@ def train(folder: Path, fault: str = "-1:0:nowhere") -> None:
 
         if armed and place == "release":  # charged, and gone before the others receive it
             spread = s._ranks.__class__.broadcast_tensors
-            s._ranks.__class__.broadcast_tensors = lambda *a: die(folder) if s.steps_done > int(step) else spread(*a)
+            s._ranks.__class__.broadcast_tensors = lambda *a: (
+                die(folder) if s.steps_done > int(step) else spread(*a)
+            )
         for batch in s.batches():
             s.step(batch, loss)
             s.save(folder / "checkpoint")

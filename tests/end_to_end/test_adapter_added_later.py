@@ -1,4 +1,6 @@
-"""Worry: "I added an adapter after building the session: it trains without a clip, or not at all, and nobody says so"."""
+"""Worry: "I added an adapter after building the session: it trains without a clip, or not at all,
+and nobody says so".
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def test_a_changed_model_is_refused_by_name_before_a_release(
     if change is unfrozen:
         model[0].requires_grad_(False)
     p = plan(1.0)
-    with Session(p, model, torch.optim.SGD([q for q in model.parameters() if q.requires_grad], 0.1), data()) as s:
+    with Session(
+        p, model, torch.optim.SGD([q for q in model.parameters() if q.requires_grad], 0.1), data()
+    ) as s:
         if after:
             train(s, after)
         change(model)
@@ -79,7 +83,9 @@ def test_a_changed_model_is_refused_by_name_before_a_release(
 
 
 def test_adapters_added_before_are_trained_and_move() -> None:
-    """B is zero, so A has no gradient in the first step: it moves by noise, and the rest is left alone."""
+    """B is zero, so A has no gradient in the first step: it moves by noise, and the rest is left
+    alone.
+    """
     model = net()
     adapted(model)
     model[2].requires_grad_(False)

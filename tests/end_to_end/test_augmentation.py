@@ -1,4 +1,6 @@
-"""Worry: "With sixteen views of every image, is ε still that of one image, and does mixup break it?"."""
+"""Worry: "With sixteen views of every image, is ε still that of one image, and does mixup break
+it?".
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def noisy(batch: Batch) -> Batch:
 
 
 def numbered(batch: Batch) -> Batch:
-    """View k of an example is the example times 1 + k/10: what it is does not depend on the cut into micro-batches."""
+    """View k of an example is the example times 1 + k/10: what it is does not depend on the cut
+    into micro-batches.
+    """
     x, y = batch
     factors = 1 + 0.1 * (torch.arange(len(x)) % K)
     return x * factors.to(x).view(-1, *[1] * (x.dim() - 1)), y
@@ -52,7 +56,10 @@ def numbered(batch: Batch) -> Batch:
 def gradients(model: nn.Module, losses: Tensor) -> dict[str, Tensor]:
     parameters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(losses.mean(), list(parameters.values()), allow_unused=True)
-    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), found, strict=True)}
+    return {
+        n: torch.zeros_like(p) if g is None else g
+        for (n, p), g in zip(parameters.items(), found, strict=True)
+    }
 
 
 def norm(grads: dict[str, Tensor]) -> float:
@@ -104,7 +111,9 @@ def test_the_mean_over_views_is_clipped_once(case: Case) -> None:
     )
     for name, found in total.items():
         expected = sum(g[name] * min(1.0, c / norm(g)) for g in means)
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found, expected, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_one_view_is_no_augmentation_bit_for_bit() -> None:
@@ -130,7 +139,10 @@ def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
     for most in (None, bound):
         model = net()
         with session(
-            plan(1.0, augmentations=K, max_physical_batch_size=most), model, augment=counted, verify=False
+            plan(1.0, augmentations=K, max_physical_batch_size=most),
+            model,
+            augment=counted,
+            verify=False,
         ) as s:
             train(s)
         sizes = [made.get() for _ in range(made.qsize())]
@@ -145,13 +157,24 @@ def test_micro_batches_count_views_and_change_nothing(bound: object) -> None:
 def test_a_patient_with_several_records_and_views_has_one_clip(bound: int | None) -> None:
     counts, (x, y) = (3, 1, 2), data()
     owners = np.repeat(np.arange(3), counts)
-    settings: dict[str, Any] = {"unit": "patient", "max_records_per_unit": 2 if bound else 3, "augmentations": K}
+    settings: dict[str, Any] = {
+        "unit": "patient",
+        "max_records_per_unit": 2 if bound else 3,
+        "augmentations": K,
+    }
     p = PrivacyConfig(
-        expected_batch_size=3, steps=1, test_mode_seed=2, max_grad_norm=0.2, max_physical_batch_size=bound, **settings
+        expected_batch_size=3,
+        steps=1,
+        test_mode_seed=2,
+        max_grad_norm=0.2,
+        max_physical_batch_size=bound,
+        **settings,
     ).with_noise(0.0, 1e-3, 3)
     mine, theirs = net(), net()
     optimizer = torch.optim.SGD(mine.parameters(), 1.0)
-    with Session(p, mine, optimizer, (x[:6], y[:6]), units=owners, augment=numbered, verify=False) as s:
+    with Session(
+        p, mine, optimizer, (x[:6], y[:6]), units=owners, augment=numbered, verify=False
+    ) as s:
         batch = next(s.batches())
         s.step(batch, loss_fn)
     total = {name: torch.zeros_like(q) for name, q in theirs.named_parameters()}
@@ -160,15 +183,21 @@ def test_a_patient_with_several_records_and_views_has_one_clip(bound: int | None
         grads = gradients(theirs, loss_fn(theirs, numbered((x[own], y[own]))))
         total = {n: t + grads[n] * min(1.0, 0.2 / norm(grads)) for n, t in total.items()}
     for name, q in mine.named_parameters():
-        torch.testing.assert_close(q, dict(theirs.named_parameters())[name] - total[name] / 3, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(
+            q, dict(theirs.named_parameters())[name] - total[name] / 3, rtol=1e-9, atol=1e-11
+        )
 
 
 def released(x: Tensor, y: Tensor, **settings: Any) -> Tensor:
     """The clipped sum of one step over all of these examples."""
-    p = PrivacyConfig(expected_batch_size=len(x), steps=1, test_mode_seed=1, max_grad_norm=0.7, **settings)
+    p = PrivacyConfig(
+        expected_batch_size=len(x), steps=1, test_mode_seed=1, max_grad_norm=0.7, **settings
+    )
     model = net()
     before = weights(model)
-    with Session(p.with_noise(0.0, 1e-3, len(x)), model, torch.optim.SGD(model.parameters(), 1.0), (x, y)) as s:
+    with Session(
+        p.with_noise(0.0, 1e-3, len(x)), model, torch.optim.SGD(model.parameters(), 1.0), (x, y)
+    ) as s:
         s.step(next(s.batches()), loss_fn)
     return (before - weights(model)) * len(x)
 
@@ -182,7 +211,9 @@ def test_an_example_moves_the_sum_by_at_most_c_however_many_views_it_has(views: 
 
 
 def test_views_as_examples_of_their_own_are_told_apart() -> None:
-    """The wrong way that published code has gone: K views are K examples, and the sum moves by up to K · C."""
+    """The wrong way that published code has gone: K views are K examples, and the sum moves by up
+    to K · C.
+    """
     x, y = data(6)
     x[0] *= 40
     wrong = released(x.repeat_interleave(4, 0), y.repeat_interleave(4, 0)) - released(
@@ -224,11 +255,20 @@ def mixed_labels(batch: Batch) -> Batch:
     return batch[0], batch[1].roll(1, 0)
 
 
-MIXING = [mixup, sometimes_cutmix, standardised, permuted, mixup_with_its_own_generator, mixed_labels]
+MIXING = [
+    mixup,
+    sometimes_cutmix,
+    standardised,
+    permuted,
+    mixup_with_its_own_generator,
+    mixed_labels,
+]
 
 
 @pytest.mark.parametrize("augment", MIXING, ids=lambda f: f.__name__)
-def test_mixing_examples_is_refused_before_anything_is_spent(augment: Callable[[Batch], Batch]) -> None:
+def test_mixing_examples_is_refused_before_anything_is_spent(
+    augment: Callable[[Batch], Batch],
+) -> None:
     with session(plan(1.0, augmentations=2), net(), augment=augment) as s:
         with pytest.raises(ValueError, match="augment mixes the rows of a batch"):
             train(s)
@@ -275,7 +315,9 @@ def test_an_augment_of_ids_that_remembers_is_refused() -> None:
 
     def augment(batch: Batch) -> Batch:
         held.append(batch[0])
-        return torch.where(torch.rand(batch[0].shape) < 0.5, batch[0], held[max(0, len(held) - 2)][:1]), batch[1]
+        return torch.where(
+            torch.rand(batch[0].shape) < 0.5, batch[0], held[max(0, len(held) - 2)][:1]
+        ), batch[1]
 
     ids = torch.randint(0, 50, (N, 8))
     model = nn.Sequential(nn.Embedding(50, 3), nn.Flatten(), nn.Linear(24, 3)).double()
@@ -313,7 +355,9 @@ def by_its_own_generator(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize(
-    "augment", [noisy, by_numpy, by_random, by_its_own_generator, refuses_nan, counted], ids=lambda f: f.__name__
+    "augment",
+    [noisy, by_numpy, by_random, by_its_own_generator, refuses_nan, counted],
+    ids=lambda f: f.__name__,
 )
 def test_rows_changed_on_their_own_are_taken(augment: Callable[[Batch], Batch]) -> None:
     model = net()
@@ -383,11 +427,15 @@ def test_views_and_whitening_together_equal_a_loop() -> None:
     settings: dict[str, Any] = {"augmentations": K, "clipping": "normalised", "max_grad_norm": 0.5}
     kfac = KFAC(sides="both", probe=PinkNoise((2, 6, 6)), probe_size=16, every=2)
     settings |= {"preconditioner": kfac, "max_physical_batch_size": 9}
-    p = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=3, **settings).with_noise(0.0, 1e-3, 8)
+    p = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=3, **settings).with_noise(
+        0.0, 1e-3, 8
+    )
     mine, theirs = image_net(), image_net()
     layers = find_layers(theirs)
     assert [layer.rule for layer in layers] == ["conv", "norm", "computed", "linear"]
-    with Session(p, mine, torch.optim.SGD(mine.parameters(), 0.5), (x, y), augment=numbered, verify=False) as s:
+    with Session(
+        p, mine, torch.optim.SGD(mine.parameters(), 0.5), (x, y), augment=numbered, verify=False
+    ) as s:
         for batch in s.batches():
             s.step(batch, loss_fn)
             total = {name: torch.zeros_like(q) for name, q in theirs.named_parameters()}
@@ -407,7 +455,8 @@ def test_views_and_whitening_together_equal_a_loop() -> None:
 def test_dropout_draws_for_every_view_and_both_points_see_the_same() -> None:
     """Two points of a filter: views and dropout masks of the second are those of the first.
 
-    The random numbers are new in every run: in rows this wide no two masks leave out all numbers, which would make them equal.
+    The random numbers are new in every run: in rows this wide no two masks leave out all numbers,
+    which would make them equal.
     """
     seen: list[Tensor] = []
 

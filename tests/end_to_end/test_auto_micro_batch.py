@@ -1,4 +1,6 @@
-"""Worry: "I do not know what fits into memory, and running out of it in the middle of a batch may cost budget or leak"."""
+"""Worry: "I do not know what fits into memory, and running out of it in the middle of a batch may
+cost budget or leak".
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Small(nn.Module):
         return x
 
 
-def limited(capacity: int, *more: nn.Module, kind: type[Exception] = torch.cuda.OutOfMemoryError) -> nn.Sequential:
+def limited(
+    capacity: int, *more: nn.Module, kind: type[Exception] = torch.cuda.OutOfMemoryError
+) -> nn.Sequential:
     inner = net()
     return nn.Sequential(inner[0], inner[1], *more, Small(capacity, kind), inner[2])
 
@@ -44,8 +48,12 @@ def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac(probe_size=2)], ids=["identity", "kfac"])
-@pytest.mark.parametrize(("capacity", "kind"), [(2, torch.cuda.OutOfMemoryError), (3, RuntimeError), (7, MemoryError)])
-def test_the_result_does_not_depend_on_what_fits(capacity: int, kind: type[Exception], preconditioner: object) -> None:
+@pytest.mark.parametrize(
+    ("capacity", "kind"), [(2, torch.cuda.OutOfMemoryError), (3, RuntimeError), (7, MemoryError)]
+)
+def test_the_result_does_not_depend_on_what_fits(
+    capacity: int, kind: type[Exception], preconditioner: object
+) -> None:
     whole, model = net(), limited(capacity, kind=kind)
     settings = {"expected_batch_size": 16, "preconditioner": preconditioner, "steps": 3}
     with session(plan(1.0, **settings), whole) as s:
@@ -59,11 +67,15 @@ def test_the_result_does_not_depend_on_what_fits(capacity: int, kind: type[Excep
 
 def test_the_size_is_remembered() -> None:
     model = limited(5)
-    with session(plan(1.0, expected_batch_size=20, max_physical_batch_size="auto", steps=20), model) as s:
+    with session(
+        plan(1.0, expected_batch_size=20, max_physical_batch_size="auto", steps=20), model
+    ) as s:
         train(s, 3)
         failed = len(model[2].failed)
         train(s)
-        assert len(model[2].failed) == failed <= 4 + 2  # 40 → 16 → 8 → 4 at most, and in the check 32 → 6
+        assert (
+            len(model[2].failed) == failed <= 4 + 2
+        )  # 40 → 16 → 8 → 4 at most, and in the check 32 → 6
 
 
 def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
@@ -89,14 +101,19 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
 
 def test_dropout_starts_from_the_same_numbers_again() -> None:
     results = []
-    for capacity in (N, 4):  # at 4 some attempts fail before the one that counts, and every one is of single rows
+    for capacity in (
+        N,
+        4,
+    ):  # at 4 some attempts fail before the one that counts, and every one is of single rows
         model = limited(N, nn.Dropout(0.5))
         with session(plan(1.0, max_physical_batch_size="auto"), model, verify=False) as s:
             s._size.bound, s._size._is_measured = 1, True
             if capacity == 4:
                 s._size.bound, failures = 2, Heard()
 
-                def once(model: nn.Module, batch: tuple[Tensor, Tensor], failures: list[int] = failures) -> Tensor:
+                def once(
+                    model: nn.Module, batch: tuple[Tensor, Tensor], failures: list[int] = failures
+                ) -> Tensor:
                     losses = loss_fn(model, batch)  # dropout has drawn
                     if len(batch[0]) > 1:
                         failures.append(1)
@@ -121,12 +138,15 @@ def test_a_size_that_was_given_is_kept_and_named() -> None:
     before = weights(model)
     with session(plan(1.0, max_physical_batch_size=5, expected_batch_size=20), model) as s:
         with pytest.raises(
-            RuntimeError, match=r"micro-batch of 5 .* nothing was released.*max_physical_batch_size.*'auto'"
+            RuntimeError,
+            match=r"micro-batch of 5 .* nothing was released.*max_physical_batch_size.*'auto'",
         ):
             train(s)
         assert s.ledger.count == 0
     with session(plan(1.0, expected_batch_size=20), model) as s:
-        with pytest.raises(RuntimeError, match=r"the whole logical batch does not fit.*max_physical_batch_size"):
+        with pytest.raises(
+            RuntimeError, match=r"the whole logical batch does not fit.*max_physical_batch_size"
+        ):
             train(s)
         assert s.ledger.count == 0
     assert torch.equal(before, weights(model))
@@ -134,7 +154,10 @@ def test_a_size_that_was_given_is_kept_and_named() -> None:
 
 
 def test_one_example_that_does_not_fit_is_an_error() -> None:
-    for verify, message in ((False, "one example does not fit"), (True, "needs two examples in memory")):
+    for verify, message in (
+        (False, "one example does not fit"),
+        (True, "needs two examples in memory"),
+    ):
         with session(plan(1.0, max_physical_batch_size="auto"), limited(0), verify=verify) as s:
             with pytest.raises(RuntimeError, match=message):
                 train(s)
@@ -143,13 +166,17 @@ def test_one_example_that_does_not_fit_is_an_error() -> None:
 
 def test_other_errors_are_not_taken_for_memory() -> None:
     assert is_out_of_memory(MemoryError())
-    assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ..."))
+    assert is_out_of_memory(
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...")
+    )
     assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"))
     assert not is_out_of_memory(RuntimeError("shape mismatch"))
     assert not is_out_of_memory(ValueError("out of memory"))
     with session(plan(1.0, max_physical_batch_size="auto"), limited(N, kind=KeyError)) as s:
         train(s, 1)
-    with session(plan(1.0, max_physical_batch_size="auto", expected_batch_size=30), limited(3, kind=KeyError)) as s:
+    with session(
+        plan(1.0, max_physical_batch_size="auto", expected_batch_size=30), limited(3, kind=KeyError)
+    ) as s:
         with pytest.raises(ValueError, match="fails on their batch"):
             train(s)
 
@@ -167,7 +194,9 @@ def test_processes_of_one_host_share_its_memory(monkeypatch: pytest.MonkeyPatch)
     assert bounds[0] == pytest.approx(4 * bounds[1], rel=0.1)
 
 
-def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_the_size_is_bounded_before_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A row of this model makes a few thousand bytes; the rest is arithmetic."""
     shapes = Heard()
 
@@ -205,7 +234,9 @@ def test_peak_bytes_counts_what_exists_at_one_time() -> None:
 
     assert peak_bytes(work) == 2 * 4000
     model = nn.Sequential(nn.Linear(100, 50), nn.Tanh(), nn.Linear(50, 3))
-    few, many = (peak_bytes(lambda n=n: model(torch.ones(n, 100)).sum().backward()) for n in (10, 110))
+    few, many = (
+        peak_bytes(lambda n=n: model(torch.ones(n, 100)).sum().backward()) for n in (10, 110)
+    )
     assert 4 * 100 * 150 <= many - few <= 4 * 100 * 1000
 
 
@@ -214,7 +245,9 @@ def test_the_machine_says_what_is_left() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(tmp_path: Path, version: int) -> None:
+def test_the_group_of_the_process_bounds_it_and_cached_files_do_not(
+    tmp_path: Path, version: int
+) -> None:
     top = tmp_path / "memory" if version == 1 else tmp_path
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -258,7 +291,9 @@ def test_sizes_keep_to_what_is_never_divided() -> None:
 
 def test_a_failed_try_leaves_no_hook_and_no_private_tensor_behind() -> None:
     model = limited(3)
-    with session(plan(1.0, max_physical_batch_size="auto", expected_batch_size=20, steps=1), model) as s:
+    with session(
+        plan(1.0, max_physical_batch_size="auto", expected_batch_size=20, steps=1), model
+    ) as s:
         train(s)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
@@ -296,23 +331,41 @@ def test_no_text_of_an_error_reaches_the_log(caplog: pytest.LogCaptureFixture) -
 
 
 LOOKS: dict[str, tuple[nn.Module, int, float]] = {
-    "many outputs": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)), 2, 3.0),
-    "many rows": (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)), 16, 1.1),
-    "many weights": (nn.Sequential(*(nn.Linear(200, 200) for _ in range(6))), 2, 2.2),  # one gradient more
+    "many outputs": (
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)),
+        2,
+        3.0,
+    ),
+    "many rows": (
+        nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 20_000).requires_grad_(False)),
+        16,
+        1.1,
+    ),
+    "many weights": (
+        nn.Sequential(*(nn.Linear(200, 200) for _ in range(6))),
+        2,
+        2.2,
+    ),  # one gradient more
 }
 
 
 @pytest.mark.parametrize("name", LOOKS)
 def test_a_look_takes_no_more_memory_than_a_step(name: str) -> None:
-    """Rows are repeated up to the expected batch, not to the most that are ever looked at, and gradients compared one by one."""
+    """Rows are repeated up to the expected batch, not to the most that are ever looked at, and
+    gradients compared one by one.
+    """
     model, size, most = LOOKS[name]
     x, peaks = torch.randn(40, model[0].in_features), list[int]()
 
     def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return m(batch[0]).logsumexp(1)
 
-    plan = PrivacyConfig(expected_batch_size=size, steps=2, max_grad_norm=1.0, sampler="fixed").calibrate(8.0, 1e-3, 40)
+    plan = PrivacyConfig(
+        expected_batch_size=size, steps=2, max_grad_norm=1.0, sampler="fixed"
+    ).calibrate(8.0, 1e-3, 40)
     for verify in (True, False):
-        with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), (x,), verify=verify) as s:
+        with Session(
+            plan, model, torch.optim.SGD(model.parameters(), lr=0.0), (x,), verify=verify
+        ) as s:
             peaks.append(max(peak_bytes(partial(s.step, batch, logits)) for batch in s.batches()))
     assert peaks[0] <= most * peaks[1]

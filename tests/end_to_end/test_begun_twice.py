@@ -1,4 +1,6 @@
-"""A script that is run twice: the second session finds the ledger of the first, and leaves its checkpoint alone."""
+"""A script that is run twice: the second session finds the ledger of the first, and leaves its
+checkpoint alone.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,23 @@ def script(folder: Path, steps: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("steps", [2, 4])
-def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(tmp_path: Path, steps: int):
+def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(
+    tmp_path: Path, steps: int
+):
     trained = script(tmp_path, steps)
-    with pytest.raises(CheckpointError, match=f"{steps} releases from before .* with session.restore"):
+    with pytest.raises(
+        CheckpointError, match=f"{steps} releases from before .* with session.restore"
+    ):
         script(tmp_path, 4)
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+    with Session(
+        plan,
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        data(),
+        ledger_path=tmp_path / "ledger.jsonl",
+    ) as session:
         session.restore(tmp_path / "checkpoint")
         assert torch.equal(weights(model), trained)
         session.save(tmp_path / "checkpoint")
@@ -45,12 +57,16 @@ def test_another_folder_takes_it(tmp_path: Path):
 
 
 def test_a_session_saves_again_what_it_saved_itself(tmp_path: Path):
-    """A job that was killed before its first checkpoint left releases in the ledger, and no checkpoint to go on from."""
+    """A job that was killed before its first checkpoint left releases in the ledger, and no
+    checkpoint to go on from.
+    """
     plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
     for steps in (1, 3):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with Session(plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+        with Session(
+            plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl"
+        ) as session:
             for _, batch in zip(range(steps), session.batches(), strict=False):
                 session.step(batch, loss_fn)
                 if steps > 1:
@@ -65,7 +81,9 @@ def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(t
     for saves in (False, True):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        with Session(plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+        with Session(
+            plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl"
+        ) as session:
             session.step(next(session.batches()), loss_fn)
             if saves:
                 with pytest.raises(CheckpointError, match="stays as it is"):
@@ -75,10 +93,24 @@ def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(t
 def test_a_ledger_is_not_lost_to_a_checkpoint_in_its_folder(tmp_path: Path):
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+    with Session(
+        plan,
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        data(),
+        ledger_path=tmp_path / "ledger.jsonl",
+    ) as session:
         for batch in session.batches():
             session.step(batch, loss_fn)
-            with pytest.raises(CheckpointError, match=r"holds 'ledger\.jsonl'.* a folder of its own"):
+            with pytest.raises(
+                CheckpointError, match=r"holds 'ledger\.jsonl'.* a folder of its own"
+            ):
                 session.save(tmp_path)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data(), ledger_path=tmp_path / "ledger.jsonl") as session:
+    with Session(
+        plan,
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        data(),
+        ledger_path=tmp_path / "ledger.jsonl",
+    ) as session:
         assert session.steps_done == 2 and list(session.batches()) == []

@@ -22,7 +22,9 @@ from tests.test_session import N, data, kfac, plan, train, weights
 
 
 class Mix(nn.Module):
-    """A raw matrix: covered by the fallback, which leaves it differentiable, so that autocast keeps its cast."""
+    """A raw matrix: covered by the fallback, which leaves it differentiable, so that autocast keeps
+    its cast.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +58,9 @@ def block(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def sentences() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
-    return torch.randint(0, 12, (N, 5), generator=generator), torch.randint(0, 3, (N,), generator=generator)
+    return torch.randint(0, 12, (N, 5), generator=generator), torch.randint(
+        0, 3, (N,), generator=generator
+    )
 
 
 def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -71,7 +75,13 @@ def inside(dtype: torch.dtype) -> Callable:
     return loss
 
 
-def run(model: nn.Module, loss: Callable = loss_fn, noise: float = 0.0, lr: float = 0.5, **settings: object) -> Session:
+def run(
+    model: nn.Module,
+    loss: Callable = loss_fn,
+    noise: float = 0.0,
+    lr: float = 0.5,
+    **settings: object,
+) -> Session:
     """Three steps of a run, verification included."""
     p = plan(noise, **{"steps": 3, "max_grad_norm": 0.5, **settings})
     with Session(p, model, torch.optim.SGD(model.parameters(), lr), sentences()) as s:
@@ -84,15 +94,21 @@ def summed(model: nn.Module, loss: Callable = loss_fn) -> tuple[Tensor, Tensor]:
     from dpkfc.data.loading import layout
 
     batches = [(sentences(), part) for part in layout(range(N))]
-    sums, norms = clipped_sum(model, find_layers(model), {}, Clip(0.5), loss_fn=loss, micro_batches=batches)
+    sums, norms = clipped_sum(
+        model, find_layers(model), {}, Clip(0.5), loss_fn=loss, micro_batches=batches
+    )
     assert {x.dtype for x in sums.values()} == {torch.float32}
     assert norms.dtype == torch.float64
     return torch.cat([sums[n].flatten() for n, _ in model.named_parameters()]), norms
 
 
 @pytest.mark.parametrize("precision", ["bfloat16 weights", "bfloat16 autocast", "float16 autocast"])
-def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(precision: str) -> None:
-    """Stated bound: 4 roundings of the type in which the model computes; what follows the model adds none of that size."""
+def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(
+    precision: str,
+) -> None:
+    """Stated bound: 4 roundings of the type in which the model computes; what follows the model
+    adds none of that size.
+    """
     exact, exact_norms = summed(block())
     dtype = getattr(torch, precision.split()[0])
     if "weights" in precision:
@@ -105,7 +121,9 @@ def test_norms_and_sums_are_those_of_float32_up_to_the_rounding_of_the_model(pre
 
 
 def test_a_run_in_bfloat16_stays_near_one_in_float32() -> None:
-    """Autocast: within 2 % of the way. Weights in bfloat16 are themselves rounded, to 2⁻⁹, at the start and each step."""
+    """Autocast: within 2 % of the way. Weights in bfloat16 are themselves rounded, to 2⁻⁹, at the
+    start and each step.
+    """
     start, exact, cast, low = weights(block()), block(), block(), block(torch.bfloat16)
     run(exact)
     run(cast, inside(torch.bfloat16))
@@ -155,18 +173,27 @@ def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(
         assert {x.dtype for x in clipped.tensors.values()} == {torch.float32}
         assert {x.dtype for x in released.gradients.values()} == {torch.float32}
         noise = (
-            torch.cat([g.flatten() for g in released.gradients.values()]).double() * p.expected_batch_size / p.stddev
+            torch.cat([g.flatten() for g in released.gradients.values()]).double()
+            * p.expected_batch_size
+            / p.stddev
         )
         n = noise.numel()
         assert abs(float(noise.mean())) < 5 / math.sqrt(n)
         assert abs(float(noise.square().mean()) - 1) < 5 * math.sqrt(2 / n)
         rounded = noise.float().bfloat16().double()
-        assert float((noise == rounded).double().mean()) < 0.01  # not drawn in, or rounded to, bfloat16
-    assert all(not torch.equal(*pair) for pair in zip(*[list(r.gradients.values()) for r in spy.releases], strict=True))
+        assert (
+            float((noise == rounded).double().mean()) < 0.01
+        )  # not drawn in, or rounded to, bfloat16
+    assert all(
+        not torch.equal(*pair)
+        for pair in zip(*[list(r.gradients.values()) for r in spy.releases], strict=True)
+    )
 
 
 def test_autocast_around_the_loop_is_autocast_in_the_loss() -> None:
-    """A weight that autocast had cast for an earlier step would be stale; gradients that it cast would be coarse."""
+    """A weight that autocast had cast for an earlier step would be stale; gradients that it cast
+    would be coarse.
+    """
     first, second = block(), block()
     run(first, inside(torch.bfloat16), noise=1.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -175,7 +202,10 @@ def test_autocast_around_the_loop_is_autocast_in_the_loss() -> None:
 
 
 def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop() -> None:
-    model, (x, y) = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), data(dtype=torch.float32)
+    model, (x, y) = (
+        nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)),
+        data(dtype=torch.float32),
+    )
 
     def exact(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         with torch.autocast("cpu", enabled=False):
@@ -205,7 +235,9 @@ def test_with_a_preconditioner(autocast: bool) -> None:
 
 @pytest.mark.parametrize("where", ["weights", "autocast"])
 def test_mixed_examples_are_still_found(where: str) -> None:
-    """As far as eight bits allow: a statistic of the batch is, a change of the loss by a few percent is not."""
+    """As far as eight bits allow: a statistic of the batch is, a change of the loss by a few
+    percent is not.
+    """
 
     def mixing(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=where == "autocast"):
@@ -218,7 +250,9 @@ def test_mixed_examples_are_still_found(where: str) -> None:
 
 
 def test_a_grad_scaler_is_refused() -> None:
-    """Its scale follows the size of un-noised gradients, and a step that it skips shows that one was not finite."""
+    """Its scale follows the size of un-noised gradients, and a step that it skips shows that one
+    was not finite.
+    """
     model, scaler = block(), torch.amp.GradScaler("cpu")
     with pytest.raises(ValueError, match=r"GradScaler cannot step a private run.*bfloat16"):
         Session(plan(1.0), model, scaler, sentences())

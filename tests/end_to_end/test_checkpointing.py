@@ -1,4 +1,6 @@
-"""Activation checkpointing: parts of the model run twice, gradients stay those of single examples, or a refusal says why."""
+"""Activation checkpointing: parts of the model run twice, gradients stay those of single examples,
+or a refusal says why.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ class Block(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.up, self.norm, self.down = nn.Linear(D, 6), nn.LayerNorm(6), nn.Linear(6, D)
-        self.attention, self.reader = nn.MultiheadAttention(D, 2, batch_first=True), nn.GRU(D, D, batch_first=True)
+        self.attention, self.reader = (
+            nn.MultiheadAttention(D, 2, batch_first=True),
+            nn.GRU(D, D, batch_first=True),
+        )
         self.gain, self.dropout = nn.Parameter(torch.ones(D)), nn.Dropout(dropout)
 
     def mixed(self, x: Tensor) -> Tensor:
@@ -53,7 +58,14 @@ class Owning(Block):
 
 
 class Deep(nn.Module):
-    def __init__(self, block: type[Block], reentrant: bool | None, *, dropout: float = 0.0, first: bool = True) -> None:
+    def __init__(
+        self,
+        block: type[Block],
+        reentrant: bool | None,
+        *,
+        dropout: float = 0.0,
+        first: bool = True,
+    ) -> None:
         super().__init__()
         self.table, self.head = nn.Linear(3, D).requires_grad_(first), nn.Linear(D, 2)
         self.blocks, self.reentrant = nn.ModuleList([block(dropout), block(dropout)]), reentrant
@@ -61,14 +73,22 @@ class Deep(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.table(x)
         for block in self.blocks:
-            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+            x = (
+                block(x)
+                if self.reentrant is None
+                else checkpoint(block, x, use_reentrant=self.reentrant)
+            )
         return self.head(x).mean(1)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["inputs in the graph", "inputs outside the graph"])
+@pytest.mark.parametrize(
+    "first", [True, False], ids=["inputs in the graph", "inputs outside the graph"]
+)
 @pytest.mark.parametrize("block", [Called, Owning])
 @pytest.mark.parametrize("reentrant", [None, False])
-def test_checkpointed_blocks_equal_a_loop(block: type[Block], reentrant: bool | None, first: bool) -> None:
+def test_checkpointed_blocks_equal_a_loop(
+    block: type[Block], reentrant: bool | None, first: bool
+) -> None:
     model = Deep(block, reentrant, first=first).double()
     batch = (randn(N, 5, 3),)
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
@@ -90,7 +110,9 @@ def test_dropout_inside_a_checkpoint_draws_the_same_numbers() -> None:
 @pytest.mark.parametrize("first", [True, False])
 def test_reentrant_checkpoints_are_refused_with_the_fix(first: bool) -> None:
     model = Deep(Called, True, first=first).double()
-    with pytest.raises(ValueError, match=r"layer 'blocks.0.up'.*use_reentrant=False.*gradient_checkpointing_kwargs"):
+    with pytest.raises(
+        ValueError, match=r"layer 'blocks.0.up'.*use_reentrant=False.*gradient_checkpointing_kwargs"
+    ):
         taped(model, loss_fn, (randn(N, 5, 3),), N)
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert all(p.requires_grad for p in model.blocks[0].up.parameters())
@@ -109,13 +131,17 @@ class TrainingOnly(Deep):
 
 @pytest.mark.parametrize("reentrant", [None, False, True])
 def test_a_session_with_checkpoints(reentrant: bool | None) -> None:
-    """Verification runs in eval mode, where these checkpoints are off; a reentrant one is refused before a release."""
+    """Verification runs in eval mode, where these checkpoints are off; a reentrant one is refused
+    before a release.
+    """
     weights = []
     for kind in (None, reentrant):
         torch.manual_seed(0)
         model = TrainingOnly(Called, kind, first=False).double()
         x = torch.randn(20, 5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        plan = PrivacyConfig(expected_batch_size=6, steps=2, test_mode_seed=5).with_noise(1.0, 1e-3, 20)
+        plan = PrivacyConfig(expected_batch_size=6, steps=2, test_mode_seed=5).with_noise(
+            1.0, 1e-3, 20
+        )
         optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
         with Session(plan, model, optimizer, (x,)) as session:
             if kind:
@@ -145,9 +171,15 @@ def test_a_layer_called_both_with_and_without_gradients_is_no_error() -> None:
 def test_gradient_checkpointing_of_transformers(reentrant: bool) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
-        vocab_size=9, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6,
-        max_position_embeddings=6, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=9,
+        hidden_size=4,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=6,
+        max_position_embeddings=6,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model = transformers.BertForSequenceClassification(config).double().train()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": reentrant})
 

@@ -1,6 +1,8 @@
-"""Worry: "I compile my model": torch runs it uncompiled wherever dpkfc follows a pass, and the weights are the same.
+"""Worry: "I compile my model": torch runs it uncompiled wherever dpkfc follows a pass, and the
+weights are the same.
 
-The backend of most tests runs the captured graph as it is and counts, so that no compiler is needed.
+The backend of most tests runs the captured graph as it is and counts, so that no compiler is
+needed.
 """
 
 from __future__ import annotations
@@ -26,13 +28,17 @@ Change = Callable[[nn.Module], Any]
 
 
 class Counting:
-    """A backend: the captured graph itself. Counts graphs by the leading axis of the first tensor they were made for."""
+    """A backend: the captured graph itself. Counts graphs by the leading axis of the first tensor
+    they were made for.
+    """
 
     def __init__(self) -> None:
         self.graphs: Counter[int] = Counter()
 
     def __call__(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        self.graphs[next((int(x.shape[0]) for x in inputs if isinstance(x, Tensor) and x.dim()), 0)] += 1
+        self.graphs[
+            next((int(x.shape[0]) for x in inputs if isinstance(x, Tensor) and x.dim()), 0)
+        ] += 1
         return graph.forward
 
 
@@ -62,7 +68,12 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.block, self.drop, self.head = nn.Linear(6, 8), Block(), nn.Dropout(0.2), nn.Linear(8, 3)
+        self.first, self.block, self.drop, self.head = (
+            nn.Linear(6, 8),
+            Block(),
+            nn.Dropout(0.2),
+            nn.Linear(8, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.drop(self.block(self.first(x))))
@@ -73,8 +84,12 @@ def net() -> nn.Module:
     return Net().double()
 
 
-def run(change: Change | None = None, loss: Any = loss_fn, verify: bool = True, **settings: Any) -> Tensor:
-    """Weights after the noisy steps of a plan in test mode, of a model that was changed before the session."""
+def run(
+    change: Change | None = None, loss: Any = loss_fn, verify: bool = True, **settings: Any
+) -> Tensor:
+    """Weights after the noisy steps of a plan in test mode, of a model that was changed before the
+    session.
+    """
     model = net()
     if change is not None:
         change(model)
@@ -100,7 +115,7 @@ class Owning(nn.Module):
         return self.gate(x) * self.gain
 
 
-# -- models and parts ------------------------------------------------------------------------------------------------------
+# -- models and parts ------------------------------------------------------------------------------
 
 
 def forward(model: nn.Module, backend: Counting) -> None:
@@ -108,7 +123,9 @@ def forward(model: nn.Module, backend: Counting) -> None:
 
 
 def decorated(model: nn.Module, backend: Counting) -> None:
-    model.block.__class__ = type("Decorated", (Block,), {"forward": torch.compile(Block.forward, backend=backend)})
+    model.block.__class__ = type(
+        "Decorated", (Block,), {"forward": torch.compile(Block.forward, backend=backend)}
+    )
 
 
 def child(model: nn.Module, backend: Counting) -> None:
@@ -133,7 +150,9 @@ PARTS = {
 
 @pytest.mark.parametrize("seen", [False, True], ids=["new", "with graphs from before"])
 @pytest.mark.parametrize("change", PARTS.values(), ids=PARTS)
-def test_a_compiled_part_trains_as_it_does_uncompiled(backend: Counting, change: Callable[..., Any], seen: bool) -> None:
+def test_a_compiled_part_trains_as_it_does_uncompiled(
+    backend: Counting, change: Callable[..., Any], seen: bool
+) -> None:
     """A graph from before the session holds no hook, so it must not run either."""
 
     def compiled(model: nn.Module) -> None:
@@ -146,10 +165,14 @@ def test_a_compiled_part_trains_as_it_does_uncompiled(backend: Counting, change:
     assert torch.equal(run(compiled, steps=2), run(steps=2))
 
 
-@pytest.mark.parametrize("settings", [
-    {"preconditioner": KFAC(sides="both", probe=FeatureNoise(6), probe_size=32)},
-    {"max_physical_batch_size": 4, "pad_to_multiple": 4},
-], ids=["kfac", "micro-batches"])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"preconditioner": KFAC(sides="both", probe=FeatureNoise(6), probe_size=32)},
+        {"max_physical_batch_size": 4, "pad_to_multiple": 4},
+    ],
+    ids=["kfac", "micro-batches"],
+)
 def test_with_other_settings(backend: Counting, settings: dict[str, Any]) -> None:
     assert torch.equal(run(lambda model: child(model, backend), **settings), run(**settings))
 
@@ -160,7 +183,12 @@ def test_a_compiled_model(backend: Counting) -> None:
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         torch.manual_seed(1)
-        with Session(plan(1.0, steps=2), torch.compile(model, backend=backend) if compiled else model, optimizer, data()) as s:
+        with Session(
+            plan(1.0, steps=2),
+            torch.compile(model, backend=backend) if compiled else model,
+            optimizer,
+            data(),
+        ) as s:
             for batch in s.batches():
                 s.step(batch, loss_fn)
         found.append(weights(model))
@@ -211,7 +239,9 @@ def test_a_model_that_is_compiled_between_two_steps(backend: Counting) -> None:
     for compiled in (False, True):
         model = net()
         torch.manual_seed(1)
-        with Session(plan(1.0, steps=3), model, torch.optim.SGD(model.parameters(), 0.1), data()) as session:
+        with Session(
+            plan(1.0, steps=3), model, torch.optim.SGD(model.parameters(), 0.1), data()
+        ) as session:
             for batch in session.batches():
                 session.step(batch, loss_fn)
                 if compiled:
@@ -230,16 +260,20 @@ def test_what_is_excluded_from_compilation() -> None:
     assert torch.equal(run(excluded, steps=2), run(steps=2))
 
 
-# -- functions that call layers, or follow them ----------------------------------------------------------------------------
+# -- functions that call layers, or follow them ----------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"dynamic": True}, {"fullgraph": True}], ids=str)
 def test_a_compiled_loss_function(backend: Counting, options: dict[str, bool]) -> None:
-    assert torch.equal(run(loss=torch.compile(loss_fn, backend=backend, **options), steps=2), run(steps=2))
+    assert torch.equal(
+        run(loss=torch.compile(loss_fn, backend=backend, **options), steps=2), run(steps=2)
+    )
 
 
 def test_the_function_that_makes_losses_of_outputs(backend: Counting) -> None:
-    criterion = torch.compile(lambda out, y: F.cross_entropy(out, y, reduction="none"), backend=backend)
+    criterion = torch.compile(
+        lambda out, y: F.cross_entropy(out, y, reduction="none"), backend=backend
+    )
     assert torch.equal(run(loss=lambda model, batch: criterion(model(batch[0]), batch[1])), run())
 
 
@@ -251,14 +285,18 @@ def through_a_function(backend: Any, part: str) -> Any:
         x = model.first(batch[0])
         x = call(model.block, x) if part == "block" else model.block(x)
         x = model.drop(x)
-        return F.cross_entropy(call(model.head, x) if part == "head" else model.head(x), batch[1], reduction="none")
+        return F.cross_entropy(
+            call(model.head, x) if part == "head" else model.head(x), batch[1], reduction="none"
+        )
 
     return loss
 
 
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("part", ["head", "block"])
-def test_a_graph_from_before_the_session_does_not_run(backend: Counting, part: str, verify: bool) -> None:
+def test_a_graph_from_before_the_session_does_not_run(
+    backend: Counting, part: str, verify: bool
+) -> None:
     loss = through_a_function(backend, part)
 
     def owning(model: nn.Module) -> None:
@@ -275,12 +313,16 @@ def test_a_graph_from_before_the_session_does_not_run(backend: Counting, part: s
         model.zero_grad()
         assert backend.graphs
 
-    found, expected = (run(change, loss, verify=verify, steps=2, pad_to_multiple=8) for change in (used, owning))
+    found, expected = (
+        run(change, loss, verify=verify, steps=2, pad_to_multiple=8) for change in (used, owning)
+    )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_a_graph_made_between_two_steps_changes_nothing(backend: Counting) -> None:
-    """A user looks at a loss with gradients, through the same compiled function, in the shapes of the run."""
+    """A user looks at a loss with gradients, through the same compiled function, in the shapes of
+    the run.
+    """
     loss = through_a_function(backend, "head")
     model, reference = net(), run(steps=3, pad_to_multiple=8, verify=False)
     torch.manual_seed(1)
@@ -312,7 +354,9 @@ def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) ->
 
 
 def test_a_weight_borrowed_late_is_counted() -> None:
-    """A weight that the loss reads past its layer, from the second step on, contributes to the clipped gradient."""
+    """A weight that the loss reads past its layer, from the second step on, contributes to the
+    clipped gradient.
+    """
 
     def summed(two_uses: bool) -> list[Tensor]:
         late = [0.0]

@@ -1,7 +1,9 @@
-"""Worry: "I stopped in the middle of a batch": nothing of it is in the next release, and the ledger is right.
+"""Worry: "I stopped in the middle of a batch": nothing of it is in the next release, and the ledger
+is right.
 
-That an exception in a session and in an Opacus script leaks nothing is in `tests/test_session.py` and
-`tests/integrations/test_opacus_loader.py`; here are the other ways out, and what must be left behind by all of them.
+That an exception in a session and in an Opacus script leaks nothing is in `tests/test_session.py`
+and `tests/integrations/test_opacus_loader.py`; here are the other ways out, and what must be left
+behind by all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def finish(session: Session) -> None:
 def assert_clean(model: nn.Module) -> None:
     """Nothing on the model is other than before the loop, and nothing private hangs on it."""
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert all(not m._forward_hooks and not m._forward_pre_hooks and m.training for m in model.modules())
+    assert all(
+        not m._forward_hooks and not m._forward_pre_hooks and m.training for m in model.modules()
+    )
     assert torch.equal(model.get_buffer("kept"), torch.arange(3.0))
 
 
@@ -68,16 +72,19 @@ class Interrupted:
         return losses
 
 
-# -- a session -----------------------------------------------------------------------------------------------------------
+# -- a session -------------------------------------------------------------------------------------
 
 
-# A loss that fails on the first public rows leaves the check out with a warning, so errors begin at its later calls.
+# A loss that fails on the first public rows leaves the check out with a warning, so errors begin at
+# its later calls.
 INTERRUPTIONS = [(at, KeyboardInterrupt) for at in (1, 2, 4, 6, 8, 10, 11)]
 INTERRUPTIONS += [(at, ZeroDivisionError) for at in (4, 6, 8, 10, 11)]
 
 
 @pytest.mark.parametrize(("at", "error"), INTERRUPTIONS)
-def test_interrupted_anywhere_in_verification_or_in_a_batch(at: int, error: type[BaseException]) -> None:
+def test_interrupted_anywhere_in_verification_or_in_a_batch(
+    at: int, error: type[BaseException]
+) -> None:
     """The first calls are the check of the first step; then micro-batches."""
     model, clean = net(), net()
     with opened(clean, expected_batch_size=16, preconditioner=kfac()) as session:
@@ -141,7 +148,9 @@ class Stumbling(torch.optim.SGD):
         super().step()
 
 
-def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_release(tmp_path: Path) -> None:
+def test_interrupted_after_the_release_it_is_charged_and_its_step_is_another_release(
+    tmp_path: Path,
+) -> None:
     model = net()
     p = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, 40)
     path = tmp_path / "ledger.jsonl"
@@ -174,7 +183,7 @@ def test_an_exception_keeps_no_private_tensor_alive() -> None:
         assert len(alive) == 12 and all(ref() is None for ref in alive)
 
 
-# -- an Opacus script ------------------------------------------------------------------------------------------------------
+# -- an Opacus script ------------------------------------------------------------------------------
 
 
 class Fragile(nn.Module):
@@ -217,14 +226,18 @@ def after_backward(model: nn.Module, optimizer: Any, batches: Any) -> None:
 
 
 def in_a_physical_batch(model: nn.Module, optimizer: Any, batches: Any) -> None:
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=1, optimizer=optimizer) as physical:
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
+    ) as physical:
         released = 0
         for batch in physical:
             backward(model, batch)
             if released == 1:
                 raise KeyboardInterrupt
             optimizer.step()
-            released += any("momentum_buffer" in s for s in optimizer.state.values()) and not released
+            released += (
+                any("momentum_buffer" in s for s in optimizer.state.values()) and not released
+            )
 
 
 def closed(model: nn.Module, optimizer: Any, batches: Any) -> None:
@@ -260,21 +273,29 @@ def test_an_opacus_script_that_is_interrupted(leave: Callable[..., None]) -> Non
         for x, y in zip(*batch, strict=True):
             with torch.enable_grad():
                 loss = F.cross_entropy(model.eval()(x[None]), y[None])
-            rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]))
+            rows.append(
+                torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))]
+                )
+            )
         backward(model.train(), batch)
         optimizer.step()
         assert engine.ledger.count == 2
         expected = sum(row * 1e-2 / row.norm() for row in rows) / opacus_cases.B
         momentum = 0.9 * torch.cat([b.flatten() for b in buffers])
-        torch.testing.assert_close((before - weights(model)) / 0.1, momentum + expected, rtol=1e-6, atol=1e-10)
+        torch.testing.assert_close(
+            (before - weights(model)) / 0.1, momentum + expected, rtol=1e-6, atol=1e-10
+        )
         assert all(p.grad is None for p in model.parameters())
 
 
-# -- the Trainer -----------------------------------------------------------------------------------------------------------
+# -- the Trainer -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
-def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(error: type[BaseException], tmp_path: Path) -> None:
+def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(
+    error: type[BaseException], tmp_path: Path
+) -> None:
     pytest.importorskip("transformers")
     from dpkfc.integrations.huggingface import PrivateTrainer, per_example_cross_entropy
     from tests.integrations import hf_cases
@@ -284,7 +305,9 @@ def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(error: type[Base
     second = Heard()  # rows of the micro-batches of the second logical batch
 
     def loss(model: nn.Module, inputs: Any) -> Tensor:
-        losses = per_example_cross_entropy(model(**{k: x for k, x in inputs.items() if k != "labels"}).logits, inputs["labels"])
+        losses = per_example_cross_entropy(
+            model(**{k: x for k, x in inputs.items() if k != "labels"}).logits, inputs["labels"]
+        )
         if trainer.state.global_step == 1:
             second.append(len(losses))
             if len(second) == 2:
@@ -292,9 +315,13 @@ def test_a_trainer_that_is_interrupted_in_the_middle_of_a_batch(error: type[Base
         return losses
 
     trainer = PrivateTrainer(
-        model, hf_cases.arguments(tmp_path), plan=p, per_example_loss=loss,
-        train_dataset=hf_cases.examples("sequence"), data_collator=hf_cases.pad,
-    )  # fmt: skip
+        model,
+        hf_cases.arguments(tmp_path),
+        plan=p,
+        per_example_loss=loss,
+        train_dataset=hf_cases.examples("sequence"),
+        data_collator=hf_cases.pad,
+    )
     with pytest.raises(error):
         trainer.train()
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 1

@@ -1,4 +1,6 @@
-"""Worry: "My batches are dicts with tokens of many lengths; what happens when a Poisson batch is empty, or has one example?"."""
+"""Worry: "My batches are dicts with tokens of many lengths; what happens when a Poisson batch is
+empty, or has one example?".
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ class Sentences(torch.utils.data.Dataset):
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         generator = torch.Generator().manual_seed(i)
-        return {"ids": torch.randint(1, 9, (1 + i % 6,), generator=generator), "label": i % 3, "text": f"sentence {i}"}
+        return {
+            "ids": torch.randint(1, 9, (1 + i % 6,), generator=generator),
+            "label": i % 3,
+            "text": f"sentence {i}",
+        }
 
 
 def collate(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -55,26 +61,41 @@ def loss_fn(model: nn.Module, batch: dict[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("settings", [{}, {"max_physical_batch_size": 1}, {"pad_to_multiple": 4}, {"sampler": "fixed"}])
-def test_empty_and_single_batches_are_releases_like_any_other(workers: int, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_physical_batch_size": 1}, {"pad_to_multiple": 4}, {"sampler": "fixed"}]
+)
+def test_empty_and_single_batches_are_releases_like_any_other(
+    workers: int, settings: dict[str, object]
+) -> None:
     if workers and settings:
         pytest.skip("one combination with workers is enough")
     torch.manual_seed(0)
     model, steps = Classifier().double(), 40 if not workers else 12
-    p = PrivacyConfig(expected_batch_size=1, steps=steps, test_mode_seed=3, **settings).with_noise(1.0, 1e-3, N)
+    p = PrivacyConfig(expected_batch_size=1, steps=steps, test_mode_seed=3, **settings).with_noise(
+        1.0, 1e-3, N
+    )
     sizes = set()
     with Session(
-        p, model, torch.optim.Adam(model.parameters(), 0.01), Sentences(), collate_fn=collate, num_workers=workers
+        p,
+        model,
+        torch.optim.Adam(model.parameters(), 0.01),
+        Sentences(),
+        collate_fn=collate,
+        num_workers=workers,
     ) as s:
         for batch in s.batches():
             before = [q.detach().clone() for q in model.parameters()]
             sizes.add(s.step(batch, loss_fn).batch_size)
-            assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+            assert all(
+                not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)
+            )
         assert s.ledger.count == steps
     assert sizes == {1} if "sampler" in settings else {0, 1} <= sizes
 
 
-def test_before_the_first_example_comes_nothing_is_verified_and_noise_is_released_all_the_same() -> None:
+def test_before_the_first_example_comes_nothing_is_verified_and_noise_is_released_all_the_same() -> (
+    None
+):
     model = Classifier().double()
     p = PrivacyConfig(expected_batch_size=1, steps=5, test_mode_seed=None).with_noise(1.0, 1e-3, N)
     s = Session(p, model, torch.optim.SGD(model.parameters(), 0.1), Sentences(), collate_fn=collate)

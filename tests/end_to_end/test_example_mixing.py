@@ -1,4 +1,6 @@
-"""Losses and modules in which one example sees another: refused by name before anything is released or charged."""
+"""Losses and modules in which one example sees another: refused by name before anything is released
+or charged.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def cross_entropy(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def info_nce(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -56,7 +58,10 @@ def info_nce(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 def detached_negatives(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """No gradient flows into the negatives, but an example's own gradient still depends on them."""
-    one, two = F.normalize(model(batch[0]), dim=1), F.normalize(model(batch[0] + 0.1), dim=1).detach()
+    one, two = (
+        F.normalize(model(batch[0]), dim=1),
+        F.normalize(model(batch[0] + 0.1), dim=1).detach(),
+    )
     return F.cross_entropy(one @ two.T / 0.5, torch.arange(len(one)), reduction="none")
 
 
@@ -79,12 +84,21 @@ def spread_penalty(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 def shuffled_mixup(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     """Mixup with a partner from the batch."""
     x = 0.7 * batch[0] + 0.3 * batch[0].flip(0)
-    return 0.7 * cross_entropy(model, (x, batch[1])) + 0.3 * cross_entropy(model, (x, batch[1].flip(0)))
+    return 0.7 * cross_entropy(model, (x, batch[1])) + 0.3 * cross_entropy(
+        model, (x, batch[1].flip(0))
+    )
 
 
 @pytest.mark.parametrize(
     "loss",
-    [info_nce, detached_negatives, centred_logits, weighted_by_frequency, spread_penalty, shuffled_mixup],
+    [
+        info_nce,
+        detached_negatives,
+        centred_logits,
+        weighted_by_frequency,
+        spread_penalty,
+        shuffled_mixup,
+    ],
     ids=lambda f: f.__name__,
 )
 def test_losses_that_mix_examples(loss: Loss) -> None:
@@ -102,7 +116,7 @@ def test_contrastive_pairs_as_two_rows_an_example() -> None:
     refused(encoder(), two_views)
 
 
-# -- modules -----------------------------------------------------------------------------------------------------------
+# -- modules ---------------------------------------------------------------------------------------
 
 
 class BatchSum(nn.Module):
@@ -157,7 +171,9 @@ class LearnedCentre(nn.Module):
         return (x - x.mean(0)) * self.gain
 
 
-@pytest.mark.parametrize("module", [BatchSum, AddsMean, AttendsOverTheBatch, FunctionalBatchNorm, LearnedCentre])
+@pytest.mark.parametrize(
+    "module", [BatchSum, AddsMean, AttendsOverTheBatch, FunctionalBatchNorm, LearnedCentre]
+)
 def test_modules_that_mix_examples(module: type[nn.Module]) -> None:
     refused(encoder(module()), cross_entropy)
 
@@ -178,7 +194,9 @@ class TimeFirst(nn.Module):
         return self.head(self.inner(x.transpose(0, 1)).mean(0))
 
 
-@pytest.mark.parametrize("module", [nn.Linear(D, D), nn.LayerNorm(D)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize(
+    "module", [nn.Linear(D, D), nn.LayerNorm(D)], ids=lambda m: type(m).__name__
+)
 def test_a_batch_on_the_second_axis(module: nn.Module) -> None:
     x, y = torch.randn(N, T, D, dtype=torch.float64), torch.randint(0, 2, (N,))
     assert_equals_a_loop(TimeFirst(module).double(), cross_entropy, (x, y), examples((x, y), N))
@@ -204,7 +222,7 @@ def test_a_batch_on_the_second_axis_of_a_recurrent_layer_is_what_it_says() -> No
         assert session.ledger.count == 2
 
 
-# -- what two examples cannot show -------------------------------------------------------------------------------------
+# -- what two examples cannot show -----------------------------------------------------------------
 
 
 def mined_triplets(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -238,7 +256,10 @@ def test_dropout_and_recurrent_layers_of_an_honest_model_pass() -> None:
     class Honest(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.head = nn.LSTM(D, D, batch_first=True), nn.Sequential(nn.Dropout(0.5), nn.Linear(D, 2))
+            self.inner, self.head = (
+                nn.LSTM(D, D, batch_first=True),
+                nn.Sequential(nn.Dropout(0.5), nn.Linear(D, 2)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.inner(x)[0]).mean(1)

@@ -1,4 +1,6 @@
-"""Transformers models train as they are: per-example gradients of every family against a loop over single examples."""
+"""Transformers models train as they are: per-example gradients of every family against a loop over
+single examples.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,22 @@ from tests.gradients.whitened import check
 transformers = pytest.importorskip("transformers")
 
 N, T, V = 4, 7, 29
-_BERT = {"vocab_size": V, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+_BERT = {
+    "vocab_size": V,
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
 _BERT |= {"max_position_embeddings": 12, "num_labels": 3, "pad_token_id": 0}
 _GPT2 = {"vocab_size": V, "n_embd": 12, "n_layer": 2, "n_head": 2, "n_positions": 12}
 _LLAMA = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-_LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 20, "max_position_embeddings": 16, "pad_token_id": 0}
+_LLAMA |= {
+    "num_key_value_heads": 2,
+    "intermediate_size": 20,
+    "max_position_embeddings": 16,
+    "pad_token_id": 0,
+}
 _ENDS = {"bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -52,7 +65,10 @@ def masked() -> dict[str, Tensor]:
 
 
 def pictures() -> dict[str, Tensor]:
-    return {"pixel_values": torch.randn(N, 3, 8, 8, dtype=torch.float64), "labels": torch.randint(0, 3, (N,))}
+    return {
+        "pixel_values": torch.randn(N, 3, 8, 8, dtype=torch.float64),
+        "labels": torch.randint(0, 3, (N,)),
+    }
 
 
 def loss_of_class(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
@@ -97,13 +113,25 @@ FAMILIES = [
     Family("bert", "BertForSequenceClassification", "BertConfig", _BERT, classified, loss_of_class),
     Family("bert mlm", "BertForMaskedLM", "BertConfig", _BERT, masked, loss_of_tokens),
     Family(
-        "roberta", "RobertaForSequenceClassification", "RobertaConfig", _BERT | _ENDS, classified, loss_of_class
+        "roberta",
+        "RobertaForSequenceClassification",
+        "RobertaConfig",
+        _BERT | _ENDS,
+        classified,
+        loss_of_class,
     ),
     Family(
         "distilbert",
         "DistilBertForSequenceClassification",
         "DistilBertConfig",
-        {"vocab_size": V, "dim": 12, "n_layers": 2, "n_heads": 2, "hidden_dim": 16, "max_position_embeddings": 12}
+        {
+            "vocab_size": V,
+            "dim": 12,
+            "n_layers": 2,
+            "n_heads": 2,
+            "hidden_dim": 16,
+            "max_position_embeddings": 12,
+        }
         | {"num_labels": 3},
         classified,
         loss_of_class,
@@ -112,25 +140,37 @@ FAMILIES = [
     # Llama computes its norms and rotations in float32 inside.
     Family("llama", "LlamaForCausalLM", "LlamaConfig", _LLAMA, modelled, loss_of_next, 2e-5),
     Family(
-        "llama tied", "LlamaForCausalLM", "LlamaConfig", _LLAMA | {"tie_word_embeddings": True}, modelled, loss_of_next,
+        "llama tied",
+        "LlamaForCausalLM",
+        "LlamaConfig",
+        _LLAMA | {"tie_word_embeddings": True},
+        modelled,
+        loss_of_next,
         2e-5,
     ),
     Family(
         "vit",
         "ViTForImageClassification",
         "ViTConfig",
-        {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+        {
+            "hidden_size": 12,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "intermediate_size": 16,
+        }
         | {"image_size": 8, "patch_size": 4, "num_labels": 3},
         pictures,
         loss_of_class,
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("kind", [None, "dense"], ids=["plain", "dense metric"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.name)
-def test_per_example_gradients_equal_a_loop(family: Family, attention: str, kind: str | None) -> None:
+def test_per_example_gradients_equal_a_loop(
+    family: Family, attention: str, kind: str | None
+) -> None:
     model = family.build(attention)
     keys = list(model.state_dict())
     check(model, family.batch(), family.loss, kind, family.tolerance)
@@ -143,7 +183,9 @@ def family(name: str) -> Family:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "distilbert"])
 def test_training_mode_gives_the_same_numbers_with_and_without_the_tape(name: str) -> None:
-    """Dropout draws as it did: handing positions on one row an example changes no shape that a random number has."""
+    """Dropout draws as it did: handing positions on one row an example changes no shape that a
+    random number has.
+    """
     model, batch = family(name).build(dropout=True).train(), family(name).batch()
     torch.manual_seed(1)
     plain = family(name).loss(model, batch)
@@ -158,7 +200,9 @@ def rows_of(batch: dict[str, Tensor]) -> list[dict[str, Tensor]]:
 
 def session(model: nn.Module, data: list[dict[str, Tensor]], steps: int) -> Session:
     config = PrivacyConfig(expected_batch_size=N, steps=steps, test_mode_seed=5, max_grad_norm=0.5)
-    return Session(config.with_noise(1.0, 1e-3, N), model, torch.optim.SGD(model.parameters(), 0.1), data)
+    return Session(
+        config.with_noise(1.0, 1e-3, N), model, torch.optim.SGD(model.parameters(), 0.1), data
+    )
 
 
 def test_a_model_generates_after_a_session_and_keeps_its_names() -> None:
@@ -182,7 +226,9 @@ def test_a_tokenizer_larger_than_the_embedding_is_named(frozen: bool) -> None:
     model, batch = bert.build(), bert.batch()
     model.bert.embeddings.requires_grad_(not frozen)
     batch["input_ids"][:, 0] = V
-    match = rf"'bert.embeddings.word_embeddings' has {V} rows.*outside 0 … {V - 1}.*len\(tokenizer\)"
+    match = (
+        rf"'bert.embeddings.word_embeddings' has {V} rows.*outside 0 … {V - 1}.*len\(tokenizer\)"
+    )
     with session(model, rows_of(batch), 1) as s, pytest.raises(ValueError, match=match):
         for drawn in s.batches():
             s.step(drawn, bert.loss)
@@ -191,6 +237,9 @@ def test_a_tokenizer_larger_than_the_embedding_is_named(frozen: bool) -> None:
 def test_a_sequence_longer_than_the_positions_is_named() -> None:
     gpt2 = family("gpt2")
     batch = {name: x.repeat(1, 2) for name, x in gpt2.batch().items()}
-    with session(gpt2.build(), rows_of(batch), 1) as s, pytest.raises(ValueError, match=r"'transformer.wpe' has 12 rows"):
+    with (
+        session(gpt2.build(), rows_of(batch), 1) as s,
+        pytest.raises(ValueError, match=r"'transformer.wpe' has 12 rows"),
+    ):
         for drawn in s.batches():
             s.step(drawn, gpt2.loss)

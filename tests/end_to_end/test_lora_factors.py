@@ -1,4 +1,6 @@
-"""A LoRA adapter starts with B = 0: no gradient reaches A, and its factor is zero. Does the metric survive that?"""
+"""A LoRA adapter starts with B = 0: no gradient reaches A, and its factor is zero. Does the metric
+survive that?
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,36 @@ def _captured(layers, model, loss):
 
 def _bert() -> nn.Module:
     config = transformers.BertConfig(
-        vocab_size=V, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=12, num_labels=3,
-    )  # fmt: skip
+        vocab_size=V,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=12,
+        num_labels=3,
+    )
     model = transformers.BertForSequenceClassification(config)
-    lora = peft.LoraConfig(r=RANK, target_modules=["query", "value"], modules_to_save=["classifier"], lora_dropout=0.1)
+    lora = peft.LoraConfig(
+        r=RANK, target_modules=["query", "value"], modules_to_save=["classifier"], lora_dropout=0.1
+    )
     return peft.get_peft_model(model, lora).train()
 
 
 def _gpt2() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=V, n_embd=24, n_layer=2, n_head=2, n_positions=12, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        vocab_size=V,
+        n_embd=24,
+        n_layer=2,
+        n_head=2,
+        n_positions=12,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     model = transformers.GPT2LMHeadModel(config)
-    return peft.get_peft_model(model, peft.LoraConfig(r=RANK, target_modules=["c_attn"], fan_in_fan_out=True)).train()
+    return peft.get_peft_model(
+        model, peft.LoraConfig(r=RANK, target_modules=["c_attn"], fan_in_fan_out=True)
+    ).train()
 
 
 MODELS = {"bert": _bert, "gpt2": _gpt2}
@@ -58,7 +76,9 @@ def _side(name: str) -> str:
 
 
 def _finite(built) -> bool:
-    return all(bool(torch.isfinite(t).all()) for t in built.state_dict().values() if t.is_floating_point())
+    return all(
+        bool(torch.isfinite(t).all()) for t in built.state_dict().values() if t.is_floating_point()
+    )
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -75,10 +95,17 @@ def test_a_zero_factor_leaves_its_side_a_multiple_of_the_identity(kind, scale):
         assert isinstance(entry, Kronecker) and dead == (_side(name) == "A")
         if dead:
             assert isinstance(entry.output, Identity)
-    # The side that says nothing is in the units of the others, so no adapter is drowned or blown up by it.
+    # The side that says nothing is in the units of the others, so no adapter is drowned or blown up
+    # by it.
     (dead,) = {e.output.factor for n, e in adapters.items() if _side(n) == "A"}
-    alive = [e.output.bound for n, e in built.metric.items() if isinstance(e, Kronecker) and _side(n) != "A"]
-    assert min(alive) / 4 <= dead <= max(alive)  # a bound is that of the least direction, up to (1.1/0.1)^(1/2) the usual one
+    alive = [
+        e.output.bound
+        for n, e in built.metric.items()
+        if isinstance(e, Kronecker) and _side(n) != "A"
+    ]
+    assert (
+        min(alive) / 4 <= dead <= max(alive)
+    )  # a bound is that of the least direction, up to (1.1/0.1)^(1/2) the usual one
     assert scale in ("probe", "raw") or max(alive) < 5 * dead
 
 
@@ -113,14 +140,20 @@ def test_the_next_refresh_sees_the_gradient_once_b_has_moved(kind):
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_whitening_has_a_sane_scale(kind):
-    """On other examples than the probe's, the norms with the metric are of the size of those without it."""
+    """On other examples than the probe's, the norms with the metric are of the size of those
+    without it.
+    """
     model = MODELS[kind]().eval()
     layers = find_layers(model)
     inputs, _ = PROBE.sample(24, torch.Generator().manual_seed(99))
 
     def losses(m):
         logits = m(**inputs).logits
-        logits = logits if logits.dim() == 2 else (logits * inputs["attention_mask"].unsqueeze(-1)).mean(1)
+        logits = (
+            logits
+            if logits.dim() == 2
+            else (logits * inputs["attention_mask"].unsqueeze(-1)).mean(1)
+        )
         return F.cross_entropy(logits, torch.arange(24) % 3, reduction="none")
 
     from dpkfc.curvature.layer_factors import probe_norms
@@ -135,13 +168,19 @@ def test_whitening_has_a_sane_scale(kind):
         assert 0.05 < built.scale < 20
         plain, mapped = probe_norms(clipped_sum.capture(model, layers, losses), {}, built.metric)
         ratio = mapped / plain
-        assert bool(torch.isfinite(ratio).all()) and 0.1 < float(ratio.min()) and float(ratio.max()) < 10
+        assert (
+            bool(torch.isfinite(ratio).all())
+            and 0.1 < float(ratio.min())
+            and float(ratio.max()) < 10
+        )
 
 
 @pytest.mark.parametrize(("d_in", "d_out"), [(768, 16), (16, 768)])
 @pytest.mark.parametrize("dead", [True, False])
 def test_real_widths_stay_finite_and_bounded(d_in, d_out, dead):
-    """An adapter of BERT's size, its factors of rank 20 (ten texts, one direction each twice) or zero."""
+    """An adapter of BERT's size, its factors of rank 20 (ten texts, one direction each twice) or
+    zero.
+    """
 
     class Adapter(nn.Module):
         def __init__(self):
@@ -158,21 +197,34 @@ def test_real_widths_stay_finite_and_bounded(d_in, d_out, dead):
 
     model = Adapter()
     for scale in ("balanced", "probe"):
-        built = _build(model, probe=WhiteNoise((2, d_in)), probe_size=10, chunk=10, scale=scale, likelihood="gaussian")
+        built = _build(
+            model,
+            probe=WhiteNoise((2, d_in)),
+            probe_size=10,
+            chunk=10,
+            scale=scale,
+            likelihood="gaussian",
+        )
         assert _finite(built)
         sides = [built.metric["inner"].input, built.metric["inner"].output]
         assert [isinstance(side, Identity) for side in sides] == [False, dead]
         assert isinstance(sides[0 if d_in == 768 else 1], LowRank | Identity)
         for side, d in zip(sides, (d_in, d_out), strict=True):
-            # (v + ρ m)^(−1/2) with eigenvalues v from 0 to d m: no direction is scaled sqrt((d + ρ)/ρ) times another.
+            # (v + ρ m)^(−1/2) with eigenvalues v from 0 to d m: no direction is scaled sqrt((d +
+            # ρ)/ρ) times another.
             x = torch.linalg.qr(torch.randn(d, min(d, 64))).Q.T
             gains = side.apply(x).norm(dim=1)
-            assert float(gains.max() / gains.min()) < ((d + 0.1) / 0.1) ** 0.5 and float(gains.min()) > 0
+            assert (
+                float(gains.max() / gains.min()) < ((d + 0.1) / 0.1) ** 0.5
+                and float(gains.min()) > 0
+            )
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_metric_of_multiples_of_the_identity_trains_as_plain_clipping_does(kind):
-    """Nothing improves by magic: where a probe says nothing at all, the metric is one number, and that number is one."""
+    """Nothing improves by magic: where a probe says nothing at all, the metric is one number, and
+    that number is one.
+    """
     model = MODELS[kind]()
 
     def silent(output, generator):

@@ -1,4 +1,6 @@
-"""Worry: a LoRA run that trains nothing. Every adapter is covered, gets an exact gradient, and moves in the first step."""
+"""Worry: a LoRA run that trains nothing. Every adapter is covered, gets an exact gradient, and
+moves in the first step.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,26 @@ N, T, V = 12, 6, 40
 
 def _gpt2() -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=V, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        vocab_size=V,
+        n_positions=16,
+        n_embd=16,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     return _adapted(transformers.GPT2LMHeadModel(config), ["c_attn"], "CAUSAL_LM")
 
 
 def _llama() -> nn.Module:
     config = transformers.LlamaConfig(
-        vocab_size=V, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+        vocab_size=V,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
     )
     return _adapted(transformers.LlamaForCausalLM(config), ["q_proj", "v_proj"], "CAUSAL_LM")
 
@@ -59,7 +73,9 @@ PROBE = TokenNoise(vocab_size=V, length=T, min_length=T)
 @pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
 @pytest.mark.parametrize("build", [_gpt2, _llama])
 @pytest.mark.parametrize(
-    "settings", [{}, {"preconditioner": KFAC(sides="both", probe=PROBE, probe_size=8, every=2)}], ids=["id", "kfac"]
+    "settings",
+    [{}, {"preconditioner": KFAC(sides="both", probe=PROBE, probe_size=8, every=2)}],
+    ids=["id", "kfac"],
 )
 def test_every_adapter_is_covered_and_moves_and_nothing_else_does(build, settings: dict):
     torch.manual_seed(0)
@@ -80,7 +96,12 @@ def test_an_optimizer_of_the_model_before_it_was_adapted_is_refused():
     model = _gpt2()
     stranger = nn.Linear(2, 2).double()
     with pytest.raises(ValueError, match="optimizer does not hold trainable parameter .*lora"):
-        Session(_plan(), model, torch.optim.SGD(stranger.parameters(), 0.1), (torch.zeros(N, T, dtype=torch.long),))
+        Session(
+            _plan(),
+            model,
+            torch.optim.SGD(stranger.parameters(), 0.1),
+            (torch.zeros(N, T, dtype=torch.long),),
+        )
 
 
 @pytest.mark.filterwarnings("ignore:epsilon is no guarantee")
@@ -106,7 +127,9 @@ def test_the_adapters_save_and_load_as_ever(tmp_path):
     model.save_pretrained(tmp_path)
     torch.manual_seed(0)
     fresh = _gpt2().get_base_model()
-    base = {k.replace(".base_layer", ""): v for k, v in fresh.state_dict().items() if "lora_" not in k}
+    base = {
+        k.replace(".base_layer", ""): v for k, v in fresh.state_dict().items() if "lora_" not in k
+    }
     plain = transformers.GPT2LMHeadModel(fresh.config).double()
     plain.load_state_dict(base)
     again = peft.PeftModel.from_pretrained(plain, tmp_path)

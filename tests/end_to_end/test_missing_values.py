@@ -34,19 +34,28 @@ def net() -> nn.Module:
 
 def by_session(missing: int) -> list[StepRecord]:
     model = net()
-    plan = PrivacyConfig(expected_batch_size=N // 2, steps=STEPS, sampler="fixed").with_noise(1.0, 1e-3, N)
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), table(missing), verify=False) as session:
+    plan = PrivacyConfig(expected_batch_size=N // 2, steps=STEPS, sampler="fixed").with_noise(
+        1.0, 1e-3, N
+    )
+    with Session(
+        plan, model, torch.optim.SGD(model.parameters(), 0.1), table(missing), verify=False
+    ) as session:
         return [
-            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none")) for batch in session.batches()
+            session.step(batch, lambda m, b: F.cross_entropy(m(b[0]), b[1], reduction="none"))
+            for batch in session.batches()
         ]
 
 
 def by_engine(missing: int) -> None:
     model = net()
     model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), noise_multiplier=1.0, max_grad_norm=1.0,
-        data_loader=DataLoader(TensorDataset(*table(missing)), batch_size=N // 2), verify=False,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        data_loader=DataLoader(TensorDataset(*table(missing)), batch_size=N // 2),
+        verify=False,
+    )
     for x, y in loader:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
@@ -62,12 +71,16 @@ def test_the_record_of_a_step_holds_the_fraction_of_records_that_are_not_finite(
 
 @pytest.mark.parametrize("run", [by_session, by_engine])
 @pytest.mark.parametrize(("missing", "warns"), [(0, False), (3 * N // 4, False), (N, True)])
-def test_a_run_that_released_noise_alone_warns_its_operator_once(run: Callable, missing: int, warns: bool) -> None:
+def test_a_run_that_released_noise_alone_warns_its_operator_once(
+    run: Callable, missing: int, warns: bool
+) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run(missing)
     texts = [str(warning.message) for warning in caught if ONLY_NOISE in str(warning.message)]
-    assert len(texts) == warns and all(text.startswith("private: do not share") and len(text) <= 160 for text in texts)
+    assert len(texts) == warns and all(
+        text.startswith("private: do not share") and len(text) <= 160 for text in texts
+    )
 
 
 @pytest.mark.parametrize("run", [by_session, by_engine])

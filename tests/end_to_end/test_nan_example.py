@@ -1,4 +1,6 @@
-"""Worry: "One broken example (NaN, infinity, an overflow) ruins the weights, or tells that it was there"."""
+"""Worry: "One broken example (NaN, infinity, an overflow) ruins the weights, or tells that it was
+there".
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
-@pytest.mark.parametrize("settings", [{}, {"max_physical_batch_size": 3}, {"pad_to_multiple": 8}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_physical_batch_size": 3}, {"pad_to_multiple": 8}], ids=str
+)
 @pytest.mark.parametrize("value", BROKEN.values(), ids=BROKEN)
 def test_the_run_is_the_one_without_the_example(
     value: float, settings: dict[str, object], preconditioner: object
 ) -> None:
-    """With its loss masked away the example contributes zero; with the broken value it must contribute the same."""
+    """With its loss masked away the example contributes zero; with the broken value it must
+    contribute the same.
+    """
     results = []
     for broken in (True, False):
         model, (x, y) = net(), data()
@@ -42,7 +48,9 @@ def test_the_run_is_the_one_without_the_example(
                 s.step(batch, loss)
         results.append(weights(model))
     assert bool(torch.isfinite(results[0]).all())
-    if value != 1e300:  # an overflow in the inputs alone may still have a finite gradient, which is then clipped
+    if (
+        value != 1e300
+    ):  # an overflow in the inputs alone may still have a finite gradient, which is then clipped
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 
@@ -55,13 +63,17 @@ class Token(nn.Module):
         self.body, self.drop, self.head = nn.Linear(4, 4), nn.Dropout(0.1), nn.Linear(4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.cat([self.token.expand(len(x), 1, -1), x], 1) + self.position.expand(x.shape[1] + 1, -1)
+        x = torch.cat([self.token.expand(len(x), 1, -1), x], 1) + self.position.expand(
+            x.shape[1] + 1, -1
+        )
         return self.head(self.drop(self.body(x).relu()).mean(1))
 
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -> None:
-    """From the first step on, with gradients of zero below the head, and in batches as long as the seven positions."""
+    """From the first step on, with gradients of zero below the head, and in batches as long as the
+    seven positions.
+    """
     torch.manual_seed(3)
     model, x, y = Token(), torch.randn(N, 6, 4), torch.randint(0, 3, (N,))
     x[::3] = float("nan")
@@ -70,7 +82,10 @@ def test_a_model_with_dropout_that_cannot_be_run_again_trains_on(verify: bool) -
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
-    p, optimizer = plan(1.0, expected_batch_size=7, steps=30), torch.optim.SGD(model.parameters(), 0.1)
+    p, optimizer = (
+        plan(1.0, expected_batch_size=7, steps=30),
+        torch.optim.SGD(model.parameters(), 0.1),
+    )
     with Session(p, model, optimizer, (x, y), verify=verify) as s:
         for batch in s.batches():
             s.step(batch, loss)
@@ -83,7 +98,9 @@ def test_a_loss_that_is_not_finite_contributes_zero() -> None:
         model = net()
 
         def loss(model: nn.Module, batch: tuple[Tensor, Tensor], broken: float = broken) -> Tensor:
-            return loss_fn(model, batch) * torch.ones_like(batch[0][:, 0]).masked_fill(batch[1] == 2, broken)
+            return loss_fn(model, batch) * torch.ones_like(batch[0][:, 0]).masked_fill(
+                batch[1] == 2, broken
+            )
 
         p = plan(1.0, expected_batch_size=20, steps=3)
         with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), data(), verify=False) as s:
@@ -97,7 +114,9 @@ def test_a_loss_that_is_not_finite_contributes_zero() -> None:
 def test_a_batch_of_broken_examples_alone_is_pure_noise() -> None:
     model, (x, y) = net(), data()
     p = plan(1.0, expected_batch_size=20, steps=2)
-    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (x * float("nan"), y), verify=False) as s:
+    with Session(
+        p, model, torch.optim.SGD(model.parameters(), 0.1), (x * float("nan"), y), verify=False
+    ) as s:
         train(s)
         assert s.steps_done == 2
     assert bool(torch.isfinite(weights(model)).all())

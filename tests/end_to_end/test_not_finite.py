@@ -18,7 +18,9 @@ from tests.test_session import data, kfac, loss_fn, net, plan
 NAN, INF = math.nan, math.inf
 
 
-def released(model: nn.Module, dataset: object, rate: float = 0.1, *, verify: bool = True, **settings: object) -> Session:
+def released(
+    model: nn.Module, dataset: object, rate: float = 0.1, *, verify: bool = True, **settings: object
+) -> Session:
     """A session whose steps end in an error about finite numbers."""
     p = plan(1.0, expected_batch_size=20, steps=5, **settings)
     session = Session(p, model, torch.optim.SGD(model.parameters(), rate), dataset, verify=verify)
@@ -39,7 +41,13 @@ def test_weights_that_are_not_finite_spend_nothing(value: float, verify: bool) -
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 def test_a_run_that_has_diverged_spends_no_more(preconditioner: object) -> None:
-    session = released(net(torch.float32), data(dtype=torch.float32), 3e38, max_grad_norm=1e3, preconditioner=preconditioner)
+    session = released(
+        net(torch.float32),
+        data(dtype=torch.float32),
+        3e38,
+        max_grad_norm=1e3,
+        preconditioner=preconditioner,
+    )
     assert 0 < session.steps_done < 5
 
 
@@ -47,7 +55,9 @@ def test_a_run_of_which_no_loss_is_finite_says_so() -> None:
     """What private records hold stops nothing; the operator alone is told."""
     (x, y), model = data(), net()
     p = plan(1.0, expected_batch_size=20, steps=2)
-    with Session(p, model, torch.optim.SGD(model.parameters(), 0.1), (torch.full_like(x, NAN), y)) as session:
+    with Session(
+        p, model, torch.optim.SGD(model.parameters(), 0.1), (torch.full_like(x, NAN), y)
+    ) as session:
         with pytest.warns(UserWarning, match="private: do not share.*hold noise only"):
             records = [session.step(batch, loss_fn) for batch in session.batches()]
     assert [record.nonfinite_fraction for record in records] == [1.0, 1.0]
@@ -73,7 +83,11 @@ def test_a_script_in_the_style_of_opacus_spends_nothing_either() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     engine = PrivacyEngine()
     model, optimizer, loader = engine.make_private(
-        module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
     )[:3]
     with engine, pytest.raises(ValueError, match="'weight' holds NaN"):
         for inputs, labels in loader:
@@ -98,7 +112,13 @@ def test_the_command_says_so_and_leaves_the_folder(tmp_path: Path) -> None:
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.train import run
 
-    settings = {"recipe": "digits", "method": "dp-sgd", "optimizer": "sgd", "steps": 4, "accountant": "rdp"}
+    settings = {
+        "recipe": "digits",
+        "method": "dp-sgd",
+        "optimizer": "sgd",
+        "steps": 4,
+        "accountant": "rdp",
+    }
     settings |= {"lr": 3e38, "max_grad_norm": 1e4}
     with pytest.raises(ValueError, match="smaller learning rate"):
         run(run_config({**settings, "out": str(tmp_path / "run")}))

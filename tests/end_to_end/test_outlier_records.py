@@ -1,4 +1,6 @@
-"""Worry: "One extreme record stops a run, changes what others contribute, or moves a sum by more than C"."""
+"""Worry: "One extreme record stops a run, changes what others contribute, or moves a sum by more
+than C".
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,11 @@ def without(place: int) -> tuple[Tensor, Tensor]:
 
 
 CASES = {
-    "value": st.sampled_from(EXTREMES), "place": st.integers(0, N - 1), "entry": st.integers(0, D - 1),
+    "value": st.sampled_from(EXTREMES),
+    "place": st.integers(0, N - 1),
+    "entry": st.integers(0, D - 1),
     "loss": st.sampled_from([squared_error, cross_entropy]),
-}  # fmt: skip
+}
 
 
 def flat(sums: dict[str, Tensor]) -> Tensor:
@@ -67,7 +71,13 @@ def central(data: tuple[Tensor, Tensor], loss: Loss, bound: int | None) -> tuple
     parts = layout(np.arange(len(data[0])), bound)
     loaded = zip(loader.load([part.records for part in parts]), parts, strict=True)
     sums, norms = clipped_sum(
-        model, find_layers(model), {}, Clip(C), loss_fn=loss, micro_batches=loaded, one_record=loader.alone
+        model,
+        find_layers(model),
+        {},
+        Clip(C),
+        loss_fn=loss,
+        micro_batches=loaded,
+        one_record=loader.alone,
     )
     return flat(sums), norms
 
@@ -90,7 +100,9 @@ def test_an_extreme_record_changes_its_own_clipped_gradient_and_nothing_else(
 
 def federated(data: tuple[Tensor, Tensor], loss: Loss, privacy: object) -> Tensor:
     """The sum of a client before its noise."""
-    config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, max_grad_norm=C, privacy=privacy)
+    config = FederatedConfig(
+        clients=3, rounds=2, expected_records=4 * N, max_grad_norm=C, privacy=privacy
+    )
     plan = config.with_noise(2.0, 1e-5)
     client = Client(0, plan, LocalModel(plan, net(), loss), data)
     sums = client._work.sum_examples(client.records.all)
@@ -110,8 +122,12 @@ def test_an_extreme_record_moves_what_its_client_sends_by_its_own_clipped_gradie
 
 
 @pytest.mark.parametrize("value", EXTREMES)
-def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(value: float) -> None:
-    """The check may read types and shapes of a record, so the same loss must pass whatever its values are."""
+def test_a_client_whose_first_record_is_extreme_is_checked_on_public_rows_alone(
+    value: float,
+) -> None:
+    """The check may read types and shapes of a record, so the same loss must pass whatever its
+    values are.
+    """
     x, y = with_extreme(value, 0, 0)
     config = FederatedConfig(clients=3, rounds=2, expected_records=4 * N, privacy=PerUpload())
     plan = config.with_noise(2.0, 1e-5)

@@ -22,12 +22,20 @@ Batch = dict[str, Tensor]
 
 def padded(to: int, side: str = "right") -> Batch:
     generator = torch.Generator().manual_seed(3)
-    ids, mask = torch.zeros(len(LENGTHS), to, dtype=torch.long), torch.zeros(len(LENGTHS), to, dtype=torch.long)
+    ids, mask = (
+        torch.zeros(len(LENGTHS), to, dtype=torch.long),
+        torch.zeros(len(LENGTHS), to, dtype=torch.long),
+    )
     for i, length in enumerate(LENGTHS):
         rows = slice(0, length) if side == "right" else slice(to - length, to)
         ids[i, rows] = torch.randint(1, V, (length,), generator=generator)
         mask[i, rows] = 1
-    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100), "y": torch.arange(4) % 3}
+    return {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "labels": ids.masked_fill(mask == 0, -100),
+        "y": torch.arange(4) % 3,
+    }
 
 
 def token_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -44,8 +52,20 @@ def class_loss(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(logits, batch["y"], reduction="none")
 
 
-_SMALL = {"vocab_size": V, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 12}
-_SMALL |= {"max_position_embeddings": 20, "num_labels": 3, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_SMALL = {
+    "vocab_size": V,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 12,
+}
+_SMALL |= {
+    "max_position_embeddings": 20,
+    "num_labels": 3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 MODELS: dict[str, tuple[str, str, dict, Callable[[nn.Module, Batch], Tensor]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", _SMALL, class_loss),
     "bert mlm": ("BertForMaskedLM", "BertConfig", _SMALL, token_loss),
@@ -53,7 +73,15 @@ MODELS: dict[str, tuple[str, str, dict, Callable[[nn.Module, Batch], Tensor]]] =
     "gpt2": (
         "GPT2LMHeadModel",
         "GPT2Config",
-        {"vocab_size": V, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 20, "bos_token_id": 1, "eos_token_id": 2},
+        {
+            "vocab_size": V,
+            "n_embd": 8,
+            "n_layer": 2,
+            "n_head": 2,
+            "n_positions": 20,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
         token_loss,
     ),
 }
@@ -62,14 +90,18 @@ MODELS: dict[str, tuple[str, str, dict, Callable[[nn.Module, Batch], Tensor]]] =
 def build(name: str, attention: str) -> tuple[nn.Module, Callable[[nn.Module, Batch], Tensor]]:
     model, config, settings, loss_fn = MODELS[name]
     torch.manual_seed(0)
-    built = getattr(transformers, model)(getattr(transformers, config)(**settings, attn_implementation=attention))
+    built = getattr(transformers, model)(
+        getattr(transformers, config)(**settings, attn_implementation=attention)
+    )
     return built.double().eval(), loss_fn
 
 
 @pytest.mark.parametrize("kind", [None, "dense"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", MODELS)
-def test_how_far_a_batch_is_padded_changes_no_clipped_sum(name: str, attention: str, kind: str | None) -> None:
+def test_how_far_a_batch_is_padded_changes_no_clipped_sum(
+    name: str, attention: str, kind: str | None
+) -> None:
     model, loss_fn = build(name, attention)
     layers = find_layers(model)
     metric = metric_of(layers, kind) if kind else {}
@@ -85,7 +117,10 @@ def test_what_stands_in_the_padding_changes_nothing(attention: str) -> None:
     model, loss_fn = build("gpt2", attention)
     layers, batch = find_layers(model), padded(9)
     expected = clipped(model, layers, batch, loss_fn, 0.7)
-    filled = {**batch, "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 17)}
+    filled = {
+        **batch,
+        "input_ids": batch["input_ids"].masked_fill(batch["attention_mask"] == 0, 17),
+    }
     norms, total = clipped(model, layers, filled, loss_fn, 0.7)
     torch.testing.assert_close(norms, expected[0])
     for parameter in total:
@@ -93,7 +128,9 @@ def test_what_stands_in_the_padding_changes_nothing(attention: str) -> None:
 
 
 def test_rows_of_padded_positions_are_zero() -> None:
-    """The gradients at every layer's output vanish there, except in what attention reads without using it."""
+    """The gradients at every layer's output vanish there, except in what attention reads without
+    using it.
+    """
     model, loss_fn = build("gpt2", "eager")
     layers, batch = find_layers(model), padded(9)
     tape = Tape(model, layers, batch_size=4)
@@ -113,7 +150,9 @@ def test_padding_idx_and_an_example_without_a_label() -> None:
 
     def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
         logits = model(batch["input_ids"])
-        return F.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none", ignore_index=-100).sum(1)
+        return F.cross_entropy(
+            logits.transpose(1, 2), batch["labels"], reduction="none", ignore_index=-100
+        ).sum(1)
 
     batch = padded(8)
     batch["labels"][2] = -100

@@ -1,4 +1,6 @@
-"""Weights that are computed from other parameters: exact, or refused by name, and never only half of them."""
+"""Weights that are computed from other parameters: exact, or refused by name, and never only half
+of them.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +60,12 @@ CASES = {
     "old weight norm": lambda: old(nn.utils.weight_norm, nn.Linear(6, 4)),
     "old weight norm of a convolution": lambda: old(nn.utils.weight_norm, nn.Conv2d(3, 4, 3)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Linear(6, 4)),
-    "orthogonal by cayley": lambda: parametrizations.orthogonal(nn.Linear(6, 6), orthogonal_map="cayley"),
-    "orthogonal by exponential": lambda: parametrizations.orthogonal(nn.Linear(6, 6), orthogonal_map="matrix_exp"),
+    "orthogonal by cayley": lambda: parametrizations.orthogonal(
+        nn.Linear(6, 6), orthogonal_map="cayley"
+    ),
+    "orthogonal by exponential": lambda: parametrizations.orthogonal(
+        nn.Linear(6, 6), orthogonal_map="matrix_exp"
+    ),
     "spectral norm at rest": lambda: parametrizations.spectral_norm(nn.Linear(6, 4)).eval(),
     "old spectral norm at rest": lambda: nn.utils.spectral_norm(nn.Linear(6, 4)).eval(),
     "symmetric": symmetric,
@@ -71,7 +77,12 @@ CASES = {
 }
 
 
-BY_FALLBACK = {"old weight norm", "old weight norm of a convolution", "old spectral norm at rest", "pruned"}
+BY_FALLBACK = {
+    "old weight norm",
+    "old weight norm of a convolution",
+    "old spectral norm at rest",
+    "pruned",
+}
 BY_FALLBACK |= {"of a norm", "of attention"}
 
 
@@ -87,7 +98,9 @@ class Around(nn.Module):
         for scale in (1, 2):
             y = self.first(x * scale)
             if isinstance(self.inner, nn.MultiheadAttention):
-                y = self.inner(y.flatten(1, 2), y.flatten(1, 2), y.flatten(1, 2), need_weights=False)[0]
+                y = self.inner(
+                    y.flatten(1, 2), y.flatten(1, 2), y.flatten(1, 2), need_weights=False
+                )[0]
             else:
                 y = self.inner(y)
             total = total + y
@@ -102,7 +115,9 @@ def test_computed_weights_equal_a_loop(case: str) -> None:
     assert layers["inner"].rule == ("fallback" if case in BY_FALLBACK else "computed")
     assert set(layers) == {"first", "inner"}
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, X[0]))
-    loss_fn(model, batch).sum().backward()  # and the model is as it was: nothing of the examples is left on it
+    loss_fn(
+        model, batch
+    ).sum().backward()  # and the model is as it was: nothing of the examples is left on it
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
@@ -118,7 +133,9 @@ def test_a_frozen_direction_leaves_an_ordinary_layer() -> None:
 @pytest.mark.parametrize("function", [parametrizations.spectral_norm, nn.utils.spectral_norm])
 def test_a_spectral_norm_that_moves_in_every_pass_is_refused(function) -> None:
     model = Around(function(nn.Linear(6, 4)))
-    with pytest.raises(ValueError, match=r"module 'inner.*power iteration in every forward pass.*eval"):
+    with pytest.raises(
+        ValueError, match=r"module 'inner.*power iteration in every forward pass.*eval"
+    ):
         find_layers(model)
     find_layers(model.eval())
 

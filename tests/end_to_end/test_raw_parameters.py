@@ -1,4 +1,6 @@
-"""Parameters that are no layer's weight: tokens, positions, scales, temperatures, lists of them, and borrowed weights."""
+"""Parameters that are no layer's weight: tokens, positions, scales, temperatures, lists of them,
+and borrowed weights.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 class Vision(nn.Module):
-    """What a vision transformer owns: class token, position embedding, layer scale, a temperature at the root."""
+    """What a vision transformer owns: class token, position embedding, layer scale, a temperature
+    at the root.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +57,9 @@ class Holder(nn.Module):
         self.gains = nn.ParameterList([parameter(D), parameter(D)])
         self.named = nn.ParameterDict({"shift": parameter(D), "scale": parameter()})
         self.store = nn.Module()
-        self.store.deep = nn.ModuleDict({"list": nn.ParameterList([parameter(D)]), "layer": nn.Linear(D, D)})
+        self.store.deep = nn.ModuleDict(
+            {"list": nn.ParameterList([parameter(D)]), "layer": nn.Linear(D, D)}
+        )
         self.store.bare = parameter(D)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,8 +73,13 @@ def test_lists_and_dictionaries_of_parameters() -> None:
     layers = {layer.name: layer for layer in find_layers(model)}
     assert set(layers) == {"0", "1", "1.store.deep.layer", "2", "2.store.deep.layer"}
     assert set(layers["1"].parameters) == {
-        "gains.0", "gains.1", "named.shift", "named.scale", "store.deep.list.0", "store.bare",
-    }  # fmt: skip
+        "gains.0",
+        "gains.1",
+        "named.shift",
+        "named.scale",
+        "store.deep.list.0",
+        "store.bare",
+    }
     batch = (randn(N, 5, 3),)
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))
 
@@ -83,7 +94,9 @@ def test_a_frozen_entry_of_a_list_stays_out() -> None:
 
 def test_a_container_that_nothing_calls_is_refused_by_name() -> None:
     model = nn.ModuleDict({"layer": nn.Linear(3, 3), "gains": nn.ParameterList([parameter(3)])})
-    with pytest.raises(ValueError, match=r"'gains.0' is held by ParameterList.*Give the model a forward function"):
+    with pytest.raises(
+        ValueError, match=r"'gains.0' is held by ParameterList.*Give the model a forward function"
+    ):
         find_layers(model)
     model["gains"][0].requires_grad_(False)
     assert [layer.name for layer in find_layers(model)] == ["layer"]
@@ -185,9 +198,16 @@ def test_a_module_that_never_sees_the_batch() -> None:
 def test_a_vision_transformer_of_transformers_has_dropout_of_rate_zero() -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
-        hidden_size=4, num_hidden_layers=1, num_attention_heads=2, intermediate_size=6, image_size=4, patch_size=2,
-        num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        hidden_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=6,
+        image_size=4,
+        patch_size=2,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model = transformers.ViTForImageClassification(config).double().train()
 
     def logits(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -1,4 +1,6 @@
-"""Worry: "a step fits into memory with micro-batches of four, and then the refresh of the metric does not"."""
+"""Worry: "a step fits into memory with micro-batches of four, and then the refresh of the metric
+does not".
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from torch import Tensor, nn
 
 from dpkfc import memory
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature import GEP, KFAC, NGD, AdaDPS, FeatureNoise, Preconditioner, PreconditionerState, PublicData
+from dpkfc.curvature import (
+    GEP,
+    KFAC,
+    NGD,
+    AdaDPS,
+    FeatureNoise,
+    Preconditioner,
+    PreconditionerState,
+    PublicData,
+)
 from dpkfc.curvature.gep import Basis
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.gradients.clipped_sum import capture
@@ -36,7 +47,9 @@ class Tokens(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(9, WIDE)
-        self.body = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(WIDE, WIDE), nn.Tanh())))
+        self.body = nn.Sequential(
+            *(m for _ in range(4) for m in (nn.Linear(WIDE, WIDE), nn.Tanh()))
+        )
         self.head = nn.Linear(WIDE, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,7 +58,9 @@ class Tokens(nn.Module):
 
 def tokens(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(9, (n, T), generator=generator), torch.randint(3, (n,), generator=generator)
+    return torch.randint(9, (n, T), generator=generator), torch.randint(
+        3, (n,), generator=generator
+    )
 
 
 PUBLIC = PublicData(*tokens(128, 1), provenance="drawn")
@@ -60,14 +75,27 @@ METHODS: dict[str, Any] = {
 MORE = {"NGD": {"readout": "natural"}, "GEP": {"clipping": "embedding_residual"}}
 
 
-@pytest.mark.parametrize("settings", [{"expected_batch_size": 6}, {"expected_batch_size": 30, "max_physical_batch_size": 5}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"expected_batch_size": 6}, {"expected_batch_size": 30, "max_physical_batch_size": 5}],
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_refresh_takes_no_more_memory_than_a_step(name: str, settings: dict[str, int]) -> None:
-    """But for what it adds up: the sums of its factors, a layer's products in float64, eigenvectors."""
+    """But for what it adds up: the sums of its factors, a layer's products in float64,
+    eigenvectors.
+    """
     torch.manual_seed(0)
     model = Tokens()
-    config = PrivacyConfig(preconditioner=METHODS[name], steps=2, sampler="fixed", **settings, **MORE.get(name, {}))
-    with Session(config.with_noise(1.0, 1e-3, N), model, torch.optim.SGD(model.parameters(), 0.1), tokens(N), verify=False) as s:
+    config = PrivacyConfig(
+        preconditioner=METHODS[name], steps=2, sampler="fixed", **settings, **MORE.get(name, {})
+    )
+    with Session(
+        config.with_noise(1.0, 1e-3, N),
+        model,
+        torch.optim.SGD(model.parameters(), 0.1),
+        tokens(N),
+        verify=False,
+    ) as s:
         batch = next(s.batches())
         refresh = peak_bytes(lambda: s._pipeline.refresh(0))
         assert s.preconditioner is not None
@@ -85,7 +113,9 @@ def _alone(config: Any, model: nn.Module) -> PreconditionerState:
 
 
 def test_the_number_is_a_public_one() -> None:
-    """The smaller of micro-batch and batch, of which each process has its part; nothing that a step has found."""
+    """The smaller of micro-batch and batch, of which each process has its part; nothing that a step
+    has found.
+    """
     for settings, processes, expected in (
         ({}, 1, (12, False)),
         ({}, 5, (3, False)),
@@ -104,13 +134,31 @@ def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway()
         return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most)
 
     assert [held(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [1, 1, 3, 16, 32, 64, 64, 64]
-    assert [held(most, chunk=8) for most in (3, 8, 4096)] == [2, 8, 8]  # a number of the user's own, where a step holds it
+    assert [held(most, chunk=8) for most in (3, 8, 4096)] == [
+        2,
+        8,
+        8,
+    ]  # a number of the user's own, where a step holds it
     assert held(100, chunk=256) == 100
-    assert [held(most, probe_size=24) for most in (23, 24, 30)] == [12, 24, 30]  # the whole probe at once has one pass
+    assert [held(most, probe_size=24) for most in (23, 24, 30)] == [
+        12,
+        24,
+        30,
+    ]  # the whole probe at once has one pass
     assert held(30, decay=0.9, later_probe_size=24) == 30
-    assert refresh_microbatch_size(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12) == 6
-    assert refresh_microbatch_size(AdaDPS(probe=PublicData(*tokens(10), provenance="x"), batch_size=5), 12) == 12
-    assert refresh_microbatch_size(_Own(), 12) == 12  # a user's own, which says nothing of its probe
+    assert (
+        refresh_microbatch_size(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12)
+        == 6
+    )
+    assert (
+        refresh_microbatch_size(
+            AdaDPS(probe=PublicData(*tokens(10), provenance="x"), batch_size=5), 12
+        )
+        == 12
+    )
+    assert (
+        refresh_microbatch_size(_Own(), 12) == 12
+    )  # a user's own, which says nothing of its probe
 
 
 class _Own(Preconditioner):
@@ -133,7 +181,7 @@ def capturing(model: nn.Module) -> Callable[..., Any]:
     return lambda m, loss: capture(m, layers, loss)
 
 
-# -- nothing else changes ----------------------------------------------------------------------------------------------
+# -- nothing else changes --------------------------------------------------------------------------
 
 
 def text() -> nn.Module:
@@ -141,20 +189,49 @@ def text() -> nn.Module:
 
 
 SMALLER: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "inputs": (cnn, partial(KFAC, probe=PublicData(torch.randn(130, *CNN_SHAPE), provenance="x"), probe_size=130)),
+    "inputs": (
+        cnn,
+        partial(
+            KFAC, probe=PublicData(torch.randn(130, *CNN_SHAPE), provenance="x"), probe_size=130
+        ),
+    ),
     "both": (mlp, partial(KFAC, probe=FeatureNoise(12), probe_size=90, sides="both")),
-    "raw": (text, partial(KFAC, probe=PublicData(torch.randint(11, (70, 5)), provenance="x"), probe_size=70, scale="raw")),
+    "raw": (
+        text,
+        partial(
+            KFAC,
+            probe=PublicData(torch.randint(11, (70, 5)), provenance="x"),
+            probe_size=70,
+            scale="raw",
+        ),
+    ),
     "NGD": (mlp, partial(NGD, probe=FeatureNoise(12), probe_size=70, lambda_safe=0.1, steps=2)),
-    "AdaDPS": (cnn, partial(AdaDPS, probe=PublicData(torch.randn(90, *CNN_SHAPE), provenance="x"), batch_size=30)),
-    "AdaDPS, examples": (mlp, partial(AdaDPS, probe=FeatureNoise(12), probe_size=80, per="example")),
-    "AdaDPS on words": (text, partial(AdaDPS, probe=PublicData(torch.randint(11, (70, 5)), provenance="x"), batch_size=None)),
+    "AdaDPS": (
+        cnn,
+        partial(
+            AdaDPS, probe=PublicData(torch.randn(90, *CNN_SHAPE), provenance="x"), batch_size=30
+        ),
+    ),
+    "AdaDPS, examples": (
+        mlp,
+        partial(AdaDPS, probe=FeatureNoise(12), probe_size=80, per="example"),
+    ),
+    "AdaDPS on words": (
+        text,
+        partial(
+            AdaDPS, probe=PublicData(torch.randint(11, (70, 5)), provenance="x"), batch_size=None
+        ),
+    ),
     "GEP": (mlp, partial(GEP, probe=FeatureNoise(12), probe_size=70, rank=4)),
 }
 
 
 def _map_of(built: PreconditionerState, model: nn.Module) -> Tensor:
     if isinstance(built, Basis):
-        vectors = [torch.cat([v.flatten(1) for v in span.vectors.values()], 1) for span in built.metric.spans.values()]
+        vectors = [
+            torch.cat([v.flatten(1) for v in span.vectors.values()], 1)
+            for span in built.metric.spans.values()
+        ]
         return torch.cat([(v.T @ v).flatten() for v in vectors])
     found = []
     for name, shape in built.shapes.items():
@@ -163,7 +240,9 @@ def _map_of(built: PreconditionerState, model: nn.Module) -> Tensor:
             found += [x.flatten() for x in entry.scale.values()]
         else:
             generator = torch.Generator().manual_seed(1)
-            g = torch.randn(2, shape["output"][0], shape["input"][0], dtype=torch.float64, generator=generator)
+            g = torch.randn(
+                2, shape["output"][0], shape["input"][0], dtype=torch.float64, generator=generator
+            )
             found.append(entry.whiten(g).flatten())
     return torch.cat(found)
 
@@ -174,14 +253,20 @@ def test_micro_batches_of_the_probe_change_no_metric(name: str) -> None:
     torch.manual_seed(0)
     model = make().double()
     blocks = capturing(model)
-    whole, *others = (config(chunk=chunk).build(model, blocks, 3, rules_of(model)) for chunk in (130, 1, 7, 64))
+    whole, *others = (
+        config(chunk=chunk).build(model, blocks, 3, rules_of(model)) for chunk in (130, 1, 7, 64)
+    )
     for other in others:
         assert other.scale == pytest.approx(whole.scale, rel=1e-10)
-        torch.testing.assert_close(_map_of(other, model), _map_of(whole, model), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            _map_of(other, model), _map_of(whole, model), rtol=1e-8, atol=1e-10
+        )
 
 
 def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
-    """Sizes, and no more than one at a time: a weak reference to the one before is dead when the next is made."""
+    """Sizes, and no more than one at a time: a weak reference to the one before is dead when the
+    next is made.
+    """
     model, seen, alive = mlp().double(), Heard(), Heard()
     refs, capture = list[Any](), capturing(model)
 
@@ -193,12 +278,19 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
         return blocks
 
     AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).build(model, watched, 0)
-    assert seen == [4, 8, 8] * 3 + [4, 8, 8] * 3 and not any(alive)  # the last 60 once more for the scale
+    assert seen == [4, 8, 8] * 3 + [4, 8, 8] * 3 and not any(
+        alive
+    )  # the last 60 once more for the scale
     seen.clear()
     KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(model, watched, 0)
     assert seen == [4, 8, 8, 4, 8, 8] and not any(alive)
     run_of = AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).probe_spec(0)
-    assert [p.rows.start for p in run_probe(model, capture, run_of, 30, stop=50)] == [30, 32, 40, 42]
+    assert [p.rows.start for p in run_probe(model, capture, run_of, 30, stop=50)] == [
+        30,
+        32,
+        40,
+        42,
+    ]
 
 
 class Counted(nn.Module):
@@ -217,7 +309,9 @@ def test_a_layer_that_a_part_of_a_mini_batch_does_not_call_counts_it() -> None:
     torch.manual_seed(0)
     model, found = Counted().double(), []
     for chunk in (20, 3):
-        config = AdaDPS(probe=FeatureNoise(12), probe_size=40, batch_size=20, chunk=chunk, scale="raw")
+        config = AdaDPS(
+            probe=FeatureNoise(12), probe_size=40, batch_size=20, chunk=chunk, scale="raw"
+        )
         found.append(config.build(model, capturing(model), 0).metric["rare"].scale)
     torch.testing.assert_close(*found)
 
@@ -227,13 +321,17 @@ def test_the_setting_is_left_out_of_plans_that_do_not_use_it() -> None:
     assert AdaDPS(probe=FeatureNoise(12), chunk=8).describe()["chunk"] == 8
 
 
-# -- out of memory -----------------------------------------------------------------------------------------------------
+# -- out of memory ---------------------------------------------------------------------------------
 
 
 class Refreshed(nn.Module):
-    """A device whose memory holds so many examples of a probe (a model is in evaluation mode then), and any step."""
+    """A device whose memory holds so many examples of a probe (a model is in evaluation mode then),
+    and any step.
+    """
 
-    def __init__(self, capacity: int, kind: Callable[[], Exception] = torch.cuda.OutOfMemoryError) -> None:
+    def __init__(
+        self, capacity: int, kind: Callable[[], Exception] = torch.cuda.OutOfMemoryError
+    ) -> None:
         super().__init__()
         self.capacity, self.kind, self.seen, self.failed = capacity, kind, Heard(), Heard()
 
@@ -245,7 +343,9 @@ class Refreshed(nn.Module):
         return x
 
 
-def limited(capacity: int, kind: Callable[[], Exception] = torch.cuda.OutOfMemoryError) -> nn.Sequential:
+def limited(
+    capacity: int, kind: Callable[[], Exception] = torch.cuda.OutOfMemoryError
+) -> nn.Sequential:
     return nn.Sequential(*net(), Refreshed(capacity, kind))
 
 
@@ -255,15 +355,22 @@ def _no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cpu() -> Exception:
-    return RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes")
+    return RuntimeError(
+        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 2 bytes"
+    )
 
 
 AUTO = {"expected_batch_size": 12, "max_physical_batch_size": "auto", "steps": 4}
 
 
 @pytest.mark.parametrize("kind", [torch.cuda.OutOfMemoryError, MemoryError, cpu])
-@pytest.mark.parametrize("own", [kfac(probe_size=24), AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12, every=2)])
-def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(own: Any, kind: Callable[[], Exception]) -> None:
+@pytest.mark.parametrize(
+    "own",
+    [kfac(probe_size=24), AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12, every=2)],
+)
+def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(
+    own: Any, kind: Callable[[], Exception]
+) -> None:
     whole, model = net(), limited(5, kind)
     with session(plan(1.0, preconditioner=own, **AUTO), whole) as s:
         train(s)
@@ -271,7 +378,9 @@ def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(own: Any, kind: 
         train(s)
         assert s.ledger.count == 4 and s._size.bound != 4  # what a step holds is another number
     assert max(model[-1].seen) == 4
-    assert model[-1].failed == [6]  # half of the batch, in the first refresh; the second one remembers
+    assert model[-1].failed == [
+        6
+    ]  # half of the batch, in the first refresh; the second one remembers
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-9, atol=1e-10)
 
 
@@ -279,14 +388,21 @@ def test_a_given_size_is_named_and_nothing_is_charged() -> None:
     for size, capacity, told in ((6, 2, "3 probe examples"), ("auto", 0, "one probe example")):
         model = limited(capacity)
         before = weights(model)
-        with session(plan(1.0, preconditioner=kfac(), expected_batch_size=12, max_physical_batch_size=size), model) as s:
-            with pytest.raises(RuntimeError, match=f"{told} .*not fit into memory .*nothing was released"):
+        with session(
+            plan(1.0, preconditioner=kfac(), expected_batch_size=12, max_physical_batch_size=size),
+            model,
+        ) as s:
+            with pytest.raises(
+                RuntimeError, match=f"{told} .*not fit into memory .*nothing was released"
+            ):
                 train(s)
             assert s.ledger.count == 0
         assert torch.equal(before, weights(model))
 
 
-def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen = {}
     for free in (1 << 50, 12_000):
         monkeypatch.setattr(memory, "available_bytes", lambda free=free: free)
@@ -302,28 +418,45 @@ def test_on_a_cpu_the_bytes_of_a_few_probe_examples_are_looked_at(monkeypatch: p
 
 
 def test_a_loss_that_draws_numbers_keeps_the_examples_it_draws_for() -> None:
-    """How many it is called with decides what it draws, so it must not follow the settings of a run."""
+    """How many it is called with decides what it draws, so it must not follow the settings of a
+    run.
+    """
 
     def loss(output: Tensor, generator: torch.Generator) -> Tensor:
         return (output * torch.randn(output.shape, generator=generator, dtype=output.dtype)).sum(1)
 
     model = limited(100)
-    with session(plan(1.0, preconditioner=kfac(loss=loss, probe_size=24), expected_batch_size=4), model, verify=False) as s:
+    with session(
+        plan(1.0, preconditioner=kfac(loss=loss, probe_size=24), expected_batch_size=4),
+        model,
+        verify=False,
+    ) as s:
         s._pipeline.refresh(0)
     assert set(model[-1].seen) == {24}
 
 
 def _on_one(rank: int, folder: Path) -> list[list[Any]]:
-    """What both processes do when the probe does not fit on the second one: with "auto", and with a number."""
+    """What both processes do when the probe does not fit on the second one: with "auto", and with a
+    number.
+    """
     start(rank, 2, folder / "store")
     found = list[list[Any]]()
     for size in ("auto", 8):
         model = limited(3 if rank else 100, MemoryError)
-        settings = {"preconditioner": kfac(probe_size=24), "expected_batch_size": 16, "max_physical_batch_size": size, "steps": 3}
-        with session(plan(1.0, **settings), model, ledger_path=folder / f"ledger-{size}.jsonl", verify=False) as s:
+        settings = {
+            "preconditioner": kfac(probe_size=24),
+            "expected_batch_size": 16,
+            "max_physical_batch_size": size,
+            "steps": 3,
+        }
+        with session(
+            plan(1.0, **settings), model, ledger_path=folder / f"ledger-{size}.jsonl", verify=False
+        ) as s:
             try:
                 train(s)
-                found.append([weights(model), s.ledger.count, s.preconditioner.digest, max(model[-1].seen)])
+                found.append(
+                    [weights(model), s.ledger.count, s.preconditioner.digest, max(model[-1].seen)]
+                )
             except (RuntimeError, MemoryError) as error:
                 found.append([str(error), s.ledger.count])
     return found
@@ -331,11 +464,22 @@ def _on_one(rank: int, folder: Path) -> list[list[Any]]:
 
 def test_what_does_not_fit_on_one_process_is_made_smaller_on_all() -> None:
     whole = net()
-    with session(plan(1.0, preconditioner=kfac(probe_size=24), expected_batch_size=16, steps=3), whole) as s:
+    with session(
+        plan(1.0, preconditioner=kfac(probe_size=24), expected_batch_size=16, steps=3), whole
+    ) as s:
         train(s)
     (first, *refused), (second, *others) = run(_on_one, 2)
     assert first[:3] == second[:3] and first[1] == 3
-    assert (first[3], second[3]) == (4, 2)  # 4, half of a step's, was begun with on both, and 2 is what the second one can hold
-    torch.testing.assert_close(torch.tensor(first[0], dtype=torch.float64), weights(whole), rtol=1e-9, atol=1e-10)
+    assert (first[3], second[3]) == (
+        4,
+        2,
+    )  # 4, half of a step's, was begun with on both, and 2 is what the second one can hold
+    torch.testing.assert_close(
+        torch.tensor(first[0], dtype=torch.float64), weights(whole), rtol=1e-9, atol=1e-10
+    )
     for told, charged in (*refused, *others):
-        assert "4 probe examples does not fit into memory" in told and "nothing was released" in told and charged == 0
+        assert (
+            "4 probe examples does not fit into memory" in told
+            and "nothing was released" in told
+            and charged == 0
+        )

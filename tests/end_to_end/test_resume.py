@@ -1,4 +1,6 @@
-"""Worry: "The machine is taken away at any moment: is ε still right, and does the run go on where it was?"."""
+"""Worry: "The machine is taken away at any moment: is ε still right, and does the run go on where
+it was?".
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,25 @@ try:
 except ImportError:  # not on Windows
     resource = None
 
-# -- killed at any moment ----------------------------------------------------------------------------------------------
+# -- killed at any moment --------------------------------------------------------------------------
 
 STEPS, KILLS = 40, 4
-# A run that will be killed may make so many steps: however late the kills come, all of them leave some of STEPS to the last run.
+# A run that will be killed may make so many steps: however late the kills come, all of them leave
+# some of STEPS to the last run.
 ALLOWED = 8
 
 
 def begun(ledger: Path | None) -> Session:
-    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(1.0, 1e-3, N)
+    p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(
+        1.0, 1e-3, N
+    )
     return session(p, net(), ledger_path=ledger)
 
 
 def one_run(folder: Path, go: int, report: int) -> None:
-    """What a job scheduler starts again and again: resume if there is something to resume from, then save every step."""
+    """What a job scheduler starts again and again: resume if there is something to resume from,
+    then save every step.
+    """
     with begun(folder / "ledger.jsonl") as s:
         if (folder / "checkpoint").exists() or (folder / "checkpoint.old").exists():
             assert s.restore(folder / "checkpoint")["note"] == "mine"
@@ -54,7 +61,9 @@ def one_run(folder: Path, go: int, report: int) -> None:
 
 
 def killed_and_resumed(folder: Path) -> None:
-    """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a step or a save."""
+    """Releases that were seen to leave, run by run; all runs but the last are killed somewhere in a
+    step or a save.
+    """
     torch.set_num_threads(1)
     seen = []
     begun(None).close()  # what is imported and worked out at first use is there for all children
@@ -101,8 +110,12 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
     seen = json.loads((tmp_path / "seen.json").read_text())
     ledger = verify(tmp_path / "ledger.jsonl")
     assert len(seen) == KILLS + 1 and all(seen)
-    assert sum(seen) <= len(ledger.releases) == STEPS  # every release is charged, and the plan is never exceeded
-    assert len(ledger.releases) - sum(seen) <= KILLS  # at most the one in whose middle the process ended is lost
+    assert (
+        sum(seen) <= len(ledger.releases) == STEPS
+    )  # every release is charged, and the plan is never exceeded
+    assert (
+        len(ledger.releases) - sum(seen) <= KILLS
+    )  # at most the one in whose middle the process ended is lost
     meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
     assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
 
@@ -127,10 +140,12 @@ def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path: P
     assert checkpoint.read(folder)[1] == {"step": 3}
     assert [x.name for x in tmp_path.iterdir()] == ["checkpoint"]
     (tmp_path / "any").touch()
-    assert {x.stat().st_mode for x in folder.iterdir()} == {(tmp_path / "any").stat().st_mode}  # those whom umask lets read it
+    assert {x.stat().st_mode for x in folder.iterdir()} == {
+        (tmp_path / "any").stat().st_mode
+    }  # those whom umask lets read it
 
 
-# -- bit for bit in test mode ------------------------------------------------------------------------------------------
+# -- bit for bit in test mode ----------------------------------------------------------------------
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -139,7 +154,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     first, *rest = model.parameters()
-    return torch.optim.AdamW([{"params": [first], "lr": 0.03}, {"params": rest}], 0.01, betas=(0.8, 0.95), amsgrad=True)
+    return torch.optim.AdamW(
+        [{"params": [first], "lr": 0.03}, {"params": rest}], 0.01, betas=(0.8, 0.95), amsgrad=True
+    )
 
 
 def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
@@ -147,7 +164,9 @@ def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def milestones(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)  # its state has integers for keys
+    return torch.optim.lr_scheduler.MultiStepLR(
+        optimizer, [2, 4, 5], gamma=0.5
+    )  # its state has integers for keys
 
 
 def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -159,13 +178,17 @@ def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSched
 class Run:
     """Everything of a run that a script would build, in one place."""
 
-    def __init__(self, folder: Path, optimizer: Callable, schedule: Callable | None, **settings: object) -> None:
+    def __init__(
+        self, folder: Path, optimizer: Callable, schedule: Callable | None, **settings: object
+    ) -> None:
         inner = net()
         self.model = nn.Sequential(inner[0], inner[1], nn.Dropout(0.3), inner[2])
         self.optimizer = optimizer(self.model)
         self.schedule = None if schedule is None else schedule(self.optimizer)
         p = plan(1.0, **settings)
-        self.session = Session(p, self.model, self.optimizer, data(), ledger_path=folder / "ledger.jsonl")
+        self.session = Session(
+            p, self.model, self.optimizer, data(), ledger_path=folder / "ledger.jsonl"
+        )
 
     def train(self, steps: int) -> None:
         with self.session as s:
@@ -177,7 +200,10 @@ class Run:
                     break
 
     def save(self, folder: Path) -> None:
-        self.session.save(folder, extra={"schedule": None if self.schedule is None else self.schedule.state_dict()})
+        self.session.save(
+            folder,
+            extra={"schedule": None if self.schedule is None else self.schedule.state_dict()},
+        )
 
     def restore(self, folder: Path) -> None:
         extra = self.session.restore(folder)
@@ -189,18 +215,32 @@ CASES = [
     pytest.param(sgd, milestones, {}, id="sgd, milestones"),
     pytest.param(adamw, cosine, {"sampler": "fixed"}, id="adamw in groups, cosine, fixed size"),
     pytest.param(
-        tensor_rate, None, {"sampler": "shuffle", "uncertified": True}, id="a rate that is a tensor, shuffled"
+        tensor_rate,
+        None,
+        {"sampler": "shuffle", "uncertified": True},
+        id="a rate that is a tensor, shuffled",
     ),
     pytest.param(sgd, None, {"preconditioner": kfac(every=4)}, id="kfac between two refreshes"),
-    pytest.param(adamw, cosine, {"preconditioner": kfac(every=4)}, id="kfac, adamw in groups, cosine"),
-    pytest.param(sgd, None, {"max_physical_batch_size": "auto", "pad_to_multiple": 4}, id="micro-batches as they fit"),
+    pytest.param(
+        adamw, cosine, {"preconditioner": kfac(every=4)}, id="kfac, adamw in groups, cosine"
+    ),
+    pytest.param(
+        sgd,
+        None,
+        {"max_physical_batch_size": "auto", "pad_to_multiple": 4},
+        id="micro-batches as they fit",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "schedule", "settings"), CASES)
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_is_the_run(
-    tmp_path: Path, optimizer: Callable, schedule: Callable | None, settings: dict[str, object], stop: int
+    tmp_path: Path,
+    optimizer: Callable,
+    schedule: Callable | None,
+    settings: dict[str, object],
+    stop: int,
 ) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
@@ -241,7 +281,9 @@ def test_bfloat16_weights_and_buffers_are_resumed(tmp_path: Path) -> None:
     def build() -> tuple[Session, nn.Module]:
         model = net(torch.bfloat16)
         model.register_buffer("kept", torch.tensor(3.0))
-        return session(plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"), model
+        return session(
+            plan(1.0), model, dataset=data(dtype=torch.bfloat16), ledger_path=tmp_path / "l.jsonl"
+        ), model
 
     s, model = build()
     with s:
@@ -273,7 +315,9 @@ def test_a_drawn_batch_survives_a_restore(tmp_path: Path) -> None:
         assert torch.equal(weights(s.model), before)
         s.restore(tmp_path / "second")
         s.step(drawn, loss_fn)
-        s.restore(tmp_path / "first")  # nothing is owed: an earlier state may be taken up, and its releases stay charged
+        s.restore(
+            tmp_path / "first"
+        )  # nothing is owed: an earlier state may be taken up, and its releases stay charged
         assert s.steps_done == 2
         train(s)
     assert len(verify(tmp_path / "l.jsonl").releases) == 4
@@ -297,13 +341,18 @@ def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
         model[0].labels = labels
         plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        return Session(plan, model.double(), optimizer, data(), ledger_path=tmp_path / "ledger.jsonl")
+        return Session(
+            plan, model.double(), optimizer, data(), ledger_path=tmp_path / "ledger.jsonl"
+        )
 
     with begun(["cat", "dog"]) as first:
         first.step(next(first.batches()), loss_fn)
         first.save(tmp_path / "checkpoint")
         first.model[0].labels = {object()}
-        with pytest.raises(CheckpointError, match=r"plain\.0\._extra_state\.labels is a set, which no checkpoint can hold"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"plain\.0\._extra_state\.labels is a set, which no checkpoint can hold",
+        ):
             first.save(tmp_path / "checkpoint")
     with begun(None) as second:
         second.restore(tmp_path / "checkpoint")

@@ -31,7 +31,12 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.norm, self.up, self.down, self.gain = nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 4, bias=False), Gain()
+        self.norm, self.up, self.down, self.gain = (
+            nn.LayerNorm(4),
+            nn.Linear(4, 6),
+            nn.Linear(6, 4, bias=False),
+            Gain(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.gain(self.down(torch.tanh(self.up(self.norm(x)))))
@@ -40,7 +45,9 @@ class Block(nn.Module):
 class Repeated(nn.Module):
     """One inner module, called as `how` says, between a table and a head."""
 
-    def __init__(self, inner: Callable[[], nn.Module], how: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    def __init__(
+        self, inner: Callable[[], nn.Module], how: Callable[[nn.Module, Tensor], Tensor]
+    ) -> None:
         super().__init__()
         self.table, self.inner, self.head = nn.Embedding(7, 4), inner(), nn.Linear(4, 3)
         self.how = how
@@ -64,7 +71,12 @@ def conv(inner: nn.Module, x: Tensor) -> Tensor:
     return inner(torch.tanh(inner(x.mT))).mT
 
 
-INNER = {"linear": lambda: nn.Linear(4, 4), "norm": lambda: nn.LayerNorm(4), "fallback": Gain, "block": Block}
+INNER = {
+    "linear": lambda: nn.Linear(4, 4),
+    "norm": lambda: nn.LayerNorm(4),
+    "fallback": Gain,
+    "block": Block,
+}
 CASES = [(name, inner, how) for name, inner in INNER.items() for how in (siblings, depth)]
 CASES += [("conv", lambda: nn.Conv1d(4, 4, 3, padding=1), conv)]
 
@@ -74,7 +86,9 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", [None, "dense"])
-@pytest.mark.parametrize(("name", "inner", "how"), CASES, ids=[f"{name} {how.__name__}" for name, _, how in CASES])
+@pytest.mark.parametrize(
+    ("name", "inner", "how"), CASES, ids=[f"{name} {how.__name__}" for name, _, how in CASES]
+)
 def test_the_sum_over_calls_equals_a_loop(name: str, inner, how, kind: str | None) -> None:
     torch.manual_seed(0)
     model = Repeated(inner, how).double()
@@ -111,11 +125,17 @@ def test_a_module_under_two_names_is_one_layer() -> None:
 
 
 class Normed(nn.Module):
-    """Two factors that are called once more on an identity matrix, for a norm through which no gradient goes (as DoRA does)."""
+    """Two factors that are called once more on an identity matrix, for a norm through which no
+    gradient goes (as DoRA does).
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.table, self.a, self.b = nn.Embedding(7, 4), nn.Linear(4, 2, bias=False), nn.Linear(2, 4, bias=False)
+        self.table, self.a, self.b = (
+            nn.Embedding(7, 4),
+            nn.Linear(4, 2, bias=False),
+            nn.Linear(2, 4, bias=False),
+        )
         self.head = nn.Linear(4, 3)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -128,7 +148,9 @@ class Normed(nn.Module):
 @pytest.mark.parametrize("n", [2, 5])
 def test_calls_on_which_no_loss_depends_need_no_batch(n: int, kind: str | None) -> None:
     torch.manual_seed(0)
-    check(Normed().double(), (torch.randint(0, 7, (n, 5)), torch.randint(0, 3, (n,))), loss_fn, kind)
+    check(
+        Normed().double(), (torch.randint(0, 7, (n, 5)), torch.randint(0, 3, (n,))), loss_fn, kind
+    )
 
 
 def test_as_many_examples_as_rows_of_the_identity() -> None:

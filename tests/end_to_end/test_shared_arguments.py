@@ -1,4 +1,6 @@
-"""Worry: "One broken or very large example decides how the arguments of a module are read for everybody"."""
+"""Worry: "One broken or very large example decides how the arguments of a module are read for
+everybody".
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,14 @@ class TableFirst(Scaled):
 class Model(nn.Module):
     def __init__(self, first: bool = False) -> None:
         super().__init__()
-        self.block, self.out, self.first = TableFirst() if first else Scaled(), nn.Linear(D, 2), first
-        self.register_buffer("positions", torch.randn(T, D, generator=torch.Generator().manual_seed(2)))
+        self.block, self.out, self.first = (
+            TableFirst() if first else Scaled(),
+            nn.Linear(D, 2),
+            first,
+        )
+        self.register_buffer(
+            "positions", torch.randn(T, D, generator=torch.Generator().manual_seed(2))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         table = self.positions[: x.shape[1]]
@@ -44,7 +52,9 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def task(dtype: torch.dtype = torch.float64, first: bool = False) -> tuple[nn.Module, Tensor, Tensor]:
+def task(
+    dtype: torch.dtype = torch.float64, first: bool = False
+) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     return Model(first).to(dtype), 0.1 * torch.randn(T, T, D, dtype=dtype), torch.arange(T) % 2
 
@@ -114,7 +124,10 @@ class Centred(nn.Module):
 
 @pytest.mark.parametrize("value", [float("nan"), 1e6])
 def test_mixing_is_found_behind_a_broken_example(value: float) -> None:
-    model, x = nn.Sequential(nn.Linear(D, D), Centred()).double(), torch.randn(6, D, dtype=torch.float64)
+    model, x = (
+        nn.Sequential(nn.Linear(D, D), Centred()).double(),
+        torch.randn(6, D, dtype=torch.float64),
+    )
     x[5] = value
     with pytest.raises(ValueError, match="aten.index.Tensor hides the batch axis"):
         clipped(model, find_layers(model), (x,), lambda m, b: m(b[0]).square().sum(1), 1.0)

@@ -35,16 +35,32 @@ def test_numpy_arrays_are_named() -> None:
 @pytest.mark.parametrize("kind", ["loader", "frame", "columns"])
 def test_what_holds_data_but_no_records_is_named(kind: str) -> None:
     x, y = data()
-    frame = type("DataFrame", (), {"iloc": None, "__len__": lambda self: N, "__getitem__": lambda self, i: x[i]})()
-    wrong = {"loader": DataLoader(TensorDataset(x, y), batch_size=4), "frame": frame, "columns": {"x": x, "y": y}}
-    named = {"loader": "pass loader.dataset", "frame": r"to_numpy\(\)", "columns": r"tuple\(columns.values\(\)\)"}
+    frame = type(
+        "DataFrame",
+        (),
+        {"iloc": None, "__len__": lambda self: N, "__getitem__": lambda self, i: x[i]},
+    )()
+    wrong = {
+        "loader": DataLoader(TensorDataset(x, y), batch_size=4),
+        "frame": frame,
+        "columns": {"x": x, "y": y},
+    }
+    named = {
+        "loader": "pass loader.dataset",
+        "frame": r"to_numpy\(\)",
+        "columns": r"tuple\(columns.values\(\)\)",
+    }
     with pytest.raises(ValueError, match=named[kind]):
         step(net(), wrong[kind])
-    assert step(net(), dict(enumerate(zip(x, y, strict=True)))).steps_done == 1  # a mapping of records is a dataset
+    assert (
+        step(net(), dict(enumerate(zip(x, y, strict=True)))).steps_done == 1
+    )  # a mapping of records is a dataset
 
 
 def test_a_batch_of_indices_is_no_batch_of_data() -> None:
-    with Session(plan(1.0), model := net(), torch.optim.SGD(model.parameters(), 0.1), data()) as session:
+    with Session(
+        plan(1.0), model := net(), torch.optim.SGD(model.parameters(), 0.1), data()
+    ) as session:
         batch = next(iter(session.batches()))
         with pytest.raises(TypeError, match=r"session.step\(batch, loss_fn\)"):
             x, y = batch
@@ -68,10 +84,14 @@ def test_a_label_or_an_id_out_of_range_is_named(kind: str) -> None:
         ids = batch[1] + (0 if kind == "label" else 7)
         rows = F.embedding(ids, table.weight.detach()) if kind == "functional id" else batch[0]
         rows = model[0](ids) if kind == "id" else rows
-        return F.cross_entropy(model[1](rows), batch[1] + (7 if kind == "label" else 0), reduction="none")
+        return F.cross_entropy(
+            model[1](rows), batch[1] + (7 if kind == "label" else 0), reduction="none"
+        )
 
     model = nn.ModuleList([table.requires_grad_(kind == "id"), net()])
-    with pytest.raises(ValueError, match=r"embedding '0' has 5 rows" if kind == "id" else "outside the range"):
+    with pytest.raises(
+        ValueError, match=r"embedding '0' has 5 rows" if kind == "id" else "outside the range"
+    ):
         step(model, (x, y), loss)
 
 
@@ -103,8 +123,12 @@ def test_a_bag_with_sparse_gradients_trains() -> None:
 
 def test_a_lazy_layer_wants_one_forward_pass_first() -> None:
     x, y = data()
-    model = nn.Sequential(nn.LazyLinear(8, dtype=torch.float64), nn.Linear(8, 3, dtype=torch.float64))
-    with pytest.raises(ValueError, match=r"'0.weight' has no shape yet.*run one forward pass first"):
+    model = nn.Sequential(
+        nn.LazyLinear(8, dtype=torch.float64), nn.Linear(8, 3, dtype=torch.float64)
+    )
+    with pytest.raises(
+        ValueError, match=r"'0.weight' has no shape yet.*run one forward pass first"
+    ):
         step(model, (x, y))
     model(torch.zeros(2, x.shape[1], dtype=torch.float64))
     assert step(model, (x, y)).steps_done == 1
@@ -120,7 +144,9 @@ def test_a_batch_with_sparse_tensors_is_left_to_the_loss() -> None:
         return F.cross_entropy(model(batch[0].to_dense()), batch[1], reduction="none")
 
     model = net()
-    with Session(plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), (x, y), collate_fn=sparse) as session:
+    with Session(
+        plan(1.0), model, torch.optim.SGD(model.parameters(), 0.1), (x, y), collate_fn=sparse
+    ) as session:
         for batch in session.batches():
             session.step(batch, loss)
     assert session.steps_done == 6

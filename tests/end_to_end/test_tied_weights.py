@@ -48,7 +48,8 @@ def test_the_norm_is_that_of_the_sum_not_of_the_parts() -> None:
     norms, total = clipped(model, layers, (ids,), loss_fn, float(exact.min()) / 2)
     torch.testing.assert_close(norms, exact)
     torch.testing.assert_close(
-        total["table.weight"], sum(row["table.weight"] / n * exact.min() / 2 for row, n in zip(rows, exact, strict=True))
+        total["table.weight"],
+        sum(row["table.weight"] / n * exact.min() / 2 for row, n in zip(rows, exact, strict=True)),
     )
 
 
@@ -58,7 +59,9 @@ def test_neighbouring_batches_differ_by_at_most_the_bound() -> None:
     for left_out in range(N):
         whole = clipped(model, layers, (ids,), loss_fn, 0.1)[1]
         less = clipped(model, layers, (ids[torch.arange(N) != left_out],), loss_fn, 0.1)[1]
-        assert float(torch.sqrt(sum((whole[n] - less[n]).square().sum() for n in whole))) <= 0.1 * (1 + 1e-9)
+        assert float(torch.sqrt(sum((whole[n] - less[n]).square().sum() for n in whole))) <= 0.1 * (
+            1 + 1e-9
+        )
 
 
 def test_a_session_keeps_the_tie_and_the_names() -> None:
@@ -89,7 +92,10 @@ def test_a_frozen_tied_weight_costs_nothing() -> None:
     model, ids = model_and_data()
     model.table.weight.requires_grad_(False)
     layers = find_layers(model)
-    assert [(layer.name, list(layer.parameters)) for layer in layers] == [("mix", ["weight", "bias"]), ("head", ["bias"])]
+    assert [(layer.name, list(layer.parameters)) for layer in layers] == [
+        ("mix", ["weight", "bias"]),
+        ("head", ["bias"]),
+    ]
     _, total = clipped(model, layers, (ids,), loss_fn, 0.1)
     assert set(total) == {"mix.weight", "mix.bias", "head.bias"}
 
@@ -99,7 +105,9 @@ def test_untying_after_the_layers_were_found_is_noticed() -> None:
     layers = find_layers(model)
     check_covered(model, layers)
     model.head.weight = nn.Parameter(model.table.weight.detach().clone())
-    with pytest.raises(RuntimeError, match=r"'head.weight' is trainable but belongs to no covered layer"):
+    with pytest.raises(
+        RuntimeError, match=r"'head.weight' is trainable but belongs to no covered layer"
+    ):
         check_covered(model, layers)
 
 

@@ -1,4 +1,6 @@
-"""Worry: "One patient has hundreds of records: does ε hold for the patient, or only for one of the records?"."""
+"""Worry: "One patient has hundreds of records: does ε hold for the patient, or only for one of the
+records?".
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ LIMIT = 4
 def records() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(3)
     n = len(OWNERS)
-    return torch.randn(n, 6, generator=generator, dtype=torch.float64), torch.randint(0, 3, (n,), generator=generator)
+    return torch.randn(n, 6, generator=generator, dtype=torch.float64), torch.randint(
+        0, 3, (n,), generator=generator
+    )
 
 
 def plan(noise: float = 0.0, units: int = len(COUNTS), **settings: object) -> Plan:
@@ -39,10 +43,17 @@ def plan(noise: float = 0.0, units: int = len(COUNTS), **settings: object) -> Pl
 
 
 def session(
-    p: Plan, model: nn.Module, dataset: Any = None, units: Any = OWNERS, optimizer: Any = None, **options: Any
+    p: Plan,
+    model: nn.Module,
+    dataset: Any = None,
+    units: Any = OWNERS,
+    optimizer: Any = None,
+    **options: Any,
 ) -> Session:
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
-    return Session(p, model, optimizer, records() if dataset is None else dataset, units=units, **options)
+    return Session(
+        p, model, optimizer, records() if dataset is None else dataset, units=units, **options
+    )
 
 
 class Handed(torch.optim.SGD):
@@ -56,7 +67,9 @@ class Handed(torch.optim.SGD):
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("bound", [None, 4, 9, "auto"])
 def test_all_records_of_a_unit_share_one_clip(reduction: str, bound: object) -> None:
-    """Against a loop over patients: one gradient, one norm, one factor each; expected batch size counts patients."""
+    """Against a loop over patients: one gradient, one norm, one factor each; expected batch size
+    counts patients.
+    """
     mine, theirs = net(), net()
     x, y = records()
     p = plan(max_grad_norm=0.3, unit_reduction=reduction, max_physical_batch_size=bound)
@@ -81,7 +94,9 @@ def test_all_records_of_a_unit_share_one_clip(reduction: str, bound: object) -> 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(reduction: str, preconditioner: object) -> None:
+def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(
+    reduction: str, preconditioner: object
+) -> None:
     """Adversarial records, enormous and all alike, of the patient that is added or removed."""
     c = 0.7
     x, y = records()
@@ -92,8 +107,11 @@ def test_a_whole_patient_moves_the_sum_by_at_most_the_sensitivity(reduction: str
         chosen = torch.from_numpy(keep)
         model, patients = net(), len(set(OWNERS[keep]))
         settings = {"unit_reduction": reduction, "preconditioner": preconditioner}
-        # All records count: where some are drawn, a neighbour is a mixture over the draws, which are independent of the data.
-        p = plan(units=patients, steps=1, max_grad_norm=c, max_records_per_unit=max(COUNTS), **settings)
+        # All records count: where some are drawn, a neighbour is a mixture over the draws, which
+        # are independent of the data.
+        p = plan(
+            units=patients, steps=1, max_grad_norm=c, max_records_per_unit=max(COUNTS), **settings
+        )
         optimizer = Handed(model.parameters(), 0.1)
         with session(p, model, (x[chosen], y[chosen]), OWNERS[keep], optimizer) as s:
             s.step(next(s.batches()), loss_fn)
@@ -178,11 +196,24 @@ def test_resumed_bit_for_bit(tmp_path: Any) -> None:
 
 def test_the_plan_says_what_is_protected() -> None:
     p = plan(1.0)
-    assert p.describe()["privacy_unit"] == "one patient (all records; up to 4 of them, drawn anew, count in a step)"
+    assert (
+        p.describe()["privacy_unit"]
+        == "one patient (all records; up to 4 of them, drawn anew, count in a step)"
+    )
     assert p.dataset_size == p.describe()["dataset_size"] == 8
     plain = PrivacyConfig(expected_batch_size=8, steps=3, test_mode_seed=5).with_noise(1.0, 1e-3, 8)
     assert plain.describe()["privacy_unit"] == "one example"
-    assert len({p.hash, plain.hash, plan(1.0, max_records_per_unit=5).hash, plan(1.0, unit_reduction="sum").hash}) == 4
+    assert (
+        len(
+            {
+                p.hash,
+                plain.hash,
+                plan(1.0, max_records_per_unit=5).hash,
+                plan(1.0, unit_reduction="sum").hash,
+            }
+        )
+        == 4
+    )
     assert p.hash == plan(1.0, max_physical_batch_size=6).hash == plan(1.0, pad_to_multiple=4).hash
 
 
@@ -192,7 +223,10 @@ def test_the_plan_says_what_is_protected() -> None:
         ({"unit": "patient"}, "needs a name and the most records"),
         ({"max_records_per_unit": 4}, "needs a name and the most records"),
         ({"unit": "", "max_records_per_unit": 4}, "unit must be a name"),
-        ({"unit": "patient", "max_records_per_unit": 0}, "max_records_per_unit must be an integer >= 1"),
+        (
+            {"unit": "patient", "max_records_per_unit": 0},
+            "max_records_per_unit must be an integer >= 1",
+        ),
         (
             {"unit": "patient", "max_records_per_unit": 4, "unit_reduction": "max"},
             "unit_reduction must be one of mean, sum; got 'max'",
@@ -216,7 +250,10 @@ def test_units_and_plan_must_agree() -> None:
         session(plain, net())
     with pytest.raises(ValueError, match="units has 24 ids for the 25 records"):
         session(plan(), net(), units=OWNERS[1:])
-    with pytest.raises(ValueError, match=r"calibrated for 25 patients but the dataset has 8.*number of distinct ids"):
+    with pytest.raises(
+        ValueError,
+        match=r"calibrated for 25 patients but the dataset has 8.*number of distinct ids",
+    ):
         session(plan(units=25), net())
     with pytest.raises(ValueError, match="no column 'patient'"):
         session(plan(), net(), units="patient")

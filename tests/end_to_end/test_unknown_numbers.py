@@ -1,4 +1,6 @@
-"""Dropout, augmentation and collators draw numbers that no seed makes known: a mask belongs to a place in the batch."""
+"""Dropout, augmentation and collators draw numbers that no seed makes known: a mask belongs to a
+place in the batch.
+"""
 
 from __future__ import annotations
 
@@ -36,36 +38,57 @@ def net(p: float = 0.5) -> nn.Module:
 
 
 def jitter(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return batch[0] + torch.from_numpy(np.random.randn(*batch[0].shape)).float() + random.random(), batch[1]
+    return batch[0] + torch.from_numpy(
+        np.random.randn(*batch[0].shape)
+    ).float() + random.random(), batch[1]
 
 
 def one_record(index: int) -> tuple[Tensor, Tensor]:
     return X[index : index + 1], Y[index : index + 1]
 
 
-def summed(p: float = 0.0, augment: Callable[[object], object] | None = None, *, repeatable: bool = False) -> Tensor:
+def summed(
+    p: float = 0.0, augment: Callable[[object], object] | None = None, *, repeatable: bool = False
+) -> Tensor:
     model = net(p).train()
     (rows,) = layout(np.arange(40), None)
     seeded()
     found, _ = clipped_sum(
-        model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=augment,
-        one_record=one_record, repeatable=repeatable,
-    )  # fmt: skip
+        model,
+        find_layers(model),
+        {},
+        Clip(1.0),
+        loss_fn=loss_fn,
+        micro_batches=[((X, Y), rows)],
+        augment=augment,
+        one_record=one_record,
+        repeatable=repeatable,
+    )
     return torch.cat([x.flatten() for x in found.values()])
 
 
-@pytest.mark.parametrize("settings", [{"p": 0.5}, {"augment": jitter}], ids=["dropout", "augmentation"])
+@pytest.mark.parametrize(
+    "settings", [{"p": 0.5}, {"augment": jitter}], ids=["dropout", "augmentation"]
+)
 def test_a_seed_does_not_repeat_them(settings):
     assert not torch.allclose(summed(**settings), summed(**settings))
     assert torch.equal(summed(**settings, repeatable=True), summed(**settings, repeatable=True))
 
 
 @pytest.mark.parametrize("devices", [True, False])
-def test_new_numbers_reach_every_generator_that_there_is(monkeypatch: pytest.MonkeyPatch, devices: bool):
-    """Devices are seeded where there are any; where there are none that took longer than the rest of a small step."""
+def test_new_numbers_reach_every_generator_that_there_is(
+    monkeypatch: pytest.MonkeyPatch, devices: bool
+):
+    """Devices are seeded where there are any; where there are none that took longer than the rest
+    of a small step.
+    """
     everywhere: list[int] = []
     monkeypatch.setattr(rng_state, "_devices", lambda: devices)
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: everywhere.append(seed) or torch.default_generator.manual_seed(seed))
+    monkeypatch.setattr(
+        torch,
+        "manual_seed",
+        lambda seed: everywhere.append(seed) or torch.default_generator.manual_seed(seed),
+    )
     found = []
     for _ in range(2):
         torch.default_generator.manual_seed(42), np.random.seed(42), random.seed(42)
@@ -82,10 +105,20 @@ def test_the_generators_go_on_where_they_were():
     seeded()
     (rows,) = layout(np.arange(40), None)
     clipped_sum(
-        model, find_layers(model), {}, Clip(1.0), loss_fn=loss_fn, micro_batches=[((X, Y), rows)], augment=jitter,
+        model,
+        find_layers(model),
+        {},
+        Clip(1.0),
+        loss_fn=loss_fn,
+        micro_batches=[((X, Y), rows)],
+        augment=jitter,
         one_record=one_record,
-    )  # fmt: skip
-    assert torch.equal(torch.rand(3), expected[0]) and (np.random.rand(3) == expected[1]).all() and random.random() == expected[2]
+    )
+    assert (
+        torch.equal(torch.rand(3), expected[0])
+        and (np.random.rand(3) == expected[1]).all()
+        and random.random() == expected[2]
+    )
 
 
 @pytest.mark.parametrize("test_mode_seed", [None, 3])
@@ -98,9 +131,13 @@ def test_a_session_repeats_them_in_test_mode_alone(test_mode_seed):
 
     for _ in range(2):
         model = net()
-        plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=test_mode_seed).with_noise(1.0, 1e-3, len(X))
+        plan = PrivacyConfig(
+            expected_batch_size=8, steps=2, test_mode_seed=test_mode_seed
+        ).with_noise(1.0, 1e-3, len(X))
         seeded()
-        with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y), verify=False) as session:
+        with Session(
+            plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y), verify=False
+        ) as session:
             for batch in session.batches():
                 session.step(batch, watched)
     half = len(seen) // 2
@@ -114,10 +151,18 @@ def test_a_script_in_the_shape_of_opacus(workers: int):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loader = DataLoader(
-            TensorDataset(X, Y), batch_size=8, collate_fn=noisy, num_workers=workers, generator=torch.Generator().manual_seed(1)
+            TensorDataset(X, Y),
+            batch_size=8,
+            collate_fn=noisy,
+            num_workers=workers,
+            generator=torch.Generator().manual_seed(1),
         )
         model, optimizer, loader = PrivacyEngine().make_private(
-            module=model, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, max_grad_norm=1.0
+            module=model,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
         )
         seeded()
         x, y = next(iter(loader))
@@ -138,7 +183,9 @@ def test_an_optimizer_with_a_closure_is_refused_before_anything_is_charged():
     plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, len(X))
     with pytest.raises(ValueError, match="LBFGS steps with a closure"):
         Session(plan, model, torch.optim.LBFGS(model.parameters()), (X, Y))
-    with pytest.raises(ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"):
+    with pytest.raises(
+        ValueError, match="SparseAdam takes sparse gradients alone, and a release is dense"
+    ):
         Session(plan, model, torch.optim.SparseAdam(list(model.parameters())), (X, Y))
 
 
@@ -155,9 +202,12 @@ def test_a_parameter_without_an_axis_behind_a_filter():
 
     model = Tempered()
     plan = PrivacyConfig(
-        expected_batch_size=8, steps=3, readout="natural", postprocess=(EMA(0.5),),
+        expected_batch_size=8,
+        steps=3,
+        readout="natural",
+        postprocess=(EMA(0.5),),
         preconditioner=KFAC(probe=FeatureNoise(6), probe_size=16),
-    ).with_noise(1.0, 1e-3, len(X))  # fmt: skip
+    ).with_noise(1.0, 1e-3, len(X))
     before = weights(model).clone()
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y)) as session:
         for batch in session.batches():
@@ -172,8 +222,12 @@ def test_a_filter_of_order_two_behind_variances_that_come_and_go():
 
     model = net(0.0)
     plan = PrivacyConfig(
-        expected_batch_size=8, steps=5, readout="natural", postprocess=(LowPass(),), preconditioner=DP2(phase=1)
-    ).with_noise(1.0, 1e-3, len(X))  # fmt: skip
+        expected_batch_size=8,
+        steps=5,
+        readout="natural",
+        postprocess=(LowPass(),),
+        preconditioner=DP2(phase=1),
+    ).with_noise(1.0, 1e-3, len(X))
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), (X, Y)) as session:
         for batch in session.batches():
             session.step(batch, loss_fn)
@@ -182,13 +236,19 @@ def test_a_filter_of_order_two_behind_variances_that_come_and_go():
 
 @pytest.mark.parametrize("test_mode_seed", [None, 3])
 def test_a_state_that_is_saved_after_a_step_tells_no_mask(test_mode_seed):
-    """The Trainer puts the states of the generators into its checkpoints, and an earlier output follows from a later state."""
+    """The Trainer puts the states of the generators into its checkpoints, and an earlier output
+    follows from a later state.
+    """
     model = net()
     loader = DataLoader(TensorDataset(X, Y), batch_size=8)
     model, optimizer, loader = PrivacyEngine().make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data_loader=loader, noise_multiplier=1.0,
-        max_grad_norm=1.0, test_mode_seed=test_mode_seed,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data_loader=loader,
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        test_mode_seed=test_mode_seed,
+    )
     x, y = next(iter(loader))
     F.cross_entropy(model(x), y).backward()
     drawn = torch.get_rng_state()
@@ -202,10 +262,17 @@ def test_what_a_refresh_takes_up_goes_to_another_device_too():
 
     model = net(0.0)
     layers = find_layers(model)
-    built = KFAC(probe=FeatureNoise(6), probe_size=16, decay=0.5).build(model, lambda m, loss: capture(m, layers, loss), 0)
+    built = KFAC(probe=FeatureNoise(6), probe_size=16, decay=0.5).build(
+        model, lambda m, loss: capture(m, layers, loss), 0
+    )
     moved = built.to("meta")
     held = [side for of in moved.running for layer in of.values() for side in layer.values()]
     tensors = [x for side in held for x in side.state()[0].values()]
     assert tensors and all(x.device.type == "meta" for x in tensors)
-    assert all(x.device.type == "cpu" for of in built.running for layer in of.values() for side in layer.values()
-               for x in side.state()[0].values())  # fmt: skip
+    assert all(
+        x.device.type == "cpu"
+        for of in built.running
+        for layer in of.values()
+        for side in layer.values()
+        for x in side.state()[0].values()
+    )

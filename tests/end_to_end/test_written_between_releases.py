@@ -1,4 +1,6 @@
-"""Worry: "A session does not notice what reaches the weights, the release or the batch by another door"."""
+"""Worry: "A session does not notice what reaches the weights, the release or the batch by another
+door".
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def session_of(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object) -> Session:
+def session_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, **settings: object
+) -> Session:
     config = PrivacyConfig(expected_batch_size=5, steps=STEPS, **settings)
     optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.1)
     return Session(config.with_noise(1.0, 1e-3, N), model, optimizer, (X, Y), verify=False)
@@ -53,7 +57,9 @@ def test_weights_that_were_written_between_two_releases_end_the_run_before_the_n
         step(session)
         write(session)
         batch = next(session.batches())
-        with pytest.raises(RuntimeError, match="parameter 'weight' was written between two releases") as caught:
+        with pytest.raises(
+            RuntimeError, match="parameter 'weight' was written between two releases"
+        ) as caught:
             session.step(batch, loss_fn)
         assert len(str(caught.value)) <= 160 and session.steps_done == 1
         with pytest.raises(RuntimeError, match="written between two releases"):
@@ -118,13 +124,17 @@ def write_gradient(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 
 @pytest.mark.parametrize("hook", [replace_gradient, write_gradient])
-def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(hook: Callable) -> None:
+def test_a_pre_hook_that_changes_the_release_is_refused_before_a_weight_is_written(
+    hook: Callable,
+) -> None:
     model = nn.Linear(4, 2)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with session_of(model, optimizer) as session:
         optimizer.register_step_pre_hook(hook)
-        with pytest.raises(RuntimeError, match="pre-hook replaced the release in the gradient of 'weight'"):
+        with pytest.raises(
+            RuntimeError, match="pre-hook replaced the release in the gradient of 'weight'"
+        ):
             step(session)
     assert torch.equal(model.weight, before) and len(optimizer._optimizer_step_pre_hooks) == 1
 

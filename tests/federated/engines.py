@@ -41,7 +41,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 def _plan(settings: Mapping[str, Any]) -> Any:
     options = {"rule": FedGD(0.1), **CASES[settings["case"]]}
-    return plan_of(noise=settings["noise"], rounds=settings["rounds"], min_survivors=settings["survivors"], **options)
+    return plan_of(
+        noise=settings["noise"],
+        rounds=settings["rounds"],
+        min_survivors=settings["survivors"],
+        **options,
+    )
 
 
 def _finish(run: Any, settings: Mapping[str, Any], folder: Path) -> None:
@@ -60,14 +65,19 @@ APP = App(
 
 
 class Wires:
-    """Nodes in this process behind the interface of an engine; node k holds client k unless said otherwise.
+    """Nodes in this process behind the interface of an engine; node k holds client k unless said
+    otherwise.
 
     A node is made anew for every message, as engines do that start a process for each.
     """
 
-    def __init__(self, folder: Path, settings: Mapping[str, Any], clients: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: Mapping[str, Any], clients: Mapping[int, int] | None = None
+    ) -> None:
         self.folder, self.settings = folder, dict(settings)
-        self.clients = dict(clients if clients is not None else {100 + i: i for i in range(CLIENTS)})
+        self.clients = dict(
+            clients if clients is not None else {100 + i: i for i in range(CLIENTS)}
+        )
         self.silent: set[int] = set()
         self.sent: list[tuple[int, Any]] = []
 

@@ -53,6 +53,9 @@ def run_case(name: str, folder: Path) -> Run:
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)
     clients = []
     for number, records in enumerate(datasets()):
-        clients.append(Client(number, plan, local, records, ledger_path=folder / f"client-{number}.jsonl"))
-    return federate(plan, model, loss_fn, datasets(), clients=clients, ledger_path=folder / "server.jsonl")
-
+        clients.append(
+            Client(number, plan, local, records, ledger_path=folder / f"client-{number}.jsonl")
+        )
+    return federate(
+        plan, model, loss_fn, datasets(), clients=clients, ledger_path=folder / "server.jsonl"
+    )

@@ -27,7 +27,8 @@ from dpkfc.postprocess import AdamBC
 from dpkfc.privacy.accounting import EpsilonCurve
 
 N, T, DELTA = 20, 70, 1e-5
-# ε → (total μ, noise over C of each client's upload, and under secure aggregation), replace-one: the setting of DP-FedSOFIM.
+# ε → (total μ, noise over C of each client's upload, and under secure aggregation), replace-one:
+# the setting of DP-FedSOFIM.
 REPLACE_ONE = {
     0.5: (0.1422, 526, 118),
     1.0: (0.2681, 279, 62.4),
@@ -35,7 +36,8 @@ REPLACE_ONE = {
     5.0: (1.1212, 66.7, 14.9),
     10.0: (2.0004, 37.4, 8.4),
 }
-# ε → (noise over C under add-or-remove-one; ε at 10 %, 25 %, 50 % fewer clients; ε of single messages; ε under replace-one).
+# ε → (noise over C under add-or-remove-one; ε at 10 %, 25 %, 50 % fewer clients; ε of single
+# messages; ε under replace-one).
 ADD_OR_REMOVE = {
     0.5: (58.8, 0.53, 0.59, 0.73, 2.61, 1.07),
     1.0: (31.2, 1.06, 1.17, 1.47, 5.41, 2.15),
@@ -47,12 +49,20 @@ ADD_OR_REMOVE = {
 
 def hockey_stick(epsilon: float, mu: float) -> float:
     """δ of Gaussian DP at μ."""
-    return stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon + special.log_ndtr(-epsilon / mu - mu / 2))
+    return stats.norm.cdf(-epsilon / mu + mu / 2) - math.exp(
+        epsilon + special.log_ndtr(-epsilon / mu - mu / 2)
+    )
 
 
 def config(**options) -> FederatedConfig:
     """All survive and nobody uses its own noise, as the papers count."""
-    sizes = {"clients": N, "rounds": T, "expected_records": 50_000, "min_survivors": N, "colluding": 0}
+    sizes = {
+        "clients": N,
+        "rounds": T,
+        "expected_records": 50_000,
+        "min_survivors": N,
+        "colluding": 0,
+    }
     return FederatedConfig(**{**sizes, **options})
 
 
@@ -63,9 +73,12 @@ def test_noise_of_the_papers_setting(epsilon: float):
     over_c = plan.stddev / 10.0
     assert over_c == pytest.approx(secure, rel=6e-3)
     assert 2 * math.sqrt(T) / over_c == pytest.approx(mu, rel=1e-3)  # μ₁ = 2 / σ
-    # The mean of n messages that each carry √n · share: what the papers' code adds to protect single uploads.
+    # The mean of n messages that each carry √n · share: what the papers' code adds to protect
+    # single uploads.
     assert math.sqrt(N) * over_c == pytest.approx(upload, rel=6e-3)
-    alone = config(adjacency="replace_one", max_grad_norm=10.0, privacy=PerUpload()).calibrate(epsilon, DELTA)
+    alone = config(adjacency="replace_one", max_grad_norm=10.0, privacy=PerUpload()).calibrate(
+        epsilon, DELTA
+    )
     assert alone.sum_stddev(N) / 10.0 == pytest.approx(upload, rel=6e-3)
 
 
@@ -77,7 +90,9 @@ def test_what_other_noise_would_be_worth(epsilon: float):
     for share, expected in zip((0.1, 0.25, 0.5), dropped, strict=True):
         left = plan.hiding_stddev(round(N * (1 - share)))
         assert plan.epsilon_at(left) == pytest.approx(expected, rel=6e-3, abs=6e-3)
-    assert plan.views()["a server that sees every message"] == pytest.approx(single, rel=6e-3, abs=6e-3)
+    assert plan.views()["a server that sees every message"] == pytest.approx(
+        single, rel=6e-3, abs=6e-3
+    )
     assert plan.epsilon_at(plan.stddev / 2) == pytest.approx(replaced, rel=6e-3, abs=6e-3)
 
 
@@ -91,7 +106,9 @@ def test_the_safe_end_of_the_bracket_is_taken(epsilon: float):
 
 
 @pytest.mark.parametrize("survivors", range(N + 1))
-@pytest.mark.parametrize("privacy", [SecureAggregation(), TrustedServer("clients"), PerUpload(), TrustedServer()])
+@pytest.mark.parametrize(
+    "privacy", [SecureAggregation(), TrustedServer("clients"), PerUpload(), TrustedServer()]
+)
 def test_every_number_of_survivors_has_the_noise_or_is_dropped(privacy, survivors: int):
     plan = config(privacy=privacy, min_survivors=None).with_noise(3.0, DELTA)
     assert plan.config.survivors == default_survivors(N) == 16
@@ -102,10 +119,17 @@ def test_every_number_of_survivors_has_the_noise_or_is_dropped(privacy, survivor
 def test_colluding_clients_are_made_up_for():
     plan = config(min_survivors=16, colluding=4).with_noise(3.0, DELTA)
     assert plan.hiding_stddev(16, colluding=4) == pytest.approx(plan.stddev)
-    assert config(min_survivors=16).with_noise(3.0, DELTA).hiding_stddev(16, colluding=4) < plan.stddev
+    assert (
+        config(min_survivors=16).with_noise(3.0, DELTA).hiding_stddev(16, colluding=4) < plan.stddev
+    )
 
 
-SHARED = [SecureAggregation(), TrustedServer("clients"), ClientLevel(SecureAggregation()), ClientLevel(TrustedServer("clients"))]
+SHARED = [
+    SecureAggregation(),
+    TrustedServer("clients"),
+    ClientLevel(SecureAggregation()),
+    ClientLevel(TrustedServer("clients")),
+]
 ANOTHER = "another client, which knows its own noise"
 
 
@@ -115,34 +139,69 @@ def test_shared_noise_hides_from_any_other_client_too(privacy, clients: int):
     common = {"clients": clients, "rounds": 30, "expected_records": 600, "privacy": privacy}
     plan = FederatedConfig(**common).calibrate(3.0, 1e-4)
     t = plan.config.survivors
-    assert plan.hiding_stddev(t, 1) == pytest.approx(plan.stddev, rel=1e-12)  # of t − 1 shares: the own one is known
-    assert plan.epsilon_at(plan.hiding_stddev(t, 1)) == pytest.approx(plan.epsilon(), rel=1e-6) and ANOTHER not in plan.views()
-    assert "any single other client" in plan.config.adversaries and plan.describe()["colluding"] == 1
+    assert plan.hiding_stddev(t, 1) == pytest.approx(
+        plan.stddev, rel=1e-12
+    )  # of t − 1 shares: the own one is known
+    assert (
+        plan.epsilon_at(plan.hiding_stddev(t, 1)) == pytest.approx(plan.epsilon(), rel=1e-6)
+        and ANOTHER not in plan.views()
+    )
+    assert (
+        "any single other client" in plan.config.adversaries and plan.describe()["colluding"] == 1
+    )
     bare = FederatedConfig(**common, colluding=0).calibrate(3.0, 1e-4)
-    assert bare.stddev == plan.stddev and bare.client_stddev == pytest.approx(plan.client_stddev * math.sqrt((t - 1) / t))
-    assert 3.0 < bare.views()[ANOTHER] == pytest.approx(bare.epsilon_at(bare.client_stddev * math.sqrt(t - 1)))
-    assert "except for the other clients" in bare.config.adversaries and "the released models alone" not in bare.views()
+    assert bare.stddev == plan.stddev and bare.client_stddev == pytest.approx(
+        plan.client_stddev * math.sqrt((t - 1) / t)
+    )
+    assert (
+        3.0
+        < bare.views()[ANOTHER]
+        == pytest.approx(bare.epsilon_at(bare.client_stddev * math.sqrt(t - 1)))
+    )
+    assert (
+        "except for the other clients" in bare.config.adversaries
+        and "the released models alone" not in bare.views()
+    )
 
 
-@pytest.mark.parametrize("privacy", [TrustedServer(), PerUpload(), ClientLevel(), ClientLevel(PerUpload())], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "privacy",
+    [TrustedServer(), PerUpload(), ClientLevel(), ClientLevel(PerUpload())],
+    ids=lambda p: p.name,
+)
 def test_noise_that_nobody_shares_is_as_it_was(privacy):
-    plan = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy).with_noise(2.0, 1e-4)
-    bare = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy, colluding=0).with_noise(2.0, 1e-4)
-    assert plan.hash == bare.hash and ANOTHER not in plan.views() and "other client" not in plan.config.adversaries
+    plan = FederatedConfig(clients=5, rounds=3, expected_records=600, privacy=privacy).with_noise(
+        2.0, 1e-4
+    )
+    bare = FederatedConfig(
+        clients=5, rounds=3, expected_records=600, privacy=privacy, colluding=0
+    ).with_noise(2.0, 1e-4)
+    assert (
+        plan.hash == bare.hash
+        and ANOTHER not in plan.views()
+        and "other client" not in plan.config.adversaries
+    )
 
 
 def test_noise_of_nobody_else_is_refused_with_its_fix():
     common = {"clients": 2, "rounds": 3, "expected_records": 600, "min_survivors": 1}
-    with pytest.raises(ValueError, match=r"min_survivors=1 must exceed colluding=1: raise min_survivors, or give colluding=0"):
+    with pytest.raises(
+        ValueError,
+        match=r"min_survivors=1 must exceed colluding=1: raise min_survivors, or give colluding=0",
+    ):
         FederatedConfig(**common)
     bare = FederatedConfig(**common, colluding=0).with_noise(2.0, 1e-4)
     assert bare.views()[ANOTHER] == math.inf
-    assert ANOTHER not in FederatedConfig(**{**common, "clients": 1}).with_noise(2.0, 1e-4).views()  # there is no other
+    assert (
+        ANOTHER not in FederatedConfig(**{**common, "clients": 1}).with_noise(2.0, 1e-4).views()
+    )  # there is no other
 
 
 def test_steps_on_single_examples_are_releases_each():
     one = config(privacy=PerUpload()).with_noise(50.0, DELTA)
-    five = config(privacy=PerUpload(), local=LocalSteps(steps=5)).with_noise(50.0 * math.sqrt(5), DELTA)
+    five = config(privacy=PerUpload(), local=LocalSteps(steps=5)).with_noise(
+        50.0 * math.sqrt(5), DELTA
+    )
     assert five.releases == 5 * T and five.epsilon() == pytest.approx(one.epsilon(), rel=1e-6)
     whole = config(privacy=ClientLevel(), local=LocalSteps(steps=5))
     assert whole.releases == T
@@ -153,7 +212,9 @@ def test_what_the_models_alone_are_worth_is_said_where_noise_of_a_step_moves_no_
     rule = Scaffold(local=work) if isinstance(work, ScaffoldSteps) else FedAvg()
     plan = config(privacy=PerUpload(), local=work, rule=rule).with_noise(50.0, DELTA)
     assert ("the released models alone" in plan.views()) == (work == LocalSteps(1))
-    whole = config(privacy=ClientLevel(PerUpload()), local=work, rule=rule, min_survivors=16).with_noise(50.0, DELTA)
+    whole = config(
+        privacy=ClientLevel(PerUpload()), local=work, rule=rule, min_survivors=16
+    ).with_noise(50.0, DELTA)
     assert whole.views()["the released models alone"] < whole.epsilon()
 
 
@@ -171,7 +232,9 @@ def test_sampled_examples_are_amplified_and_sampled_clients_only_where_it_is_pro
     assert examples.epsilon() < 0.5 * full.epsilon()
     clients = config(client_rate=0.5, min_survivors=8).with_noise(2.0, DELTA)
     assert clients.epsilon() == full.epsilon()
-    whole = config(privacy=ClientLevel(), client_rate=0.1, min_survivors=None).with_noise(2.0, DELTA)
+    whole = config(privacy=ClientLevel(), client_rate=0.1, min_survivors=None).with_noise(
+        2.0, DELTA
+    )
     assert whole.epsilon() == pytest.approx(examples.epsilon())
     with pytest.raises(ValueError, match="hides no client from a server"):
         config(privacy=ClientLevel(SecureAggregation()), client_rate=0.5)
@@ -180,27 +243,43 @@ def test_sampled_examples_are_amplified_and_sampled_clients_only_where_it_is_pro
 
 
 def test_the_product_of_both_rates_is_no_bound():
-    """Other examples of a client show whether it was there: the true δ exceeds the one that rate q_client · q_example claims."""
+    """Other examples of a client show whether it was there: the true δ exceeds the one that rate
+    q_client · q_example claims.
+    """
     noise, rate_client, rate_example, delta = 1.0, 0.5, 0.1, 1e-5
     claimed = EpsilonCurve(
-        FederatedConfig(clients=9, rounds=1, expected_records=100, example_rate=rate_client * rate_example).event(noise),
-        delta, "add_or_remove_one", "pld",
-    ).at(1)  # fmt: skip
+        FederatedConfig(
+            clients=9, rounds=1, expected_records=100, example_rate=rate_client * rate_example
+        ).event(noise),
+        delta,
+        "add_or_remove_one",
+        "pld",
+    ).at(1)
     x = np.linspace(-40, 1100, 600_001)
     step = x[1] - x[0]
     away, others, with_it = (stats.norm.pdf(x, mean, noise) for mean in (0.0, 1000.0, 1001.0))
     without = (1 - rate_client) * away + rate_client * others
-    inside = (1 - rate_client) * away + rate_client * ((1 - rate_example) * others + rate_example * with_it)
+    inside = (1 - rate_client) * away + rate_client * (
+        (1 - rate_example) * others + rate_example * with_it
+    )
     true = np.maximum(inside - math.exp(claimed) * without, 0).sum() * step
     assert true > 2 * delta
     safe = EpsilonCurve(
-        FederatedConfig(clients=9, rounds=1, expected_records=100, example_rate=rate_example).event(noise),
-        delta, "add_or_remove_one", "pld",
-    ).at(1)  # fmt: skip
+        FederatedConfig(clients=9, rounds=1, expected_records=100, example_rate=rate_example).event(
+            noise
+        ),
+        delta,
+        "add_or_remove_one",
+        "pld",
+    ).at(1)
     assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
 
 
-NEWTON = {"local": FedNewStep(), "rule": FedNew(), "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=16)}
+NEWTON = {
+    "local": FedNewStep(),
+    "rule": FedNew(),
+    "preconditioner": KFAC(probe=FeatureNoise(5), probe_size=16),
+}
 WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
 
 
@@ -214,7 +293,10 @@ WALK = {"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}
         ({"local": None}, "local must be a value"),
         ({"min_survivors": 21}, "more than the 20 clients"),
         ({"min_survivors": 3, "colluding": 3}, "must exceed colluding"),
-        *(({**NEWTON, "privacy": privacy}, "a preconditioner would do nothing") for privacy in (PerUpload(), ClientLevel())),
+        *(
+            ({**NEWTON, "privacy": privacy}, "a preconditioner would do nothing")
+            for privacy in (PerUpload(), ClientLevel())
+        ),
         ({**NEWTON, "privacy": TrustedServer()}, "a preconditioner would do nothing"),
         ({**WALK, "postprocess": (AdamBC(),)}, "AdamBC needs the variance of the noise"),
         ({"local": LocalSteps()}, "no noise of other clients covers"),
@@ -233,7 +315,9 @@ def test_settings_that_do_not_go_together_are_refused(options, match):
 
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation()])
 def test_every_party_rounds_what_it_masks_and_knows_the_sensitivity_of_the_rounded_sum(privacy):
-    config = FederatedConfig(clients=10, rounds=2, expected_records=1000, privacy=privacy, noise="rounded")
+    config = FederatedConfig(
+        clients=10, rounds=2, expected_records=1000, privacy=privacy, noise="rounded"
+    )
     plan = config.with_noise(1.0, 1e-5)
     silent = PartyMechanism(plan, 0.0)
     assert silent.noise == ("rounded" if privacy.masked else "gaussian")

@@ -1,4 +1,6 @@
-"""The same run started once more: it goes on after its last round, and a finished one is left as it is."""
+"""The same run started once more: it goes on after its last round, and a finished one is left as it
+is.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def app(rounds: int = 4) -> App:
     plan = plan_of(privacy=TrustedServer(), rounds=rounds)
     parts = datasets()
     return App(
-        plan=lambda settings: plan, model=lambda settings: head(), loss_fn=loss_fn, records=lambda number, settings: parts[number]
+        plan=lambda settings: plan,
+        model=lambda settings: head(),
+        loss_fn=loss_fn,
+        records=lambda number, settings: parts[number],
     )
 
 
@@ -44,9 +49,14 @@ def test_an_interrupted_run_goes_on_after_its_last_round(tmp_path: Path):
     again = head()
     with pytest.raises(BudgetExhausted):
         federate(
-            plan_of(privacy=TrustedServer(), rounds=4), again, loss_fn, datasets(), ledger_path=tmp_path / "ledger.jsonl",
-            checkpoint=tmp_path / "checkpoint", resume=True,
-        )  # fmt: skip
+            plan_of(privacy=TrustedServer(), rounds=4),
+            again,
+            loss_fn,
+            datasets(),
+            ledger_path=tmp_path / "ledger.jsonl",
+            checkpoint=tmp_path / "checkpoint",
+            resume=True,
+        )
     assert torch.equal(torch.cat([p.detach().flatten() for p in again.parameters()]), held)
 
 
@@ -61,9 +71,15 @@ def test_records_of_unlike_width_are_collated_in_this_process_as_on_a_node(tmp_p
 
     plan = plan_of(0.0, privacy=TrustedServer(), rounds=2)
     common = {"plan": lambda s: plan, "model": lambda s: head(), "loss_fn": loss_fn}
-    one = App(**common, records=lambda number, s: rows(number), collate_fn=padded).here(folder=tmp_path / "one")
-    other = App(**common, records=lambda number, s: padded(rows(number))).here(folder=tmp_path / "other")
-    assert torch.allclose(vector(one.server.parameters), vector(other.server.parameters), atol=1e-12)
+    one = App(**common, records=lambda number, s: rows(number), collate_fn=padded).here(
+        folder=tmp_path / "one"
+    )
+    other = App(**common, records=lambda number, s: padded(rows(number))).here(
+        folder=tmp_path / "other"
+    )
+    assert torch.allclose(
+        vector(one.server.parameters), vector(other.server.parameters), atol=1e-12
+    )
     run = federate(plan, head(), loss_fn, [rows(number) for number in range(4)], collate_fn=padded)
     assert torch.equal(vector(run.server.parameters), vector(one.server.parameters))
 
@@ -80,7 +96,13 @@ def test_a_run_that_goes_on_remembers_its_rounds_and_figures(tmp_path: Path):
     with pytest.raises(Killed):
         federate(plan, head(), loss_fn, datasets(), fault=fault, **common, **evaluate)
     run = federate(plan, head(), loss_fn, datasets(), resume=True, **common, **evaluate)
-    assert [(r.round, r.dropped) for r in run.records] == [(0, True), (1, True), (2, False), (4, False), (5, False)]
+    assert [(r.round, r.dropped) for r in run.records] == [
+        (0, True),
+        (1, True),
+        (2, False),
+        (4, False),
+        (5, False),
+    ]
     assert [point[0] for point in run.history] == [2, 5, 6] and isinstance(run.history[0], tuple)
     card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
     assert (card["rounds"]["sent"], card["rounds"]["dropped"]) == (6, 2)
@@ -90,7 +112,9 @@ def test_messages_that_were_rejected_before_are_remembered(tmp_path: Path):
     server, clients = world(plan_of(privacy=TrustedServer(), rounds=2))
     run, sent = Run(server), server.open_round()
     for i, client in clients.items():
-        server.receive({**client.answer(sent[i]), "loss": 0.3} if i == 0 else client.answer(sent[i]))
+        server.receive(
+            {**client.answer(sent[i]), "loss": 0.3} if i == 0 else client.answer(sent[i])
+        )
     run.records.append(server.close_round())
     run.save(tmp_path / "checkpoint")
     again = Run(server)
@@ -113,7 +137,9 @@ def test_a_used_ledger_without_its_checkpoint_is_refused(tmp_path: Path):
     assert len(verify(ledger).releases) == 1
 
 
-@pytest.mark.parametrize("privacy", [SecureAggregation(), ClientLevel(SecureAggregation())], ids=["records", "clients"])
+@pytest.mark.parametrize(
+    "privacy", [SecureAggregation(), ClientLevel(SecureAggregation())], ids=["records", "clients"]
+)
 @pytest.mark.parametrize("readout", ["natural", "inverse"])
 def test_masked_sums_of_a_float32_model_are_mapped_back(privacy, readout):
     model = head().float()
@@ -133,8 +159,24 @@ def test_a_fault_of_every_client_ends_the_run_after_one_round():
     plan = plan_of(privacy=TrustedServer(), rounds=4)
     rounds: list[int] = []
     with pytest.raises(ValueError, match="loss_fn must return one loss per example"):
-        federate(plan, head(), summed, datasets(), on_round=lambda record, run: rounds.append(record.round))
+        federate(
+            plan,
+            head(),
+            summed,
+            datasets(),
+            on_round=lambda record, run: rounds.append(record.round),
+        )
     assert rounds == []
-    with pytest.raises(RuntimeError, match="every client failed in round 0: loss_fn must return one loss per example"):
-        federate(plan, head(), summed, datasets(), on_round=lambda record, run: rounds.append(record.round), verify=False)
+    with pytest.raises(
+        RuntimeError,
+        match="every client failed in round 0: loss_fn must return one loss per example",
+    ):
+        federate(
+            plan,
+            head(),
+            summed,
+            datasets(),
+            on_round=lambda record, run: rounds.append(record.round),
+            verify=False,
+        )
     assert rounds == [0]

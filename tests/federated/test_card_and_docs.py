@@ -1,4 +1,6 @@
-"""The card of a run, the document's example, and the demo's in-process half at a size that takes seconds."""
+"""The card of a run, the document's example, and the demo's in-process half at a size that takes
+seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.federated import ClientLevel, FederatedConfig, PerUpload, SecureAggregation, TrustedServer, federate
+from dpkfc.federated import (
+    ClientLevel,
+    FederatedConfig,
+    PerUpload,
+    SecureAggregation,
+    TrustedServer,
+    federate,
+)
 from dpkfc.report.card import build_federated_card, to_markdown
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.documents import blocks
@@ -18,20 +27,33 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_example_of_the_document_runs():
-    found = [block for block in blocks(ROOT / "docs" / "federated.md") if block.language == "python"]
+    found = [
+        block for block in blocks(ROOT / "docs" / "federated.md") if block.language == "python"
+    ]
     assert found
     for block in found:
         exec(compile(block.text, "docs/federated.md", "exec"), {})
 
 
-@pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation(), PerUpload(), ClientLevel()])
+@pytest.mark.parametrize(
+    "privacy", [TrustedServer(), SecureAggregation(), PerUpload(), ClientLevel()]
+)
 def test_a_card_says_who_is_protected_from_whom(privacy):
     config = FederatedConfig(clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=privacy)
     plan = config.calibrate(2.0, 1e-3)
     run = federate(plan, head(), loss_fn, datasets())
-    card = json.loads(json.dumps(build_federated_card(run.server, run.records, title="x", chosen_by="nobody"), allow_nan=False))
+    card = json.loads(
+        json.dumps(
+            build_federated_card(run.server, run.records, title="x", chosen_by="nobody"),
+            allow_nan=False,
+        )
+    )
     text = to_markdown(card)
-    assert privacy.name in text and config.adversaries in text and f"one {privacy.unit} added or removed" in text
+    assert (
+        privacy.name in text
+        and config.adversaries in text
+        and f"one {privacy.unit} added or removed" in text
+    )
     assert 1.99 < card["guarantee"]["epsilon"] <= 2.0 and card["ledger"]["count"] == 2
     others = card["guarantee"]["epsilon_for_others"]
     if privacy.noise_by == "server":
@@ -44,11 +66,18 @@ def test_a_card_says_who_is_protected_from_whom(privacy):
 
 @pytest.mark.parametrize("privacy", [TrustedServer(), SecureAggregation(), PerUpload()])
 def test_no_epsilon_on_a_card_is_below_that_of_the_accounting(privacy):
-    plan = FederatedConfig(clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=privacy).calibrate(2.0, 1e-3)
+    plan = FederatedConfig(
+        clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=privacy
+    ).calibrate(2.0, 1e-3)
     run = federate(plan, head(), loss_fn, datasets())
-    promise = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")["guarantee"]
+    promise = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")[
+        "guarantee"
+    ]
     assert promise["epsilon"] == run.server.epsilon == plan.epsilon(run.server.ledger.count)
-    views = {party: epsilon if math.isfinite(epsilon) else "inf" for party, epsilon in plan.views().items()}
+    views = {
+        party: epsilon if math.isfinite(epsilon) else "inf"
+        for party, epsilon in plan.views().items()
+    }
     assert promise["epsilon_for_others"] == views
 
 
@@ -60,7 +89,9 @@ def test_a_card_of_a_test_mode_run_is_stamped():
 
 def test_dropped_rounds_are_on_the_card_and_charged():
     plan = plan_of(privacy=TrustedServer("clients"), rounds=3)
-    run = federate(plan, head(), loss_fn, datasets(), fault=lambda s, n, c: s == "client" and n == 1)
+    run = federate(
+        plan, head(), loss_fn, datasets(), fault=lambda s, n, c: s == "client" and n == 1
+    )
     card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
     assert card["rounds"] == {"sent": 3, "dropped": 1, "rejected_messages": {}} and math.isfinite(
         card["guarantee"]["epsilon"]
@@ -85,7 +116,9 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
             "plots",
         } <= names
         told = verify_ledger(tmp_path / "demo" / method / "ledger.jsonl")
-        assert told["privacy card"] == "states what the ledger shows" and told["privacy unit"].startswith("one ")
+        assert told["privacy card"] == "states what the ledger shows" and told[
+            "privacy unit"
+        ].startswith("one ")
         assert told["weights"] == "those of the card (SHA-256)"
     card = (tmp_path / "demo" / chosen[0] / "privacy_card.md").read_text("utf-8")
     assert "| weights, file | `model.safetensors` |" in card and "| weights, sha256 | `" in card
@@ -93,4 +126,6 @@ def test_the_demo_leaves_a_folder_a_method(tmp_path):
     one.write_bytes(other.read_bytes())
     with pytest.raises(CardError, match="does not hold the weights"):
         verify_ledger(tmp_path / "demo" / chosen[0] / "ledger.jsonl")
-    assert {"partition.png", "comparison.png"} <= {path.name for path in (tmp_path / "demo").iterdir()}
+    assert {"partition.png", "comparison.png"} <= {
+        path.name for path in (tmp_path / "demo").iterdir()
+    }

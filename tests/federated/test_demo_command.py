@@ -27,14 +27,19 @@ def test_it_trains_in_one_process_without_flower(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     done = call("--engine", "here", "--rounds", "2", "--quiet", "--out", str(tmp_path / "demo"))
     assert done.exit_code == 0, done.output
-    assert "federated DP-KFC" in done.stdout and str(tmp_path / "demo") in done.stdout.replace("\n", "")
+    assert "federated DP-KFC" in done.stdout and str(tmp_path / "demo") in done.stdout.replace(
+        "\n", ""
+    )
 
 
 def test_a_missing_flower_is_named_before_anything_runs(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "flwr", None)
     done = call("--out", str(tmp_path / "demo"))
     assert done.exit_code == 2 and not (tmp_path / "demo").exists()
-    assert done.stderr.strip().startswith("dpkfc: Flower is not installed") and "dpkfc[federated]" in done.stderr
+    assert (
+        done.stderr.strip().startswith("dpkfc: Flower is not installed")
+        and "dpkfc[federated]" in done.stderr
+    )
     done = call("--engine", "spark")
     assert done.stderr.strip() == "dpkfc: unknown engine 'spark'; choose one of here, flower"
 

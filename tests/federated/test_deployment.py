@@ -1,4 +1,6 @@
-"""The demo's app, unchanged, on a SuperLink and SuperNodes: separate processes on loopback, with TLS. About two minutes."""
+"""The demo's app, unchanged, on a SuperLink and SuperNodes: separate processes on loopback, with
+TLS. About two minutes.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from tests.ports import free_port
 pytest.importorskip("flwr", reason="needs flwr")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(os.environ.get("DPKFC_FLOWER") != "1", reason="starts Flower: set DPKFC_FLOWER=1"),
+    pytest.mark.skipif(
+        os.environ.get("DPKFC_FLOWER") != "1", reason="starts Flower: set DPKFC_FLOWER=1"
+    ),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -44,7 +48,12 @@ def certificates(folder: Path) -> None:
 
     def made(subject, issuer, key, signer, *extensions):
         now = datetime.datetime.now(datetime.timezone.utc)
-        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(issuer)
+            .public_key(key.public_key())
+        )
         builder = builder.serial_number(x509.random_serial_number())
         builder = builder.not_valid_before(now - datetime.timedelta(days=1))
         builder = builder.not_valid_after(now + datetime.timedelta(days=2))
@@ -54,13 +63,28 @@ def certificates(folder: Path) -> None:
 
     authority, server = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     usage = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
         False,
     )
     sign = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage)
     root = name("a test authority")
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    ca = made(root, root, authority, authority, (x509.BasicConstraints(True, None), True), (sign, True), (identity, False))
+    ca = made(
+        root,
+        root,
+        authority,
+        authority,
+        (x509.BasicConstraints(True, None), True),
+        (sign, True),
+        (identity, False),
+    )
     names = x509.SubjectAlternativeName(
         [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     )
@@ -80,7 +104,12 @@ class Federation:
     def __init__(self, folder: Path, clients: int = CLIENTS) -> None:
         self.folder = folder
         self.link, *self.ports = (free_port() for _ in range(clients + 1))
-        self.env = {**os.environ, **SWITCHES, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1"}
+        self.env = {
+            **os.environ,
+            **SWITCHES,
+            "FLWR_HOME": str(folder / "flwr"),
+            "OMP_NUM_THREADS": "1",
+        }
         self.env["PATH"] = f"{BIN}{os.pathsep}{os.environ['PATH']}"
         self.started: list[subprocess.Popen] = []
         certificates(folder)
@@ -103,7 +132,12 @@ class Federation:
 
     def superlink(self) -> subprocess.Popen:
         found = self.start(
-            "superlink", "flower-superlink", *TLS, "--port", str(self.link), "--disable-runtime-dependency-installation"
+            "superlink",
+            "flower-superlink",
+            *TLS,
+            "--port",
+            str(self.link),
+            "--disable-runtime-dependency-installation",
         )
         for _ in range(300):
             with socket.socket() as s:
@@ -115,22 +149,43 @@ class Federation:
     def supernode(self, number: int) -> subprocess.Popen:
         node = f'partition-id={number} folder="{self.folder / "clients"}"'
         return self.start(
-            f"node-{number}", "flower-supernode", *TLS, "--root-certificates", "ca.crt",
-            "--superlink", f"127.0.0.1:{self.link}", "--port", str(self.ports[number]), "--node-config", node,
-        )  # fmt: skip
+            f"node-{number}",
+            "flower-supernode",
+            *TLS,
+            "--root-certificates",
+            "ca.crt",
+            "--superlink",
+            f"127.0.0.1:{self.link}",
+            "--port",
+            str(self.ports[number]),
+            "--node-config",
+            node,
+        )
 
     def run(self, seconds: float, /, **settings: object) -> str:
         words = [str(BIN / "flwr"), *self.command(settings)]
-        done = subprocess.run(words, env=self.env, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            words, env=self.env, capture_output=True, text=True, timeout=seconds, check=False
+        )
         return done.stdout + done.stderr
 
     @staticmethod
     def command(settings: dict[str, object]) -> list[str]:
         given = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-        return ["run", str(ROOT / "examples" / "federated"), "loopback", "--stream", "--run-config", given]
+        return [
+            "run",
+            str(ROOT / "examples" / "federated"),
+            "loopback",
+            "--stream",
+            "--run-config",
+            given,
+        ]
 
     def logs(self) -> str:
-        return "\n".join(f"== {p.name}\n{p.read_text('utf-8', 'replace')[-3000:]}" for p in self.folder.glob("*.log"))
+        return "\n".join(
+            f"== {p.name}\n{p.read_text('utf-8', 'replace')[-3000:]}"
+            for p in self.folder.glob("*.log")
+        )
 
     def end(self) -> None:
         for process in self.started:
@@ -152,21 +207,35 @@ def test_the_app_of_the_demo_runs_between_processes_with_tls(tmp_path):
     federation = Federation(tmp_path)
     try:
         said = federation.run(120)
-        assert "Connection to the SuperLink is unavailable" in said and "Traceback" not in said, said
+        assert "Connection to the SuperLink is unavailable" in said and "Traceback" not in said, (
+            said
+        )
         federation.superlink()
         folder = tmp_path / "server"
         said = federation.run(120, clients=CLIENTS, folder=str(tmp_path / "nobody"), wait=1.0)
-        assert "0 of 3 clients are there after 1 s and a round needs 3" in said.replace("\n", " "), said
+        assert "0 of 3 clients are there after 1 s and a round needs 3" in said.replace(
+            "\n", " "
+        ), said
         for number in range(CLIENTS):
             federation.supernode(number)
         said = federation.run(
-            420, method="dp-kfc", clients=CLIENTS, rounds=ROUNDS, folder=str(folder), wait=180.0, timeout=180.0
+            420,
+            method="dp-kfc",
+            clients=CLIENTS,
+            rounds=ROUNDS,
+            folder=str(folder),
+            wait=180.0,
+            timeout=180.0,
         )
         assert (folder / "privacy_card.json").exists(), said + federation.logs()
     finally:
         federation.end()
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
-    assert card["guarantee"]["epsilon"] <= 3.0 and card["rounds"] == {"sent": 2, "dropped": 0, "rejected_messages": {}}
+    assert card["guarantee"]["epsilon"] <= 3.0 and card["rounds"] == {
+        "sent": 2,
+        "dropped": 0,
+        "rejected_messages": {},
+    }
     assert len(verify(folder / "ledger.jsonl").releases) == ROUNDS
     assert bool(torch.isfinite(load_file(folder / "model.safetensors")["weight"]).all())
     for number in range(CLIENTS):
@@ -181,8 +250,16 @@ def test_a_run_goes_on_when_a_client_is_killed_in_the_middle_of_a_round(tmp_path
     try:
         federation.superlink()
         nodes = [federation.supernode(number) for number in range(clients)]
-        settings = {"method": "dp-fedgd", "clients": clients, "rounds": ROUNDS, "wait": 180.0, "timeout": 90.0}
-        run = federation.start("run", "flwr", *federation.command({**settings, "folder": str(folder)}))
+        settings = {
+            "method": "dp-fedgd",
+            "clients": clients,
+            "rounds": ROUNDS,
+            "wait": 180.0,
+            "timeout": 90.0,
+        }
+        run = federation.start(
+            "run", "flwr", *federation.command({**settings, "folder": str(folder)})
+        )
         ledger = folder / "ledger.jsonl"
         for _ in range(1000):  # the charge is on the disk before a round is sent
             if ledger.exists() and len(verify(ledger).releases) == 1:
@@ -194,5 +271,8 @@ def test_a_run_goes_on_when_a_client_is_killed_in_the_middle_of_a_round(tmp_path
         federation.end()
     rounds = json.loads((folder / "rounds.json").read_text("utf-8"))["rounds"]
     assert len(rounds) == ROUNDS and not any(record["dropped"] for record in rounds)
-    assert all(record["survivors"] >= clients - 1 for record in rounds) and rounds[-1]["survivors"] == clients - 1
+    assert (
+        all(record["survivors"] >= clients - 1 for record in rounds)
+        and rounds[-1]["survivors"] == clients - 1
+    )
     assert len(verify(ledger).releases) == ROUNDS

@@ -1,4 +1,6 @@
-"""Clients that live in folders and servers that live on carriers: the same rounds as in one process, whoever dies."""
+"""Clients that live in folders and servers that live on carriers: the same rounds as in one
+process, whoever dies.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ def test_every_method_runs_on_clients_that_are_built_for_each_message(tmp_path, 
     wires.ask = anew
     run = serve(APP, chosen, wires)
     assert [r.survivors for r in run.records] == [CLIENTS] * 4 and not run.server.rejected
-    assert (tmp_path / "server" / "finished.txt").read_text() == "4 rounds" and len(run.history) == 4
+    assert (tmp_path / "server" / "finished.txt").read_text() == "4 rounds" and len(
+        run.history
+    ) == 4
     here = federate(APP.plan(chosen), head(), loss_fn, datasets())
     if case != "masked":  # without noise the trajectory is that of one process
-        assert torch.allclose(vector(run.server.parameters), vector(here.server.parameters), atol=1e-12)
+        assert torch.allclose(
+            vector(run.server.parameters), vector(here.server.parameters), atol=1e-12
+        )
     for number in range(CLIENTS):
         (ledger,) = (tmp_path / "clients" / f"client-{number}").glob("*/ledger.jsonl")
         assert len(verify(ledger).releases) == run.server.plan.releases
@@ -66,7 +72,11 @@ def test_a_client_that_is_silent_drops_out_and_two_end_the_round(tmp_path):
     inner = wires.ask
 
     def losing(requests, timeout):
-        lost = {100, 101} if {(m["kind"], m.get("round")) for m in requests.values()} == {("round", 1)} else set()
+        lost = (
+            {100, 101}
+            if {(m["kind"], m.get("round")) for m in requests.values()} == {("round", 1)}
+            else set()
+        )
         return [(node, answer) for node, answer in inner(requests, timeout) if node not in lost]
 
     wires.ask = losing
@@ -78,7 +88,9 @@ def test_a_client_that_is_silent_drops_out_and_two_end_the_round(tmp_path):
 def test_too_few_keys_end_the_run_before_the_round_is_charged(tmp_path):
     chosen = settings_of(tmp_path, case="masked", rounds=3)
     wires = Wires(tmp_path, chosen)
-    with pytest.raises(TooFewClients, match=r"2 of 4 clients sent keys and round 1 needs 3; nothing was charged") as caught:
+    with pytest.raises(
+        TooFewClients, match=r"2 of 4 clients sent keys and round 1 needs 3; nothing was charged"
+    ) as caught:
         serve(APP, chosen, wires, on_round=lambda record, run: wires.silent.update({100, 101}))
     assert len(str(caught.value)) <= 160
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 1
@@ -103,9 +115,16 @@ def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
         serve(APP, chosen, wires)
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 3
     run = serve(APP, chosen, Wires(tmp_path, chosen))
-    assert [r.round for r in run.records] == [0, 1, 3, 4] and [h[0] for h in run.history] == [1, 2, 4, 5]
+    assert [r.round for r in run.records] == [0, 1, 3, 4] and [h[0] for h in run.history] == [
+        1,
+        2,
+        4,
+        5,
+    ]
     assert run.server.epsilon == run.server.plan.curve.at(5) and not run.server.rejected
-    with pytest.raises(BudgetExhausted, match=r"all rounds of this plan are spent .* nothing was sent"):
+    with pytest.raises(
+        BudgetExhausted, match=r"all rounds of this plan are spent .* nothing was sent"
+    ):
         serve(APP, chosen, Wires(tmp_path, chosen))
 
 
@@ -120,22 +139,31 @@ def test_a_used_ledger_whose_checkpoint_is_lost_is_refused(tmp_path):
         serve(APP, chosen, Wires(tmp_path, chosen), on_round=stop)
     shutil.rmtree(tmp_path / "server" / "checkpoint")
     wires = Wires(tmp_path, chosen)
-    with pytest.raises(ValueError, match="2 releases of an earlier run; resume from its checkpoint"):
+    with pytest.raises(
+        ValueError, match="2 releases of an earlier run; resume from its checkpoint"
+    ):
         serve(APP, chosen, wires)
     assert not wires.sent and not (tmp_path / "server" / "checkpoint").exists()
     assert len(verify(tmp_path / "server" / "ledger.jsonl").releases) == 2
 
 
 def test_weights_that_no_engine_carries_are_refused_before_a_charge(tmp_path):
-    app, chosen = dataclasses.replace(APP, model=lambda settings: head().bfloat16()), settings_of(tmp_path)
-    with pytest.raises(ValueError, match=r"'weight' is torch.bfloat16; engines carry .* Nothing was charged"):
+    app, chosen = (
+        dataclasses.replace(APP, model=lambda settings: head().bfloat16()),
+        settings_of(tmp_path),
+    )
+    with pytest.raises(
+        ValueError, match=r"'weight' is torch.bfloat16; engines carry .* Nothing was charged"
+    ):
         serve(app, chosen, Wires(tmp_path, chosen))
     assert not (tmp_path / "server" / "ledger.jsonl").exists()
 
 
 def test_too_few_clients_are_one_line_and_cost_nothing(tmp_path):
     chosen = settings_of(tmp_path)
-    with pytest.raises(TooFewClients, match=r"2 of 4 clients are there .* needs 3.* nothing was charged"):
+    with pytest.raises(
+        TooFewClients, match=r"2 of 4 clients are there .* needs 3.* nothing was charged"
+    ):
         serve(APP, chosen, Wires(tmp_path, chosen, {100: 0, 101: 1}))
     assert verify(tmp_path / "server" / "ledger.jsonl").releases == []
 
@@ -163,7 +191,12 @@ def test_a_client_that_comes_back_as_another_node_takes_its_number_again(tmp_pat
 
     run = serve(APP, chosen, wires, on_round=restarted)
     assert [r.survivors for r in run.records] == [4, 4, 4, 4] and not run.server.rejected
-    assert {n for n, m in wires.sent if m["kind"] == "round" and m["round"] > 0} == {101, 102, 103, 200}
+    assert {n for n, m in wires.sent if m["kind"] == "round" and m["round"] > 0} == {
+        101,
+        102,
+        103,
+        200,
+    }
 
 
 def test_nobody_answers_for_another_client(tmp_path):
@@ -187,13 +220,20 @@ def test_a_failing_client_says_a_constant_and_keeps_its_reason(tmp_path):
     chosen = settings_of(tmp_path, case="masked")
     node = Node(APP, chosen, 0, tmp_path)
     hello = node.answer({"kind": "hello"})
-    assert hello["kind"] == "hello" and torch.equal(hello["key"], node.answer({"kind": "hello"})["key"])
+    assert hello["kind"] == "hello" and torch.equal(
+        hello["key"], node.answer({"kind": "hello"})["key"]
+    )
     (key,) = (tmp_path / "client-0").glob("*/channel.key")
     assert key.stat().st_mode & 0o077 == 0
     key.write_bytes(b"abc")
     answer = node.answer({"kind": "round", "round": 3})
-    assert answer == make_failure(0, {"round": 3}, answer["contract"]) and answer["reason"] == "client-failed"
-    assert "channel.key has 3 bytes" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
+    assert (
+        answer == make_failure(0, {"round": 3}, answer["contract"])
+        and answer["reason"] == "client-failed"
+    )
+    assert "channel.key has 3 bytes" in (tmp_path / "client-0" / "last_error.txt").read_text(
+        "utf-8"
+    )
 
 
 def test_what_a_client_keeps_is_for_its_operator_alone(tmp_path):
@@ -216,7 +256,12 @@ def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
     for number, message in server.request_keys().items():
         assert server.receive(wires.node(100 + number).answer(message))
     sent = server.open_round()
-    ask = {"kind": "unmask", "round": 0, "contract": server.contract, "survivors": torch.tensor([0, 1, 2])}
+    ask = {
+        "kind": "unmask",
+        "round": 0,
+        "contract": server.contract,
+        "survivors": torch.tensor([0, 1, 2]),
+    }
     assert wires.node(100).answer(ask)["reason"] == "client-failed"  # it has sent no sum yet
     assert wires.node(100).answer(sent[0])["kind"] == "sum"
     one = wires.node(100).answer(ask)
@@ -226,8 +271,12 @@ def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
     again = wires.node(100).answer({**ask, "survivors": torch.tensor([2, 1, 0])})
     assert torch.equal(again["shares"], one["shares"])
     (state,) = (tmp_path / "clients" / "client-0").glob("*/state")
-    assert state.stat().st_mode & 0o077 == 0 or state.parent.stat().st_mode & 0o077 == 0  # its shares are for nobody else
-    assert '"keys": null' in (state / "manifest.json").read_text("utf-8")  # the secrets of the round are forgotten
+    assert (
+        state.stat().st_mode & 0o077 == 0 or state.parent.stat().st_mode & 0o077 == 0
+    )  # its shares are for nobody else
+    assert '"keys": null' in (state / "manifest.json").read_text(
+        "utf-8"
+    )  # the secrets of the round are forgotten
 
 
 def test_settings_are_checked_by_name_and_kind(tmp_path):
@@ -242,5 +291,9 @@ def test_settings_are_checked_by_name_and_kind(tmp_path):
 
 def test_the_same_app_runs_in_one_process(tmp_path):
     rounds = []
-    run = APP.here({"rounds": 2}, folder=tmp_path, on_round=lambda record, run: rounds.append(record.round))
-    assert rounds == [0, 1] and (tmp_path / "finished.txt").exists() and run.server.ledger.count == 2
+    run = APP.here(
+        {"rounds": 2}, folder=tmp_path, on_round=lambda record, run: rounds.append(record.round)
+    )
+    assert (
+        rounds == [0, 1] and (tmp_path / "finished.txt").exists() and run.server.ledger.count == 2
+    )

@@ -1,4 +1,6 @@
-"""A federated round against the central mechanism, against plain autograd, and rules against dense algebra; all in float64."""
+"""A federated round against the central mechanism, against plain autograd, and rules against dense
+algebra; all in float64.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,18 @@ from dpkfc.postprocess import EMA, AdamBC, LowPass
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, release
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from tests.federated.worlds import CLIENTS, FEATURES, RECORDS, datasets, head, loss_fn, plan_of, records, vector, world
+from tests.federated.worlds import (
+    CLIENTS,
+    FEATURES,
+    RECORDS,
+    datasets,
+    head,
+    loss_fn,
+    plan_of,
+    records,
+    vector,
+    world,
+)
 
 PROBE = FeatureNoise(FEATURES)
 
@@ -55,7 +68,9 @@ def shared_noise(plan, number: int) -> torch.Tensor:
         mechanism = PartyMechanism(plan, plan.client_stddev)
         ledger = Ledger.in_memory(plan.hash)
         total = total + vector(
-            release(ClippedSum(zeros, plan.config.max_grad_norm), mechanism, stream, ledger, number).gradients
+            release(
+                ClippedSum(zeros, plan.config.max_grad_norm), mechanism, stream, ledger, number
+            ).gradients
         )
     return total
 
@@ -75,16 +90,28 @@ def test_a_round_is_the_central_mechanism_on_the_pooled_data(privacy):
 
 
 @pytest.mark.parametrize("preconditioned", [False, True])
-def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_all(preconditioned: bool):
-    made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2, chunk=4) if preconditioned else None
-    plan = plan_of(clients=1, privacy=TrustedServer(), rule=FedGD(0.25), preconditioner=made, rounds=3)
+def test_a_trusted_servers_run_is_a_session_to_the_bit_where_one_client_holds_all(
+    preconditioned: bool,
+):
+    made = (
+        KFAC(sides="both", probe=PROBE, probe_size=64, every=2, chunk=4) if preconditioned else None
+    )
+    plan = plan_of(
+        clients=1, privacy=TrustedServer(), rule=FedGD(0.25), preconditioner=made, rounds=3
+    )
     run = federate(plan, head(), loss_fn, [records()])
     config = PrivacyConfig(
-        expected_batch_size=RECORDS, steps=3, max_grad_norm=0.5, preconditioner=made, test_mode_seed=7
+        expected_batch_size=RECORDS,
+        steps=3,
+        max_grad_norm=0.5,
+        preconditioner=made,
+        test_mode_seed=7,
     )
     model = head()
     central = config.with_noise(1.0, 1e-3, RECORDS)
-    with Session(central, model, torch.optim.SGD(model.parameters(), lr=0.25), records()) as session:
+    with Session(
+        central, model, torch.optim.SGD(model.parameters(), lr=0.25), records()
+    ) as session:
         session._pipeline.noise = NoiseStream.repeatable(stream_seed(plan, 0))
         for batch in session.batches():
             session.step(batch, loss_fn)
@@ -108,7 +135,11 @@ def test_clients_of_any_size_and_labels_add_up_to_the_same_round(alpha: float):
 def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: float, privacy):
     made = KFAC(sides="both", probe=PROBE, probe_size=64, every=2, decay=decay)
     plan = plan_of(
-        0.0 if not privacy.masked else 1e-3, privacy=privacy, preconditioner=made, metric=metric, rule=FedGD(1.0)
+        0.0 if not privacy.masked else 1e-3,
+        privacy=privacy,
+        preconditioner=made,
+        metric=metric,
+        rule=FedGD(1.0),
     )
     server, clients = world(plan)
     for _ in range(3):
@@ -120,9 +151,13 @@ def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: flo
         pooled.load(dict(model.named_parameters()))
         sums = pooled.clipped_sum(Records(records()), torch.arange(RECORDS).numpy())
         moved = before - vector(server.parameters)
-        assert float((moved - vector(sums) / RECORDS).abs().max()) < (1e-12 if not privacy.masked else 1e-3)
+        assert float((moved - vector(sums) / RECORDS).abs().max()) < (
+            1e-12 if not privacy.masked else 1e-3
+        )
     assert server.preconditioner is not None and bool(server.preconditioner.running) == (decay > 0)
-    assert replace(server.preconditioner, running=()).digest == clients[0].local.digest  # clients are not sent the past
+    assert (
+        replace(server.preconditioner, running=()).digest == clients[0].local.digest
+    )  # clients are not sent the past
 
 
 def test_clients_cannot_rebuild_an_average():
@@ -145,12 +180,17 @@ def test_a_client_level_contribution_is_the_mean_gradient_clipped_once():
 @pytest.mark.parametrize("direction", ["gradient", "momentum"])
 @pytest.mark.parametrize("bias_correction", [False, True])
 def test_sofim_is_the_dense_solve(direction: str, bias_correction: bool):
-    rule = FedSOFIM(0.7, rho=0.3, beta=0.8, direction=direction, bias_correction=bias_correction, warmup=1)
+    rule = FedSOFIM(
+        0.7, rho=0.3, beta=0.8, direction=direction, bias_correction=bias_correction, warmup=1
+    )
     plan = plan_of(0.0, privacy=TrustedServer(), rule=rule, rounds=4)
     server, clients = world(plan)
     momentum, t = torch.zeros(18, dtype=torch.float64), 0
     for _ in range(4):
-        before, g = vector(server.parameters), plain_clipped_sum(copy.deepcopy(server.model), records(), 0.5) / RECORDS
+        before, g = (
+            vector(server.parameters),
+            plain_clipped_sum(copy.deepcopy(server.model), records(), 0.5) / RECORDS,
+        )
         run_round(server, clients)
         t += 1
         momentum = 0.8 * momentum + 0.2 * g
@@ -167,17 +207,24 @@ def test_server_momentum_is_that_of_torch():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     for _ in range(3):
         g = plain_clipped_sum(model, records(), 0.5) / RECORDS
-        for p, piece in zip(model.parameters(), g.split([p.numel() for p in model.parameters()]), strict=True):
+        for p, piece in zip(
+            model.parameters(), g.split([p.numel() for p in model.parameters()]), strict=True
+        ):
             p.grad = piece.view(p.shape)
         optimizer.step()
-    assert float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max()) < 1e-12
+    assert (
+        float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max())
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("steps", [(EMA(0.5),), (LowPass(),), (AdamBC(),), (EMA(0.5), AdamBC())])
 def test_filters_run_on_the_server_and_know_the_noise(steps):
     plan = plan_of(1.0, privacy=TrustedServer("clients"), rule=FedGD(0.1), postprocess=steps)
     run = federate(plan, head(), loss_fn, datasets())
-    assert len(run.records) == 3 and all(torch.isfinite(p).all() for p in run.server.parameters.values())
+    assert len(run.records) == 3 and all(
+        torch.isfinite(p).all() for p in run.server.parameters.values()
+    )
 
 
 def test_equal_releases_give_equal_models():
@@ -192,7 +239,12 @@ def test_equal_releases_give_equal_models():
         {"privacy": TrustedServer(), "noise": "rounded"},
         {"privacy": TrustedServer("clients"), "noise": "rounded"},
         {"privacy": PerUpload(), "example_rate": 0.5},
-        {"privacy": SecureAggregation(), "example_rate": 0.5, "client_rate": 0.9, "min_survivors": 2},
+        {
+            "privacy": SecureAggregation(),
+            "example_rate": 0.5,
+            "client_rate": 0.9,
+            "min_survivors": 2,
+        },
         {"privacy": TrustedServer(), "adjacency": "replace_one", "max_physical_batch_size": 3},
     ],
 )
@@ -224,10 +276,17 @@ def test_sampled_examples_are_those_of_a_poisson_sampler():
             if len(drawn):
                 total += plain_clipped_sum(model, (x[drawn], y[drawn]), 0.5)
         with torch.no_grad():
-            for p, piece in zip(model.parameters(), total.split([p.numel() for p in model.parameters()]), strict=True):
+            for p, piece in zip(
+                model.parameters(),
+                total.split([p.numel() for p in model.parameters()]),
+                strict=True,
+            ):
                 p.sub_(piece.view(p.shape) / plan.config.divisor)
     assert plan.config.divisor == RECORDS // 2
-    assert float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max()) < 1e-12
+    assert (
+        float((vector(dict(model.named_parameters())) - vector(run.server.parameters)).abs().max())
+        < 1e-12
+    )
 
 
 def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients_own():

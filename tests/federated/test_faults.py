@@ -1,4 +1,6 @@
-"""Clients and servers that die, messages that are wrong, budgets that end: ε stays what it was said to be."""
+"""Clients and servers that die, messages that are wrong, budgets that end: ε stays what it was said
+to be.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def test_any_set_of_dead_clients_leaves_enough_noise_or_no_release(privacy):
             server, clients = world(plan)
             before = vector(server.parameters)
             record = run_round(
-                server, clients, lambda stage, number, client, dead=dead: stage == "client" and client in dead
+                server,
+                clients,
+                lambda stage, number, client, dead=dead: stage == "client" and client in dead,
             )
             assert record.survivors == CLIENTS - k and record.dropped == (CLIENTS - k < 3)
             assert server.ledger.count == 1 and server.rounds_left == 0
@@ -63,7 +67,9 @@ def test_masks_of_dead_clients_are_taken_off_exactly():
         plan = plan_of(privacy=privacy, min_survivors=3, rounds=1, rule=FedGD(1.0))
         server, clients = world(plan)
         before = vector(server.parameters)
-        run_round(server, clients, lambda stage, number, client: stage == "client" and client in dead)
+        run_round(
+            server, clients, lambda stage, number, client: stage == "client" and client in dead
+        )
         sums[privacy.name] = before - vector(server.parameters)
     one, other = sums.values()
     assert float((one - other).abs().max()) <= 1e-6  # the noise of the grid is wider by 2⁻²⁰
@@ -72,7 +78,13 @@ def test_masks_of_dead_clients_are_taken_off_exactly():
 def test_a_round_survives_three_of_ten_killed():
     plan = plan_of(clients=10, min_survivors=7, privacy=SecureAggregation(), rounds=2)
     killed = {1, 4, 8}
-    run = federate(plan, head(), loss_fn, datasets(clients=10), fault=lambda s, n, c: s == "answered" and c in killed)
+    run = federate(
+        plan,
+        head(),
+        loss_fn,
+        datasets(clients=10),
+        fault=lambda s, n, c: s == "answered" and c in killed,
+    )
     assert [r.survivors for r in run.records] == [7, 7] and not any(r.dropped for r in run.records)
 
 
@@ -81,12 +93,24 @@ def test_a_round_survives_three_of_ten_killed():
 def test_a_server_killed_anywhere_keeps_its_ledger(tmp_path, stage: str, privacy):
     plan = plan_of(privacy=privacy, rounds=4, rule=FedSOFIM())
     clients = make_clients(plan, head(), loss_fn, datasets())
-    common = {"clients": clients, "ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
+    common = {
+        "clients": clients,
+        "ledger_path": tmp_path / "ledger.jsonl",
+        "checkpoint": tmp_path / "checkpoint",
+    }
     with pytest.raises(Killed):
-        federate(plan, head(), loss_fn, [], fault=lambda s, n, c: (s, n, c) == (stage, 2, -1), **common)
-    assert len(verify(tmp_path / "ledger.jsonl").releases) == 3  # the charge came before anything was sent
+        federate(
+            plan, head(), loss_fn, [], fault=lambda s, n, c: (s, n, c) == (stage, 2, -1), **common
+        )
+    assert (
+        len(verify(tmp_path / "ledger.jsonl").releases) == 3
+    )  # the charge came before anything was sent
     run = federate(plan, head(5), loss_fn, [], resume=True, **common)
-    assert [r.round for r in run.records] == [0, 1, 3]  # the one in which it died has no record, and a charge
+    assert [r.round for r in run.records] == [
+        0,
+        1,
+        3,
+    ]  # the one in which it died has no record, and a charge
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 4
     assert not any(r.dropped for r in run.records) and run.server.epsilon == plan.curve.at(4)
     assert all(c.ledger.count <= 4 for c in clients)
@@ -96,10 +120,22 @@ def test_a_restored_server_goes_on_as_if_nothing_had_happened(tmp_path):
     plan = plan_of(privacy=TrustedServer("clients"), rounds=4, rule=FedSOFIM())
     whole = federate(plan, head(), loss_fn, datasets())
     clients = make_clients(plan, head(), loss_fn, datasets())
-    common = {"clients": clients, "ledger_path": tmp_path / "ledger.jsonl", "checkpoint": tmp_path / "checkpoint"}
+    common = {
+        "clients": clients,
+        "ledger_path": tmp_path / "ledger.jsonl",
+        "checkpoint": tmp_path / "checkpoint",
+    }
     with pytest.raises(Killed):
-        federate(plan, head(), loss_fn, [], fault=lambda s, n, c: (s, n, c) == ("opened", 2, -1), **common)
-    # the third round was charged and lost; with the same noise for the others the fourth continues from the second
+        federate(
+            plan,
+            head(),
+            loss_fn,
+            [],
+            fault=lambda s, n, c: (s, n, c) == ("opened", 2, -1),
+            **common,
+        )
+    # the third round was charged and lost; with the same noise for the others the fourth continues
+    # from the second
     run = federate(plan, head(9), loss_fn, [], resume=True, **common)
     assert [r.round for r in run.records] == [0, 1, 3]
     assert vector(run.server.parameters).shape == vector(whole.server.parameters).shape
@@ -107,7 +143,9 @@ def test_a_restored_server_goes_on_as_if_nothing_had_happened(tmp_path):
         federate(plan, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True)
     other = plan_of(privacy=TrustedServer("clients"), rounds=5, rule=FedSOFIM())
     with pytest.raises(CheckpointError, match="another plan or model"):
-        federate(other, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True)
+        federate(
+            other, head(), loss_fn, datasets(), checkpoint=tmp_path / "checkpoint", resume=True
+        )
 
 
 def test_a_spent_budget_ends_before_anything_is_sent():
@@ -126,7 +164,9 @@ def test_a_client_refuses_rounds_beyond_the_plan_and_repeated_ones():
     sent = server.open_round()
     assert clients[0].answer(sent[0])["kind"] == "sum"
     again = clients[0].answer(sent[0])
-    assert (again["kind"], again["reason"]) == ("error", "repeated-round") and clients[0].ledger.count == 1
+    assert (again["kind"], again["reason"]) == ("error", "repeated-round") and clients[
+        0
+    ].ledger.count == 1
     assert clients[0].answer({**sent[0], "round": 1})["kind"] == "sum"
     assert clients[0].answer({**sent[0], "round": 2})["reason"] == "budget-spent"
 
@@ -192,8 +232,18 @@ def test_a_refusal_says_nothing_but_a_constant():
     server, clients = world(plan)
     sent = server.open_round()[0]
     answer = clients[0].answer({**sent, "theta/bias": sent["theta/bias"] * math.nan})
-    assert answer == {"kind": "error", "round": 0, "contract": server.contract, "client": 0, "reason": "client-failed"}
-    assert answer["reason"] in REASONS and clients[0].ledger.count == 0 and "not finite" in str(clients[0].last_error)
+    assert answer == {
+        "kind": "error",
+        "round": 0,
+        "contract": server.contract,
+        "client": 0,
+        "reason": "client-failed",
+    }
+    assert (
+        answer["reason"] in REASONS
+        and clients[0].ledger.count == 0
+        and "not finite" in str(clients[0].last_error)
+    )
     assert server.receive(answer) and server.rejected == {"client-failed": 1}
 
 
@@ -221,14 +271,21 @@ def test_other_plans_and_models_are_found_before_a_round():
 def test_too_few_clients_is_one_clear_line():
     plan = plan_of(privacy=TrustedServer("clients"), min_survivors=4)
     with pytest.raises(RuntimeError, match="3 clients are enrolled and a round needs 4"):
-        federate(plan, head(), loss_fn, [], clients=make_clients(plan, head(), loss_fn, datasets())[:3])
+        federate(
+            plan, head(), loss_fn, [], clients=make_clients(plan, head(), loss_fn, datasets())[:3]
+        )
 
 
 def test_a_wrong_metric_is_not_used():
-    plan = plan_of(privacy=TrustedServer("clients"), preconditioner=KFAC(sides="both", probe=FeatureNoise(5), probe_size=32))
+    plan = plan_of(
+        privacy=TrustedServer("clients"),
+        preconditioner=KFAC(sides="both", probe=FeatureNoise(5), probe_size=32),
+    )
     server, clients = world(plan)
     sent = server.open_round()
-    moved = {k: v * 1.01 for k, v in sent[0].items() if k.startswith("metric/") and v.is_floating_point()}
+    moved = {
+        k: v * 1.01 for k, v in sent[0].items() if k.startswith("metric/") and v.is_floating_point()
+    }
     answer = clients[0].answer({**sent[0], **moved})
     assert answer["reason"] in ("metric-differs", "client-failed") and clients[0].ledger.count == 0
     missing = {k: v for k, v in sent[1].items() if not k.startswith("metric/")}

@@ -1,4 +1,5 @@
-"""Flower as the engine: its records hold messages and nothing else, and its apps run the same rounds on a grid of our own.
+"""Flower as the engine: its records hold messages and nothing else, and its apps run the same
+rounds on a grid of our own.
 
 What starts Flower's own processes is slow and runs with DPKFC_FLOWER=1.
 """
@@ -45,7 +46,9 @@ def _task(monkeypatch):
 
 
 class Grid:
-    """Flower's grid, with ClientApps in this process; what Flower would carry goes through its own serialisation."""
+    """Flower's grid, with ClientApps in this process; what Flower would carry goes through its own
+    serialisation.
+    """
 
     def __init__(self, app, folder, nodes: int = CLIENTS) -> None:
         self.app, self.folder = app, folder
@@ -86,7 +89,16 @@ def messages():
 def test_a_message_survives_its_way_to_the_bit():
     sent = messages()
     found = from_record(to_record(sent))
-    assert list(found) == ["kind", "round", "contract", "client", "sum/a.weight", "sum/b", "sum/c", "sum/d"]
+    assert list(found) == [
+        "kind",
+        "round",
+        "contract",
+        "client",
+        "sum/a.weight",
+        "sum/b",
+        "sum/c",
+        "sum/d",
+    ]
     for name, value in sent.items():
         if torch.is_tensor(value):
             assert found[name].dtype == value.dtype and torch.equal(found[name], value)
@@ -94,7 +106,9 @@ def test_a_message_survives_its_way_to_the_bit():
             assert found[name] == value and type(found[name]) is type(value)
 
 
-@pytest.mark.parametrize("value", [0.5, True, None, b"x", [1], np.zeros(2), torch.zeros(2, dtype=torch.bfloat16)])
+@pytest.mark.parametrize(
+    "value", [0.5, True, None, b"x", [1], np.zeros(2), torch.zeros(2, dtype=torch.bfloat16)]
+)
 def test_only_tensors_integers_and_texts_are_sent(value):
     with pytest.raises(ValueError, match=r"not sent; 'x' is one"):
         to_record({"x": value})
@@ -111,9 +125,18 @@ def wrong_records():
         "text": flwr.Array(np.array(["a"])),
         "complex": flwr.Array(np.zeros(2, np.complex64)),
         "columns first": flwr.Array(np.asfortranarray(np.zeros((2, 3)))),
-        "objects": flwr.Array("object", (1,), "numpy.ndarray", array.data.replace(b"'<f4'", b"'|O' ")),
-        "huge": flwr.Array("float32", (3,), "numpy.ndarray", array.data.replace(b"(3,), }         ", b"(3000000000,), }")),
-        "no shape": flwr.Array("float32", (3,), "numpy.ndarray", array.data.replace(b"(3,), }", b"(((((((")),
+        "objects": flwr.Array(
+            "object", (1,), "numpy.ndarray", array.data.replace(b"'<f4'", b"'|O' ")
+        ),
+        "huge": flwr.Array(
+            "float32",
+            (3,),
+            "numpy.ndarray",
+            array.data.replace(b"(3,), }         ", b"(3000000000,), }"),
+        ),
+        "no shape": flwr.Array(
+            "float32", (3,), "numpy.ndarray", array.data.replace(b"(3,), }", b"(((((((")
+        ),
     }
     yield "metrics", flwr.RecordDict({**good, "metrics": flwr.MetricRecord({"loss": 0.5})})
     yield "nothing", flwr.RecordDict({})
@@ -127,7 +150,9 @@ def wrong_records():
         yield name, flwr.RecordDict({**good, "tensors": flwr.ArrayRecord({"sum/a": found})})
 
 
-@pytest.mark.parametrize(("name", "record"), list(wrong_records()), ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("name", "record"), list(wrong_records()), ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_other_records_are_no_message(name: str, record):
     with pytest.raises(ValueError):
         from_record(record)
@@ -138,14 +163,20 @@ def test_the_apps_run_on_a_grid(tmp_path, case: str):
     settings = {"case": case, **QUICK}
     runs, rounds = [], []
     grid = Grid(client_app(APP, settings), tmp_path / "clients")
-    made = server_app(APP, settings, on_round=lambda r, run: rounds.append(r.survivors), done=runs.append)
+    made = server_app(
+        APP, settings, on_round=lambda r, run: rounds.append(r.survivors), done=runs.append
+    )
     made(grid, context(folder=str(tmp_path / "server")))
     assert rounds == [CLIENTS] * 4 and (tmp_path / "server" / "finished.txt").exists()
     assert not runs[0].server.rejected and runs[0].server.ledger.count == 4
     for reply in grid.replies:
         assert set(reply.content) == {"plain", "tensors"}
         assert set(reply.content["plain"]) <= {"kind", "round", "contract", "client", "reason"}
-    sizes = {len(r.content["tensors"]["sum/weight"].data) for r in grid.replies if "sum/weight" in r.content["tensors"]}
+    sizes = {
+        len(r.content["tensors"]["sum/weight"].data)
+        for r in grid.replies
+        if "sum/weight" in r.content["tensors"]
+    }
     assert len(sizes) == 1
 
 
@@ -155,7 +186,9 @@ def test_run_config_replaces_the_settings_of_both_sides(tmp_path):
     with pytest.raises(TooFewClients, match="4 with another plan, model or frozen weights"):
         server_app(APP, QUICK)(grid, context(folder=str(tmp_path / "a"), noise=2.0))
     inner = grid.app
-    grid.app = lambda message, c: inner(message, SimpleNamespace(**{**vars(c), "run_config": {"noise": 2.0}}))
+    grid.app = lambda message, c: inner(
+        message, SimpleNamespace(**{**vars(c), "run_config": {"noise": 2.0}})
+    )
     server_app(APP, QUICK, done=runs.append)(grid, context(folder=str(tmp_path / "b"), noise=2.0))
     assert runs[0].server.plan.noise_multiplier == 2.0
     with pytest.raises(ValueError, match="unknown setting 'epsilom'"):
@@ -170,10 +203,19 @@ def test_a_client_that_fails_answers_with_the_constant_reason(tmp_path, caplog):
         answer = app(request, without)
     assert not answer.has_error()
     found = from_record(answer.content)
-    assert found == {"kind": "error", "round": -1, "contract": "", "client": -1, "reason": "client-failed"}
+    assert found == {
+        "kind": "error",
+        "round": -1,
+        "contract": "",
+        "client": -1,
+        "reason": "client-failed",
+    }
     assert "partition-id" in caplog.text
     junk = flwr.Message(flwr.RecordDict({"metrics": flwr.MetricRecord({"loss": 0.5})}), 7, "train")
-    answer = app(junk, SimpleNamespace(node_config={"partition-id": 1, "folder": str(tmp_path)}, run_config={}))
+    answer = app(
+        junk,
+        SimpleNamespace(node_config={"partition-id": 1, "folder": str(tmp_path)}, run_config={}),
+    )
     assert from_record(answer.content)["reason"] == "client-failed"
 
 
@@ -185,18 +227,25 @@ def test_what_flower_reports_of_a_client_is_not_read(tmp_path):
         messages = list(messages)
         replies = inner(messages, timeout=timeout)
         if "sum/weight" in replies[0].content["tensors"]:
-            replies[0] = flwr.Message(flwr.Error(2, "bad label 7 for record 812"), reply_to=messages[0])
+            replies[0] = flwr.Message(
+                flwr.Error(2, "bad label 7 for record 812"), reply_to=messages[0]
+            )
         return replies
 
     grid.send_and_receive, runs = failing, []
     server_app(APP, QUICK, done=runs.append)(grid, context(folder=str(tmp_path / "server")))
-    assert [r.survivors for r in runs[0].records] == [CLIENTS - 1] * 4 and not runs[0].server.rejected
+    assert [r.survivors for r in runs[0].records] == [CLIENTS - 1] * 4 and not runs[
+        0
+    ].server.rejected
 
 
 def test_a_superlink_that_is_gone_is_one_line(tmp_path):
     grid = Grid(client_app(APP, QUICK), tmp_path / "clients")
     grid.get_node_ids = lambda: (_ for _ in ()).throw(ConnectionError("refused"))
-    with pytest.raises(Unreachable, match=r"the SuperLink does not answer \(ConnectionError\); ledger and checkpoint"):
+    with pytest.raises(
+        Unreachable,
+        match=r"the SuperLink does not answer \(ConnectionError\); ledger and checkpoint",
+    ):
         server_app(APP, QUICK)(grid, context(folder=str(tmp_path / "server")))
 
 
@@ -204,7 +253,9 @@ def test_telemetry_is_off_before_flower_is_imported_unless_switched_on():
     clean = {name: value for name, value in os.environ.items() if name not in SWITCHES}
     for given in ({}, {"FLWR_TELEMETRY_ENABLED": "1"}):
         done = forked.call(imported_late, env={**clean, **given})
-        assert (done.returncode, done.stdout.strip()) == (0, str({**SWITCHES, **given})), done.stderr
+        assert (done.returncode, done.stdout.strip()) == (0, str({**SWITCHES, **given})), (
+            done.stderr
+        )
 
 
 @pytest.mark.slow

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 from dpkfc.audit import federated_runs
-from dpkfc.audit.federated_runs import check_client_noise, check_kept_messages, check_record_bound, round_message
+from dpkfc.audit.federated_runs import (
+    check_client_noise,
+    check_kept_messages,
+    check_record_bound,
+    round_message,
+)
 from dpkfc.audit.harness import Finding
 from dpkfc.checkpoint import read
 from dpkfc.federated import (
@@ -28,14 +33,25 @@ from dpkfc.federated.messages import add_prefix, select_prefix
 from dpkfc.federated.plan import stream_seed
 from dpkfc.federated.simulation import dirichlet, iid, parts, run_round
 from dpkfc.privacy.rng import NoiseStream
-from tests.federated.worlds import CLIENTS, head, loss_fn, open_round, plan_of, records, vector, world
+from tests.federated.worlds import (
+    CLIENTS,
+    head,
+    loss_fn,
+    open_round,
+    plan_of,
+    records,
+    vector,
+    world,
+)
 
 PAIRS = 20
 
 
 @pytest.fixture(autouse=True)
 def _rare_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The noise is secret and another in every run: a sound client is to be suspected in one of a billion runs of a check."""
+    """The noise is secret and another in every run: a sound client is to be suspected in one of a
+    billion runs of a check.
+    """
     monkeypatch.setattr(federated_runs, "ALARM", 1e-9)
 
 
@@ -48,14 +64,23 @@ SHARED = TrustedServer("clients")
 
 
 def audit_plan(privacy=SHARED, noise: float = 2.0, seed: int | None = None, **options):
-    config = {"clients": 6, "rounds": 2 * PAIRS, "expected_records": 24, "privacy": privacy, "test_mode_seed": seed}
+    config = {
+        "clients": 6,
+        "rounds": 2 * PAIRS,
+        "expected_records": 24,
+        "privacy": privacy,
+        "test_mode_seed": seed,
+    }
     return FederatedConfig(**{**config, **options}).with_noise(noise, 1e-3)
 
 
 def clients_of(plan, kinds=None) -> list[Client]:
     local = LocalModel(plan, wide_head(), loss_fn)
     generator = torch.Generator().manual_seed(2)
-    data = (torch.randn(24, 60, generator=generator).double(), torch.randint(0, 10, (24,), generator=generator))
+    data = (
+        torch.randn(24, 60, generator=generator).double(),
+        torch.randint(0, 10, (24,), generator=generator),
+    )
     cut = parts(data, iid(24, plan.config.clients))
     kinds = kinds or {}
     return [kinds.get(i, Client)(i, plan, local, data, verify=False) for i, data in enumerate(cut)]
@@ -63,7 +88,10 @@ def clients_of(plan, kinds=None) -> list[Client]:
 
 def found(plan, clients) -> dict[str, Finding]:
     theta = dict(wide_head().named_parameters())
-    return {f.check: f for f in check_client_noise(plan, clients, clients[0].local.contract, theta, PAIRS)}
+    return {
+        f.check: f
+        for f in check_client_noise(plan, clients, clients[0].local.contract, theta, PAIRS)
+    }
 
 
 class Silent(Client):
@@ -100,7 +128,10 @@ def test_sound_clients_pass(privacy):
 def test_a_client_that_skips_noise_is_found(kind):
     plan = audit_plan()
     findings = found(plan, clients_of(plan, {4: kind}))
-    assert not findings["variance of the noise"].passed and "wrong: [4]" in findings["variance of the noise"].detail
+    assert (
+        not findings["variance of the noise"].passed
+        and "wrong: [4]" in findings["variance of the noise"].detail
+    )
 
 
 def test_a_client_that_repeats_its_noise_is_found():
@@ -149,7 +180,9 @@ class Unclipped(Client):
 
     def _noisy(self, number, extra, made):
         n = len(self.records)
-        return self._released({name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number)
+        return self._released(
+            {name: n * x for name, x in self.local.mean_gradient(self.records).items()}, number
+        )
 
 
 def neighbours(kind, scale: float = 100.0) -> Finding:
@@ -215,7 +248,9 @@ class Talker(Server):
         return super().receive(message)
 
 
-@pytest.mark.parametrize("privacy", [TrustedServer(), TrustedServer("clients"), PerUpload(), SecureAggregation()])
+@pytest.mark.parametrize(
+    "privacy", [TrustedServer(), TrustedServer("clients"), PerUpload(), SecureAggregation()]
+)
 def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
     finding = {}
     for kind in (Server, Hoarder, Talker):
@@ -231,14 +266,20 @@ def test_a_server_keeps_nothing_of_single_clients(privacy, caplog, tmp_path):
             server.receive(messages[-1])
         record = server.close_round()
         server.save(tmp_path / "checkpoint")
-        finding[kind] = check_kept_messages([server, record, read(tmp_path / "checkpoint"), list(caplog.records)], messages)
+        finding[kind] = check_kept_messages(
+            [server, record, read(tmp_path / "checkpoint"), list(caplog.records)], messages
+        )
     assert finding[Server].passed and not finding[Hoarder].passed and not finding[Talker].passed
 
 
 def test_a_record_of_a_round_does_not_tell_how_many_clients_were_drawn_in_secret():
     server, clients = world(plan_of(privacy=ClientLevel(), client_rate=0.5, rounds=1))
     record = run_round(server, clients)
-    assert (record.cohort, record.survivors, record.seconds) == (None, None, 0.0) and not record.dropped
+    assert (record.cohort, record.survivors, record.seconds) == (
+        None,
+        None,
+        0.0,
+    ) and not record.dropped
 
 
 def test_nothing_of_a_client_but_its_noisy_sum_is_in_its_message():
@@ -246,7 +287,9 @@ def test_nothing_of_a_client_but_its_noisy_sum_is_in_its_message():
     server, clients = world(plan)
     sent = server.open_round()
     message = clients[0].answer(sent[0])
-    private = clients[0].local.clipped_sum(clients[0].records, torch.arange(len(clients[0].records)).numpy())
+    private = clients[0].local.clipped_sum(
+        clients[0].records, torch.arange(len(clients[0].records)).numpy()
+    )
     for name, x in private.items():
         assert not torch.equal(message[f"sum/{name}"], x)
     assert set(message) == {"kind", "round", "contract", "client", *add_prefix("sum", private)}

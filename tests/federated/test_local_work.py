@@ -1,4 +1,6 @@
-"""Work on clients beyond one gradient against plain loops: local steps, control variates, FedNew; and secure aggregation."""
+"""Work on clients beyond one gradient against plain loops: local steps, control variates, FedNew;
+and secure aggregation.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def at(values: torch.Tensor) -> nn.Module:
 
 
 def test_federated_averaging_of_clipped_changes():
-    plan = plan_of(0.0, privacy=ClientLevel(), local=LocalSteps(3, 0.2), rule=FedAvg(), max_grad_norm=0.02)
+    plan = plan_of(
+        0.0, privacy=ClientLevel(), local=LocalSteps(3, 0.2), rule=FedAvg(), max_grad_norm=0.02
+    )
     run = federate(plan, head(), loss_fn, datasets())
     theta = vector(dict(head().named_parameters()))
     for _ in range(3):
@@ -82,7 +86,9 @@ def test_private_local_steps_of_single_examples():
 
 
 class Listening(PostProcessBase):
-    """A filter that changes nothing and notes the mean square of what it is given, and the variance that it is told."""
+    """A filter that changes nothing and notes the mean square of what it is given, and the variance
+    that it is told.
+    """
 
     def __init__(self) -> None:
         self.heard: list[tuple[float, float | None]] = []
@@ -91,7 +97,9 @@ class Listening(PostProcessBase):
         return {"name": "listening"}
 
     def apply(self, released, state):
-        self.heard.append((float(vector(released.gradients).square().mean()), released.noise_variance))
+        self.heard.append(
+            (float(vector(released.gradients).square().mean()), released.noise_variance)
+        )
         return released, dict(state)
 
 
@@ -99,7 +107,10 @@ class Listening(PostProcessBase):
     ("options", "known"),
     [
         ({"privacy": PerUpload()}, True),
-        ({"privacy": ClientLevel(PerUpload()), "local": LocalSteps(3, 0.2), "rule": FedAvg()}, True),
+        (
+            {"privacy": ClientLevel(PerUpload()), "local": LocalSteps(3, 0.2), "rule": FedAvg()},
+            True,
+        ),
         ({"privacy": PerUpload(), "local": LocalSteps(3, 0.2), "rule": FedAvg()}, False),
     ],
 )
@@ -107,13 +118,18 @@ def test_filters_are_told_the_variance_of_the_noise_where_it_is_known(options, k
     """Clients without records, so that what is released is noise."""
     filter_, empty = Listening(), [(x[:0], y[:0]) for x, y in datasets()]
     federate(plan_of(1.0, rounds=60, postprocess=(filter_,), **options), head(), loss_fn, empty)
-    found, (told,) = sum(x for x, _ in filter_.heard) / 60, {variance for _, variance in filter_.heard}
+    found, (told,) = (
+        sum(x for x, _ in filter_.heard) / 60,
+        {variance for _, variance in filter_.heard},
+    )
     assert (told is not None) == known and (told is None or 0.85 < found / told < 1.15)
 
 
 def test_scaffold_against_its_algorithm():
     work = ScaffoldSteps(3, 0.2)
-    plan = plan_of(0.0, privacy=ClientLevel(), local=work, rule=Scaffold(local=work), max_grad_norm=10.0)
+    plan = plan_of(
+        0.0, privacy=ClientLevel(), local=work, rule=Scaffold(local=work), max_grad_norm=10.0
+    )
     run = federate(plan, head(), loss_fn, datasets())
     theta, c, own_c = (
         vector(dict(head().named_parameters())),
@@ -134,9 +150,14 @@ def test_scaffold_against_its_algorithm():
 
 
 def quadratic_run(options, rounds: int = 60):
-    """Eight clients whose losses |w − aᵢ|² / 2 have unlike optima: (distance of w to that of their sum, server's c, mean cᵢ)."""
+    """Eight clients whose losses |w − aᵢ|² / 2 have unlike optima: (distance of w to that of their
+    sum, server's c, mean cᵢ).
+    """
     generator = torch.Generator().manual_seed(0)
-    targets = 2 * torch.randn(8, 3, generator=generator).double() + torch.tensor([3.0, -1.0, 2.0]).double()
+    targets = (
+        2 * torch.randn(8, 3, generator=generator).double()
+        + torch.tensor([3.0, -1.0, 2.0]).double()
+    )
     data = [(torch.ones(4, 1).double(), target.expand(4, 3).clone()) for target in targets]
     model = nn.Linear(1, 3, bias=False).double()
     nn.init.zeros_(model.weight)
@@ -154,19 +175,35 @@ def quadratic_run(options, rounds: int = 60):
 
 @pytest.mark.parametrize("rate", [0.5, 0.25])
 def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
-    """Over all of them, whoever was drawn: a mean over the drawn ones alone would be 1 / rate as large."""
+    """Over all of them, whoever was drawn: a mean over the drawn ones alone would be 1 / rate as
+    large.
+    """
     work = ScaffoldSteps(5, 0.1)
-    common = {"local": work, "rule": Scaffold(local=work), "max_grad_norm": 1e6, "client_rate": rate}
+    common = {
+        "local": work,
+        "rule": Scaffold(local=work),
+        "max_grad_norm": 1e6,
+        "client_rate": rate,
+    }
     distance, control, own = quadratic_run({**common, "privacy": PerUpload(), "min_survivors": 0})
     assert float((control - own).norm()) < 1e-9 and distance < 1e-3
-    _, control, _ = quadratic_run({**common, "privacy": ClientLevel()})  # the rate stands for who was drawn in secret
+    _, control, _ = quadratic_run(
+        {**common, "privacy": ClientLevel()}
+    )  # the rate stands for who was drawn in secret
     assert float(control.norm()) < 1e-3
 
 
 def test_scaffold_finds_the_optimum_where_changes_are_clipped():
-    """Control variates of changes before they were clipped drift away from what the server is sent: the run then stands still."""
+    """Control variates of changes before they were clipped drift away from what the server is sent:
+    the run then stands still.
+    """
     work = ScaffoldSteps(5, 0.1)
-    common = {"privacy": ClientLevel(), "local": work, "rule": Scaffold(local=work), "max_grad_norm": 0.5}
+    common = {
+        "privacy": ClientLevel(),
+        "local": work,
+        "rule": Scaffold(local=work),
+        "max_grad_norm": 0.5,
+    }
     distance, control, own = quadratic_run(common, rounds=60)
     assert float((control - own).norm()) < 1e-9 and distance < 0.05
 
@@ -178,7 +215,9 @@ def test_the_control_variate_of_a_private_client_is_made_of_its_releases():
     sent = server.open_round()
     message = clients[0].answer(sent[0])
     change = vector({n: message[f"sum/{n}"] for n in server.shapes})
-    control = vector(clients[0]._control)  # c and c_i were zero: c_i⁺ is the mean of the two noisy gradients
+    control = vector(
+        clients[0]._control
+    )  # c and c_i were zero: c_i⁺ is the mean of the two noisy gradients
     assert float((control - change / (2 * 0.2)).abs().max()) < 1e-12
     assert clients[0].ledger.count == 2
 
@@ -197,20 +236,37 @@ def test_fednew_takes_a_newton_direction_off_the_parameters(privacy):
             if last[i] is not None:
                 dual[i] = dual[i] + 0.2 * (last[i] - y)
             model = at(theta)
-            rows = [gradient(model, (data[0][k : k + 1], data[1][k : k + 1])) for k in range(len(data[0]))]
+            rows = [
+                gradient(model, (data[0][k : k + 1], data[1][k : k + 1]))
+                for k in range(len(data[0]))
+            ]
             h = torch.stack(rows).T @ torch.stack(rows) / len(rows)
-            step = torch.linalg.solve(h + 0.7 * torch.eye(18).double(), gradient(model, data) - dual[i] + 0.2 * y)
+            step = torch.linalg.solve(
+                h + 0.7 * torch.eye(18).double(), gradient(model, data) - dual[i] + 0.2 * y
+            )
             last[i] = step * min(1.0, 0.8 / float(step.norm()))
             directions.append(last[i])
         y = sum(directions) / CLIENTS
         theta = theta - y
-    assert float((theta - vector(run.server.parameters)).abs().max()) < (1e-6 if noise == 0 else 0.02)
+    assert float((theta - vector(run.server.parameters)).abs().max()) < (
+        1e-6 if noise == 0 else 0.02
+    )
 
 
 def test_a_dropped_round_moves_no_dual_variable_of_fednew(tmp_path):
-    """Clients answered it, and there is no y of it: they go on as if it had not been, and so does a server that is restored."""
+    """Clients answered it, and there is no y of it: they go on as if it had not been, and so does a
+    server that is restored.
+    """
     work = FedNewStep(alpha=0.5, rho=0.2)
-    plan = plan_of(0.0, privacy=ClientLevel(), local=work, rule=FedNew(), max_grad_norm=0.8, rounds=6, min_survivors=4)
+    plan = plan_of(
+        0.0,
+        privacy=ClientLevel(),
+        local=work,
+        rule=FedNew(),
+        max_grad_norm=0.8,
+        rounds=6,
+        min_survivors=4,
+    )
 
     def lost(stage, number, client):
         return (stage, number, client) == ("client", 2, 3)
@@ -269,10 +325,16 @@ class Noting(FedGD):
 
 
 @pytest.mark.parametrize("client_rate", [1.0, 0.5])
-def test_a_rule_never_learns_how_many_secretly_sampled_clients_took_part(client_rate: float) -> None:
+def test_a_rule_never_learns_how_many_secretly_sampled_clients_took_part(
+    client_rate: float,
+) -> None:
     rule = Noting()
-    plan = plan_of(privacy=ClientLevel(TrustedServer()), client_rate=client_rate, rule=rule, rounds=6)
+    plan = plan_of(
+        privacy=ClientLevel(TrustedServer()), client_rate=client_rate, rule=rule, rounds=6
+    )
     federate(plan, head(), loss_fn, datasets())
     assert len(rule.noted) == 6
     divisor = plan.config.divisor / plan.config.clients
-    assert set(rule.noted) == {Participation(divisor_fraction=divisor, survivor_fraction=client_rate)}
+    assert set(rule.noted) == {
+        Participation(divisor_fraction=divisor, survivor_fraction=client_rate)
+    }

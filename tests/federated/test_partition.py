@@ -73,7 +73,8 @@ def test_by_column_names_the_sites():
 
 
 @pytest.mark.parametrize(
-    "call", [lambda: iid(3, 4), lambda: dirichlet(LABELS, 5, 0.0), lambda: quantity_skew(10, 2, -1.0)]
+    "call",
+    [lambda: iid(3, 4), lambda: dirichlet(LABELS, 5, 0.0), lambda: quantity_skew(10, 2, -1.0)],
 )
 def test_bad_input_is_refused(call):
     with pytest.raises(ValueError, match="divided between|alpha must be positive"):

@@ -1,4 +1,6 @@
-"""Secure aggregation: exact sums after every dropout, and what a server and its colluding clients cannot open."""
+"""Secure aggregation: exact sums after every dropout, and what a server and its colluding clients
+cannot open.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,20 @@ from dpkfc.federated.secure_aggregation import (
 )
 from dpkfc.federated.simulation import run_round
 from dpkfc.report.card import build_federated_card, to_markdown
-from tests.federated.worlds import CLIENTS, datasets, head, loss_fn, open_round, plan_of, vector, world
+from tests.federated.worlds import (
+    CLIENTS,
+    datasets,
+    head,
+    loss_fn,
+    open_round,
+    plan_of,
+    vector,
+    world,
+)
 
-FEW_STEPS = 2.0**55  # a sum of a few small numbers in steps of the grid stays far below, a mask far above
+FEW_STEPS = (
+    2.0**55
+)  # a sum of a few small numbers in steps of the grid stays far below, a mask far above
 SIZES = {"w": (7, 3), "b": (5,)}
 CONTRACT = "c" * 64
 SCOPE = round_scope(CONTRACT, 3)
@@ -54,7 +67,10 @@ class Cohort:
         channels = {i: key.public for i, key in self.channel.items()}
         self.keys = {i: RoundKeys(contract=CONTRACT, round=3) for i in self.members}
         self.public = {i: keys.public for i, keys in self.keys.items()}
-        sealed = {i: seal_shares(self.keys[i], i, self.channel[i], channels, threshold) for i in self.members}
+        sealed = {
+            i: seal_shares(self.keys[i], i, self.channel[i], channels, threshold)
+            for i in self.members
+        }
         self.held = {
             i: open_shares(
                 self.keys[i],
@@ -67,16 +83,22 @@ class Cohort:
             for i in self.members
         }
         self.plain = {
-            i: {n: torch.randint(-1000, 1000, shape, generator=generator) for n, shape in SIZES.items()}
+            i: {
+                n: torch.randint(-1000, 1000, shape, generator=generator)
+                for n, shape in SIZES.items()
+            }
             for i in self.members
         }
         self.sent = {
-            i: mask(self.plain[i], i, self.keys[i], pair_keys(self.keys[i], i, self.public)) for i in self.members
+            i: mask(self.plain[i], i, self.keys[i], pair_keys(self.keys[i], i, self.public))
+            for i in self.members
         }
 
     def pair(self, client: int, other: int):
         private = PrivateKey(bytes.fromhex(self.keys[client].mask_key))
-        return _pair_mask(_pair_key(SCOPE, client, private, other, self.public[other]), client, other, SIZES)
+        return _pair_mask(
+            _pair_key(SCOPE, client, private, other, self.public[other]), client, other, SIZES
+        )
 
     def own(self, client: int):
         return _self_mask(SCOPE, bytes.fromhex(self.keys[client].self_seed), SIZES)
@@ -87,7 +109,9 @@ def mean_size(integers) -> float:
 
 
 def minus(one, *others):
-    return {name: x - sum(other[name] for other in others) if others else x for name, x in one.items()}
+    return {
+        name: x - sum(other[name] for other in others) if others else x for name, x in one.items()
+    }
 
 
 def test_pair_masks_cancel_in_the_sum_over_the_cohort():
@@ -95,12 +119,15 @@ def test_pair_masks_cancel_in_the_sum_over_the_cohort():
     summed = minus(total(cohort.sent.values()), *[cohort.own(i) for i in cohort.members])
     assert all(torch.equal(x, total(cohort.plain.values())[name]) for name, x in summed.items())
     for one, other in itertools.combinations(cohort.members, 2):
-        assert all(not x.any() for x in total([cohort.pair(one, other), cohort.pair(other, one)]).values())
+        assert all(
+            not x.any() for x in total([cohort.pair(one, other), cohort.pair(other, one)]).values()
+        )
         assert mean_size(cohort.pair(one, other)) > 2.0**60
 
 
 @pytest.mark.parametrize(
-    ("missing", "silent"), [((), ()), ((1,), ()), ((), (2,)), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))]
+    ("missing", "silent"),
+    [((), ()), ((1,), ()), ((), (2,)), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))],
 )
 def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
     """Clients that are missing send keys and no sum; silent ones send a sum and reveal no shares."""
@@ -117,14 +144,17 @@ def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
 
 @pytest.mark.parametrize("colluding", [(), (5,), (0, 5), (0, 2, 5)])
 def test_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colluding):
-    """Subtract all masks that are known to them from every sum of messages: only that of all others is small."""
+    """Subtract all masks that are known to them from every sum of messages: only that of all others
+    is small.
+    """
     cohort = Cohort(7, 4)
     assert len(colluding) < cohort.threshold
     missing = {6}
     survivors = {i: x for i, x in cohort.sent.items() if i not in missing}
     honest = [i for i in survivors if i not in colluding]
     known = {}
-    # The server computes self masks of survivors and pair masks with missing clients. Colluding clients know their own masks.
+    # The server computes self masks of survivors and pair masks with missing clients. Colluding
+    # clients know their own masks.
     for i in honest:
         pairs = [cohort.pair(i, j) for j in cohort.members if j in missing or j in colluding]
         known[i] = total([cohort.own(i), *pairs])
@@ -142,14 +172,18 @@ def test_no_key_that_is_known_to_server_and_colluding_clients_gives_a_pair_mask_
     """The shared secret of before gave every pair mask to every client."""
     cohort, colluding = Cohort(5, 3), (3, 4)
     known_private = [cohort.channel[i] for i in colluding]
-    secret_texts = [text for i in colluding for text in (cohort.keys[i].mask_key, cohort.keys[i].self_seed)]
+    secret_texts = [
+        text for i in colluding for text in (cohort.keys[i].mask_key, cohort.keys[i].self_seed)
+    ]
     known_private += [PrivateKey(bytes.fromhex(text)) for text in secret_texts]
     public = [*cohort.public.values(), *(key.public for key in cohort.channel.values())]
     target = cohort.pair(0, 1)
     for private, key in itertools.product(known_private, public):
         for one, other in ((0, 1), (1, 0)):
             guess = _pair_mask(_pair_key(SCOPE, one, private, other, key), one, other, SIZES)
-            assert not torch.equal(guess["w"], target["w"]) and not torch.equal(guess["w"], -target["w"])
+            assert not torch.equal(guess["w"], target["w"]) and not torch.equal(
+                guess["w"], -target["w"]
+            )
     shares = {i + 1: [bytes.fromhex(cohort.held[i].key_shares[0])] for i in colluding}
     with pytest.raises(ValueError, match="2 clients gave shares and a secret needs 3"):
         join(shares, cohort.threshold)
@@ -157,13 +191,18 @@ def test_no_key_that_is_known_to_server_and_colluding_clients_gives_a_pair_mask_
 
 
 @pytest.mark.parametrize("colluding", [(), (4,), (0, 2, 4)])
-def test_without_recovery_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(colluding):
+def test_without_recovery_a_server_with_colluding_clients_sees_only_the_sum_of_the_others(
+    colluding,
+):
     cohort = Cohort(5, 3)
     channels = {i: key.public for i, key in cohort.channel.items()}
     pairs = {i: channel_pair_keys(i, cohort.channel[i], channels, SCOPE) for i in cohort.members}
     sent = {i: mask_pairs(cohort.plain[i], i, pairs[i]) for i in cohort.members}
     honest = [i for i in cohort.members if i not in colluding]
-    opened = {i: minus(sent[i], *[_pair_mask(pairs[j][i], i, j, SIZES) for j in colluding]) for i in honest}
+    opened = {
+        i: minus(sent[i], *[_pair_mask(pairs[j][i], i, j, SIZES) for j in colluding])
+        for i in honest
+    }
     for size in range(1, len(honest)):
         for chosen in itertools.combinations(honest, size):
             assert mean_size(total([opened[i] for i in chosen])) > FEW_STEPS
@@ -176,7 +215,9 @@ def test_without_recovery_pair_masks_of_two_rounds_plans_or_cohorts_differ():
     public = {i: key.public for i, key in channel.items()}
     cohorts = (public, {i: public[i] for i in (0, 1, 2)}, {i: public[i] for i in (0, 1, 3)})
     scopes = (SCOPE, round_scope(CONTRACT, 4), round_scope("d" * 64, 3))
-    keys = {channel_pair_keys(0, channel[0], some, scope)[1] for some in cohorts for scope in scopes}
+    keys = {
+        channel_pair_keys(0, channel[0], some, scope)[1] for some in cohorts for scope in scopes
+    }
     assert len(keys) == len(cohorts) * len(scopes)
     assert channel_pair_keys(1, channel[1], public, SCOPE)[0] in keys
     assert channel[0].agree(public[1], f"pair mask: clients 0 and 1 in {SCOPE}") not in keys
@@ -190,7 +231,9 @@ def test_a_late_message_stays_masked_when_all_its_pair_masks_are_known():
     assert join(rows, 3)[0].hex() == cohort.keys[late].mask_key  # the server has its mask key
     opened = minus(cohort.sent[late], *[cohort.pair(late, i) for i in range(4)])
     assert mean_size(opened) > FEW_STEPS
-    assert all(torch.equal(x, cohort.plain[late][n]) for n, x in minus(opened, cohort.own(late)).items())
+    assert all(
+        torch.equal(x, cohort.plain[late][n]) for n, x in minus(opened, cohort.own(late)).items()
+    )
 
 
 def test_a_client_reveals_one_kind_of_share_of_each_client():
@@ -199,7 +242,9 @@ def test_a_client_reveals_one_kind_of_share_of_each_client():
     for other in cohort.members:
         kinds = (cohort.held[0].seed_shares, cohort.held[0].key_shares)
         seed_share, key_share = (bytes.fromhex(kind[other]) for kind in kinds)
-        assert shares[other] == (key_share if other == 2 else seed_share) and seed_share != key_share
+        assert (
+            shares[other] == (key_share if other == 2 else seed_share) and seed_share != key_share
+        )
 
 
 def test_wrong_shares_and_too_few_are_one_clear_error():
@@ -219,31 +264,43 @@ def test_a_sealed_text_that_was_changed_or_moved_is_one_clear_error():
     key, context = new_key(), "shares of client 3: for client 1"
     sealed = seal(key, b"text", context)
     assert unseal(key, sealed, context) == b"text" and seal(key, b"text", context) != sealed
-    changed = [(key, sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :], context) for i in (0, 12, len(sealed) - 1)]
+    changed = [
+        (key, sealed[:i] + bytes([sealed[i] ^ 1]) + sealed[i + 1 :], context)
+        for i in (0, 12, len(sealed) - 1)
+    ]
     for wrong in [
         *changed,
         (new_key(), sealed, context),
         (key, sealed, context + " in round 4"),
         (key, sealed[:20], context),
     ]:
-        with pytest.raises(ValueError, match="the sealed shares of client 3 cannot be opened") as caught:
+        with pytest.raises(
+            ValueError, match="the sealed shares of client 3 cannot be opened"
+        ) as caught:
             unseal(*wrong)
         assert len(str(caught.value)) <= 160
 
 
 def test_both_ends_of_a_pair_agree_and_purposes_differ():
     one, other = PrivateKey(new_key()), PrivateKey(new_key())
-    assert one.agree(other.public, "a") == other.agree(one.public, "a") != one.agree(other.public, "b")
+    assert (
+        one.agree(other.public, "a") == other.agree(one.public, "a") != one.agree(other.public, "b")
+    )
     with pytest.raises(ValueError):
         one.agree(bytes(32), "a")  # a point of low order gives a key that everyone knows
-    assert abs(float(torch.from_numpy(uniform_integers(new_key(), 20_000)).double().mean())) < 2.0**63 / 50
+    assert (
+        abs(float(torch.from_numpy(uniform_integers(new_key(), 20_000)).double().mean()))
+        < 2.0**63 / 50
+    )
 
 
-# -- clients and server ------------------------------------------------------------------------------------------------
+# -- clients and server ----------------------------------------------------------------------------
 
 
 def masked_round(min_survivors: int = 3):
-    """A round that clients 0, 1 and 2 have answered, and the message of client 3, which is still on its way."""
+    """A round that clients 0, 1 and 2 have answered, and the message of client 3, which is still on
+    its way.
+    """
     server, clients = world(plan_of(privacy=SecureAggregation(), min_survivors=min_survivors))
     sent = open_round(server, clients)
     messages = {i: clients[i].answer(sent[i]) for i in clients}
@@ -255,10 +312,16 @@ def test_a_client_answers_for_one_survivor_set():
     server, clients, messages = masked_round(min_survivors=2)
     request = server.fix_survivors()[0]
     assert clients[0].answer(request)["kind"] == "shares"
-    other = {**request, "survivors": torch.tensor([0, 1])}  # client 2 missing: the other kind of its shares
+    other = {
+        **request,
+        "survivors": torch.tensor([0, 1]),
+    }  # client 2 missing: the other kind of its shares
     assert clients[0].answer(other)["reason"] == "repeated-round"
     for survivors in ([1], [1, 1, 1], [0, 2], [0, 1, 7]):
-        assert clients[1].answer({**request, "survivors": torch.tensor(survivors)})["reason"] == "client-failed"
+        assert (
+            clients[1].answer({**request, "survivors": torch.tensor(survivors)})["reason"]
+            == "client-failed"
+        )
     assert clients[1].answer({**request, "round": 1})["reason"] == "client-failed"
     assert clients[1].answer(request)["kind"] == "shares"
     assert clients[3].answer(request)["reason"] == "client-failed"  # it is no survivor
@@ -272,7 +335,11 @@ def test_keys_are_new_in_every_round_and_forgotten_with_the_message():
         for number, message in server.request_keys().items():
             answer = clients[number].answer(message)
             assert server.receive(answer) and not server.receive(answer)
-            seen |= {to_bytes(answer["key"]), clients[number]._keys.mask_key, clients[number]._keys.self_seed}
+            seen |= {
+                to_bytes(answer["key"]),
+                clients[number]._keys.mask_key,
+                clients[number]._keys.self_seed,
+            }
         sent = server.open_round()
         for number, message in sent.items():
             answer = clients[number].answer(message)
@@ -312,11 +379,18 @@ def test_without_recovery_a_lost_client_costs_the_round_and_no_share_is_revealed
     answers = {i: clients[i].answer(message) for i, message in sent.items()}
     assert all(server.receive(answers[i]) for i in (0, 1, 2)) and server.fix_survivors() == {}
     for number in (0, 1):
-        request = {"kind": "unmask", "round": number, "contract": server.contract, "survivors": torch.tensor([0, 1, 2])}
+        request = {
+            "kind": "unmask",
+            "round": number,
+            "contract": server.contract,
+            "survivors": torch.tensor([0, 1, 2]),
+        }
         assert clients[0].answer(request)["reason"] == "client-failed"
     assert not server.receive(answers[3]) and server.rejected["late"] == 1
     record = server.close_round()
-    assert record.dropped and (record.cohort, record.survivors) == (4, 3) and server.ledger.count == 2
+    assert (
+        record.dropped and (record.cohort, record.survivors) == (4, 3) and server.ledger.count == 2
+    )
     assert torch.equal(before, vector(server.parameters)) and not run_round(server, clients).dropped
 
 
@@ -325,10 +399,17 @@ def test_without_recovery_a_changed_cohort_or_channel_key_is_refused_before_the_
     message = server.open_round()[0]
     changed = message["channels"].clone()
     changed[0, 20] ^= 1
-    wrong = [{"channels": changed}, {"channels": message["channels"] * 0}, {"cohort": torch.tensor([1, 2, 3])}]
+    wrong = [
+        {"channels": changed},
+        {"channels": message["channels"] * 0},
+        {"cohort": torch.tensor([1, 2, 3])},
+    ]
     wrong += [{"cohort": torch.tensor([0, 1]), "channels": message["channels"][:2]}]
     for fields in wrong:
-        assert clients[0].answer({**message, **fields})["reason"] == "client-failed" and clients[0].ledger.count == 0
+        assert (
+            clients[0].answer({**message, **fields})["reason"] == "client-failed"
+            and clients[0].ledger.count == 0
+        )
     assert clients[0].answer(message)["kind"] == "sum"
 
 
@@ -356,7 +437,9 @@ def test_too_few_shares_end_the_round_without_a_release():
 def test_too_few_keys_are_one_clear_error_and_cost_nothing():
     plan = plan_of(privacy=SecureAggregation(), min_survivors=3)
     server, clients = world(plan)
-    with pytest.raises(TooFewKeys, match="2 of 4 clients sent keys and round 0 needs 3; nothing was charged") as caught:
+    with pytest.raises(
+        TooFewKeys, match="2 of 4 clients sent keys and round 0 needs 3; nothing was charged"
+    ) as caught:
         run_round(server, clients, lambda s, n, c: s == "keys" and c in (0, 3))
     assert len(str(caught.value)) <= 160
     assert server.ledger.count == 0 and all(client.ledger.count == 0 for client in clients.values())
@@ -372,7 +455,9 @@ def test_a_tampered_share_is_refused_before_the_client_is_charged():
         changed = sent[0][name].clone()
         changed[row, 20] ^= 1
         answer = clients[0].answer({**sent[0], name: changed})
-        assert (answer["kind"], answer["reason"]) == ("error", "client-failed") and clients[0].ledger.count == 0
+        assert (answer["kind"], answer["reason"]) == ("error", "client-failed") and clients[
+            0
+        ].ledger.count == 0
         assert len(str(clients[0].last_error)) <= 160
     other = clients[0].answer({**sent[1], "sealed": sent[1]["sealed"]})  # sealed for client 1
     assert other["reason"] == "client-failed" and "cannot be opened" in str(clients[0].last_error)
@@ -398,9 +483,12 @@ def test_a_mask_key_of_low_order_is_refused_before_the_client_is_charged():
             rows = {}
             for other in range(CLIENTS):
                 context = (
-                    f"shares of client 3: for client {other} in {round_scope(server.contract, 0)}, mask key {low.hex()}"
+                    f"shares of client 3: for client {other} in {round_scope(server.contract, 0)},"
+                    f" mask key {low.hex()}"
                 )
-                rows[other] = seal(clients[3]._channel.agree(channels[other], context), bytes(66), context)
+                rows[other] = seal(
+                    clients[3]._channel.agree(channels[other], context), bytes(66), context
+                )
             answer |= {"key": to_tensor(low), "sealed": stack_rows(rows)}
         assert server.receive(answer)
     sent = server.open_round()
@@ -426,7 +514,9 @@ def test_a_wrong_share_is_counted_and_changes_no_weight(missing: bool):
     answers[1]["shares"][3 if missing else 0, 30] ^= 1
     assert all(server.receive(answer) for answer in answers.values())
     record = server.close_round()
-    assert record.dropped and set(record.rejected) <= {"wrong-shares", "oversized"} and record.rejected
+    assert (
+        record.dropped and set(record.rejected) <= {"wrong-shares", "oversized"} and record.rejected
+    )
     assert torch.equal(before, vector(server.parameters)) and server.ledger.count == 1
 
 
@@ -456,19 +546,25 @@ def test_keys_have_no_place_where_messages_are_in_clear():
     request = {"kind": "keys", "round": 0, "contract": server.contract, "cohort": torch.arange(4)}
     assert clients[0].answer(request)["reason"] == "client-failed"
     server.open_round()
-    assert not server.receive({"kind": "keys", "round": 0, "contract": server.contract, "client": 0})
+    assert not server.receive(
+        {"kind": "keys", "round": 0, "contract": server.contract, "client": 0}
+    )
     assert server.rejected == {"unknown-kind": 1}
 
 
 def test_a_drawn_cohort_that_is_too_small_is_charged_and_dropped():
-    plan = plan_of(privacy=SecureAggregation(), client_rate=0.3, min_survivors=3, rounds=6, test_mode_seed=2)
+    plan = plan_of(
+        privacy=SecureAggregation(), client_rate=0.3, min_survivors=3, rounds=6, test_mode_seed=2
+    )
     run = federate(plan, head(), loss_fn, datasets())
     assert len(run.records) == 6 and any(r.dropped for r in run.records)
     assert all(r.dropped == (r.survivors < 3) for r in run.records) and not run.server.rejected
 
 
 def test_a_server_that_replaces_keys_is_not_covered():
-    """The documents say so: public keys travel through the server, and nothing proves whose they are."""
+    """The documents say so: public keys travel through the server, and nothing proves whose they
+    are.
+    """
     plan = plan_of(privacy=SecureAggregation(), min_survivors=2, clients=2, colluding=1)
     server, clients = world(plan)
     own = PrivateKey(new_key())
@@ -476,23 +572,36 @@ def test_a_server_that_replaces_keys_is_not_covered():
     channels = request["channels"].clone()
     channels[1] = to_tensor(own.public)  # the server stands in for client 1
     answer = clients[0].answer({**request, "channels": channels})
-    context = f"shares of client 0: for client 1 in {round_scope(server.contract, 0)}, mask key {to_bytes(answer['key']).hex()}"
+    context = (
+        f"shares of client 0: for client 1 in {round_scope(server.contract, 0)}, mask key"
+        f" {to_bytes(answer['key']).hex()}"
+    )
     key = own.agree(to_bytes(clients[0].hello()["key"]), context)
     assert len(unseal(key, to_bytes(answer["sealed"][1]), context)) == 66
     assert "follows the protocol" in plan.config.adversaries
 
 
 def test_epsilon_is_that_of_the_collusion_that_the_plan_names():
-    """Noise of t - k clients is left where k tell theirs; a server that opens messages meets the noise of one."""
-    plan = plan_of(privacy=SecureAggregation(), clients=8, min_survivors=6, colluding=2, test_mode_seed=None)
+    """Noise of t - k clients is left where k tell theirs; a server that opens messages meets the
+    noise of one.
+    """
+    plan = plan_of(
+        privacy=SecureAggregation(), clients=8, min_survivors=6, colluding=2, test_mode_seed=None
+    )
     spent = [plan.epsilon_at(plan.hiding_stddev(6, k)) for k in range(6)]
     assert spent == sorted(spent) and spent[2] == pytest.approx(plan.epsilon(), rel=1e-6)
     assert plan.views()["a server that sees every message"] == pytest.approx(spent[5], rel=1e-6)
     server, _ = world(plan)
     card = build_federated_card(server, [], title="x", chosen_by="nobody")
     text = card["mechanism"]["secure_aggregation"]
-    assert "threshold 6" in text and "up to 5 colluding clients" in text and "computed for 2 colluding" in text
-    assert text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
+    assert (
+        "threshold 6" in text
+        and "up to 5 colluding clients" in text
+        and "computed for 2 colluding" in text
+    )
+    assert (
+        text in to_markdown(card) and "any 2 other clients together" in card["guarantee"]["against"]
+    )
 
 
 def test_state_of_a_client_outlives_a_process():
@@ -504,4 +613,9 @@ def test_state_of_a_client_outlives_a_process():
     clients[0].load_state_dict(state)
     assert clients[0].answer(sent[0])["kind"] == "sum"
     held = clients[0].state_dict()["shares"]
-    assert replace(clients[0]._shares, survivors=()) == clients[0]._shares and held["cohort"] == (0, 1, 2, 3)
+    assert replace(clients[0]._shares, survivors=()) == clients[0]._shares and held["cohort"] == (
+        0,
+        1,
+        2,
+        3,
+    )

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc.federated.secure_aggregation import PRIME, SECRET_BYTES, SHARE_BYTES, _weights, join, split
+from dpkfc.federated.secure_aggregation import (
+    PRIME,
+    SECRET_BYTES,
+    SHARE_BYTES,
+    _weights,
+    join,
+    split,
+)
 
 
 def rows(shares):
@@ -34,7 +41,9 @@ def test_any_threshold_of_shares_gives_the_secret(secret: bytes, holders, data):
 @settings(max_examples=40, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), threshold=st.integers(2, 6))
 def test_fewer_shares_fit_every_secret(secret: bytes, threshold: int):
-    """For any other secret there is one missing share with which the shares of threshold - 1 holders give it."""
+    """For any other secret there is one missing share with which the shares of threshold - 1
+    holders give it.
+    """
     shares = split(secret, range(1, 8), threshold)
     known = list(range(2, threshold + 1))
     other = secrets.token_bytes(SECRET_BYTES)

@@ -1,4 +1,6 @@
-"""Records on which a client's work fails: the round is answered, one record moves the answer by C, and nobody is told."""
+"""Records on which a client's work fails: the round is answered, one record moves the answer by C,
+and nobody is told.
+"""
 
 from __future__ import annotations
 
@@ -69,13 +71,19 @@ def labelled(broken: int | None = None):
     x, y = records(6, seed=4)
     if broken is None:
         return x, y
-    return torch.cat([x[:broken], x[:1], x[broken:]]), torch.cat([y[:broken], torch.tensor([7]), y[broken:]])
+    return torch.cat([x[:broken], x[:1], x[broken:]]), torch.cat(
+        [y[:broken], torch.tensor([7]), y[broken:]]
+    )
 
 
 def wide(broken: int | None = None):
     """One record of another width: the default collate function cannot put it beside the others."""
     rows = list(zip(*records(6, seed=4), strict=True))
-    return rows if broken is None else [*rows[:broken], (torch.zeros(9).double(), rows[0][1]), *rows[broken:]]
+    return (
+        rows
+        if broken is None
+        else [*rows[:broken], (torch.zeros(9).double(), rows[0][1]), *rows[broken:]]
+    )
 
 
 def nothing():
@@ -93,19 +101,27 @@ def answer(plan, data, loss=loss_fn, **options):
 @pytest.mark.parametrize("broken", [0, 3, 6])
 @pytest.mark.parametrize("made", [Rows, labelled, wide], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("options", SINGLE, ids=lambda o: o["privacy"].name + str(len(o)))
-def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(options, made, broken: int, caplog):
+def test_a_record_that_fails_adds_nothing_and_takes_nothing_from_the_others(
+    options, made, broken: int, caplog
+):
     plan = plan_of(noise=0.1, **options)
     client, found = answer(plan, made(broken))
     sound, other = answer(plan, made())
     assert client.last_error is not None and not client.failed and sound.last_error is None
     moved = vector(select_prefix(found, "sum")) - vector(select_prefix(other, "sum"))
     assert float(moved.abs().max()) < 1e-12 and check_record_bound(plan, found, other).passed
-    assert any(r.levelno == logging.ERROR and r.name == "dpkfc.federated.client" for r in caplog.records)
+    assert any(
+        r.levelno == logging.ERROR and r.name == "dpkfc.federated.client" for r in caplog.records
+    )
 
 
 @pytest.mark.parametrize("made", [Rows, labelled], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("options", WHOLE, ids=lambda o: o["privacy"].name + type(o.get("local")).__name__)
-def test_a_contribution_clipped_as_one_that_fails_is_that_of_a_client_without_records(options, made):
+@pytest.mark.parametrize(
+    "options", WHOLE, ids=lambda o: o["privacy"].name + type(o.get("local")).__name__
+)
+def test_a_contribution_clipped_as_one_that_fails_is_that_of_a_client_without_records(
+    options, made
+):
     plan = plan_of(noise=0.1, **options)
     client, found = answer(plan, made(3))
     _, other = answer(plan, nothing())
@@ -120,7 +136,9 @@ def test_a_client_of_which_nothing_works_answers_with_its_noise():
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
     _, noise = answer(plan, nothing())
     client, found = answer(plan, datasets()[0], failing)
-    assert client.failed and torch.equal(vector(select_prefix(found, "sum")), vector(select_prefix(noise, "sum")))
+    assert client.failed and torch.equal(
+        vector(select_prefix(found, "sum")), vector(select_prefix(noise, "sum"))
+    )
     assert "812" not in str(found)
 
 
@@ -141,7 +159,13 @@ def test_a_loss_that_mixes_examples_is_refused_on_public_rows_before_a_client_an
     for loss in (mixed, balanced):
         for collate_fn in (None, collated):
             with pytest.raises(ValueError, match="mixes examples"):
-                Client(0, plan, LocalModel(plan, head(), loss), (x, y.sort().values), collate_fn=collate_fn)
+                Client(
+                    0,
+                    plan,
+                    LocalModel(plan, head(), loss),
+                    (x, y.sort().values),
+                    collate_fn=collate_fn,
+                )
 
 
 def test_a_loss_that_takes_no_public_rows_is_a_warning_and_strict_is_passed_on():
@@ -152,7 +176,9 @@ def test_a_loss_that_takes_no_public_rows_is_a_warning_and_strict_is_passed_on()
 
     plan = plan_of(privacy=TrustedServer("clients"), noise=0.1)
     x, y = records(6)
-    with pytest.warns(UserWarning, match="public rows could not be used: RuntimeError: a record without"):
+    with pytest.warns(
+        UserWarning, match="public rows could not be used: RuntimeError: a record without"
+    ):
         client = Client(0, plan, LocalModel(plan, head(), picky), (x + 100, y))
     assert not client.ledger.count
     with pytest.raises(ValueError, match="verify must be True, False or 'strict'"):
@@ -176,7 +202,10 @@ def test_many_records_of_no_finite_loss_take_nothing_from_the_others():
     moved = vector(select_prefix(found, "sum")) - vector(select_prefix(other, "sum"))
     assert not client.failed and float(moved.abs().max()) < 1e-12
     client, found = answer(plan, (lost, y[:1].repeat(7)))
-    assert torch.equal(vector(select_prefix(found, "sum")), vector(select_prefix(answer(plan, nothing())[1], "sum")))
+    assert torch.equal(
+        vector(select_prefix(found, "sum")),
+        vector(select_prefix(answer(plan, nothing())[1], "sum")),
+    )
 
 
 def test_one_record_decides_nothing_that_is_public():
@@ -184,10 +213,15 @@ def test_one_record_decides_nothing_that_is_public():
     cards = []
     for label in (1, 7):
         data = datasets()
-        data[2] = (torch.cat([data[2][0], data[2][0][:1]]), torch.cat([data[2][1], torch.tensor([label])]))
+        data[2] = (
+            torch.cat([data[2][0], data[2][0][:1]]),
+            torch.cat([data[2][1], torch.tensor([label])]),
+        )
         run = federate(plan, head(), loss_fn, data)
         card = build_federated_card(run.server, run.records, title="x", chosen_by="nobody")
-        cards.append((card["rounds"], [(r.cohort, r.survivors, r.dropped, r.rejected) for r in run.records]))
+        cards.append(
+            (card["rounds"], [(r.cohort, r.survivors, r.dropped, r.rejected) for r in run.records])
+        )
         assert not run.server.rejected
     assert cards[0] == cards[1]
 
@@ -196,7 +230,11 @@ def test_what_went_wrong_is_known_to_the_client_after_it_was_asked_for_its_masks
     plan = plan_of(privacy=SecureAggregation(), expected_records=25)
     server, clients = world(plan, [labelled(2), *[labelled()] * (CLIENTS - 1)])
     assert run_round(server, clients).survivors == CLIENTS
-    assert isinstance(clients[0].last_error, ValueError) and not clients[0].failed and clients[1].last_error is None
+    assert (
+        isinstance(clients[0].last_error, ValueError)
+        and not clients[0].failed
+        and clients[1].last_error is None
+    )
 
 
 def test_clients_that_failed_on_one_record_each_go_on():
@@ -210,13 +248,17 @@ def test_clients_that_failed_on_one_record_each_go_on():
 def test_a_client_in_a_folder_notes_it_there(tmp_path):
     plan = plan_of(privacy=TrustedServer("clients"), expected_records=25)
     app = App(
-        plan=lambda settings: plan, model=lambda settings: head(), loss_fn=loss_fn,
+        plan=lambda settings: plan,
+        model=lambda settings: head(),
+        loss_fn=loss_fn,
         records=lambda number, settings: labelled(2),
-    )  # fmt: skip
+    )
     node = Node(app, app.settings(), 0, tmp_path)
     contract = node.answer({"kind": "hello"})["contract"]
     found = node.answer(round_message(contract, 0, dict(head().named_parameters())))
-    assert found["kind"] == "sum" and "outside the range" in (tmp_path / "client-0" / "last_error.txt").read_text("utf-8")
+    assert found["kind"] == "sum" and "outside the range" in (
+        tmp_path / "client-0" / "last_error.txt"
+    ).read_text("utf-8")
 
 
 def test_newton_directions_of_large_models_are_refused_before_a_round():

@@ -33,13 +33,21 @@ def records(count: int = RECORDS, seed: int = 1, scale: float = 1.0) -> tuple[Te
     return x, torch.randint(0, CLASSES, (count,), generator=generator)
 
 
-def datasets(data: tuple[Tensor, Tensor] | None = None, clients: int = CLIENTS) -> list[tuple[Tensor, ...]]:
+def datasets(
+    data: tuple[Tensor, Tensor] | None = None, clients: int = CLIENTS
+) -> list[tuple[Tensor, ...]]:
     data = data or records()
     return parts(data, iid(len(data[0]), clients))
 
 
 def plan_of(noise: float = 1.0, **options: Any) -> FederatedPlan:
-    settings = {"clients": CLIENTS, "rounds": 3, "expected_records": RECORDS, "max_grad_norm": 0.5, "test_mode_seed": 7}
+    settings = {
+        "clients": CLIENTS,
+        "rounds": 3,
+        "expected_records": RECORDS,
+        "max_grad_norm": 0.5,
+        "test_mode_seed": 7,
+    }
     return FederatedConfig(**{**settings, **options}).with_noise(noise, 1e-3)
 
 
@@ -57,7 +65,9 @@ def world(
 
 
 def open_round(server: Server, clients: dict[int, Any]) -> dict[int, Any]:
-    """The messages of the next round, after the clients have sent keys where the plan masks messages."""
+    """The messages of the next round, after the clients have sent keys where the plan masks
+    messages.
+    """
     for number, message in server.request_keys().items():
         assert server.receive(clients[number].answer(message))
     return server.open_round()

@@ -1,4 +1,5 @@
-"""Record the hash of the plan of every recipe and method, so that a change of the settings can be shown to change none.
+"""Record the hash of the plan of every recipe and method, so that a change of the settings can be
+shown to change none.
 
     python -m tests.golden.plans            # compare with tests/golden/plans.json
     python -m tests.golden.plans --write    # write that file
@@ -24,32 +25,89 @@ DATASET_SIZE = 60_000
 
 # Settings of `digits` that differ from every default which reaches a plan.
 KFAC = {
-    "method": "dp-kfc", "sides": "both", "damping": 0.3, "damping_mode": "absolute", "gamma": 0.01, "exponent": 0.25,
-    "scale": "trace", "every": 7, "sharing": "reduce", "source": "dead-leaves", "output_source": "white", "control": "random",
-    "leaves": 16, "probe_size": 64, "labels": "uniform", "likelihood": "bernoulli", "max_factor_size": 512, "max_rank": 0,
-    "ranks": "conv1.A=3 head.G=0", "norm_methods": "conv1=gram", "tail_mass": 0.01, "factor_decay": 0.5,
-    "later_probe_size": 32, "factor_drift": 0.1, "oversize": "identity", "layer_rules": "linear conv", "seed": 3,
-}  # fmt: skip
+    "method": "dp-kfc",
+    "sides": "both",
+    "damping": 0.3,
+    "damping_mode": "absolute",
+    "gamma": 0.01,
+    "exponent": 0.25,
+    "scale": "trace",
+    "every": 7,
+    "sharing": "reduce",
+    "source": "dead-leaves",
+    "output_source": "white",
+    "control": "random",
+    "leaves": 16,
+    "probe_size": 64,
+    "labels": "uniform",
+    "likelihood": "bernoulli",
+    "max_factor_size": 512,
+    "max_rank": 0,
+    "ranks": "conv1.A=3 head.G=0",
+    "norm_methods": "conv1=gram",
+    "tail_mass": 0.01,
+    "factor_decay": 0.5,
+    "later_probe_size": 32,
+    "factor_drift": 0.1,
+    "oversize": "identity",
+    "layer_rules": "linear conv",
+    "seed": 3,
+}
 PRIVACY = {
-    "method": "dp-sgd", "delta": 1e-6, "steps": 12, "expected_batch_size": 64, "max_grad_norm": 0.5, "clipping": "automatic",
-    "automatic_gamma": 0.1, "noise": "rounded", "augmentations": 2, "augment": "random-crop", "sampler": "truncated_poisson",
-    "max_batch_size": 128, "accountant": "rdp", "test_mode": True, "weight_average": 0.9, "max_physical_batch_size": -1,
+    "method": "dp-sgd",
+    "delta": 1e-6,
+    "steps": 12,
+    "expected_batch_size": 64,
+    "max_grad_norm": 0.5,
+    "clipping": "automatic",
+    "automatic_gamma": 0.1,
+    "noise": "rounded",
+    "augmentations": 2,
+    "augment": "random-crop",
+    "sampler": "truncated_poisson",
+    "max_batch_size": 128,
+    "accountant": "rdp",
+    "test_mode": True,
+    "weight_average": 0.9,
+    "max_physical_batch_size": -1,
     "pad_to_multiple": 4,
-}  # fmt: skip
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "kfac": KFAC,
     "privacy": PRIVACY,
-    "shuffle": {"method": "dp-sgd", "sampler": "shuffle", "uncertified": True, "clipping": "per_layer"},
+    "shuffle": {
+        "method": "dp-sgd",
+        "sampler": "shuffle",
+        "uncertified": True,
+        "clipping": "per_layer",
+    },
     "pink": {"method": "dp-kfc-a", "power_exponent": 1.5, "refine": 3},
     "ngd": {
-        "method": "dp-ngd", "lambda_safe": 0.01, "lambda_base": 0.001, "ngd_order": "after", "readout": "whitened",
-        "max_factor_size": 99, "source": "pink", "every": 5,
+        "method": "dp-ngd",
+        "lambda_safe": 0.01,
+        "lambda_base": 0.001,
+        "ngd_order": "after",
+        "readout": "whitened",
+        "max_factor_size": 99,
+        "source": "pink",
+        "every": 5,
     },
     "adadps": {"method": "pink-adadps", "adadps_floor": 0.01, "probe_size": 10, "every": 5},
     "dp2": {"method": "dp2", "dp2_phase": 9, "dp2_ratio": 0.5, "dp2_corrected": True},
-    "gep": {"method": "gep", "gep_rank": 9, "gep_embedding_norm": 2.0, "gep_residual_norm": 0.5, "source": "white"},
+    "gep": {
+        "method": "gep",
+        "gep_rank": 9,
+        "gep_embedding_norm": 2.0,
+        "gep_residual_norm": 0.5,
+        "source": "white",
+    },
     "b-gep": {"method": "b-gep", "gep_rank": 9, "source": "white"},
-    "sofim": {"method": "sofim", "sofim_rho": 0.1, "sofim_beta": 0.5, "sofim_direction": "momentum"},
+    "sofim": {
+        "method": "sofim",
+        "sofim_rho": 0.1,
+        "sofim_beta": 0.5,
+        "sofim_direction": "momentum",
+    },
     "adam-bc": {"method": "dp-adambc", "adam_bc_resolution": 3.0},
     "adam-bc floor": {"method": "dp-adambc", "adam_bc_floor": 1e-6},
     "disk": {"method": "disk", "filter_kappa": 0.6, "disk_gamma": 0.4, "filter_momentum": True},
@@ -58,7 +116,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         name: {"method": "doppler", "filter": name, "filter_kappa": 0.6}
         for name in ("disk-look-ahead", "storm", "ema", "doppler-first-order", "doppler-chebyshev")
     },
-}  # fmt: skip
+}
 
 
 def plan_hash(config: RunConfig) -> str:
@@ -71,8 +129,16 @@ def plan_hash(config: RunConfig) -> str:
 
 
 def recipe_config(recipe: str, method: str) -> RunConfig:
-    """Return the settings of a recipe and a method, with the recipe's own probe in the place of public data."""
-    settings = {"recipe": recipe, "method": method, "noise_multiplier": 1.0, "pretrain_epochs": 0, "gep_rank": 32}
+    """Return the settings of a recipe and a method, with the recipe's own probe in the place of
+    public data.
+    """
+    settings = {
+        "recipe": recipe,
+        "method": method,
+        "noise_multiplier": 1.0,
+        "pretrain_epochs": 0,
+        "gep_rank": 32,
+    }
     if METHODS[method].settings.get("source") == "public":
         settings["source"] = run_config({"recipe": recipe, "method": "dp-kfc"}).source
     return run_config(settings)

@@ -1,10 +1,12 @@
-"""Record small runs in test mode, so that a change of the code's shape can be shown to change no number.
+"""Record small runs in test mode, so that a change of the code's shape can be shown to change no
+number.
 
     python -m tests.golden.record            # compare with tests/golden/golden.json
     python -m tests.golden.record --write    # write that file
 
-Sums of floating-point numbers differ between processors in their last bits. Figures that depend on them are stored beside the
-processor's instruction set, and compared to the bit where it is the same and to nine digits elsewhere.
+Sums of floating-point numbers differ between processors in their last bits. Figures that depend on
+them are stored beside the processor's instruction set, and compared to the bit where it is the same
+and to nine digits elsewhere.
 """
 
 from __future__ import annotations
@@ -94,15 +96,21 @@ def run_federated(name: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         run = run_case(name, Path(folder))
         plan = run.server.plan
-        description = {name: value for name, value in plan.describe().items() if not name.startswith("epsilon")}
+        description = {
+            name: value for name, value in plan.describe().items() if not name.startswith("epsilon")
+        }
         preconditioner = run.server.preconditioner
         return {
             "plan": plan.hash,
-            "description": hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest(),
+            "description": hashlib.sha256(
+                json.dumps(description, sort_keys=True).encode()
+            ).hexdigest(),
             "contract": run.server.contract,
             "epsilon": float(f"{run.server.epsilon:.9g}"),
             "dropped": sum(record.dropped for record in run.records),
-            "ledgers": {path.stem: digest_ledger(path) for path in sorted(Path(folder).glob("*.jsonl"))},
+            "ledgers": {
+                path.stem: digest_ledger(path) for path in sorted(Path(folder).glob("*.jsonl"))
+            },
             "metric": preconditioner.digest if preconditioner is not None else "",
             "weights": digest(flatten_weights(run.server.model)),
             "norm": float(flatten_weights(run.server.model).norm()),
@@ -125,7 +133,11 @@ def record(names: Sequence[str] = tuple(RUNS)) -> dict[str, Any]:
         for name in names:
             torch.manual_seed(0)
             found[name] = RUNS[name]()
-    return {"processor": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__, "runs": found}
+    return {
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "runs": found,
+    }
 
 
 def differences(stored: dict[str, Any], found: dict[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Checkpoints and ledgers that commit c5b9432 wrote, before the code was moved, go on to the weights of that commit.
+"""Checkpoints and ledgers that commit c5b9432 wrote, before the code was moved, go on to the
+weights of that commit.
 
-Each folder of `old` holds the ledger and the checkpoint of a run in test mode after half of its steps, and the privacy card of
-the whole run.
+Each folder of `old` holds the ledger and the checkpoint of a run in test mode after half of its
+steps, and the privacy card of the whole run.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from tests.test_session import loss_fn
 
 OLD = Path(__file__).parent / "old"
 INDEX = json.loads((OLD / "index.json").read_text("utf-8"))
-SAME_MACHINE = INDEX["processor"] == torch.backends.cpu.get_cpu_capability() and INDEX["torch"] == torch.__version__
+SAME_MACHINE = (
+    INDEX["processor"] == torch.backends.cpu.get_cpu_capability()
+    and INDEX["torch"] == torch.__version__
+)
 DATED = {"created", "date", "dpkfc", "generated", "ledger", "versions"}
 
 

@@ -1,4 +1,6 @@
-"""Private steps on the pretended device beside the same on the CPU, written as JSON, in a process that has loaded it."""
+"""Private steps on the pretended device beside the same on the CPU, written as JSON, in a process
+that has loaded it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Text(nn.Module):
     def __init__(self, blocks: int) -> None:
         super().__init__()
         self.table = nn.Embedding(30, 16)
-        self.blocks = nn.ModuleList(nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True) for _ in range(blocks))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(16, 2, 24, 0.0, batch_first=True) for _ in range(blocks)
+        )
         self.head = nn.Linear(16, 30, bias=False)
         self.head.weight = self.table.weight
 
@@ -42,16 +46,22 @@ class Text(nn.Module):
 
 def deep(layers: int) -> nn.Module:
     """A stack over positions whose every layer takes its norms by Gram matrices."""
-    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)), nn.Flatten(), nn.Linear(5 * WIDTH, 3))
+    return nn.Sequential(
+        *(nn.Linear(WIDTH, WIDTH) for _ in range(layers)), nn.Flatten(), nn.Linear(5 * WIDTH, 3)
+    )
 
 
-def steps(model: nn.Module, data: Any, loss: Callable[..., Tensor], device: str, **config: Any) -> dict[str, Any]:
+def steps(
+    model: nn.Module, data: Any, loss: Callable[..., Tensor], device: str, **config: Any
+) -> dict[str, Any]:
     """Clipped sums of every step, the weights after it, and how often the host waited in each."""
     model = copy.deepcopy(model).to(device)
     plan = dpkfc.PrivacyConfig(
-        **{"steps": STEPS, "sampler": "fixed", "expected_batch_size": BATCH, "max_grad_norm": 0.1} | config,
-        max_physical_batch_size=MICRO, test_mode_seed=0,
-    ).calibrate(epsilon=50.0, delta=1e-3, dataset_size=len(data))  # fmt: skip
+        **{"steps": STEPS, "sampler": "fixed", "expected_batch_size": BATCH, "max_grad_norm": 0.1}
+        | config,
+        max_physical_batch_size=MICRO,
+        test_mode_seed=0,
+    ).calibrate(epsilon=50.0, delta=1e-3, dataset_size=len(data))
     session = dpkfc.Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.0), data)
     sums: list[dict[str, Tensor]] = []
     waits: list[int] = []
@@ -77,7 +87,9 @@ def _waits(counts: dict[str, int]) -> int:
     return sum(n for name, n in counts.items() if name.startswith("waits: "))
 
 
-def compared(model: nn.Module, data: Any, loss: Callable[..., Tensor], **config: Any) -> dict[str, Any]:
+def compared(
+    model: nn.Module, data: Any, loss: Callable[..., Tensor], **config: Any
+) -> dict[str, Any]:
     here, there = (steps(model, data, loss, device, **config) for device in ("cpu", "cuda"))
     worst = max(
         float((one[name] - other[name]).norm() / max(float(one[name].norm()), 1e-3))
@@ -106,7 +118,9 @@ def _cancelling() -> torch.utils.data.TensorDataset:
 
 
 def bounds() -> list[float]:
-    """How far lengths on the card are above those in float64, for rows within the range of float32 and beyond it."""
+    """How far lengths on the card are above those in float64, for rows within the range of float32
+    and beyond it.
+    """
     rows = torch.randn(6, 10)
     rows = rows * torch.tensor([1.0, 1e-30, 1e-22, 1e18, 1e25, 0.0]).unsqueeze(1)
     found, exact = row_norms(rows.to("cuda")).cpu(), rows.double().norm(dim=1)
@@ -120,7 +134,9 @@ def main(path: str) -> None:
         data = torch.utils.data.TensorDataset(x, y)
         told[case.name] = compared(model, data, loss_fn)
         if x.is_floating_point() and number % 3 == 0:
-            kfac = dpkfc.KFAC(probe=dpkfc.WhiteNoise(shape=tuple(x.shape[1:])), probe_size=8, sides="both")
+            kfac = dpkfc.KFAC(
+                probe=dpkfc.WhiteNoise(shape=tuple(x.shape[1:])), probe_size=8, sides="both"
+            )
             told[f"{case.name}, whitened"] = compared(model, data, loss_fn, preconditioner=kfac)
     torch.manual_seed(0)
     images = torch.utils.data.TensorDataset(torch.randn(8, 5, WIDTH), torch.randint(0, 3, (8,)))
@@ -132,18 +148,25 @@ def main(path: str) -> None:
         "bias corrected": {"postprocess": (AdamBC(),)},
         "second moments": {"postprocess": (SOFIM(),)},
         "rescaled": {"preconditioner": AdaDPS(probe=noise, probe_size=8)},
-        "mapped back": {"preconditioner": dpkfc.KFAC(probe=noise, probe_size=8), "readout": "natural"},
+        "mapped back": {
+            "preconditioner": dpkfc.KFAC(probe=noise, probe_size=8),
+            "readout": "natural",
+        },
         "layer by layer": {"clipping": "per_layer"},
         "normalised": {"clipping": "normalised"},
     }
     for name, config in methods.items():
         told[name] = compared(deep(1), images, loss_fn, **config)
-    torch.manual_seed(0)  # or what rounding makes of these models depends on how many were drawn before
+    torch.manual_seed(
+        0
+    )  # or what rounding makes of these models depends on how many were drawn before
     ids = torch.utils.data.TensorDataset(torch.randint(0, 30, (8, 7)), torch.randint(0, 30, (8,)))
     tokens = dpkfc.TokenNoise(vocab_size=30, length=7, min_length=7, bare=True)
     for blocks in (1, 2):
         told[f"text of {blocks}"] = compared(Text(blocks), ids, _of_words)
-    told["text, whitened"] = compared(Text(1), ids, _of_words, preconditioner=dpkfc.KFAC(probe=tokens, probe_size=8))
+    told["text, whitened"] = compared(
+        Text(1), ids, _of_words, preconditioner=dpkfc.KFAC(probe=tokens, probe_size=8)
+    )
     told["cancelling"] = compared(Pooled(), _cancelling(), loss_fn)
     told["bounds"] = bounds()
     with open(path, "w", encoding="utf-8") as file:

@@ -1,4 +1,6 @@
-"""A CUDA device that is pretended by `card.cpp`, for one process; torch must not have been imported in it yet."""
+"""A CUDA device that is pretended by `card.cpp`, for one process; torch must not have been imported
+in it yet.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def built() -> Path:
         subprocess.CalledProcessError: it does not compile.
     """
     told = f"{version('torch')} {sysconfig.get_platform()}".encode() + SOURCE.read_bytes()
-    library = Path(tempfile.gettempdir()) / f"pretended-card-{os.getuid()}-{hashlib.sha256(told).hexdigest()[:16]}.so"
+    library = (
+        Path(tempfile.gettempdir())
+        / f"pretended-card-{os.getuid()}-{hashlib.sha256(told).hexdigest()[:16]}.so"
+    )
     if library.exists():
         return library
     found = find_spec("torch")
@@ -40,7 +45,15 @@ def built() -> Path:
         command = [
             *(compiler() or "g++", "-shared", "-fPIC", "-O0", "-std=c++20"),
             *(f"-I{torch / 'include' / below}" for below in ("", "torch/csrc/api/include")),
-            *(str(SOURCE), "-o", str(made), f"-L{torch / 'lib'}", "-ltorch", "-ltorch_cpu", "-lc10"),
+            *(
+                str(SOURCE),
+                "-o",
+                str(made),
+                f"-L{torch / 'lib'}",
+                "-ltorch",
+                "-ltorch_cpu",
+                "-lc10",
+            ),
             f"-Wl,-rpath,{torch / 'lib'}",
         ]
         subprocess.run(command, check=True, capture_output=True, text=True)
@@ -53,8 +66,8 @@ def built() -> Path:
 def pretend() -> Any:
     """Load the device, and let `torch.cuda` speak of it.
 
-    Returns:
-        `torch.ops.card`, whose `counts()` tells how often each operator ran and the host waited, and `clear()` begins anew.
+    Returns: `torch.ops.card`, whose `counts()` tells how often each operator ran and the host
+        waited, and `clear()` begins anew.
     """
     library = built()
     ctypes.CDLL(str(library))  # before torch, which asks once whether there is a device

@@ -1,4 +1,6 @@
-"""Per-example gradients as the tape finds them, beside a plain loop of autograd over single examples."""
+"""Per-example gradients as the tape finds them, beside a plain loop of autograd over single
+examples.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,22 @@ def looped(model: nn.Module, loss: Loss, singles: Sequence[Any]) -> list[dict[st
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows = []
     for single in singles:
-        grads = torch.autograd.grad(loss(model, single).sum(), list(parameters.values()), allow_unused=True)
+        grads = torch.autograd.grad(
+            loss(model, single).sum(), list(parameters.values()), allow_unused=True
+        )
         rows.append(
-            {n: torch.zeros_like(p) if g is None else g.to_dense() for (n, p), g in zip(parameters.items(), grads, strict=True)}
+            {
+                n: torch.zeros_like(p) if g is None else g.to_dense()
+                for (n, p), g in zip(parameters.items(), grads, strict=True)
+            }
         )
     return rows
 
 
 def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequence[Any]) -> None:
-    """Every parameter's gradient of every example, their norms and their clipped sum, to the last bits of float64."""
+    """Every parameter's gradient of every example, their norms and their clipped sum, to the last
+    bits of float64.
+    """
     expected = looped(model, loss, singles)
     _assert_clipped(model, loss, batch, singles, expected)
     try:
@@ -60,7 +69,9 @@ def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequ
     for one, other in zip(found, expected, strict=True):
         assert set(one) == set(other)
         for name, gradient in other.items():
-            torch.testing.assert_close(one[name], gradient, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                one[name], gradient, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+            )
     assert any(float(g.abs().max()) > 0 for row in expected for g in row.values())
     assert all(p.grad is None and p.requires_grad for p in model.parameters() if p.requires_grad)
 
@@ -68,15 +79,28 @@ def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequ
 def examples(batch: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
     """Each example as a batch of its own: tensors led by the batch are sliced, the rest is shared."""
     return [
-        tuple(x[i : i + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == n else x for x in batch)
+        tuple(
+            x[i : i + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == n else x
+            for x in batch
+        )
         for i in range(n)
     ]
 
 
-def _assert_clipped(model: nn.Module, loss: Loss, batch: Any, singles: Sequence[Any], expected: list[dict[str, Tensor]]) -> None:
-    """Compare the clipped sum, which takes examples one at a time where the batch axis is not proved."""
+def _assert_clipped(
+    model: nn.Module,
+    loss: Loss,
+    batch: Any,
+    singles: Sequence[Any],
+    expected: list[dict[str, Tensor]],
+) -> None:
+    """Compare the clipped sum, which takes examples one at a time where the batch axis is not
+    proved.
+    """
     n = len(expected)
-    norms = torch.stack([torch.stack([g.square().sum() for g in row.values()]).sum().sqrt() for row in expected])
+    norms = torch.stack(
+        [torch.stack([g.square().sum() for g in row.values()]).sum().sqrt() for row in expected]
+    )
     bound = float(norms.median()) + 1e-9
     own = [i for i, x in enumerate(batch) if isinstance(x, Tensor) and x.dim() and x.shape[0] == n]
 
@@ -97,5 +121,9 @@ def _assert_clipped(model: nn.Module, loss: Loss, batch: Any, singles: Sequence[
     )
     torch.testing.assert_close(found, norms, rtol=1e-9, atol=1e-10)
     for name in expected[0]:
-        clipped = sum(min(1.0, bound / float(n)) * row[name] for n, row in zip(norms, expected, strict=True))
-        torch.testing.assert_close(total[name], clipped, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+        clipped = sum(
+            min(1.0, bound / float(n)) * row[name] for n, row in zip(norms, expected, strict=True)
+        )
+        torch.testing.assert_close(
+            total[name], clipped, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+        )

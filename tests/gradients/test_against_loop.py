@@ -1,4 +1,6 @@
-"""Every rule, every norm method and every metric against a loop of autograd over single examples, in float64."""
+"""Every rule, every norm method and every metric against a loop of autograd over single examples,
+in float64.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def make_metric(layers: list[Layer], kind: str) -> Metric:
     metric: dict[str, Kronecker | Elementwise] = {}
     for layer in layers:
         if layer.rule in ("norm", "fallback"):
-            scales = {r: torch.rand(layer.tensor(r).shape, dtype=torch.float64) + 0.2 for r in layer.parameters}
+            scales = {
+                r: torch.rand(layer.tensor(r).shape, dtype=torch.float64) + 0.2
+                for r in layer.parameters
+            }
             metric[layer.name] = Elementwise(scales)
             continue
         weight = layer.tensor("weight")
@@ -42,7 +47,9 @@ def dense_side(side: Side, d: int) -> Tensor:
     return side.apply(torch.eye(d, dtype=torch.float64))
 
 
-def whiten(layer: Layer, entry: Kronecker | Elementwise | None, grads: dict[str, Tensor]) -> dict[str, Tensor]:
+def whiten(
+    layer: Layer, entry: Kronecker | Elementwise | None, grads: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """The definition: z = U_out g U_in with explicit matrices, one group at a time."""
     own = {role: grads[full] for role, full in layer.parameters.items()}
     if entry is None:
@@ -60,7 +67,9 @@ def whiten(layer: Layer, entry: Kronecker | Elementwise | None, grads: dict[str,
     parts = matrix.view(groups, -1, matrix.shape[1])
     u_in, u_out = dense_side(entry.input, parts.shape[2]), dense_side(entry.output, parts.shape[1])
     z = torch.stack([u_out @ part @ u_in for part in parts]).reshape(matrix.shape)
-    result = {layer.parameters["weight"]: z[:, : own["weight"][0].numel()].reshape(own["weight"].shape)}
+    result = {
+        layer.parameters["weight"]: z[:, : own["weight"][0].numel()].reshape(own["weight"].shape)
+    }
     if "bias" in own:
         result[layer.parameters["bias"]] = z[:, -1]
     return result
@@ -83,7 +92,12 @@ def norm(row: dict[str, Tensor]) -> Tensor:
 
 
 def run(
-    model: nn.Module, batch: tuple[Tensor, Tensor], layers: list[Layer], metric: Metric, clip: Clip, splits: list[int]
+    model: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    layers: list[Layer],
+    metric: Metric,
+    clip: Clip,
+    splits: list[int],
 ):  # noqa: ANN201
     summer = ClippedSummer(layers, metric, clip)
     norms, start = [], 0
@@ -110,7 +124,9 @@ def test_clipped_sum_equals_a_loop(case: Case, kind: str | None) -> None:
     torch.testing.assert_close(norms, exact, rtol=1e-10, atol=1e-12)
     assert bool((norms >= exact * (1 - 1e-14)).all())
     for name in total:
-        expected = sum(min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True))
+        expected = sum(
+            min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True)
+        )
         torch.testing.assert_close(
             total[name], expected, rtol=1e-9, atol=1e-10, msg=lambda m, name=name: f"{name}: {m}"
         )

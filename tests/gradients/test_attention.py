@@ -1,4 +1,6 @@
-"""torch's attention as two linear layers: what `test_fallback_modules.py` does not ask of every module."""
+"""torch's attention as two linear layers: what `test_fallback_modules.py` does not ask of every
+module.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +49,27 @@ class Reads(nn.Module):
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("which", ["xxx", "xyy", "xyx", "xzz", "xzw"])
-def test_queries_keys_and_values_of_their_own(which: str, batch_first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_keys_and_values_of_their_own(
+    which: str, batch_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rules, "fallback_gradients", None)
     batch = (randn(N, T, 3),)
-    assert_equals_a_loop(Reads(which, batch_first=batch_first).double(), loss_fn, batch, examples(batch, N))
+    assert_equals_a_loop(
+        Reads(which, batch_first=batch_first).double(), loss_fn, batch, examples(batch, N)
+    )
 
 
 @pytest.mark.parametrize(
-    "frozen", [("in_proj_weight",), ("in_proj_bias",), ("in_proj_weight", "in_proj_bias"), ("out_proj.weight", "out_proj.bias"),
-               ("out_proj.bias",), ("in_proj_bias", "out_proj.weight")]
-)  # fmt: skip
+    "frozen",
+    [
+        ("in_proj_weight",),
+        ("in_proj_bias",),
+        ("in_proj_weight", "in_proj_bias"),
+        ("out_proj.weight", "out_proj.bias"),
+        ("out_proj.bias",),
+        ("in_proj_bias", "out_proj.weight"),
+    ],
+)
 def test_some_of_it_may_be_frozen(frozen: tuple[str, ...]) -> None:
     model, batch = Reads("xyy").double(), (randn(N, T, 3),)
     for name in frozen:
@@ -66,7 +79,9 @@ def test_some_of_it_may_be_frozen(frozen: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("weights", [True, False])
 def test_dropout_of_attention_weights_is_that_of_the_call(weights: bool) -> None:
-    """The sum of the examples' gradients is autograd's under the same random numbers, and the stream goes on as if untouched."""
+    """The sum of the examples' gradients is autograd's under the same random numbers, and the
+    stream goes on as if untouched.
+    """
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -99,8 +114,11 @@ def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass(
     model = Reads().double().eval()
     layers, x = find_layers(model), randn(N, T, 3)
     assert {layer.name: layer.rule for layer in layers} == {
-        "first": "linear", "other": "linear", "inner": "linear", "inner.out_proj": "linear",
-    }  # fmt: skip
+        "first": "linear",
+        "other": "linear",
+        "inner": "linear",
+        "inner.out_proj": "linear",
+    }
     seen = capture(model, layers, lambda m: loss_fn(m, (x,)))
     with torch.no_grad():
         read = capture(model, layers, lambda m: loss_fn(m, (x,)))
@@ -111,13 +129,17 @@ def test_both_of_its_layers_have_dense_factors_with_and_without_a_backward_pass(
 
 
 def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
-    """As in torch's tutorials: dropout 0.1 by default, in attention too, and positions that the model itself owns."""
+    """As in torch's tutorials: dropout 0.1 by default, in attention too, and positions that the
+    model itself owns.
+    """
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed, self.position = nn.Linear(3, 8), nn.Parameter(torch.randn(T, 8))
-            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+            self.encoder = nn.TransformerEncoder(
+                nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2
+            )
             self.head = nn.Linear(8, 2)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -130,7 +152,10 @@ def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
     x, y = torch.randn(40, T, 3), torch.randint(0, 2, (40,))
     model = Classifier()
     plan = PrivacyConfig(
-        expected_batch_size=8, steps=3, max_grad_norm=1.0, preconditioner=KFAC(probe=WhiteNoise((T, 3)), probe_size=16, every=2)
+        expected_batch_size=8,
+        steps=3,
+        max_grad_norm=1.0,
+        preconditioner=KFAC(probe=WhiteNoise((T, 3)), probe_size=16, every=2),
     ).calibrate(epsilon=8.0, delta=1e-3, dataset_size=40)
     with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y)) as session:
         for batch in session.batches():

@@ -1,4 +1,6 @@
-"""Every block against a loop of autograd over single examples: whole, in parts, merged, summed and along a basis."""
+"""Every block against a loop of autograd over single examples: whole, in parts, merged, summed and
+along a basis.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +201,9 @@ def spoilt(block: Any) -> Any:
 
 @pytest.mark.parametrize("elements", [1, 1 << 24], ids=["one at a time", "together"])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
-def test_inner_products_are_those_of_the_gradients(name: str, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inner_products_are_those_of_the_gradients(
+    name: str, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", elements)
     block, rows = made(name)
     span, directions = span_of(block, rows.shape[1])
@@ -214,7 +218,9 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr("dpkfc.linalg.norms._is_kept", lambda *_: False)  # formed once more for the sum
+    monkeypatch.setattr(
+        "dpkfc.linalg.norms._is_kept", lambda *_: False
+    )  # formed once more for the sum
     block, rows = made(name)
     found = per_example_norms(block, None, method)
     torch.testing.assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)
@@ -222,7 +228,15 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
 
 def test_every_kind_of_block_is_held_against_the_loop() -> None:
     kinds = {type(made(name)[0]) for name in KINDS}
-    assert kinds == {Outer, Patched, Lookup, PerExample, Tied, MaterializedGradients, blocks.ConvBlock}
+    assert kinds == {
+        Outer,
+        Patched,
+        Lookup,
+        PerExample,
+        Tied,
+        MaterializedGradients,
+        blocks.ConvBlock,
+    }
 
 
 UNIT = torch.finfo(F64).eps / 2
@@ -230,7 +244,9 @@ GAIN = 1.5
 
 
 def rounding_by_definition(name: str, block: Any, rows: Tensor, length: float) -> list[float]:
-    """Rounding of k inner products, and of gradients that are formed again, one example after the other."""
+    """Rounding of k inner products, and of gradients that are formed again, one example after the
+    other.
+    """
     found = []
     for n in range(N):
         if isinstance(block, (PerExample, MaterializedGradients)):  # formed once
@@ -249,7 +265,9 @@ def rounding_by_definition(name: str, block: Any, rows: Tensor, length: float) -
 
 
 def magnitude(one: Any) -> tuple[float, int]:
-    """Σ_t ‖a_t‖ ‖b_t‖ of one example and its positions; of an image an upper bound by Cauchy and Schwarz."""
+    """Σ_t ‖a_t‖ ‖b_t‖ of one example and its positions; of an image an upper bound by Cauchy and
+    Schwarz.
+    """
     if isinstance(one, Tied):
         lengths, positions = magnitude(one.outer)
         return lengths + float(one.lookup.b.norm(dim=-1).sum()), positions + one.lookup.b.shape[1]

@@ -15,12 +15,16 @@ from dpkfc.linalg.norms import per_example_norms
 def root(d: int, condition: float, seed: int) -> Dense:
     generator = torch.Generator().manual_seed(seed)
     q, _ = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=torch.float64))
-    values = torch.logspace(0, -0.5 * torch.log10(torch.tensor(condition)).item(), d, dtype=torch.float64)
+    values = torch.logspace(
+        0, -0.5 * torch.log10(torch.tensor(condition)).item(), d, dtype=torch.float64
+    )
     return Dense(((q * values) @ q.T).float(), 1.0)
 
 
 def released(block, metric: Kronecker, method: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes it)."""
+    """(norms, exact float64 norm of each example's share of the whitened sum as float32 computes
+    it).
+    """
     found = per_example_norms(block, metric, method)
     n = found.norms.shape[0]
     shares = []
@@ -36,16 +40,25 @@ def released(block, metric: Kronecker, method: str) -> tuple[torch.Tensor, torch
 @pytest.mark.parametrize("method", ["gram", "materialised"])
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("magnitude", [1e2, 1e3, 1e4, 1e5])
-def test_positions_that_cancel_do_not_hide_a_gradient(method: str, whiten: bool, magnitude: float) -> None:
-    """Pairs ± of large rows plus a small residual: a plain float32 Gram norm can be 61 times too small here."""
+def test_positions_that_cancel_do_not_hide_a_gradient(
+    method: str, whiten: bool, magnitude: float
+) -> None:
+    """Pairs ± of large rows plus a small residual: a plain float32 Gram norm can be 61 times too
+    small here.
+    """
     worst = 0.0
     for seed in range(10):
         g = torch.Generator().manual_seed(seed)
         t, d_in, d_out = 16, 12, 9
-        big_a, big_b = torch.randn(4, t // 2, d_in, generator=g) * magnitude, torch.randn(4, t // 2, d_out, generator=g)
+        big_a, big_b = (
+            torch.randn(4, t // 2, d_in, generator=g) * magnitude,
+            torch.randn(4, t // 2, d_out, generator=g),
+        )
         a = torch.cat([big_a, -big_a], 1) + torch.randn(4, t, d_in, generator=g) * 1e-2
         b = torch.cat([big_b, big_b], 1) + torch.randn(4, t, d_out, generator=g) * 1e-6
-        metric = Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)) if whiten else Kronecker()
+        metric = (
+            Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)) if whiten else Kronecker()
+        )
         norms, exact = released(Outer(a, b), metric, method)
         worst = max(worst, float((exact / norms).max()))
         factors = torch.clamp(1.0 / norms, max=1.0)
@@ -55,12 +68,17 @@ def test_positions_that_cancel_do_not_hide_a_gradient(method: str, whiten: bool,
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize("method", ["gram", "materialised"])
-def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(kind: str, method: str) -> None:
+def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(
+    kind: str, method: str
+) -> None:
     """Norm and sum are two passes in float32 there, and each rounds in its own way."""
     for seed in range(10):
         g = torch.Generator().manual_seed(seed)
         if kind == "linear":
-            big_a, big_b = torch.randn(3, 3, 64, generator=g) * 1e4, torch.randn(3, 3, 64, generator=g) * 1e4
+            big_a, big_b = (
+                torch.randn(3, 3, 64, generator=g) * 1e4,
+                torch.randn(3, 3, 64, generator=g) * 1e4,
+            )
             a = torch.cat([big_a, -big_a], 1) + torch.randn(3, 6, 64, generator=g) * 1e-2
             block: Outer | ConvBlock = Outer(a, torch.cat([big_b, big_b], 1))
         else:
@@ -69,7 +87,9 @@ def test_gradients_too_large_to_keep_are_bounded_where_positions_cancel(kind: st
             x[:, :, 1], b[:, :, 1] = -x[:, :, 0] + 1e-2, b[:, :, 0]
             block = ConvBlock(x, b, (1, 1), (1, 1), (0, 0), (1, 1), 1, True, False)
         d_in, d_out = (64, 64) if kind == "linear" else (block.d_in, 48)
-        norms, exact = released(block, Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)), method)
+        norms, exact = released(
+            block, Kronecker(root(d_in, 1e4, seed), root(d_out, 1e4, seed + 1)), method
+        )
         assert bool((norms >= exact * (1 - 1e-6)).all())
 
 
@@ -87,20 +107,36 @@ def test_norms_bound_and_stay_close(n, t, d_in, d_out, scale, method, whiten, se
     t = 1 if method == "rank-one" else t
     g = torch.Generator().manual_seed(seed)
     block = Outer(
-        torch.randn(n, t, d_in, generator=g) * scale, torch.randn(n, t, d_out, generator=g), homogeneous=seed % 2 == 0
+        torch.randn(n, t, d_in, generator=g) * scale,
+        torch.randn(n, t, d_out, generator=g),
+        homogeneous=seed % 2 == 0,
     )
-    metric = Kronecker(root(block.d_in, 1e4, seed), root(d_out, 1e4, seed + 1)) if whiten else Kronecker()
+    metric = (
+        Kronecker(root(block.d_in, 1e4, seed), root(d_out, 1e4, seed + 1))
+        if whiten
+        else Kronecker()
+    )
     norms, exact = released(block, metric, method)
     assert bool((norms >= exact * (1 - 1e-6)).all())
     assert bool((norms <= exact * (1 + 5e-3) + 1e-30).all()), (norms / exact).max()
 
 
-@given(seed=st.integers(0, 10_000), method=st.sampled_from(["gram", "materialised"]), groups=st.sampled_from([1, 2]))
+@given(
+    seed=st.integers(0, 10_000),
+    method=st.sampled_from(["gram", "materialised"]),
+    groups=st.sampled_from([1, 2]),
+)
 def test_convolutions_are_bounded_too(seed: int, method: str, groups: int) -> None:
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(3, 4, 6, 5, generator=g) * 10
-    block = ConvBlock(x, torch.randn(3, 6, 6, 5, generator=g), (3, 3), (1, 1), (1, 1), (1, 1), groups, True, True)
-    metric = Kronecker(root(block.d_in, 1e3, seed), root(block.d_out, 1e3, seed)) if groups == 1 else Kronecker()
+    block = ConvBlock(
+        x, torch.randn(3, 6, 6, 5, generator=g), (3, 3), (1, 1), (1, 1), (1, 1), groups, True, True
+    )
+    metric = (
+        Kronecker(root(block.d_in, 1e3, seed), root(block.d_out, 1e3, seed))
+        if groups == 1
+        else Kronecker()
+    )
     norms, exact = released(block, metric, method)
     assert bool((norms >= exact * (1 - 1e-6)).all())
     assert bool((norms <= exact * (1 + 1e-2)).all())

@@ -1,4 +1,6 @@
-"""Layers whose weight is computed: pulled back from the ordinary block, equal to a loop in every metric and grouping."""
+"""Layers whose weight is computed: pulled back from the ordinary block, equal to a loop in every
+metric and grouping.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ CASES = {
     "both": lambda: made(nn.Conv2d(3, 4, 3), "weight", "bias"),
     "conv": lambda: made(nn.Conv2d(3, 4, 3, padding=1), "weight"),
     "grouped conv": lambda: made(nn.Conv2d(3, 6, 3, groups=3, stride=2), "weight"),
-    "reflected": lambda: made(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", bias=False), "weight"),
+    "reflected": lambda: made(
+        nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", bias=False), "weight"
+    ),
     "original frozen": lambda: frozen(made(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL),
     "own parameter frozen": lambda: frozen(made(nn.Linear(6, 4), "weight"), RATE),
     "only the bias trains": lambda: frozen(made(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL, RATE),
@@ -72,7 +76,9 @@ class Twice(nn.Module):
         self.head = nn.LazyLinear(3)
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = [self.inner(torch.tanh(self.first(x * scale))) for scale in range(1, self.times + 1)]
+        parts = [
+            self.inner(torch.tanh(self.first(x * scale))) for scale in range(1, self.times + 1)
+        ]
         return self.head(sum(parts).flatten(1).tanh())
 
 
@@ -91,14 +97,20 @@ def test_equals_a_loop(case: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("case", ["linear", "both", "standardised"])
-def test_rows_of_a_group_are_added_before_they_are_pulled_back(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two records a unit, at two values of the parameters, in chunks: the same as autograd, one pull a unit and point."""
+def test_rows_of_a_group_are_added_before_they_are_pulled_back(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two records a unit, at two values of the parameters, in chunks: the same as autograd, one
+    pull a unit and point.
+    """
     model, (x, y) = build(case)
     layers = find_layers(model)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
     pulled: list[int] = []
     original = parametrized.vectorised
-    monkeypatch.setattr(parametrized, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g))
+    monkeypatch.setattr(
+        parametrized, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g)
+    )
     monkeypatch.setattr(parametrized, "_CHUNK_ELEMENTS", 1)
     rows = torch.arange(6).view(3, 2).numpy()
     (part,) = layout(rows, None, None, "sum")
@@ -121,13 +133,17 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(case: str, monkey
             leaves = {n: p.clone().requires_grad_() for n, p in point.items()}
             logits = torch.func.functional_call(model, leaves, (x[own],))
             loss = (F.cross_entropy(logits, y[own], reduction="none") * 2).sum()
-            for name, g in zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True):
+            for name, g in zip(
+                leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True
+            ):
                 grads[name] = grads[name] + weight * g
         norm = float(torch.sqrt(sum(g.square().sum() for g in grads.values())))
         assert float(norms[i]) == pytest.approx(norm, rel=1e-6)
         found = {n: t + grads[n] * min(1.0, 0.5 / norm) for n, t in found.items()}
     for name, value in found.items():
-        torch.testing.assert_close(total[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            total[name], value, rtol=1e-9, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
@@ -139,18 +155,27 @@ def test_one_pull_serves_both_uses_and_curvature_sees_single_examples() -> None:
     calls = tape.backward(losses)
     (layer,) = [layer for layer in layers if layer.name == "inner"]
     found = joined_calls(layer, calls["inner"], X[0])
-    assert isinstance(found, ParametrizedBlock) and len(found.parts) == 1 and found.batch_size == X[0]
+    assert (
+        isinstance(found, ParametrizedBlock) and len(found.parts) == 1 and found.batch_size == X[0]
+    )
     seen = capture(model, layers, lambda model: loss_fn(model, batch))["inner"]
-    assert {role: g.shape[0] for role, g in seen.grads.items()} == dict.fromkeys(layer.parameters, X[0])
+    assert {role: g.shape[0] for role, g in seen.grads.items()} == dict.fromkeys(
+        layer.parameters, X[0]
+    )
     expected = blocks_of(layer, calls["inner"], X[0])
     assert all(torch.equal(seen.grads[role], g) for role, g in expected.grads.items())
 
 
 def test_random_weights_are_refused_by_name() -> None:
-    model = Twice(parametrize.register_parametrization(nn.Linear(6, 4), "weight", nn.Dropout(0.5)), 1)
+    model = Twice(
+        parametrize.register_parametrization(nn.Linear(6, 4), "weight", nn.Dropout(0.5)), 1
+    )
     model(torch.randn(X))
     batch = (torch.randn(X), torch.randint(0, 3, X[:1]))
-    with pytest.raises(ValueError, match=r"parametrization of 'weight' of a ParametrizedLinear.*draws random numbers"):
+    with pytest.raises(
+        ValueError,
+        match=r"parametrization of 'weight' of a ParametrizedLinear.*draws random numbers",
+    ):
         capture(model, find_layers(model), lambda model: loss_fn(model, batch))["inner"]
 
 
@@ -172,4 +197,8 @@ def test_standardised_filters() -> None:
     torch.testing.assert_close(standardise(small)[0], (small[0] - small[0].mean()) / 1e-2)
     conv = standardised_conv(4, 8, 3)
     assert conv.bias is not None and float(conv.bias.abs().max()) == 0
-    assert set(dict(conv.named_parameters())) == {"bias", ORIGINAL, "parametrizations.weight.0.gain"}
+    assert set(dict(conv.named_parameters())) == {
+        "bias",
+        ORIGINAL,
+        "parametrizations.weight.0.gain",
+    }

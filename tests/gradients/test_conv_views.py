@@ -1,4 +1,6 @@
-"""Convolutions of several rows an example: the grouped convolution gives what explicit patches give."""
+"""Convolutions of several rows an example: the grouped convolution gives what explicit patches
+give.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from torch import Tensor, nn
 from dpkfc.gradients.calls import Call
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.linalg.blocks import ConvBlock, Outer, Patched, conv_block, interleave_calls, weighted_sum, write_out_patches
+from dpkfc.linalg.blocks import (
+    ConvBlock,
+    Outer,
+    Patched,
+    conv_block,
+    interleave_calls,
+    weighted_sum,
+    write_out_patches,
+)
 from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.tracking import BatchAxis
@@ -59,12 +69,16 @@ def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
     assert isinstance(block, ConvBlock) and (block.batch_size, block.views) == (N, VIEWS)
     patches = block.outer()
     assert patches.a.shape == (N * module.groups, block.positions, block.d_in)
-    single = rows.per_example()[: N * VIEWS * module.groups].view(N, VIEWS, module.groups, *rows.per_example().shape[1:])
+    single = rows.per_example()[: N * VIEWS * module.groups].view(
+        N, VIEWS, module.groups, *rows.per_example().shape[1:]
+    )
     expected = single.sum(1).flatten(0, 1)
     for found in (block.per_example(), patches.per_example()):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
     weights = torch.rand(N, dtype=torch.float64)
-    total = torch.einsum("n,ngoi->goi", weights, expected.view(N, module.groups, *expected.shape[1:])).flatten(0, 1)
+    total = torch.einsum(
+        "n,ngoi->goi", weights, expected.view(N, module.groups, *expected.shape[1:])
+    ).flatten(0, 1)
     for found in (weighted_sum(block, weights), weighted_sum(patches, weights)):
         torch.testing.assert_close(found, total, rtol=1e-11, atol=1e-12)
     lengths = (patches.a.norm(dim=2) * patches.b.norm(dim=2)).sum(1).view(N, -1).sum(1)
@@ -79,7 +93,9 @@ def test_the_order_of_channels_in_memory_changes_nothing(name: str, views: int) 
     b[1] = float("nan")
     last = [one.contiguous(memory_format=torch.channels_last) for one in (x, b)]
     assert not last[1].is_contiguous()
-    one, other = (conv_block(module, *pair).merge_rows(N * VIEWS // views, views) for pair in ((x, b), last))
+    one, other = (
+        conv_block(module, *pair).merge_rows(N * VIEWS // views, views) for pair in ((x, b), last)
+    )
     assert isinstance(one, ConvBlock) and isinstance(other, ConvBlock)
     weights = torch.rand(one.batch_size, dtype=torch.float64)
     same = {"rtol": 1e-11, "atol": 1e-12, "equal_nan": True}
@@ -114,7 +130,10 @@ def test_two_calls_are_views_of_one_block(name: str) -> None:
     units = joined.merge_rows(N, 2)
     assert (units.batch_size, units.views) == (N, 4)
     torch.testing.assert_close(
-        units.per_example(), expected.view(N, 2, module.groups, *expected.shape[1:]).sum(1).flatten(0, 1), rtol=1e-11, atol=1e-12
+        units.per_example(),
+        expected.view(N, 2, module.groups, *expected.shape[1:]).sum(1).flatten(0, 1),
+        rtol=1e-11,
+        atol=1e-12,
     )
 
 
@@ -123,9 +142,16 @@ def test_calls_of_other_shapes_become_patches() -> None:
     small, less = x[..., :5, :5], b[..., :5, :5]
     assert interleave_calls([conv_block(module, x, b), conv_block(module, small, less)]) is None
     joined = blocks_of(_layer(module), [_call(module, x, b), _call(module, small, less)], N)
-    expected = conv_block(module, x, b).per_example() + conv_block(module, small, less).per_example()
+    expected = (
+        conv_block(module, x, b).per_example() + conv_block(module, small, less).per_example()
+    )
     torch.testing.assert_close(joined.explicit().per_example(), expected, rtol=1e-11, atol=1e-12)
-    assert interleave_calls([conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]) is None
+    assert (
+        interleave_calls(
+            [conv_block(module, x, b), replace(conv_block(module, x, b), stride=(2, 2))]
+        )
+        is None
+    )
 
 
 def _call(module: nn.Module, x: torch.Tensor, b: torch.Tensor) -> Call:
@@ -133,7 +159,12 @@ def _call(module: nn.Module, x: torch.Tensor, b: torch.Tensor) -> Call:
 
 
 def _layer(module: nn.Module) -> Layer:
-    return Layer("conv", (module,), "conv", {name: name for name, p in module.named_parameters() if p.requires_grad})
+    return Layer(
+        "conv",
+        (module,),
+        "conv",
+        {name: name for name, p in module.named_parameters() if p.requires_grad},
+    )
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -150,7 +181,9 @@ def test_a_position_whose_channels_cancel_counts(last: bool):
 @pytest.mark.parametrize("views", [1, VIEWS])
 @pytest.mark.parametrize("name", sorted(CONVS))
 @pytest.mark.parametrize("layout", ["first", "last"])
-def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(name: str, views: int, layout: str) -> None:
+def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
+    name: str, views: int, layout: str
+) -> None:
     module, [(x, b)] = _calls(name, N * views)
     if layout == "last":
         x, b = (side.movedim(1, -1).contiguous().movedim(-1, 1) for side in (x, b))
@@ -164,7 +197,11 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(n
     assert (patched.batch_size, patched.groups, patched.d_in) == (N, whole.groups, whole.d_in)
     again = write_out_patches(patched)
     assert isinstance(again, Outer)
-    assert torch.equal(again.a, whole.a) and torch.equal(again.b, whole.b) and again.groups == whole.groups
+    assert (
+        torch.equal(again.a, whole.a)
+        and torch.equal(again.b, whole.b)
+        and again.groups == whole.groups
+    )
     assert torch.equal(patched.per_example(), whole.per_example())
     flat = whole.a.flatten(0, 1)[:, : whole.d_in - patched.homogeneous]
     for count in (3, len(flat)):  # a few, which are gathered, and all, which are formed

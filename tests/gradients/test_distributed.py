@@ -11,7 +11,9 @@ from dpkfc.distributed import DistributedContext, _device
 from tests.test_session import net, plan, session
 
 
-def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert DistributedContext.current() == DistributedContext()
@@ -20,15 +22,23 @@ def test_processes_of_torchrun_without_a_group_would_each_spend_the_budget(monke
         session(plan(), net())
 
 
-def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_numbers_go_by_the_accelerator_where_the_group_connects_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(torch, "accelerator", raising=False)  # torch has it from 2.6 on
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    for backends, expected in (("cuda:nccl", "cuda:1"), ("cpu:gloo,cuda:nccl", "cpu"), ("cpu:gloo", "cpu")):
+    for backends, expected in (
+        ("cuda:nccl", "cuda:1"),
+        ("cpu:gloo,cuda:nccl", "cpu"),
+        ("cpu:gloo", "cpu"),
+    ):
         monkeypatch.setattr(dist, "get_backend_config", lambda backends=backends: backends)
         assert _device() == torch.device(expected)
 
 
-def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room for the sum")
 

@@ -1,4 +1,6 @@
-"""Modules without a rule: attention, encoders and whatever a user may write, against a loop in float64."""
+"""Modules without a rule: attention, encoders and whatever a user may write, against a loop in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,11 @@ from torch import Tensor, nn
 
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
 
-N, T, D = 4, 4, 4  # as many positions as examples: a mask [T, T] must not be taken for one row an example
+N, T, D = (
+    4,
+    4,
+    4,
+)  # as many positions as examples: a mask [T, T] must not be taken for one row an example
 
 
 def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -20,20 +26,26 @@ def randn(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
 
 
-# -- attention ---------------------------------------------------------------------------------------------------------
+# -- attention -------------------------------------------------------------------------------------
 
 
 class Attending(nn.Module):
     """Attention behind a linear layer, with all that it can be called with."""
 
-    def __init__(self, weights: bool = False, masks: tuple[str, ...] = (), causal: bool = False, **options) -> None:
+    def __init__(
+        self, weights: bool = False, masks: tuple[str, ...] = (), causal: bool = False, **options
+    ) -> None:
         super().__init__()
         self.inner = nn.MultiheadAttention(D, 2, **{"batch_first": True, **options})
         self.first, self.weights, self.masks, self.causal = nn.Linear(3, D), weights, masks, causal
         mask = torch.triu(torch.ones(T, T, dtype=torch.bool), 1)
-        self.register_buffer("mask", torch.where(mask, -torch.inf, 0.25).double() if "float" in masks else mask)
+        self.register_buffer(
+            "mask", torch.where(mask, -torch.inf, 0.25).double() if "float" in masks else mask
+        )
 
-    def forward(self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor, heads: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, key: Tensor, value: Tensor, padding: Tensor, heads: Tensor
+    ) -> Tensor:
         x = self.first(x)
         key, value = (key, value) if self.inner.kdim != D else (x, x)
         if not self.inner.batch_first:
@@ -43,9 +55,15 @@ class Attending(nn.Module):
             options["attn_mask"] = self.mask
         if "heads" in self.masks:
             options["attn_mask"] = heads.flatten(0, 1)
-        out, weights = self.inner(x, key, value, need_weights=self.weights, is_causal=self.causal, **options)
+        out, weights = self.inner(
+            x, key, value, need_weights=self.weights, is_causal=self.causal, **options
+        )
         out = out if self.inner.batch_first else out.transpose(0, 1)
-        return out.flatten(1) if weights is None else torch.cat([out.flatten(1), weights.flatten(1)], 1)
+        return (
+            out.flatten(1)
+            if weights is None
+            else torch.cat([out.flatten(1), weights.flatten(1)], 1)
+        )
 
 
 def attention_batch() -> tuple[Tensor, ...]:
@@ -119,7 +137,9 @@ def test_encoders_in_both_modes(training: bool, norm_first: bool, frozen: tuple[
 def test_verification_of_an_encoder_with_boolean_padding() -> None:
     """The check runs in eval mode, where torch would use nested tensors for padding."""
     layer = nn.TransformerEncoderLayer(D, 2, 6, batch_first=True, dropout=0.0)
-    model = nn.ModuleDict({"inner": nn.TransformerEncoder(layer, 2), "head": nn.Linear(D, 2)}).double()
+    model = nn.ModuleDict(
+        {"inner": nn.TransformerEncoder(layer, 2), "head": nn.Linear(D, 2)}
+    ).double()
     padding = torch.arange(T) >= torch.tensor([3, 4]).unsqueeze(1)
 
     def padded(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -130,7 +150,7 @@ def test_verification_of_an_encoder_with_boolean_padding() -> None:
     assert_equals_a_loop(model, padded, batch, examples(batch, 2))
 
 
-# -- modules a user may write ------------------------------------------------------------------------------------------
+# -- modules a user may write ----------------------------------------------------------------------
 
 
 class TwoOutputs(nn.Module):
@@ -142,7 +162,12 @@ class TwoOutputs(nn.Module):
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         y = (x * self.gain).tanh()
-        return {"state": y, "pooled": (y * self.gain).sum(1), "again": y, "count": torch.tensor(len(x))}
+        return {
+            "state": y,
+            "pooled": (y * self.gain).sum(1),
+            "again": y,
+            "count": torch.tensor(len(x)),
+        }
 
 
 class OfTwo(nn.Module):
@@ -152,7 +177,9 @@ class OfTwo(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.inner(self.first(x))
-        return torch.cat([out["state"], F.relu(out["pooled"], inplace=True).unsqueeze(1), out["again"] ** 2], 1)
+        return torch.cat(
+            [out["state"], F.relu(out["pooled"], inplace=True).unsqueeze(1), out["again"] ** 2], 1
+        )
 
 
 def test_an_output_made_of_another_output() -> None:
@@ -237,7 +264,9 @@ class Standardised(nn.Conv2d):
 
 
 def test_convolutions_with_their_own_forward() -> None:
-    model = nn.Sequential(Standardised(2, 3, 3, padding=1), nn.Tanh(), Standardised(3, 2, 2, groups=1)).double()
+    model = nn.Sequential(
+        Standardised(2, 3, 3, padding=1), nn.Tanh(), Standardised(3, 2, 2, groups=1)
+    ).double()
     batch = (randn(3, 2, 4, 4),)
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
 
@@ -262,7 +291,15 @@ class Pairwise(nn.Module):
         (lambda: nn.EmbeddingBag(6, 3, mode="max"), None),
         (lambda: nn.EmbeddingBag(6, 3, mode="sum", sparse=True), None),
     ],
-    ids=["bilinear", "prelu", "prelu by channel", "transposed convolution", "bag mean", "bag maximum", "bag sparse"],
+    ids=[
+        "bilinear",
+        "prelu",
+        "prelu by channel",
+        "transposed convolution",
+        "bag mean",
+        "bag maximum",
+        "bag sparse",
+    ],
 )
 def test_modules_of_torch_without_a_rule(module, shape: tuple[int, ...] | None) -> None:
     x = torch.randint(0, 6, (N, 5)) if shape is None else randn(*shape)
@@ -270,7 +307,9 @@ def test_modules_of_torch_without_a_rule(module, shape: tuple[int, ...] | None) 
 
 
 def test_bags_of_ids_with_offsets_are_refused() -> None:
-    """One list of ids for the whole batch: no argument says which of them are whose until it is read."""
+    """One list of ids for the whole batch: no argument says which of them are whose until it is
+    read.
+    """
     model = nn.EmbeddingBag(6, 3).double()
     ids, offsets = torch.randint(0, 6, (9,)), torch.tensor([0, 2, 3, 7])
     with pytest.raises(ValueError, match="offsets count from the beginning of the batch"):
@@ -278,7 +317,9 @@ def test_bags_of_ids_with_offsets_are_refused() -> None:
 
 
 def test_under_autocast_inputs_are_narrower_than_the_parameters() -> None:
-    model = nn.Sequential(nn.Linear(3, D), nn.TransformerEncoderLayer(D, 2, 6, dropout=0.0, batch_first=True))
+    model = nn.Sequential(
+        nn.Linear(3, D), nn.TransformerEncoderLayer(D, 2, 6, dropout=0.0, batch_first=True)
+    )
     x = torch.randn(3, 5, 3)
 
     def cast(m: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
@@ -294,7 +335,7 @@ def test_under_autocast_inputs_are_narrower_than_the_parameters() -> None:
             assert float((one[name] - gradient).norm()) <= 0.1 * float(gradient.norm()) + 0.05, name
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 class Noisy(nn.Module):
@@ -308,7 +349,9 @@ class Noisy(nn.Module):
 
 def test_randomness_that_no_module_declares_is_refused() -> None:
     model = nn.Sequential(nn.Linear(3, 3), Noisy()).double()
-    with pytest.raises(ValueError, match="Noisy hides the batch axis: it holds parameters and draws random numbers"):
+    with pytest.raises(
+        ValueError, match="Noisy hides the batch axis: it holds parameters and draws random numbers"
+    ):
         taped(model, loss_fn, (randn(N, 3),), N)
     batch = (randn(N, 3),)
     assert_equals_a_loop(model.eval(), loss_fn, batch, examples(batch, N))
@@ -328,7 +371,9 @@ class Read(nn.Module):
 def test_dropout_inside_is_refused_by_name_and_without_effect_accepted() -> None:
     model = nn.Sequential(nn.Linear(3, D), Read(nn.Dropout(0.1))).double()
     batch = (randn(N, T, 3),)
-    with pytest.raises(ValueError, match="Read hides the batch axis: it holds parameters and draws random numbers"):
+    with pytest.raises(
+        ValueError, match="Read hides the batch axis: it holds parameters and draws random numbers"
+    ):
         taped(model, loss_fn, batch, N)
     model[1].inner.p = 0.0  # what the message says
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, N))

@@ -1,4 +1,6 @@
-"""Frozen parts cost nothing: no hook, no record, no backward pass below the lowest layer that trains."""
+"""Frozen parts cost nothing: no hook, no record, no backward pass below the lowest layer that
+trains.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def visited(losses: Tensor, differentiate: Callable[[], object]) -> int:
 
 
 def stack(trained: set[int]) -> nn.Module:
-    model = nn.Sequential(nn.Embedding(5, 4), *[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(DEPTH)])
+    model = nn.Sequential(
+        nn.Embedding(5, 4), *[nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(DEPTH)]
+    )
     model.requires_grad_(False)
     for i in trained:
         model[i].requires_grad_(True)
@@ -56,7 +60,9 @@ def test_frozen_layers_above_pass_gradients_on_and_record_nothing() -> None:
     model, ids = stack({1}), torch.randint(0, 5, (3, 4))
     assert run(model, ids)[1] == {"1.0"}
     with Tape(model, find_layers(model)):
-        hooked = [name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks]
+        hooked = [
+            name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks
+        ]
     assert hooked == ["", "1.0"]  # the model's own hook reads how many examples there are
 
 

@@ -1,4 +1,6 @@
-"""Norms and sums are in full float32 whatever the user has set, and the user's settings are back afterwards."""
+"""Norms and sums are in full float32 whatever the user has set, and the user's settings are back
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,20 @@ import torch
 from dpkfc.gradients.clipping import full_precision
 
 backends: Any = torch.backends
-pytestmark = pytest.mark.skipif(not hasattr(backends.cuda.matmul, "fp32_precision"), reason="torch has one set of switches")
+pytestmark = pytest.mark.skipif(
+    not hasattr(backends.cuda.matmul, "fp32_precision"), reason="torch has one set of switches"
+)
 
 
 def _operations() -> dict[str, Any]:
-    held = {"cuda.matmul": backends.cuda.matmul, "cudnn.conv": backends.cudnn.conv, "cudnn.rnn": backends.cudnn.rnn}
-    return held | {f"mkldnn.{name}": getattr(backends.mkldnn, name) for name in ("matmul", "conv", "rnn")}
+    held = {
+        "cuda.matmul": backends.cuda.matmul,
+        "cudnn.conv": backends.cudnn.conv,
+        "cudnn.rnn": backends.cudnn.rnn,
+    }
+    return held | {
+        f"mkldnn.{name}": getattr(backends.mkldnn, name) for name in ("matmul", "conv", "rnn")
+    }
 
 
 def _state() -> dict[str, Any]:
@@ -30,14 +40,20 @@ def _state() -> dict[str, Any]:
     for name, read in old.items():
         try:
             state[name] = read()
-        except RuntimeError:  # torch refuses to read the older switches of a state that the newer ones made
+        except (
+            RuntimeError
+        ):  # torch refuses to read the older switches of a state that the newer ones made
             state[name] = "unreadable"
     return state
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    held, old, tops = _state(), torch.get_float32_matmul_precision(), (backends, backends.cudnn, backends.mkldnn)
+    held, old, tops = (
+        _state(),
+        torch.get_float32_matmul_precision(),
+        (backends, backends.cudnn, backends.mkldnn),
+    )
     before = [x.fp32_precision for x in tops]
     yield
     for x, value in zip(tops, before, strict=True):
@@ -74,9 +90,20 @@ def _new(path: str, value: str) -> Callable[[], None]:
         _new("mkldnn", "bf16"),
         _new("", "tf32"),
     ],
-    ids=["nothing", "high", "medium", "tf32 as of old", "no tf32 as of old", "tf32", "bf16", "bf16 conv", "ieee conv",
-         "mkldnn", "all"],
-)  # fmt: skip
+    ids=[
+        "nothing",
+        "high",
+        "medium",
+        "tf32 as of old",
+        "no tf32 as of old",
+        "tf32",
+        "bf16",
+        "bf16 conv",
+        "ieee conv",
+        "mkldnn",
+        "all",
+    ],
+)
 def test_every_switch_is_off_inside_and_back_afterwards(choose: Callable[[], None]) -> None:
     choose()
     before = _state()

@@ -33,10 +33,15 @@ def brute_force(
     total, norms = {n: torch.zeros_like(p) for n, p in parameters.items()}, []
     for row in table():
         own = row[row >= 0]
-        losses = torch.stack([loss_fn(model, (batch[0][i : i + 1], batch[1][i : i + 1]))[0] for i in own])
-        grads = torch.autograd.grad(getattr(losses, reduction)(), list(parameters.values()), allow_unused=True)
+        losses = torch.stack(
+            [loss_fn(model, (batch[0][i : i + 1], batch[1][i : i + 1]))[0] for i in own]
+        )
+        grads = torch.autograd.grad(
+            getattr(losses, reduction)(), list(parameters.values()), allow_unused=True
+        )
         found = {
-            n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)
+            n: torch.zeros_like(p) if g is None else g
+            for (n, p), g in zip(parameters.items(), grads, strict=True)
         }
         norm = torch.sqrt(sum(g.square().sum() for g in found.values()))
         norms.append(norm)
@@ -55,9 +60,13 @@ def test_a_unit_is_clipped_once(case: Case) -> None:
         expected, norms = brute_force(model, (x, y), reduction, c)
         parts = layout(table().numpy(), bound, multiple, reduction)
         batches = [((x[part.records], y[part.records]), part) for part in parts]
-        found, upper = clipped_sum(model, layers, {}, Clip(c), loss_fn=loss_fn, micro_batches=batches)
+        found, upper = clipped_sum(
+            model, layers, {}, Clip(c), loss_fn=loss_fn, micro_batches=batches
+        )
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                found[name], value, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
         torch.testing.assert_close(upper.sort().values, norms.sort().values, rtol=1e-6, atol=1e-9)
 
 
@@ -68,7 +77,9 @@ def test_padding_changes_nothing(case: Case) -> None:
     for multiple in (None, 4, 16):
         parts = layout(range(7), None if multiple is None else 16, multiple)
         batches = [((x[part.records], y[part.records]), part) for part in parts]
-        sums.append(clipped_sum(model, layers, {}, Clip(0.5), loss_fn=loss_fn, micro_batches=batches))
+        sums.append(
+            clipped_sum(model, layers, {}, Clip(0.5), loss_fn=loss_fn, micro_batches=batches)
+        )
     for found, norms in sums[1:]:
         for name, value in sums[0][0].items():
             torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)

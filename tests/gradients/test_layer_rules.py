@@ -19,7 +19,9 @@ N, T, D = 5, 3, 4
 
 
 class Scale(nn.Module):
-    """A gain for every feature, times a factor that all examples share, and a bias for every feature."""
+    """A gain for every feature, times a factor that all examples share, and a bias for every
+    feature.
+    """
 
     def __init__(self, width: int = D) -> None:
         super().__init__()
@@ -41,7 +43,9 @@ register_layer_rule(Scale, scale_rule)
 
 
 class Net(nn.Module):
-    """A module with its own rule between linear layers, on single rows, sequences or with time first."""
+    """A module with its own rule between linear layers, on single rows, sequences or with time
+    first.
+    """
 
     def __init__(self, calls: int = 1, time_first: bool = False, factor: bool = False) -> None:
         super().__init__()
@@ -54,7 +58,9 @@ class Net(nn.Module):
         if self.time_first:
             x = x.transpose(0, 1)
         for _ in range(self.calls):
-            x = torch.tanh(self.scale(x) if self.factor is None else self.scale(x, factor=self.factor))
+            x = torch.tanh(
+                self.scale(x) if self.factor is None else self.scale(x, factor=self.factor)
+            )
         if self.time_first:
             x = x.transpose(0, 1)
         return self.last(x)
@@ -67,7 +73,9 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 @pytest.mark.parametrize("shape", [(N, 3), (N, T, 3)], ids=["rows", "sequences"])
 @pytest.mark.parametrize("calls", [1, 2], ids=["one call", "two calls"])
 @pytest.mark.parametrize("factor", [False, True], ids=["plain", "shared input"])
-def test_a_registered_rule_gives_the_gradients_of_autograd(shape: tuple[int, ...], calls: int, factor: bool) -> None:
+def test_a_registered_rule_gives_the_gradients_of_autograd(
+    shape: tuple[int, ...], calls: int, factor: bool
+) -> None:
     torch.manual_seed(0)
     model = Net(calls, factor=factor).double()
     batch = (torch.randn(*shape, dtype=torch.float64),)
@@ -156,7 +164,9 @@ def test_a_rule_that_reaches_for_more_than_its_example_is_an_error(way: str) -> 
 
 
 def test_a_sum_over_the_first_axis_is_that_of_one_example() -> None:
-    """A rule written as if it saw the batch gives a wrong gradient of the example, and mixes nothing."""
+    """A rule written as if it saw the batch gives a wrong gradient of the example, and mixes
+    nothing.
+    """
 
     class Summed(Scale):
         pass

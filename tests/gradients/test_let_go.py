@@ -1,4 +1,6 @@
-"""What a micro-batch holds in memory: each layer's pair (a, b) until it is used and no longer, never all gradients at once."""
+"""What a micro-batch holds in memory: each layer's pair (a, b) until it is used and no longer,
+never all gradients at once.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ N, T, WIDE, DEPTH = 4, 3, 40, 4
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(*(m for _ in range(DEPTH) for m in (nn.Linear(WIDE, WIDE), nn.Tanh()))).double()
+    return nn.Sequential(
+        *(m for _ in range(DEPTH) for m in (nn.Linear(WIDE, WIDE), nn.Tanh()))
+    ).double()
 
 
 def taped(model: nn.Module) -> Any:
@@ -45,7 +49,11 @@ class Held:
 
     def __init__(self, calls: Any) -> None:
         self._pairs = {
-            name: [StorageWeakRef(x.untyped_storage()) for call in of for x in (call.args[0], call.output_gradients[0])]
+            name: [
+                StorageWeakRef(x.untyped_storage())
+                for call in of
+                for x in (call.args[0], call.output_gradients[0])
+            ]
             for name, of in calls.items()
         }
 
@@ -70,7 +78,9 @@ def noted(monkeypatch: pytest.MonkeyPatch, what: str, held: Held) -> list[list[s
 
 NAMES = [str(2 * i) for i in range(DEPTH)]
 FROM_EACH_ON = [NAMES[i:] for i in range(DEPTH)]
-CASES: dict[str, tuple[str, str | None, bool]] = {  # metric, method, whether its norm is the last that needs a pair
+CASES: dict[
+    str, tuple[str, str | None, bool]
+] = {  # metric, method, whether its norm is the last that needs a pair
     "plain, Gram": ("none", "gram", False),
     "dense, Gram": ("dense", "gram", True),
     "low rank, Gram": ("lowrank", "gram", True),
@@ -80,13 +90,17 @@ CASES: dict[str, tuple[str, str | None, bool]] = {  # metric, method, whether it
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its norm where the sum is taken of whitened rows, else by its sum: at each layer only those still to come are held."""
+    """By its norm where the sum is taken of whitened rows, else by its sum: at each layer only
+    those still to come are held.
+    """
     kind, method, at_once = CASES[name]
     model = network()
     layers, calls = find_layers(model), taped(model)
     held = Held(calls)
     assert held() == NAMES and not held.half()
-    at_norms, at_sums = (noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum"))
+    at_norms, at_sums = (
+        noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum")
+    )
     metric = {} if kind == "none" else metric_of(layers, kind)
     summer = ClippedSummer(layers, metric, Clip(0.5, methods=dict.fromkeys(NAMES, method)))
     summer.add(calls, N)
@@ -95,14 +109,20 @@ def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.M
     assert not held() and not calls
 
 
-def test_gradients_that_were_formed_stand_in_for_their_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_that_were_formed_stand_in_for_their_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A narrow layer's gradients are kept for the sum, and its pair is not."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()
     calls = taped(model)
     held = Held(calls)
-    at_norms, at_sums = (noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum"))
-    ClippedSummer(find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))).add(calls, N)
+    at_norms, at_sums = (
+        noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum")
+    )
+    ClippedSummer(
+        find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))
+    ).add(calls, N)
     assert at_norms == [["0", "2"], ["2"]] and at_sums == [[], []]
 
 
@@ -121,7 +141,7 @@ def test_an_error_lets_go_of_everything(monkeypatch: pytest.MonkeyPatch) -> None
     assert not held()
 
 
-# -- gradients in chunks -----------------------------------------------------------------------------------------------
+# -- gradients in chunks ---------------------------------------------------------------------------
 
 
 class Largest(TorchDispatchMode):
@@ -133,7 +153,11 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: PLW3201
         result = func(*args, **(kwargs or {}))
-        made = [x.untyped_storage().nbytes() // x.element_size() for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        made = [
+            x.untyped_storage().nbytes() // x.element_size()
+            for x in tree_flatten(result)[0]
+            if isinstance(x, Tensor)
+        ]
         self.entries = max(self.entries, *made, 0)
         return result
 
@@ -146,7 +170,11 @@ def dense(d: int, seed: int) -> Dense:
 
 BATCH, IN, OUT = 60, 48, 56
 KRON = Kronecker(dense(IN, 1), dense(OUT, 2))
-EIGEN = Eigenbasis(torch.rand(OUT, IN) + 0.5, torch.linalg.qr(torch.randn(IN, IN)).Q, torch.linalg.qr(torch.randn(OUT, OUT)).Q)
+EIGEN = Eigenbasis(
+    torch.rand(OUT, IN) + 0.5,
+    torch.linalg.qr(torch.randn(IN, IN)).Q,
+    torch.linalg.qr(torch.randn(OUT, OUT)).Q,
+)
 
 
 def outer(positions: int) -> Outer:
@@ -155,7 +183,10 @@ def outer(positions: int) -> Outer:
 
 def tied_block() -> Tied:
     ids = torch.randint(OUT, (BATCH, 2))
-    return Tied(Lookup(ids, torch.randn(BATCH, 2, IN), OUT), Outer(torch.randn(BATCH, 2, IN), torch.randn(BATCH, 2, OUT)))
+    return Tied(
+        Lookup(ids, torch.randn(BATCH, 2, IN), OUT),
+        Outer(torch.randn(BATCH, 2, IN), torch.randn(BATCH, 2, OUT)),
+    )
 
 
 def conv() -> ConvBlock:
@@ -181,12 +212,18 @@ CHUNKED: dict[str, tuple[Callable[[], Any], Any, str | None]] = {
 
 
 @pytest.mark.parametrize("name", CHUNKED)
-def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tensor holds more than the bound, or than the batch's rows themselves; the norms are those of all at once."""
+def test_gradients_are_formed_a_few_examples_at_a_time(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensor holds more than the bound, or than the batch's rows themselves; the norms are those
+    of all at once.
+    """
     torch.manual_seed(0)
     make, metric, method = CHUNKED[name]
     block = make()
-    monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)  # gradients of this size would be kept for the sum
+    monkeypatch.setattr(
+        "dpkfc.linalg.norms._KEPT", 0
+    )  # gradients of this size would be kept for the sum
     wide = per_example_norms(block, metric, method).norms
     bound = 4 * IN * OUT
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)
@@ -201,7 +238,9 @@ def test_gradients_are_formed_a_few_examples_at_a_time(name: str, monkeypatch: p
     assert seen.entries <= max(bound, 2 * rows) < whole / 4, (seen.entries, rows)
 
 
-def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Twice the examples take as many bytes more as their rows have, not as their gradients would."""
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 2 * IN * OUT)
     monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)

@@ -90,7 +90,9 @@ def test_a_memory_is_put_back_after_each_call(way: str, caplog: pytest.LogCaptur
     loss_fn = WAYS[way](memory)
     torch.manual_seed(0)
     model, x, y = nn.Linear(4, 3), torch.randn(N, 4), torch.arange(N) % 3
-    plan = PrivacyConfig(expected_batch_size=12, max_physical_batch_size=4, steps=3).with_noise(1.0, 1e-3, N)
+    plan = PrivacyConfig(expected_batch_size=12, max_physical_batch_size=4, steps=3).with_noise(
+        1.0, 1e-3, N
+    )
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, y)) as s:
         for batch in s.batches():
             s.step(batch, loss_fn)
@@ -125,10 +127,15 @@ class Centred(nn.Module):
         return F.cross_entropy(out - self.centre, y, reduction="none")
 
 
-def test_modules_beside_the_model_keep_their_buffers_or_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_modules_beside_the_model_keep_their_buffers_or_are_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model, batch = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3)
     for held in (Centred(moves=False), Centred(moves=True)):
-        for way in (partial(lambda c, m, b: c(m(b[0]), b[1]), held), lambda m, b, held=held: [held][0](m(b[0]), b[1])):
+        for way in (
+            partial(lambda c, m, b: c(m(b[0]), b[1]), held),
+            lambda m, b, held=held: [held][0](m(b[0]), b[1]),
+        ):
             if held.moves:
                 with pytest.raises(ValueError, match="changes the buffer 'centre'"):
                     make_stateless(way)(model, batch)
@@ -139,13 +146,19 @@ def test_modules_beside_the_model_keep_their_buffers_or_are_refused(caplog: pyte
 
 
 def test_a_large_tensor_is_not_copied_and_may_not_be_written() -> None:
-    model, batch, queue = nn.Linear(4, 3), (torch.randn(6, 4), torch.arange(6) % 3), torch.zeros(2**19)
+    model, batch, queue = (
+        nn.Linear(4, 3),
+        (torch.randn(6, 4), torch.arange(6) % 3),
+        torch.zeros(2**19),
+    )
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
         queue[: len(batch[0])] = batch[0].mean(1)
         return alone(model, batch)
 
-    with pytest.raises(ValueError, match="tensor that it reaches by 'queue', and that is too large"):
+    with pytest.raises(
+        ValueError, match="tensor that it reaches by 'queue', and that is too large"
+    ):
         make_stateless(loss)(model, batch)
 
 

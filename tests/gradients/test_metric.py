@@ -1,4 +1,6 @@
-"""Entries of a metric against their explicit matrix: bounds, factors moved from side to side, inverses and devices."""
+"""Entries of a metric against their explicit matrix: bounds, factors moved from side to side,
+inverses and devices.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Entry, Identity, Kronecker, LowRank, Side
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Eigenbasis,
+    Elementwise,
+    Entry,
+    Identity,
+    Kronecker,
+    LowRank,
+    Side,
+)
 
 D_OUT, D_IN = 4, 5
 F64 = torch.float64
@@ -48,8 +60,14 @@ def partial_basis(rest: float) -> Eigenbasis:
 
 
 ENTRIES: dict[str, Kronecker | Eigenbasis] = {
-    **{f"{a} and {b}": Kronecker(x, y) for a, x in sides(D_IN).items() for b, y in sides(D_OUT).items()},
-    "basis": Eigenbasis(torch.linspace(0.5, 1.9, D_OUT * D_IN, dtype=F64).view(D_OUT, D_IN), basis(D_IN, D_IN)),
+    **{
+        f"{a} and {b}": Kronecker(x, y)
+        for a, x in sides(D_IN).items()
+        for b, y in sides(D_OUT).items()
+    },
+    "basis": Eigenbasis(
+        torch.linspace(0.5, 1.9, D_OUT * D_IN, dtype=F64).view(D_OUT, D_IN), basis(D_IN, D_IN)
+    ),
     "part of a basis": partial_basis(0.4),
     "part of a basis below its rest": partial_basis(2.5),
 }
@@ -64,10 +82,14 @@ def explicit(entry: Kronecker | Eigenbasis) -> Tensor:
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_bound_is_the_operator_norm(name: str) -> None:
     entry = ENTRIES[name]
-    assert entry.bound == pytest.approx(float(torch.linalg.matrix_norm(explicit(entry), 2)), rel=1e-12)
+    assert entry.bound == pytest.approx(
+        float(torch.linalg.matrix_norm(explicit(entry), 2)), rel=1e-12
+    )
 
 
-@pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if isinstance(entry, Kronecker)])
+@pytest.mark.parametrize(
+    "name", [name for name, entry in ENTRIES.items() if isinstance(entry, Kronecker)]
+)
 def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name: str) -> None:
     entry = ENTRIES[name]
     assert isinstance(entry, Kronecker)
@@ -84,7 +106,9 @@ def test_the_inverse_and_a_factor_are_those_of_the_matrix(name: str) -> None:
     entry = ENTRIES[name]
     one = torch.eye(D_OUT * D_IN, dtype=F64)
     torch.testing.assert_close(explicit(entry.inverse()) @ explicit(entry), one, rtol=0, atol=1e-11)
-    torch.testing.assert_close(explicit(entry.scaled(0.3)), 0.3 * explicit(entry), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        explicit(entry.scaled(0.3)), 0.3 * explicit(entry), rtol=1e-12, atol=1e-13
+    )
 
 
 def tensors_of(x: Any) -> Iterator[tuple[str, Any]]:

@@ -16,7 +16,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.state import AttributeSnapshot, checked_state, restored_attributes, restored_state
+from dpkfc.gradients.state import (
+    AttributeSnapshot,
+    checked_state,
+    restored_attributes,
+    restored_state,
+)
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 
@@ -36,7 +41,9 @@ def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def session(first: nn.Module, steps: int = 3, **options: Any) -> Session:
     torch.manual_seed(0)
     model = nn.Sequential(first, nn.Linear(4, 3)).double()
-    plan = PrivacyConfig(expected_batch_size=12, steps=steps, test_mode_seed=1).with_noise(1.0, 1e-3, N)
+    plan = PrivacyConfig(expected_batch_size=12, steps=steps, test_mode_seed=1).with_noise(
+        1.0, 1e-3, N
+    )
     return Session(plan, model, torch.optim.SGD(model.parameters(), 0.01), data(), **options)
 
 
@@ -45,7 +52,7 @@ def train(s: Session) -> None:
         s.step(batch, loss_fn)
 
 
-# -- parameters --------------------------------------------------------------------------------------------------------
+# -- parameters ------------------------------------------------------------------------------------
 
 
 class ActNorm(nn.Module):
@@ -75,7 +82,9 @@ def test_weights_set_from_private_data_are_refused_and_put_back_each_time(how: s
     with session(ActNorm(how)) as s:
         own = s.model[0].loc
         for _ in range(3):
-            with pytest.raises(ValueError, match=r"writes to the parameter '0.loc'.*released gradients|'0.loc'"):
+            with pytest.raises(
+                ValueError, match=r"writes to the parameter '0.loc'.*released gradients|'0.loc'"
+            ):
                 train(s)
             assert s.model[0].loc is own
             assert torch.equal(own, torch.zeros(4, dtype=own.dtype)) and not s.model[0].ready
@@ -101,7 +110,10 @@ class Loaded(nn.Module):
         self.gain, self.factor = nn.Parameter(torch.ones(4), requires_grad=False), factor
 
     def forward(self, x: Tensor) -> Tensor:
-        self.gain = nn.Parameter(self.gain.detach() * (1 if self.factor == 1 else x.mean(0).detach()), requires_grad=False)
+        self.gain = nn.Parameter(
+            self.gain.detach() * (1 if self.factor == 1 else x.mean(0).detach()),
+            requires_grad=False,
+        )
         return x * self.gain
 
 
@@ -112,7 +124,9 @@ def test_frozen_weights_may_be_other_objects_with_the_same_values() -> None:
     with session(Loaded(2.0)) as s:
         with pytest.raises(ValueError, match="'0.gain'|mixes examples|autograd"):
             train(s)
-        assert s.ledger.count == 0 and torch.equal(s.model[0].gain, torch.ones(4, dtype=torch.float64))
+        assert s.ledger.count == 0 and torch.equal(
+            s.model[0].gain, torch.ones(4, dtype=torch.float64)
+        )
 
 
 class Late(nn.Module):
@@ -130,7 +144,9 @@ class Late(nn.Module):
 
 
 def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
-    """No copy of it is kept in every step, so what it was cannot be had back; what it is must not stay."""
+    """No copy of it is kept in every step, so what it was cannot be had back; what it is must not
+    stay.
+    """
     with session(Late()) as s:
         for _ in range(2):  # each looked at
             s.step(next(s.batches()), loss_fn)
@@ -141,7 +157,7 @@ def test_a_parameter_written_in_a_later_step_is_erased_and_named() -> None:
         assert s.model[0].loc.isnan().all() and s.ledger.count == 2
 
 
-# -- buffers and extra state -------------------------------------------------------------------------------------------
+# -- buffers and extra state -----------------------------------------------------------------------
 
 
 def test_buffers_are_put_back_whoever_wrote_them() -> None:
@@ -154,7 +170,10 @@ def test_buffers_are_put_back_whoever_wrote_them() -> None:
         lambda: setattr(model, "mean", torch.ones(3)),
         lambda: model.register_buffer("more", torch.ones(1)),
     ):
-        with pytest.raises(ValueError, match="changes the buffer '(mean|more)'"), restored_state(model):
+        with (
+            pytest.raises(ValueError, match="changes the buffer '(mean|more)'"),
+            restored_state(model),
+        ):
             write()
         assert model.mean is own and not own.any() and "more" not in dict(model.named_buffers())
     with pytest.raises(ZeroDivisionError), restored_state(model):
@@ -186,7 +205,9 @@ class Largest(nn.Module):
 def test_extra_state_that_follows_the_data_is_refused(verify: bool) -> None:
     with session(Largest(), verify=verify) as s:
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"extra state of the module '0' \(Largest.get_extra_state\)"):
+            with pytest.raises(
+                ValueError, match=r"extra state of the module '0' \(Largest.get_extra_state\)"
+            ):
                 train(s)
             assert not s.model[0].amax.any()
         assert s.ledger.count == 0
@@ -199,7 +220,7 @@ def test_extra_state_that_stays_is_saved(tmp_path: Path) -> None:
     assert not load_file(tmp_path / "c" / "model.safetensors")["0._extra_state"].any()
 
 
-# -- plain attributes --------------------------------------------------------------------------------------------------
+# -- plain attributes ------------------------------------------------------------------------------
 
 
 def initialised(m: Any, x: Tensor) -> Tensor:
@@ -257,10 +278,15 @@ MEMORIES = [initialised, running, in_place, previous, as_number, as_array, first
 
 
 @pytest.mark.parametrize("work", MEMORIES, ids=lambda f: f.__name__)
-def test_a_memory_of_examples_is_refused_by_module_and_attribute(work: Callable[[Any, Tensor], Tensor]) -> None:
+def test_a_memory_of_examples_is_refused_by_module_and_attribute(
+    work: Callable[[Any, Tensor], Tensor],
+) -> None:
     with session(Keeps(work)) as s:
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"keeps 'state' of the module '0' \(Keeps\)|mixes examples|in a batch of"):
+            with pytest.raises(
+                ValueError,
+                match=r"keeps 'state' of the module '0' \(Keeps\)|mixes examples|in a batch of",
+            ):
                 train(s)
             assert s.model[0].state is None
         assert s.ledger.count == 0
@@ -320,7 +346,9 @@ def penalised(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_what_a_pass_leaves_to_look_at_is_gone_after_it(verify: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_pass_leaves_to_look_at_is_gone_after_it(
+    verify: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     """The loss reads it, and the gradients are right; nothing of the examples stays on the model."""
     with session(Shown(), verify=verify) as s:
         before = s.model[0].inner.weight.detach().clone()
@@ -357,11 +385,19 @@ def test_an_error_in_a_pass_leaves_nothing_either() -> None:
 
 
 class Counts(nn.Module):
-    """How many examples there were is private: a module that computes otherwise after so many tells of them."""
+    """How many examples there were is private: a module that computes otherwise after so many tells
+    of them.
+    """
 
     def __init__(self, factor: float | None) -> None:
         super().__init__()
-        self.seen, self.tau, self.labels, self.late, self.factor = 0, factor and 1.0, set[int](), False, factor
+        self.seen, self.tau, self.labels, self.late, self.factor = (
+            0,
+            factor and 1.0,
+            set[int](),
+            False,
+            factor,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen += len(x)
@@ -431,19 +467,26 @@ class Compares(nn.Module):
         return y
 
 
-def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with session(Compares(Bank(10**6))) as s:  # later than the check
         own = s.model[0].bank
         train(s)
         assert s.model[0].bank is own and own.rows == [] and own.other == {"bank": own}
     assert "put back after every pass: bank" in caplog.text
-    with session(Compares(Bank(2))) as s, pytest.raises(ValueError, match="keeps 'bank' of the module '0'|example alone"):
+    with (
+        session(Compares(Bank(2))) as s,
+        pytest.raises(ValueError, match="keeps 'bank' of the module '0'|example alone"),
+    ):
         train(s)
     assert s.ledger.count == 0 and s.model[0].bank.rows == []
 
 
 def test_lists_of_parameters_are_no_attributes_of_a_pass(caplog: pytest.LogCaptureFixture) -> None:
-    """A recurrent layer lists its weights, which a filter that looks ahead moves for the length of a pass."""
+    """A recurrent layer lists its weights, which a filter that looks ahead moves for the length of
+    a pass.
+    """
     model = nn.LSTM(3, 2)
     with restored_attributes(model), torch.no_grad():
         model.weight_ih_l0.add_(1)
@@ -474,15 +517,27 @@ def test_every_kind_of_value_is_put_back() -> None:
     assert before.changed(by_value=True)[model] == {*objects, "other"} - set(vars(nn.Module()))
     before.restore(before.changed(by_value=True))
     assert not hasattr(model, "other") and not before.changed(by_value=True)
-    assert all(vars(model)[name] is x for name, x in objects.items() if name not in ("number", "text"))
-    assert model.tensor.tolist() == [0, 1, 2] and model.array.tolist() == [0, 1, 2] and model.number == 1.5
-    assert len(model.rows) == 2 and set(model.rows[1]) == {"a", "b"} and not model.rows[1]["a"].any()
-    assert model.rows[1]["b"][0].tolist() == [1, 1] and len(model.queue) == 1 and not model.view.any()
+    assert all(
+        vars(model)[name] is x for name, x in objects.items() if name not in ("number", "text")
+    )
+    assert (
+        model.tensor.tolist() == [0, 1, 2]
+        and model.array.tolist() == [0, 1, 2]
+        and model.number == 1.5
+    )
+    assert (
+        len(model.rows) == 2 and set(model.rows[1]) == {"a", "b"} and not model.rows[1]["a"].any()
+    )
+    assert (
+        model.rows[1]["b"][0].tolist() == [1, 1] and len(model.queue) == 1 and not model.view.any()
+    )
     assert model.text == "as it was"
 
 
 class WritesItsFrozenTable(nn.Module):
-    """A frozen parameter of more than a megabyte, which the forward pass writes to behind torch's counter."""
+    """A frozen parameter of more than a megabyte, which the forward pass writes to behind torch's
+    counter.
+    """
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
@@ -498,14 +553,21 @@ class WritesItsFrozenTable(nn.Module):
 def test_a_large_frozen_parameter_is_watched_by_a_digest_and_erased_where_it_was_written():
     for writes in (False, True):
         model = WritesItsFrozenTable(writes)
-        with pytest.raises(ValueError, match=r"'table'.*erased") if writes else nullcontext(), checked_state(model):
+        with (
+            pytest.raises(ValueError, match=r"'table'.*erased") if writes else nullcontext(),
+            checked_state(model),
+        ):
             model(torch.randn(3, 4))
         assert bool(torch.isnan(model.table).all()) == writes
 
 
 def test_sets_long_lists_and_tensors_of_another_size_are_put_back() -> None:
     model = nn.Module()
-    model.seen, model.long, model.grown = {1.0, 2.0}, [float(i) for i in range(2000)], torch.zeros(3)
+    model.seen, model.long, model.grown = (
+        {1.0, 2.0},
+        [float(i) for i in range(2000)],
+        torch.zeros(3),
+    )
     model.inside = [{3, 4}, {"long": list(range(1500))}]
     before = AttributeSnapshot(model)
     model.seen.add(7.0)

@@ -1,7 +1,8 @@
-"""One example more changes the clipped sum by what IT counts, and by nothing that it makes of the others.
+"""One example more changes the clipped sum by what IT counts, and by nothing that it makes of the
+others.
 
-A valid bound for every single example is not enough: a neighbour that pads the others, or that overflows beside them, may
-not move their bounds either.
+A valid bound for every single example is not enough: a neighbour that pads the others, or that
+overflows beside them, may not move their bounds either.
 """
 
 from __future__ import annotations
@@ -30,13 +31,18 @@ def per_position(model: nn.Module, batch: Example) -> Tensor:
 def padded(examples: list[Example]) -> Example:
     length = max(len(x) for x, _ in examples)
     columns = zip(*examples, strict=True)
-    inputs, targets = (torch.stack([F.pad(x, (0, 0, 0, length - len(x))) for x in column]) for column in columns)
+    inputs, targets = (
+        torch.stack([F.pad(x, (0, 0, 0, length - len(x))) for x in column]) for column in columns
+    )
     return inputs, targets
 
 
 def random(width: int, out: int, lengths: list[int]) -> list[Example]:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(t, width, generator=generator), torch.randn(t, out, generator=generator)) for t in lengths]
+    return [
+        (torch.randn(t, width, generator=generator), torch.randn(t, out, generator=generator))
+        for t in lengths
+    ]
 
 
 def cancelling(width: int, out: int, lengths: list[int]) -> list[Example]:
@@ -44,7 +50,10 @@ def cancelling(width: int, out: int, lengths: list[int]) -> list[Example]:
     found = []
     for t in lengths:
         generator = torch.Generator().manual_seed(2)
-        u, v = F.normalize(torch.randn(width, generator=generator), dim=0), torch.randn(out, generator=generator)
+        u, v = (
+            F.normalize(torch.randn(width, generator=generator), dim=0),
+            torch.randn(out, generator=generator),
+        )
         x = (42 * u).repeat(t, 1)
         x[0] += 0.02 * F.normalize(torch.randn(width, generator=generator), dim=0)
         signs = (-1.0) ** torch.arange(t)
@@ -53,16 +62,22 @@ def cancelling(width: int, out: int, lengths: list[int]) -> list[Example]:
 
 
 def change(session: Session, loss_fn: Callable[..., Tensor], count: int = N) -> float:
-    """How far the sum of the first examples moves when the one behind them joins, over the sensitivity of the plan."""
+    """How far the sum of the first examples moves when the one behind them joins, over the
+    sensitivity of the plan.
+    """
     session._pipeline.refresh(0)
     without, _ = session._clipped_sum(Batch(0, np.arange(count)), loss_fn)
     with_it, _ = session._clipped_sum(Batch(0, np.arange(count + 1)), loss_fn)
-    moved = sum(float((with_it[k].double() - x.double()).square().sum()) for k, x in without.items())
+    moved = sum(
+        float((with_it[k].double() - x.double()).square().sum()) for k, x in without.items()
+    )
     return moved**0.5 / session.plan.sensitivity
 
 
 def session_of(model: nn.Module, dataset: Any, collate: Any = None, **settings: Any) -> Session:
-    plan = PrivacyConfig(expected_batch_size=N // 2, steps=9, **settings).with_noise(1.0, 1e-9, N + 1)
+    plan = PrivacyConfig(expected_batch_size=N // 2, steps=9, **settings).with_noise(
+        1.0, 1e-9, N + 1
+    )
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
     return Session(plan, model, optimizer, dataset, collate_fn=collate, verify=False)
 
@@ -90,15 +105,20 @@ METRICS: dict[str, Callable[[int], dict[str, Any]]] = {
     "plain": lambda width: {},
     "normalised": lambda width: {"clipping": "normalised"},
     "per layer": lambda width: {"clipping": "per_layer"},
-    "kfac": lambda width: {"preconditioner": KFAC(sides="both", probe=FeatureNoise(width), probe_size=64)},
+    "kfac": lambda width: {
+        "preconditioner": KFAC(sides="both", probe=FeatureNoise(width), probe_size=64)
+    },
     "ngd": lambda width: {
-        "preconditioner": NGD(probe=probe(width), probe_size=64, lambda_safe=0.05, lambda_base=1e-3, steps=9),
+        "preconditioner": NGD(
+            probe=probe(width), probe_size=64, lambda_safe=0.05, lambda_base=1e-3, steps=9
+        ),
         "readout": "natural",
     },
     "gep": lambda width: {
-        "preconditioner": GEP(probe=probe(width), rank=3, probe_size=64), "clipping": "embedding_residual"
+        "preconditioner": GEP(probe=probe(width), rank=3, probe_size=64),
+        "clipping": "embedding_residual",
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", [random, cancelling])
@@ -132,21 +152,33 @@ def test_a_longer_text_does_not_move_the_others() -> None:
     torch.manual_seed(0)
     for tied in (False, True):
         for vocabulary in (40, 900):
-            model = nn.ModuleDict({"table": nn.Embedding(vocabulary, 24), "head": nn.Linear(24, vocabulary, bias=False)})
+            model = nn.ModuleDict(
+                {
+                    "table": nn.Embedding(vocabulary, 24),
+                    "head": nn.Linear(24, vocabulary, bias=False),
+                }
+            )
             if tied:
                 model["head"].weight = model["table"].weight
             model.forward = lambda ids, m=model: m["head"](torch.tanh(m["table"](ids)))  # type: ignore[method-assign]
 
             def loss_fn(m: nn.Module, batch: tuple[Tensor]) -> Tensor:
                 ids = batch[0]
-                losses = F.cross_entropy(m(ids.clamp(min=0)).transpose(1, 2), ids.clamp(min=0), reduction="none")
+                losses = F.cross_entropy(
+                    m(ids.clamp(min=0)).transpose(1, 2), ids.clamp(min=0), reduction="none"
+                )
                 return 50 * (losses * (ids >= 0)).sum(1)
 
             def collate(texts: list[Tensor]) -> tuple[Tensor]:
                 return (nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=-1),)
 
-            texts = [torch.randint(vocabulary, (7,)) for _ in range(N)] + [torch.randint(vocabulary, (90,))]
-            assert change(session_of(model, Texts(texts), collate), loss_fn) <= 1 + N * 2e-6, (tied, vocabulary)
+            texts = [torch.randint(vocabulary, (7,)) for _ in range(N)] + [
+                torch.randint(vocabulary, (90,))
+            ]
+            assert change(session_of(model, Texts(texts), collate), loss_fn) <= 1 + N * 2e-6, (
+                tied,
+                vocabulary,
+            )
 
 
 def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> None:
@@ -161,7 +193,9 @@ def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> Non
         plan = PrivacyConfig(
             expected_batch_size=N // 2, steps=9, unit="patient", max_records_per_unit=3, **settings
         ).with_noise(1.0, 1e-9, N + 1)
-        session = Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), data, units=units, verify=False)
+        session = Session(
+            plan, model, torch.optim.SGD(model.parameters(), 0.1), data, units=units, verify=False
+        )
         session._pipeline.refresh(0)
         rows = np.stack([np.arange(N), np.full(N, -1), np.full(N, -1)], 1)
         more = np.concatenate([rows, [[N, N + 1, N + 2]]])
@@ -169,13 +203,20 @@ def test_a_neighbouring_unit_with_more_records_does_not_move_the_others() -> Non
         def loss_fn(m: nn.Module, batch: Example) -> Tensor:
             return 40 * F.cross_entropy(m(batch[0]), batch[1], reduction="none")
 
-        sums = [session._clipped_sum(Batch(0, table[:, 0], table), loss_fn)[0] for table in (rows[:, :1], more)]
-        moved = sum(float((sums[1][k].double() - x.double()).square().sum()) for k, x in sums[0].items())
+        sums = [
+            session._clipped_sum(Batch(0, table[:, 0], table), loss_fn)[0]
+            for table in (rows[:, :1], more)
+        ]
+        moved = sum(
+            float((sums[1][k].double() - x.double()).square().sum()) for k, x in sums[0].items()
+        )
         assert moved**0.5 <= plan.sensitivity * (1 + N * 2e-6), metric
 
 
 def test_an_example_whose_factor_is_not_a_normal_number_counts_nothing() -> None:
-    """Rounded up to the least number that float32 holds, its factor would let twice the clip through."""
+    """Rounded up to the least number that float32 holds, its factor would let twice the clip
+    through.
+    """
     model = nn.Linear(1, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(1.0)

@@ -1,4 +1,6 @@
-"""A norm method that is named for a layer changes neither the clipped sum nor the guarantee, whatever the rule would take."""
+"""A norm method that is named for a layer changes neither the clipped sum nor the guarantee,
+whatever the rule would take.
+"""
 
 from __future__ import annotations
 
@@ -47,13 +49,19 @@ def test_every_method_gives_the_same_clipped_sum(kind: str) -> None:
 def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -> None:
     torch.manual_seed(2)
     a, b = torch.randn(8, 7, 80), torch.randn(8, 7, 70)
-    metric = Kronecker(*(type(s)(s.root.float(), s.bound) for s in (side("dense", 80), side("dense", 70))))
+    metric = Kronecker(
+        *(type(s)(s.root.float(), s.bound) for s in (side("dense", 80), side("dense", 70)))
+    )
     found = per_example_norms(Outer(a, b), metric, "materialised")
     assert not found.whitened and not isinstance(found.block, MaterializedGradients)
-    exact = torch.stack([
-        torch.linalg.matrix_norm(metric.output.root.double() @ (y.T @ x).double() @ metric.input.root.double())
-        for x, y in zip(a.double(), b.double(), strict=True)
-    ])  # fmt: skip
+    exact = torch.stack(
+        [
+            torch.linalg.matrix_norm(
+                metric.output.root.double() @ (y.T @ x).double() @ metric.input.root.double()
+            )
+            for x, y in zip(a.double(), b.double(), strict=True)
+        ]
+    )
     assert bool((found.norms >= exact).all()) and bool((found.norms <= exact * 1.001).all())
     narrow = per_example_norms(Outer(a[..., :9], b[..., :9]), Kronecker(), "materialised")
     assert narrow.whitened and isinstance(narrow.block, MaterializedGradients)
@@ -83,19 +91,40 @@ def test_names_and_methods_are_checked_before_anything_is_spent() -> None:
 
 def test_a_plan_is_named_by_its_methods_and_older_plans_keep_their_name() -> None:
     plain, named = ({}, {"0": "materialised"})
-    plans = [PrivacyConfig(expected_batch_size=4, steps=1, norm_methods=m).with_noise(1.0, 1e-5, 40) for m in (plain, named)]
-    assert plans[0].hash != plans[1].hash and "norm_methods" not in plans[0].config.describe_mechanism()
+    plans = [
+        PrivacyConfig(expected_batch_size=4, steps=1, norm_methods=m).with_noise(1.0, 1e-5, 40)
+        for m in (plain, named)
+    ]
+    assert (
+        plans[0].hash != plans[1].hash
+        and "norm_methods" not in plans[0].config.describe_mechanism()
+    )
 
 
 @pytest.mark.parametrize("method", [None, "gram"])
-def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_below_the_bound(method: str | None) -> None:
-    """One position, so that no sum over positions hides it: the sum is whitened, and rounds relative to what it was before."""
+def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_below_the_bound(
+    method: str | None,
+) -> None:
+    """One position, so that no sum over positions hides it: the sum is whitened, and rounds
+    relative to what it was before.
+    """
     generator, n, width = torch.Generator().manual_seed(0), 4, (640, 512)
-    flat = [torch.linalg.qr(torch.randn(d, 3, generator=generator, dtype=torch.float64)).Q.float() for d in width]
+    flat = [
+        torch.linalg.qr(torch.randn(d, 3, generator=generator, dtype=torch.float64)).Q.float()
+        for d in width
+    ]
     metric = Kronecker(*(LowRank(v, torch.full((3,), 1e-4), 1.0) for v in flat))
     x, b = ((torch.randn(n, 3, generator=generator) @ v.T)[..., None, None] for v in flat)
     block = ConvBlock(
-        x=x, b=b, kernel=(1, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), groups=1, weight=True, bias=False
+        x=x,
+        b=b,
+        kernel=(1, 1),
+        stride=(1, 1),
+        padding=(0, 0),
+        dilation=(1, 1),
+        groups=1,
+        weight=True,
+        bias=False,
     )
     found = per_example_norms(block, metric, method)
     assert not found.whitened

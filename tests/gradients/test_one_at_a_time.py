@@ -1,4 +1,6 @@
-"""Rows that are differentiated one at a time: their weights, their random numbers, and passes that do not count."""
+"""Rows that are differentiated one at a time: their weights, their random numbers, and passes that
+do not count.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def part_of(weights: list[float] | None, group: int) -> Part:
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("group", [1, 2])
 @pytest.mark.parametrize("weights", [None, [1.0, 0.5, 0.0, 2.0]])
-def test_the_weighted_sum_equals_a_loop(weights: list[float] | None, group: int, alone: bool) -> None:
+def test_the_weighted_sum_equals_a_loop(
+    weights: list[float] | None, group: int, alone: bool
+) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2).double(), torch.randn(N, 3, dtype=torch.float64)
     proof = Proof(operation=ALONE if alone else None)
@@ -46,7 +50,9 @@ def test_the_weighted_sum_equals_a_loop(weights: list[float] | None, group: int,
     )
     rows = []
     for i, weight in enumerate(weights or [1.0] * N):
-        grads = torch.autograd.grad(loss_fn(model, (x[i : i + 1],)).sum() * weight, list(model.parameters()))
+        grads = torch.autograd.grad(
+            loss_fn(model, (x[i : i + 1],)).sum() * weight, list(model.parameters())
+        )
         rows.append(torch.cat([g.flatten() for g in grads]))
     units = torch.stack(rows).view(N // group, group, -1).sum(1)
     lengths = units.norm(dim=1)
@@ -82,6 +88,8 @@ def test_micro_batches_after_the_counted_ones_are_not_summed() -> None:
     one = ((x,), part_of(None, 1))
     layers = find_layers(model)
     expected, norms = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one], **settings)
-    found, counted = clipped_sum(model, layers, {}, Clip(1.0), micro_batches=[one, one], counted=1, **settings)
+    found, counted = clipped_sum(
+        model, layers, {}, Clip(1.0), micro_batches=[one, one], counted=1, **settings
+    )
     assert torch.equal(counted, norms)
     assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -1,4 +1,6 @@
-"""A floor that leaves few input directions above it: only those are turned to, and nothing else changes."""
+"""A floor that leaves few input directions above it: only those are turned to, and nothing else
+changes.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,20 @@ def basis(d: int) -> torch.Tensor:
 
 
 def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbasis:
-    """A clamped product with `above` input directions whose eigenvalues exceed the floor for some output."""
+    """A clamped product with `above` input directions whose eigenvalues exceed the floor for some
+    output.
+    """
     torch.manual_seed(d_out + d_in)
-    a = torch.cat([torch.rand(above, dtype=torch.float64) * 50 + 20, torch.rand(d_in - above, dtype=torch.float64)])
+    a = torch.cat(
+        [
+            torch.rand(above, dtype=torch.float64) * 50 + 20,
+            torch.rand(d_in - above, dtype=torch.float64),
+        ]
+    )
     g = torch.rand(d_out, dtype=torch.float64) + 0.1
-    whole = Eigenbasis(torch.ones(d_out, d_in, dtype=torch.float64), basis(d_in), basis(d_out) if turned else None)
+    whole = Eigenbasis(
+        torch.ones(d_out, d_in, dtype=torch.float64), basis(d_in), basis(d_out) if turned else None
+    )
     return clamp_eigenvalues(whole, {"A": a, "G": g}, 1.5, 0.5)
 
 
@@ -33,7 +44,11 @@ def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbas
 def test_it_is_the_same_map(above: int, turned: bool) -> None:
     whole = entry(12, 40, above, turned=turned)
     few = split_low_rank(whole)
-    assert isinstance(few, Eigenbasis) and few.input.shape == (40, above) and few.scale.shape == (12, above)
+    assert (
+        isinstance(few, Eigenbasis)
+        and few.input.shape == (40, above)
+        and few.scale.shape == (12, above)
+    )
     g = torch.randn(3, 12, 40, dtype=torch.float64)
     close = {"rtol": 1e-10, "atol": 1e-12}
     torch.testing.assert_close(few.whiten(g), whole.whiten(g), **close)
@@ -41,7 +56,11 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
     torch.testing.assert_close(few.scaled(3.0).whiten(g), 3 * whole.whiten(g), **close)
     torch.testing.assert_close(few.variance(), whole.variance(), **close)
     torch.testing.assert_close(few.complete_basis().whiten(g), whole.whiten(g), **close)
-    assert few.bound == whole.bound and few.complete_basis().rest is None and whole.complete_basis() is whole
+    assert (
+        few.bound == whole.bound
+        and few.complete_basis().rest is None
+        and whole.complete_basis() is whole
+    )
     inside, outside = few.split_low_rank(g)
     squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
     torch.testing.assert_close(squares, whole.whiten(g).square().sum((1, 2)), **close)
@@ -73,7 +92,9 @@ def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
 
 @pytest.mark.parametrize("case", models())
 @pytest.mark.parametrize("gram", [False, True])
-def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
+    case: str, gram: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if gram:
         monkeypatch.setattr("dpkfc.linalg.norms.is_materialised", lambda *_: False)
     layer, x = models()[case]
@@ -97,17 +118,24 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(case: str, gram: bo
 
 @pytest.mark.parametrize("shape", [(1, 40, 36), (7, 40, 36), (7, 40, 9), (30, 100, 80)])
 @pytest.mark.parametrize("cancels", [False, True])
-def test_norms_in_float32_are_upper_bounds_and_near(shape: tuple[int, int, int], cancels: bool) -> None:
+def test_norms_in_float32_are_upper_bounds_and_near(
+    shape: tuple[int, int, int], cancels: bool
+) -> None:
     t, d_in, d_out = shape
     whole = split_low_rank(entry(d_out, d_in, 4))
     metric = Eigenbasis(whole.scale.float(), whole.input.float(), whole.output.float(), whole.rest)
     generator = torch.Generator().manual_seed(t)
-    a, b = torch.randn(6, t, d_in, generator=generator), torch.randn(6, t, d_out, generator=generator)
+    a, b = (
+        torch.randn(6, t, d_in, generator=generator),
+        torch.randn(6, t, d_out, generator=generator),
+    )
     if cancels and t > 1:
         a[:, 0], b[:, 0] = -1000 * a[:, 1], b[:, 1]
         a[:, 1] *= 1000
     exact = metric.scaled(1.0)
-    exact = Eigenbasis(exact.scale.double(), exact.input.double(), exact.output.double(), exact.rest)
+    exact = Eigenbasis(
+        exact.scale.double(), exact.input.double(), exact.output.double(), exact.rest
+    )
     expected = torch.linalg.vector_norm(exact.whiten(b.double().mT @ a.double()).flatten(1), dim=1)
     norms = per_example_norms(Outer(a, b), metric).norms
     assert bool((norms >= expected).all())

@@ -21,16 +21,26 @@ F64 = torch.float64
 def model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 3, 3), nn.Tanh(), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(48, 5), nn.Tanh(), nn.Linear(5, 3)
+        nn.Conv2d(1, 3, 3),
+        nn.Tanh(),
+        nn.GroupNorm(1, 3),
+        nn.Flatten(),
+        nn.Linear(48, 5),
+        nn.Tanh(),
+        nn.Linear(5, 3),
     ).to(F64)
 
 
 def data(n: int = 6) -> tuple[Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
-    return 3 * torch.randn(n, 1, 6, 6, generator=g, dtype=F64), torch.randint(0, 3, (n,), generator=g)
+    return 3 * torch.randn(n, 1, 6, 6, generator=g, dtype=F64), torch.randint(
+        0, 3, (n,), generator=g
+    )
 
 
-def clipped(net: nn.Module, layers: list[Layer], x: Tensor, y: Tensor, c: float) -> dict[str, Tensor]:
+def clipped(
+    net: nn.Module, layers: list[Layer], x: Tensor, y: Tensor, c: float
+) -> dict[str, Tensor]:
     summer = ClippedSummer(layers, {}, Clip(c, "per_layer"))
     tape = Tape(net, layers, batch_size=len(x))
     with tape:
@@ -72,5 +82,7 @@ def test_one_example_moves_the_sum_by_at_most_c(value: float) -> None:
 
 
 def test_the_plan_has_the_whole_bound_as_its_sensitivity() -> None:
-    plan = PrivacyConfig(expected_batch_size=4, steps=2, max_grad_norm=0.7, clipping="per_layer").with_noise(1.0, 1e-3, 20)
+    plan = PrivacyConfig(
+        expected_batch_size=4, steps=2, max_grad_norm=0.7, clipping="per_layer"
+    ).with_noise(1.0, 1e-3, 20)
     assert plan.sensitivity == 0.7

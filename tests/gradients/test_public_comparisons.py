@@ -1,4 +1,6 @@
-"""The comparisons on public rows: every size of a batch counts, differences above rounding are seen, and so are wrong rules."""
+"""The comparisons on public rows: every size of a batch counts, differences above rounding are
+seen, and so are wrong rules.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +39,24 @@ class Sized(_Check):
 
 def check(odd: int, difference: float) -> None:
     layers = find_layers(nn.Linear(2, 2).double())
-    own = Sized(None, layers, lambda _, size: difference * (size == odd), None, torch.device("cpu"), COUNT, None)
+    own = Sized(
+        None,
+        layers,
+        lambda _, size: difference * (size == odd),
+        None,
+        torch.device("cpu"),
+        COUNT,
+        None,
+    )
     own._check_sizes(Rows(), None)
 
 
 @pytest.mark.parametrize("odd", [COUNT // 2, 3, 1])
 @pytest.mark.parametrize("difference", [1.0, -0.1, 1e-4])
 def test_a_loss_that_is_another_one_at_one_size_is_refused(odd: int, difference: float) -> None:
-    with pytest.raises(ValueError, match=f"in a batch of {COUNT} differs from that in a batch of {odd}"):
+    with pytest.raises(
+        ValueError, match=f"in a batch of {COUNT} differs from that in a batch of {odd}"
+    ):
         check(odd, difference)
 
 
@@ -63,7 +75,10 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
             return x * self.gain
 
     register_layer_rule(Gain, lambda call: {"gain": 2 * call.gradient * call.input})
-    model, x = nn.Sequential(nn.Linear(3, 3).double(), Gain()), torch.randn(24, 3, dtype=torch.float64)
+    model, x = (
+        nn.Sequential(nn.Linear(3, 3).double(), Gain()),
+        torch.randn(24, 3, dtype=torch.float64),
+    )
     plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
         with pytest.raises(Exception, match="gain"):

@@ -1,4 +1,6 @@
-"""Questions that are put off and answered with yes: norms are taken again, and are those of asking at once."""
+"""Questions that are put off and answered with yes: norms are taken again, and are those of asking
+at once.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,16 @@ def blocks() -> dict[str, AnyBlock]:
 
 @pytest.mark.parametrize("whitened", [False, True])
 @pytest.mark.parametrize("kind", ["outer", "lookup", "tied"])
-def test_norms_taken_again_are_those_of_asking_at_once(kind: str, whitened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_taken_again_are_those_of_asking_at_once(
+    kind: str, whitened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inputs = {"outer": D, "lookup": V, "tied": D}[kind]
     outputs = {"outer": V, "lookup": D, "tied": V}[kind]
-    metric = Kronecker(Diagonal(torch.rand(inputs) + 0.5), Diagonal(torch.rand(outputs) + 0.5)) if whitened else None
+    metric = (
+        Kronecker(Diagonal(torch.rand(inputs) + 0.5), Diagonal(torch.rand(outputs) + 0.5))
+        if whitened
+        else None
+    )
     at_once = per_example_norms(blocks()[kind], metric, "gram" if kind == "tied" else None).norms
     monkeypatch.setattr(put_off, "is_on_accelerator", lambda x: True)  # as if it lay on a card
     with put_off.defer_flags() as asked:

@@ -43,7 +43,9 @@ class Reader(nn.Module):
         out = out if self.inner.batch_first else out.transpose(0, 1)
         last = last if isinstance(last, tuple) else (last,)
         ends = [s.transpose(0, 1).flatten(1) * (k + 2) for k, s in enumerate(last)]
-        return {"": torch.cat([out.flatten(1), *ends], 1), "out": out, "ends": torch.cat(ends, 1)}[self.states]
+        return {"": torch.cat([out.flatten(1), *ends], 1), "out": out, "ends": torch.cat(ends, 1)}[
+            self.states
+        ]
 
 
 @given(
@@ -58,20 +60,29 @@ class Reader(nn.Module):
     initial=st.booleans(),
     read=st.sampled_from(["", "out", "ends"]),
 )
-def test_any_shape_equals_a_loop(kind, n, t, width, layers, bidirectional, bias, batch_first, initial, read) -> None:
-    inner = KINDS[kind](3, width, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional)
+def test_any_shape_equals_a_loop(
+    kind, n, t, width, layers, bidirectional, bias, batch_first, initial, read
+) -> None:
+    inner = KINDS[kind](
+        3, width, layers, bias=bias, batch_first=batch_first, bidirectional=bidirectional
+    )
     model = Reader(inner, read).double()
     batch = [torch.randn(n, t, 2, dtype=torch.float64)]
     if initial:
         states = 2 if kind == "lstm" else 1
-        batch += [torch.randn(n, layers * (1 + bidirectional), width, dtype=torch.float64) for _ in range(states)]
+        batch += [
+            torch.randn(n, layers * (1 + bidirectional), width, dtype=torch.float64)
+            for _ in range(states)
+        ]
     singles = [tuple(x[i : i + 1] for x in batch) for i in range(n)]
     assert_equals_a_loop(model, loss_fn, tuple(batch), singles)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_projected_states(bidirectional: bool) -> None:
-    model = Reader(nn.LSTM(3, 5, 2, proj_size=2, batch_first=True, bidirectional=bidirectional)).double()
+    model = Reader(
+        nn.LSTM(3, 5, 2, proj_size=2, batch_first=True, bidirectional=bidirectional)
+    ).double()
     batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
 
@@ -81,10 +92,17 @@ class Packed(nn.Module):
 
     def __init__(self, inner: nn.Module, ordered: bool) -> None:
         super().__init__()
-        self.table, self.inner, self.head, self.ordered = nn.Embedding(7, 3), inner, nn.Linear(4, 2), ordered
+        self.table, self.inner, self.head, self.ordered = (
+            nn.Embedding(7, 3),
+            inner,
+            nn.Linear(4, 2),
+            ordered,
+        )
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(self.table(ids), lengths, batch_first=True, enforce_sorted=self.ordered)
+        packed = pack_padded_sequence(
+            self.table(ids), lengths, batch_first=True, enforce_sorted=self.ordered
+        )
         out, last = self.inner(packed)
         out = pad_packed_sequence(out, batch_first=True, total_length=ids.shape[1])[0]
         last = last[0] if isinstance(last, tuple) else last
@@ -97,7 +115,9 @@ def test_packed_sequences(kind: str, ordered: bool) -> None:
     model = Packed(KINDS[kind](3, 2, 2, bidirectional=True, batch_first=True), ordered).double()
     lengths = torch.tensor([5, 4, 2, 1] if ordered else [2, 5, 1, 4])
     batch = (torch.randint(0, 7, (4, 5)), lengths)
-    assert_equals_a_loop(model, loss_fn, batch, [(batch[0][i : i + 1], lengths[i : i + 1]) for i in range(4)])
+    assert_equals_a_loop(
+        model, loss_fn, batch, [(batch[0][i : i + 1], lengths[i : i + 1]) for i in range(4)]
+    )
 
 
 class Stepped(nn.Module):
@@ -158,7 +178,10 @@ def test_a_learned_initial_state() -> None:
     class Learned(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner, self.start = nn.GRU(3, 4, batch_first=True), nn.Parameter(torch.randn(1, 1, 4))
+            self.inner, self.start = (
+                nn.GRU(3, 4, batch_first=True),
+                nn.Parameter(torch.randn(1, 1, 4)),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x, self.start.expand(-1, len(x), -1).contiguous())[0]
@@ -216,7 +239,9 @@ def test_low_precision_is_summed_in_float32(dtype: torch.dtype, tolerance: float
 def test_dropout_between_layers_hides_the_batch_axis() -> None:
     model = Reader(nn.LSTM(3, 4, 2, dropout=0.5)).double()
     batch = (torch.randn(3, 4, 2, dtype=torch.float64),)
-    with pytest.raises(ValueError, match="LSTM hides the batch axis.*dropout is drawn between layers"):
+    with pytest.raises(
+        ValueError, match="LSTM hides the batch axis.*dropout is drawn between layers"
+    ):
         taped(model, loss_fn, batch, 3)
     model.eval()
     assert_equals_a_loop(model, loss_fn, batch, examples(batch, 3))
@@ -240,7 +265,11 @@ class Last(nn.Module):
 
     def __init__(self, batch_first: bool) -> None:
         super().__init__()
-        self.inner, self.head, self.batch_first = nn.LSTM(4, 5, batch_first=batch_first), nn.Linear(5, 3), batch_first
+        self.inner, self.head, self.batch_first = (
+            nn.LSTM(4, 5, batch_first=batch_first),
+            nn.Linear(5, 3),
+            batch_first,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.inner(x if self.batch_first else x.transpose(0, 1))[0]
@@ -249,10 +278,16 @@ class Last(nn.Module):
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_a_probe_shows_a_recurrent_layer_in_batches_of_any_size(batch_first: bool, rows: int) -> None:
+def test_a_probe_shows_a_recurrent_layer_in_batches_of_any_size(
+    batch_first: bool, rows: int
+) -> None:
     model = Last(batch_first).double()
     x = torch.randn(rows, 6, 4, dtype=torch.float64)
     blocks = capture(model, find_layers(model), lambda inner: inner(x).square().sum(1))
     for i in range(rows):
-        wanted = torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.inner.weight_ih_l0)[0]
-        torch.testing.assert_close(blocks["inner"].grads["weight_ih_l0"][i], wanted, rtol=1e-10, atol=1e-12)
+        wanted = torch.autograd.grad(model(x[i : i + 1]).square().sum(), model.inner.weight_ih_l0)[
+            0
+        ]
+        torch.testing.assert_close(
+            blocks["inner"].grads["weight_ih_l0"][i], wanted, rtol=1e-10, atol=1e-12
+        )

@@ -1,4 +1,6 @@
-"""Layers that read the same rows share what is made of them, and what they share is what each would have made."""
+"""Layers that read the same rows share what is made of them, and what they share is what each would
+have made.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.query, self.key, self.value = nn.Linear(D, D), nn.Linear(D, D), nn.Linear(D, D, bias=False)
+        self.query, self.key, self.value = (
+            nn.Linear(D, D),
+            nn.Linear(D, D),
+            nn.Linear(D, D, bias=False),
+        )
         self.out = nn.Linear(D, D)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,17 +55,27 @@ def taped(model: nn.Module) -> tuple[Any, Any]:
 METRICS: dict[str, Any] = {
     "identity": lambda: {},
     "shared side": lambda: _alike(low_rank(D + 1), 1.7),
-    "other factors": lambda: {**_alike(side := low_rank(D + 1), 1.7), "key": Kronecker(side, Identity(0.3))},
-    "other sides": lambda: {**_alike(low_rank(D + 1), 1.7), "key": Kronecker(low_rank(D + 1), low_rank(D))},
+    "other factors": lambda: {
+        **_alike(side := low_rank(D + 1), 1.7),
+        "key": Kronecker(side, Identity(0.3)),
+    },
+    "other sides": lambda: {
+        **_alike(low_rank(D + 1), 1.7),
+        "key": Kronecker(low_rank(D + 1), low_rank(D)),
+    },
 }
 
 
 def _alike(side: LowRank, factor: float) -> dict[str, Kronecker]:
-    return {name: Kronecker(side, Identity(factor)) for name in ("query", "key", "out")} | {"value": Kronecker(low_rank(D))}
+    return {name: Kronecker(side, Identity(factor)) for name in ("query", "key", "out")} | {
+        "value": Kronecker(low_rank(D))
+    }
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_sums_and_norms_are_those_of_layers_on_their_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_and_norms_are_those_of_layers_on_their_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
     model, metric = Attention().double(), METRICS[name]()
     layers, calls = taped(model)
@@ -75,12 +91,20 @@ def test_sums_and_norms_are_those_of_layers_on_their_own(name: str, monkeypatch:
     monkeypatch.setattr(norms, "_row_products", lambda x: made.append(1) or products(x))
     applied = list[int]()
     whiten = LowRank.apply_homogeneous
-    monkeypatch.setattr(LowRank, "apply_homogeneous", lambda self, x: applied.append(1) or whiten(self, x))
+    monkeypatch.setattr(
+        LowRank, "apply_homogeneous", lambda self, x: applied.append(1) or whiten(self, x)
+    )
     summer = ClippedSummer(layers, metric, Clip(1e9, methods=dict.fromkeys(alone, "gram")))
     found = summer.add(calls, N)
     assert torch.equal(found.norms, torch.stack([x.square() for x in alone.values()]).sum(0).sqrt())
-    wanted = {"identity": (7, 0), "shared side": (7, 2), "other factors": (8, 3), "other sides": (8, 3)}
-    # of eight products of inputs and outputs one is spared where query and key share; the value has no ones in its inputs
+    wanted = {
+        "identity": (7, 0),
+        "shared side": (7, 2),
+        "other factors": (8, 3),
+        "other sides": (8, 3),
+    }
+    # of eight products of inputs and outputs one is spared where query and key share; the value has
+    # no ones in its inputs
     assert (len(made), len(applied)) == wanted[name]
 
 
@@ -116,8 +140,14 @@ def test_in_place_and_folded_maps_are_the_map(name: str, contiguous: bool) -> No
         "diagonal": Kronecker(Diagonal(torch.rand(D, dtype=torch.float64)), Identity(0.2)),
         "basis": Eigenbasis(torch.rand(6, D, dtype=torch.float64)),
     }[name]
-    g = torch.randn(4, 6, D, dtype=torch.float64) if contiguous else torch.randn(4, D, 6, dtype=torch.float64).mT
-    expected = g * metric.scale if name == "basis" else metric.output.apply_left(metric.input.apply(g))
+    g = (
+        torch.randn(4, 6, D, dtype=torch.float64)
+        if contiguous
+        else torch.randn(4, D, 6, dtype=torch.float64).mT
+    )
+    expected = (
+        g * metric.scale if name == "basis" else metric.output.apply_left(metric.input.apply(g))
+    )
     torch.testing.assert_close(metric.whiten(g), expected, rtol=1e-12, atol=1e-14)
     if name != "basis":
         assert metric.merge_scalar().bound == pytest.approx(metric.bound)

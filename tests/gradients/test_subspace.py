@@ -1,4 +1,6 @@
-"""Embedding, residual, their two clips and sums, against plain autograd over single examples and dense matrices."""
+"""Embedding, residual, their two clips and sums, against plain autograd over single examples and
+dense matrices.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,14 @@ CLOSE = {"rtol": 1e-7, "atol": 1e-11}
 def basis_of(model: nn.Module, x: Tensor, **settings: object) -> Subspace:
     """A basis from 'public' gradients; for these tests any basis will do."""
     layers = find_layers(model)
-    options = {"rank": 5, "groups": 2, "embedding_norm": 0.6, "residual_norm": 0.4, "chunk": 3, **settings}
+    options = {
+        "rank": 5,
+        "groups": 2,
+        "embedding_norm": 0.6,
+        "residual_norm": 0.4,
+        "chunk": 3,
+        **settings,
+    }
     gep = GEP(**{"probe": PublicData(x, provenance="random"), **options})
     rules = {layer.name: layer.rule for layer in layers}
     return gep.build(model, lambda m, loss: capture(m, layers, loss), 0, rules).metric
@@ -52,7 +61,9 @@ def dense(model: nn.Module, basis: Subspace) -> Tensor:
     columns = []
     for one in torch.eye(basis.width, dtype=torch.float64):
         along = spread(basis, layers, lambda span, one=one: span.combine(one), split_sum)
-        columns.append(flat({n: along.get(n, torch.zeros_like(p)) for n, p in trainable(model).items()}))
+        columns.append(
+            flat({n: along.get(n, torch.zeros_like(p)) for n, p in trainable(model).items()})
+        )
     return torch.stack(columns, 1)
 
 
@@ -69,11 +80,18 @@ def stacked(g: Tensor, matrix: Tensor, basis: Subspace) -> tuple[Tensor, Tensor]
     w = matrix.T @ g
     r = g - matrix @ w
     alpha = math.sqrt(2 * basis.share) if basis.residual_norm else 1.0
-    first = alpha * w / basis.embedding_norm * min(1.0, basis.embedding_norm / max(float(w.norm()), 1e-30))
+    first = (
+        alpha
+        * w
+        / basis.embedding_norm
+        * min(1.0, basis.embedding_norm / max(float(w.norm()), 1e-30))
+    )
     if basis.residual_norm is None:
         return first, torch.zeros_like(r)
     beta = math.sqrt(2 * (1 - basis.share))
-    return first, beta * r / basis.residual_norm * min(1.0, basis.residual_norm / max(float(r.norm()), 1e-30))
+    return first, beta * r / basis.residual_norm * min(
+        1.0, basis.residual_norm / max(float(r.norm()), 1e-30)
+    )
 
 
 def summed(
@@ -91,9 +109,13 @@ def summed(
     return summer.result(), torch.cat(norms) if norms else torch.zeros(0)
 
 
-def assert_sum_is(found: dict[str, Tensor], model: nn.Module, parts: list[tuple[Tensor, Tensor]], **close: float) -> None:
+def assert_sum_is(
+    found: dict[str, Tensor], model: nn.Module, parts: list[tuple[Tensor, Tensor]], **close: float
+) -> None:
     close = close or CLOSE
-    torch.testing.assert_close(found[EMBEDDING].double(), torch.stack([w for w, _ in parts]).sum(0), **close)
+    torch.testing.assert_close(
+        found[EMBEDDING].double(), torch.stack([w for w, _ in parts]).sum(0), **close
+    )
     residual = flat({n: found[n] for n in trainable(model)})
     torch.testing.assert_close(residual, torch.stack([r for _, r in parts]).sum(0), **close)
 
@@ -103,25 +125,40 @@ def test_sums_and_norms_equal_a_loop(case: Case) -> None:
     model, batch = build(case, n=6)
     basis = basis_of(model, batch[0])
     matrix, rows = dense(model, basis), [flat(g) for g in looped(model, batch)]
-    torch.testing.assert_close(matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        matrix.T @ matrix, torch.eye(basis.width, dtype=torch.float64), rtol=0, atol=1e-12
+    )
     found, norms = summed(model, batch, basis, [4, 2])
     assert_sum_is(found, model, [stacked(g, matrix, basis) for g in rows])
-    expected = [max((matrix.T @ g).norm() / 0.6, (g - matrix @ (matrix.T @ g)).norm() / 0.4) for g in rows]
+    expected = [
+        max((matrix.T @ g).norm() / 0.6, (g - matrix @ (matrix.T @ g)).norm() / 0.4) for g in rows
+    ]
     torch.testing.assert_close(norms, torch.stack(expected), **CLOSE)
 
 
 def test_tied_tables_equal_a_loop() -> None:
     model, batch = language(), text(4)
-    basis = basis_of(model, batch[0], rank=4, groups=1, loss=lambda output, generator: output.logsumexp(-1).mean(1))
+    basis = basis_of(
+        model,
+        batch[0],
+        rank=4,
+        groups=1,
+        loss=lambda output, generator: output.logsumexp(-1).mean(1),
+    )
     found, _ = summed(model, batch, basis, [4], text_loss)
     rows, parameters = [], [p for p in model.parameters() if p.requires_grad]
     for i in range(4):
-        grads = torch.autograd.grad(text_loss(model, tuple(x[i : i + 1] for x in batch)).sum(), parameters)
+        grads = torch.autograd.grad(
+            text_loss(model, tuple(x[i : i + 1] for x in batch)).sum(), parameters
+        )
         rows.append(torch.cat([g.flatten() for g in grads]))
     assert_sum_is(found, model, [stacked(g, dense(model, basis), basis) for g in rows])
 
 
-@pytest.mark.parametrize("name", ["linear", "linear on long sequences", "conv2d", "conv2d wide", "conv2d grouped with bias"])
+@pytest.mark.parametrize(
+    "name",
+    ["linear", "linear on long sequences", "conv2d", "conv2d wide", "conv2d grouped with bias"],
+)
 def test_every_form_of_a_block_has_the_same_inner_products(name: str) -> None:
     """Gradients that were kept for their norms, and gradients formed in chunks."""
     model, batch = build(next(case for case in CASES if case.name == name), n=6)
@@ -130,10 +167,14 @@ def test_every_form_of_a_block_has_the_same_inner_products(name: str) -> None:
         expected = block.inner_products(basis.spans[layer.name])
         for method in ("gram", "materialised"):
             held = per_example_norms(block, None, method).block
-            torch.testing.assert_close(held.inner_products(basis.spans[layer.name]), expected, **CLOSE)
+            torch.testing.assert_close(
+                held.inner_products(basis.spans[layer.name]), expected, **CLOSE
+            )
 
 
-def taped(model: nn.Module, layers: list[Layer], batch: tuple[Tensor, Tensor]) -> list[tuple[Layer, AnyBlock]]:
+def taped(
+    model: nn.Module, layers: list[Layer], batch: tuple[Tensor, Tensor]
+) -> list[tuple[Layer, AnyBlock]]:
     tape = Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)
@@ -149,8 +190,12 @@ def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
     summer, tape = ClippedSummer(layers, basis, Clip(1.0, basis.clipping)), Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)
-    assert len(summer.add(tape.backward(losses), 7, Groups(3, 2)).norms) == 3  # the seventh row only fills the shape
-    assert_sum_is(summer.result(), model, [stacked(rows[i] + rows[i + 1], matrix, basis) for i in (0, 2, 4)])
+    assert (
+        len(summer.add(tape.backward(losses), 7, Groups(3, 2)).norms) == 3
+    )  # the seventh row only fills the shape
+    assert_sum_is(
+        summer.result(), model, [stacked(rows[i] + rows[i + 1], matrix, basis) for i in (0, 2, 4)]
+    )
 
 
 @pytest.fixture(name="mlp")
@@ -160,24 +205,34 @@ def _mlp() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("share", [0.5, 0.1])
 @pytest.mark.parametrize("residual_norm", [0.4, None])
-def test_any_split_into_micro_batches_gives_the_same_sum(mlp, share: float, residual_norm: float | None) -> None:
+def test_any_split_into_micro_batches_gives_the_same_sum(
+    mlp, share: float, residual_norm: float | None
+) -> None:
     model, batch = mlp
     basis = basis_of(model, batch[0], share=share, residual_norm=residual_norm)
     matrix = dense(model, basis)
     parts = [stacked(flat(g), matrix, basis) for g in looped(model, batch)]
     for sizes in ([6], [1, 5], [2, 2, 2]):
         found, _ = summed(model, batch, basis, sizes)
-        assert set(found) == ({EMBEDDING} if residual_norm is None else {EMBEDDING, *trainable(model)})
+        assert set(found) == (
+            {EMBEDDING} if residual_norm is None else {EMBEDDING, *trainable(model)}
+        )
         if residual_norm is None:
-            torch.testing.assert_close(found[EMBEDDING], torch.stack([w for w, _ in parts]).sum(0), **CLOSE)
+            torch.testing.assert_close(
+                found[EMBEDDING], torch.stack([w for w, _ in parts]).sum(0), **CLOSE
+            )
         else:
             assert_sum_is(found, model, parts)
 
 
 def test_an_empty_batch_has_a_sum_of_zeros_of_every_part(mlp) -> None:
     model, batch = mlp
-    found = ClippedSummer(find_layers(model), basis_of(model, batch[0]), Clip(1.0, "embedding_residual")).result()
-    assert {n: x.shape for n, x in found.items()} == {EMBEDDING: (5,)} | {n: p.shape for n, p in trainable(model).items()}
+    found = ClippedSummer(
+        find_layers(model), basis_of(model, batch[0]), Clip(1.0, "embedding_residual")
+    ).result()
+    assert {n: x.shape for n, x in found.items()} == {EMBEDDING: (5,)} | {
+        n: p.shape for n, p in trainable(model).items()
+    }
     assert all(bool((x == 0).all()) for x in found.values())
 
 
@@ -200,34 +255,51 @@ def test_a_broken_example_contributes_zero(name: str, value: float) -> None:
         torch.testing.assert_close(found[n], expected[n], **CLOSE)
 
 
-# -- sensitivity -------------------------------------------------------------------------------------------------------
+# -- sensitivity -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("share", [0.5, 0.2])
 @pytest.mark.parametrize("kind", ["inside", "across", "mixed", "tiny residual", "huge"])
-def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(kind: str, share: float, dtype: torch.dtype) -> None:
+def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(
+    kind: str, share: float, dtype: torch.dtype
+) -> None:
     """A linear model whose single example has any gradient we like: b aᵀ of one position each."""
     torch.manual_seed(1)
     model = nn.Linear(6, 40, bias=False, dtype=dtype)
     x = torch.randn(8, 6)
-    basis = basis_of(model, x, rank=4, groups=1, share=share, chunk=8, loss=lambda output, g: (output * 0.7 + 1).square().mean(1))
+    basis = basis_of(
+        model,
+        x,
+        rank=4,
+        groups=1,
+        share=share,
+        chunk=8,
+        loss=lambda output, g: (output * 0.7 + 1).square().mean(1),
+    )
     matrix = dense(model, basis)
     wanted = _gradient(kind, matrix)
     values, others = wanted.view(40, 6), torch.randn(3, 40, 6)
-    found = [_positions(model, basis, torch.cat([others, values[None]])[:n].to(dtype)) for n in (4, 3)]
+    found = [
+        _positions(model, basis, torch.cat([others, values[None]])[:n].to(dtype)) for n in (4, 3)
+    ]
     change = torch.cat([(found[0][name] - found[1][name]).double().flatten() for name in found[0]])
     bound = contribution_bound(basis.clipping, 1.0)
     slack = 1e-12 if dtype == torch.float64 else 2e-5
     assert change.norm() <= bound * (1 + slack)
     embedded = float((found[0][EMBEDDING] - found[1][EMBEDDING]).double().norm())
     assert embedded <= math.sqrt(2 * share) * (1 + slack)
-    if kind == "mixed":  # both parts are clipped, so that the bound is reached and no larger one would be needed
+    if (
+        kind == "mixed"
+    ):  # both parts are clipped, so that the bound is reached and no larger one would be needed
         assert change.norm() >= bound * 0.98
 
 
 def _gradient(kind: str, matrix: Tensor) -> Tensor:
-    inside, g = matrix @ torch.randn(matrix.shape[1], dtype=torch.float64), torch.randn(len(matrix), dtype=torch.float64)
+    inside, g = (
+        matrix @ torch.randn(matrix.shape[1], dtype=torch.float64),
+        torch.randn(len(matrix), dtype=torch.float64),
+    )
     across = g - matrix @ (matrix.T @ g)
     return {
         "inside": 50 * inside,
@@ -239,7 +311,9 @@ def _gradient(kind: str, matrix: Tensor) -> Tensor:
 
 
 def _positions(model: nn.Module, basis: Subspace, gradients: Tensor) -> dict[str, Tensor]:
-    """The clipped sum of examples with these gradients `[N, 40, 6]`: six positions with unit vectors as inputs."""
+    """The clipped sum of examples with these gradients `[N, 40, 6]`: six positions with unit
+    vectors as inputs.
+    """
     layers = find_layers(model)
     tape, summer = Tape(model, layers), ClippedSummer(layers, basis, Clip(1.0, basis.clipping))
     with tape:
@@ -255,9 +329,17 @@ FLOAT32 = ["linear", "linear on long sequences", "conv2d wide", "conv1d", "embed
 @pytest.mark.parametrize("name", FLOAT32)
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e5])
 def test_float32_residuals_that_cancel_stay_below_the_bound(name: str, scale: float) -> None:
-    """The basis of the very gradients that are split: what is left of them is rounding, far above a small clip norm."""
-    model, batch = build(next(case for case in CASES if case.name == name), n=5, dtype=torch.float32)
-    own = {"probe": PublicData(batch[0], batch[1], provenance="the same"), "labels": "given", "residual_norm": 1e-4}
+    """The basis of the very gradients that are split: what is left of them is rounding, far above a
+    small clip norm.
+    """
+    model, batch = build(
+        next(case for case in CASES if case.name == name), n=5, dtype=torch.float32
+    )
+    own = {
+        "probe": PublicData(batch[0], batch[1], provenance="the same"),
+        "labels": "given",
+        "residual_norm": 1e-4,
+    }
     basis, layers = basis_of(model, batch[0], rank=5, groups=1, **own), find_layers(model)
     for i in range(5):
         one = tuple(x[i : i + 1] for x in batch)
@@ -275,16 +357,27 @@ def test_float32_residuals_that_cancel_stay_below_the_bound(name: str, scale: fl
 
 
 def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound() -> None:
-    """With L a little too long the difference of squares is negative, and what is left of a gradient is not zero."""
+    """With L a little too long the difference of squares is negative, and what is left of a
+    gradient is not zero.
+    """
     model, x = nn.Linear(6, 40, bias=False, dtype=torch.float64), torch.randn(8, 6)
-    basis = basis_of(model, x, rank=4, groups=1, loss=lambda output, g: (output * 0.7 + 1).square().mean(1))
+    basis = basis_of(
+        model, x, rank=4, groups=1, loss=lambda output, g: (output * 0.7 + 1).square().mean(1)
+    )
     matrix = dense(model, basis)
-    spans = {n: replace(s, vectors={r: v * 1.01 for r, v in s.vectors.items()}) for n, s in basis.spans.items()}
+    spans = {
+        n: replace(s, vectors={r: v * 1.01 for r, v in s.vectors.items()})
+        for n, s in basis.spans.items()
+    }
     longer = replace(basis, spans=spans, defect=2 * (1.01**2 - 1))
     found = _positions(model, longer, _gradient("inside", matrix).view(1, 40, 6))
     assert 0 < float(found["weight"].norm()) <= 1
-    honest = _positions(model, replace(longer, defect=0.0), _gradient("inside", matrix).view(1, 40, 6))
-    assert float(honest["weight"].norm()) > 1  # what the test would look like if the defect were not counted
+    honest = _positions(
+        model, replace(longer, defect=0.0), _gradient("inside", matrix).view(1, 40, 6)
+    )
+    assert (
+        float(honest["weight"].norm()) > 1
+    )  # what the test would look like if the defect were not counted
 
 
 def _doubled(block: AnyBlock, span: Span) -> Tensor:
@@ -295,10 +388,12 @@ def _doubled(block: AnyBlock, span: Span) -> Tensor:
         block = PerExample({role: g.double() for role, g in block.grads.items()})
     else:
         block = replace(block, **{f.name: wide(getattr(block, f.name)) for f in fields(block)})
-    return block.inner_products(replace(span, vectors={role: v.double() for role, v in span.vectors.items()}))
+    return block.inner_products(
+        replace(span, vectors={role: v.double() for role, v in span.vectors.items()})
+    )
 
 
-# -- what does not go together -----------------------------------------------------------------------------------------
+# -- what does not go together ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clipping", ["flat", "embedding"])

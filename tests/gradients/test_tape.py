@@ -14,7 +14,9 @@ from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import CASES, build, looped, loss_fn
 
 
-def clipped(model: nn.Module, batch, clip: float = 1.0) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def clipped(
+    model: nn.Module, batch, clip: float = 1.0
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     layers = find_layers(model)
     tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(clip))
     with tape:

@@ -1,4 +1,6 @@
-"""One weight as table and head, and weights stored transposed: against a loop, as blocks, and as upper bounds."""
+"""One weight as table and head, and weights stored transposed: against a loop, as blocks, and as
+upper bounds.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ class Language(nn.Module):
         uses: how often the head is applied.
     """
 
-    def __init__(self, bias: str = "own", head_first: bool = False, tables: int = 1, uses: int = 1) -> None:
+    def __init__(
+        self, bias: str = "own", head_first: bool = False, tables: int = 1, uses: int = 1
+    ) -> None:
         super().__init__()
         if head_first:
             self.head = nn.Linear(D, V, bias=bias != "none")
-        self.tables = nn.ModuleList([nn.Embedding(V, D, padding_idx=2 if i == 0 else None) for i in range(tables)])
+        self.tables = nn.ModuleList(
+            [nn.Embedding(V, D, padding_idx=2 if i == 0 else None) for i in range(tables)]
+        )
         self.mix = nn.Linear(D, D)
         if not head_first:
             self.head = nn.Linear(D, V, bias=bias != "none")
@@ -89,7 +95,10 @@ def test_the_weight_is_one_layer_and_the_bias_another(settings: dict) -> None:
     layers = find_layers(model)
     [tied] = [layer for layer in layers if layer.rule == "tied"]
     names = dict(model.named_parameters())
-    assert list(tied.parameters) == ["weight"] and names[tied.parameters["weight"]] is model.head.weight
+    assert (
+        list(tied.parameters) == ["weight"]
+        and names[tied.parameters["weight"]] is model.head.weight
+    )
     assert isinstance(tied.module, nn.Embedding)
     biases = [layer for layer in layers if set(layer.parameters) == {"bias"}]
     assert len(biases) == (settings.get("bias") != "none")
@@ -106,7 +115,10 @@ def test_a_frozen_half(frozen: str, bias: str) -> None:
 
 
 def test_only_one_kind_of_use_in_a_forward_pass() -> None:
-    for only in (lambda m, ids: m.tables[0](ids), lambda m, ids: m.head(torch.ones(len(ids), 2, D).double())):
+    for only in (
+        lambda m, ids: m.tables[0](ids),
+        lambda m, ids: m.head(torch.ones(len(ids), 2, D).double()),
+    ):
         model = language(bias="none")
         layers = [layer for layer in find_layers(model) if layer.rule == "tied"]
         ids = batch()[0]
@@ -116,7 +128,9 @@ def test_only_one_kind_of_use_in_a_forward_pass() -> None:
         block = blocks_of(layers[0], tape.backward(losses)[layers[0].name], 5)
         expected = []
         for i in range(5):
-            [g] = torch.autograd.grad(only(model, ids[i : i + 1]).square().sum(), [model.head.weight])
+            [g] = torch.autograd.grad(
+                only(model, ids[i : i + 1]).square().sum(), [model.head.weight]
+            )
             expected.append(g)
         torch.testing.assert_close(block.per_example(), torch.stack(expected))
         for method in ("gram", "materialised"):
@@ -124,10 +138,17 @@ def test_only_one_kind_of_use_in_a_forward_pass() -> None:
             torch.testing.assert_close(norms, torch.stack(expected).flatten(1).norm(dim=1))
 
 
-def random_block(n: int, s: int, t: int, d: int, v: int, seed: int, dtype: torch.dtype = torch.float64) -> Tied:
+def random_block(
+    n: int, s: int, t: int, d: int, v: int, seed: int, dtype: torch.dtype = torch.float64
+) -> Tied:
     g = torch.Generator().manual_seed(seed)
-    lookup = Lookup(torch.randint(0, v, (n, s), generator=g), torch.randn(n, s, d, generator=g, dtype=dtype), v)
-    outer = Outer(torch.randn(n, t, d, generator=g, dtype=dtype), torch.randn(n, t, v, generator=g, dtype=dtype))
+    lookup = Lookup(
+        torch.randint(0, v, (n, s), generator=g), torch.randn(n, s, d, generator=g, dtype=dtype), v
+    )
+    outer = Outer(
+        torch.randn(n, t, d, generator=g, dtype=dtype),
+        torch.randn(n, t, v, generator=g, dtype=dtype),
+    )
     return Tied(lookup, outer)
 
 
@@ -155,15 +176,23 @@ def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, se
     torch.testing.assert_close(total, torch.einsum("n,nvd->vd", weights, z), rtol=1e-9, atol=1e-10)
 
 
-@given(seed=st.integers(0, 10_000), method=st.sampled_from(["gram", "materialised"]), magnitude=st.sampled_from([1, 1e3]))
+@given(
+    seed=st.integers(0, 10_000),
+    method=st.sampled_from(["gram", "materialised"]),
+    magnitude=st.sampled_from([1, 1e3]),
+)
 def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, magnitude) -> None:
     g = torch.Generator().manual_seed(seed)
     n, s, d, v = 3, 8, 6, 12
     block = random_block(n, s, s, d, v, seed, torch.float32)
-    rows = torch.zeros(n, s, v).scatter_(2, block.lookup.ids.unsqueeze(2), 1.0)  # the head undoes what the table adds
+    rows = torch.zeros(n, s, v).scatter_(
+        2, block.lookup.ids.unsqueeze(2), 1.0
+    )  # the head undoes what the table adds
     outer = Outer(-block.lookup.b * magnitude + torch.randn(n, s, d, generator=g) * 1e-3, rows)
     block = Tied(Lookup(block.lookup.ids, block.lookup.b * magnitude, v), outer)
-    metric = Kronecker(Diagonal(torch.rand(d, generator=g) + 0.1), Diagonal(torch.rand(v, generator=g) + 0.1))
+    metric = Kronecker(
+        Diagonal(torch.rand(d, generator=g) + 0.1), Diagonal(torch.rand(v, generator=g) + 0.1)
+    )
     found = per_example_norms(block, metric, method)
     for i in range(n):
         share = weighted_sum(found.block, torch.eye(n)[i])
@@ -175,11 +204,14 @@ def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, 
 def test_norms_stay_close_in_float32(seed, method) -> None:
     block = random_block(3, 9, 9, 16, 200, seed, torch.float32)
     exact = Tied(
-        Lookup(block.lookup.ids, block.lookup.b.double(), 200), Outer(block.outer.a.double(), block.outer.b.double())
+        Lookup(block.lookup.ids, block.lookup.b.double(), 200),
+        Outer(block.outer.a.double(), block.outer.b.double()),
     )
     norms = per_example_norms(block, None, method).norms
     reference = exact.per_example().flatten(1).norm(dim=1)
-    assert bool((norms >= reference * (1 - 1e-6)).all()) and bool((norms <= reference * (1 + 1e-3)).all())
+    assert bool((norms >= reference * (1 - 1e-6)).all()) and bool(
+        (norms <= reference * (1 + 1e-3)).all()
+    )
 
 
 def test_a_dense_side_over_the_rows_is_refused() -> None:
@@ -211,7 +243,7 @@ def test_a_broken_example_stays_alone() -> None:
         assert bool(torch.isfinite(weighted_sum(found.block, (~broken).double(), broken)).all())
 
 
-# -- weights shared by linear layers, and what stays refused ---------------------------------------------------------------
+# -- weights shared by linear layers, and what stays refused ---------------------------------------
 
 
 class TwoHeads(nn.Module):
@@ -245,19 +277,29 @@ class OwnHead(nn.Module):
 
 
 def untied_in_vain() -> list[nn.Module]:
-    table, norm, convs = nn.Embedding(4, 4), nn.LayerNorm(4), [nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)]
+    table, norm, convs = (
+        nn.Embedding(4, 4),
+        nn.LayerNorm(4),
+        [nn.Conv1d(4, 4, 1), nn.Conv1d(4, 4, 1)],
+    )
     linear = nn.Linear(1, 4)
     linear.bias = norm.bias
     convs[1].weight = convs[0].weight
-    return [nn.Sequential(table, OwnHead(table)), nn.Sequential(norm, linear), nn.Sequential(*convs)]
+    return [
+        nn.Sequential(table, OwnHead(table)),
+        nn.Sequential(norm, linear),
+        nn.Sequential(*convs),
+    ]
 
 
-@pytest.mark.parametrize("model", untied_in_vain(), ids=["own head", "norm and linear", "convolutions"])
+@pytest.mark.parametrize(
+    "model", untied_in_vain(), ids=["own head", "norm and linear", "convolutions"]
+)
 def test_other_sharing_takes_the_fallback(model: nn.Module) -> None:
     assert {layer.rule for layer in find_layers(model) if len(layer.modules) > 1} == {"fallback"}
 
 
-# -- a weight stored as [d_in, d_out] --------------------------------------------------------------------------------------
+# -- a weight stored as [d_in, d_out] --------------------------------------------------------------
 
 
 @given(
@@ -290,7 +332,10 @@ def test_a_subclass_of_it_with_its_own_forward_takes_the_fallback() -> None:
         pass
 
     model = nn.Sequential(Scaled(4, 3), Conv1D(4, 4)).double()
-    assert [(layer.rule, layer.transposed) for layer in find_layers(model)] == [("fallback", False), ("linear", False)]
+    assert [(layer.rule, layer.transposed) for layer in find_layers(model)] == [
+        ("fallback", False),
+        ("linear", False),
+    ]
     check(model, (torch.randn(3, 2, 3).double(), torch.randint(0, 4, (3, 2))), loss_fn)
 
 

@@ -1,4 +1,6 @@
-"""The definition of a whitened gradient with explicit matrices, for every rule, and brute force over single examples."""
+"""The definition of a whitened gradient with explicit matrices, for every rule, and brute force
+over single examples.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, LowRank, Metric, Side
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Elementwise,
+    Identity,
+    Kronecker,
+    LowRank,
+    Metric,
+    Side,
+)
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -30,19 +41,26 @@ def side(kind: str, d: int) -> Side:
 
 
 def metric_of(layers: Sequence[Layer], kind: str) -> Metric:
-    """A random metric of one kind; sides over the rows of a table are diagonal where that kind is not allowed."""
+    """A random metric of one kind; sides over the rows of a table are diagonal where that kind is
+    not allowed.
+    """
     metric: dict[str, Kronecker | Elementwise] = {}
     rows = kind if kind in ("identity", "diagonal") else "diagonal"
     for layer in layers:
         if layer.rule in ("norm", "fallback", "recurrent"):
-            scale = {r: torch.rand(layer.tensor(r).shape, dtype=torch.float64) + 0.2 for r in layer.parameters}
+            scale = {
+                r: torch.rand(layer.tensor(r).shape, dtype=torch.float64) + 0.2
+                for r in layer.parameters
+            }
             metric[layer.name] = Elementwise(scale)
         elif layer.rule == "embedding":
             v, d = layer.tensor("weight").shape
             metric[layer.name] = Kronecker(side(rows, v), side(kind, d))
         else:
             d_out, d_in = matrix(layer, {r: layer.tensor(r) for r in layer.parameters}).shape
-            metric[layer.name] = Kronecker(side(kind, d_in), side(rows if layer.rule == "tied" else kind, d_out))
+            metric[layer.name] = Kronecker(
+                side(kind, d_in), side(rows if layer.rule == "tied" else kind, d_out)
+            )
     return metric
 
 
@@ -56,7 +74,9 @@ def matrix(layer: Layer, own: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(columns, 1)
 
 
-def whiten(layer: Layer, entry: Kronecker | Elementwise | None, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def whiten(
+    layer: Layer, entry: Kronecker | Elementwise | None, grads: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """Parameter name to the part of z = U_out g U_in that belongs to it."""
     own = {role: grads[full] for role, full in layer.parameters.items()}
     if isinstance(entry, Elementwise):
@@ -70,7 +90,9 @@ def whiten(layer: Layer, entry: Kronecker | Elementwise | None, grads: Mapping[s
     result = {}
     if "weight" in own:
         z_weight = z[:, :-1] if "bias" in own else z
-        result[layer.parameters["weight"]] = (z_weight.T if layer.transposed else z_weight).reshape(own["weight"].shape)
+        result[layer.parameters["weight"]] = (z_weight.T if layer.transposed else z_weight).reshape(
+            own["weight"].shape
+        )
     if "bias" in own:
         result[layer.parameters["bias"]] = z[:, -1]
     return result
@@ -99,24 +121,39 @@ def looped(model: nn.Module, batch: Any, loss_fn: Loss) -> list[dict[str, Tensor
         losses = loss_fn(model, example_rows(batch, [i]))
         grads = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
         result.append(
-            {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), grads, strict=True)}
+            {
+                n: torch.zeros_like(p) if g is None else g
+                for (n, p), g in zip(parameters.items(), grads, strict=True)
+            }
         )
     return result
 
 
 def clipped(
-    model: nn.Module, layers: Sequence[Layer], batch: Any, loss_fn: Loss, clip: float, metric: Metric | None = None
+    model: nn.Module,
+    layers: Sequence[Layer],
+    batch: Any,
+    loss_fn: Loss,
+    clip: float,
+    metric: Metric | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """(norms, clipped sum) by the library."""
     n = size_of(batch)
-    tape, summer = Tape(model, layers, batch_size=n), ClippedSummer(layers, metric or {}, Clip(clip))
+    tape, summer = (
+        Tape(model, layers, batch_size=n),
+        ClippedSummer(layers, metric or {}, Clip(clip)),
+    )
     with tape:
         losses = loss_fn(model, batch)
     return summer.add(tape.backward(losses), n).norms, summer.result()
 
 
-def check(model: nn.Module, batch: Any, loss_fn: Loss, kind: str | None = None, tolerance: float = 1e-9) -> None:
-    """Norms and clipped sum against the loop, and a split into micro-batches of one against the whole."""
+def check(
+    model: nn.Module, batch: Any, loss_fn: Loss, kind: str | None = None, tolerance: float = 1e-9
+) -> None:
+    """Norms and clipped sum against the loop, and a split into micro-batches of one against the
+    whole.
+    """
     layers = find_layers(model)
     metric = metric_of(layers, kind) if kind else {}
     rows = []
@@ -131,11 +168,20 @@ def check(model: nn.Module, batch: Any, loss_fn: Loss, kind: str | None = None, 
     torch.testing.assert_close(norms, exact, rtol=tolerance, atol=1e-12)
     assert set(total) == {name for name, p in model.named_parameters() if p.requires_grad}
     size = float(torch.sqrt(sum(g.square().sum() for g in total.values())))
-    parts = [clipped(model, layers, example_rows(batch, [i]), loss_fn, c, metric)[1] for i in range(len(rows))]
+    parts = [
+        clipped(model, layers, example_rows(batch, [i]), loss_fn, c, metric)[1]
+        for i in range(len(rows))
+    ]
     for name in total:
-        expected = sum(min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True))
+        expected = sum(
+            min(1.0, c / float(n)) * row[name] for n, row in zip(exact, rows, strict=True)
+        )
         for found in (total[name], sum(part[name] for part in parts)):
             assert found.shape == expected.shape
             torch.testing.assert_close(
-                found, expected, rtol=tolerance, atol=tolerance * size, msg=lambda m, name=name: f"{name}: {m}"
+                found,
+                expected,
+                rtol=tolerance,
+                atol=tolerance * size,
+                msg=lambda m, name=name: f"{name}: {m}",
             )

@@ -1,4 +1,6 @@
-"""Who notices a leak: the checks of the audit, and an invariant or two of the suite, from cheap to dear."""
+"""Who notices a leak: the checks of the audit, and an invariant or two of the suite, from cheap to
+dear.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,33 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.audit.audit import check_batch_sizes, check_charges, check_checkpoints, check_contributions
+from dpkfc.audit.audit import (
+    check_batch_sizes,
+    check_charges,
+    check_checkpoints,
+    check_contributions,
+)
 from dpkfc.audit.canaries import Canaries
-from dpkfc.audit.harness import Finding, Subject, check_accounting, open_session, script_plan, select_failed
+from dpkfc.audit.harness import (
+    Finding,
+    Subject,
+    check_accounting,
+    open_session,
+    script_plan,
+    select_failed,
+)
 from dpkfc.audit.neighbors import distinguish_neighbors, replay
 from dpkfc.audit.statistics import check_low_bits, check_noise, check_run_noise, check_sampler
 from tests.audit.sizes import size
 
 Detector = Callable[[Subject, Canaries], list[Finding]]
-FAULTS = ("TypeError", "AttributeError", "KeyError", "NameError", "IndexError")  # of a patch, not of a detector
+FAULTS = (
+    "TypeError",
+    "AttributeError",
+    "KeyError",
+    "NameError",
+    "IndexError",
+)  # of a patch, not of a detector
 
 
 def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
@@ -28,7 +48,12 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as m:
         path = Path(folder) / "ledger.jsonl"
         session, _ = open_session(
-            subject, plan, some.dataset(subject), units=some.units(subject), ledger_path=path, verify=False
+            subject,
+            plan,
+            some.dataset(subject),
+            units=some.units(subject),
+            ledger_path=path,
+            verify=False,
         )
         sync, normal = os.fsync, session._pipeline.noise.normal
 
@@ -37,17 +62,24 @@ def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
             sync(descriptor)
 
         m.setattr(os, "fsync", fsync)
-        m.setattr(session._pipeline.noise, "normal", lambda *args: (events.append("noise"), normal(*args))[1])
+        m.setattr(
+            session._pipeline.noise,
+            "normal",
+            lambda *args: (events.append("noise"), normal(*args))[1],
+        )
         with session:
             for batch in session.batches():
                 session.step(batch, some.loss(subject))
     order = [event for event in events if event]
     return [
         Finding(
-            check="sync", measured=", ".join(order), bound="sync, noise at every step",
-            passed=order == ["sync", "noise"] * 3, detail="of the ledger's file",
+            check="sync",
+            measured=", ".join(order),
+            bound="sync, noise at every step",
+            passed=order == ["sync", "noise"] * 3,
+            detail="of the ledger's file",
         )
-    ]  # fmt: skip
+    ]
 
 
 DETECTORS: dict[str, Detector] = {
@@ -61,8 +93,12 @@ DETECTORS: dict[str, Detector] = {
     "low bits": lambda subject, _: [check_low_bits(subject)],
     "noise law": lambda subject, _: check_noise(subject, steps=size(64, 80)),
     "shares": lambda subject, canaries: [check_contributions(subject, canaries)],
-    "replay": lambda subject, canaries: replay(subject, canaries, sizes=(0, 2), until_failed=True).findings(),
-    "two worlds": lambda subject, canaries: [distinguish_neighbors(subject, canaries, runs=200, alpha=1e-9).finding()],
+    "replay": lambda subject, canaries: replay(
+        subject, canaries, sizes=(0, 2), until_failed=True
+    ).findings(),
+    "two worlds": lambda subject, canaries: [
+        distinguish_neighbors(subject, canaries, runs=200, alpha=1e-9).finding()
+    ],
 }
 
 # Of steps without a leak: fewer releases and sizes, which cost power and not a false alarm.
@@ -73,9 +109,13 @@ SMALL: dict[str, Detector] = {
 
 
 def caught(
-    detector: str, subject: Subject, canaries: Canaries, detectors: Mapping[str, Detector] = DETECTORS
+    detector: str,
+    subject: Subject,
+    canaries: Canaries,
+    detectors: Mapping[str, Detector] = DETECTORS,
 ) -> list[Finding]:
-    """What a detector finds wrong; a step that it cannot run at all is refused, which is noticed too.
+    """What a detector finds wrong; a step that it cannot run at all is refused, which is noticed
+    too.
 
     Raises:
         Exception: of a kind that a faulty patch raises.

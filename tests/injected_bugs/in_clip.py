@@ -48,7 +48,9 @@ def norms_of(change: Callable[[Any, Any, Any], Tensor]) -> Patch:
 
     def patch(m: pytest.MonkeyPatch) -> None:
         def make(real: Any) -> Any:
-            return lambda block, metric, *more: replace(real(block, metric, *more), norms=change(block, metric, real))
+            return lambda block, metric, *more: replace(
+                real(block, metric, *more), norms=change(block, metric, real)
+            )
 
         swapped(m, accumulate, "per_example_norms", make)
 
@@ -60,7 +62,9 @@ def unwhitened(block: Any, metric: Any, real: Any) -> Tensor:
 
 
 def without_bias(block: Any, metric: Any, real: Any) -> Tensor:
-    return real(replace(block, homogeneous=False) if isinstance(block, Outer) else block, metric).norms
+    return real(
+        replace(block, homogeneous=False) if isinstance(block, Outer) else block, metric
+    ).norms
 
 
 def without(kind: type) -> Callable[[Any, Any, Any], Tensor]:
@@ -75,7 +79,9 @@ def by_parts(block: Any, metric: Any, real: Any) -> Tensor:
     """As if the two uses of a tied weight were two parameters."""
     if not isinstance(block, Tied):
         return real(block, metric).norms
-    return torch.hypot(real(block.lookup, metric).norms.double(), real(block.outer, metric).norms.double())
+    return torch.hypot(
+        real(block.lookup, metric).norms.double(), real(block.outer, metric).norms.double()
+    )
 
 
 def in_half_precision(block: Any, metric: Any, real: Any) -> Tensor:
@@ -88,9 +94,14 @@ def points_apart(m: pytest.MonkeyPatch) -> None:
     def make(real: Any) -> Any:
         def clipped_sum(*args: Any, micro_batches: Any, points: Any, **options: Any) -> Any:
             parts = list(micro_batches)
-            found = [real(*args, micro_batches=parts, points=[replace(x, weight=1.0)], **options) for x in points]
+            found = [
+                real(*args, micro_batches=parts, points=[replace(x, weight=1.0)], **options)
+                for x in points
+            ]
             weighted = [(x.weight, sums) for x, (sums, _) in zip(points, found, strict=True)]
-            return {name: sum(c * sums[name] for c, sums in weighted) for name in weighted[0][1]}, found[0][1]
+            return {
+                name: sum(c * sums[name] for c, sums in weighted) for name in weighted[0][1]
+            }, found[0][1]
 
         return clipped_sum
 
@@ -101,50 +112,78 @@ def layout_of(change: Callable[..., list[Part]]) -> Patch:
     return lambda m: swapped(m, session, "layout", lambda real: lambda *args: change(real, *args))
 
 
-def views_apart(real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int) -> list[Part]:
+def views_apart(
+    real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
+) -> list[Part]:
     return real(np.repeat(rows, views), bound, multiple, reduction, 1)
 
 
-def records_apart(real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int) -> list[Part]:
+def records_apart(
+    real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
+) -> list[Part]:
     return real(rows[rows >= 0], bound, multiple, reduction, views)
 
 
-def padding_counts(real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int) -> list[Part]:
+def padding_counts(
+    real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
+) -> list[Part]:
     """The rows that fill a micro-batch up, copies of its first one, are examples like all others."""
-    return [Part(part.records, None, len(part.records)) for part in real(rows, bound, multiple, reduction, views)]
+    return [
+        Part(part.records, None, len(part.records))
+        for part in real(rows, bound, multiple, reduction, views)
+    ]
 
 
 def of_micro_batches(m: pytest.MonkeyPatch) -> None:
     """What is accumulated is clipped, not what an example adds to it."""
     swapped(
-        m, ClippedSummer, "add",
-        lambda real: lambda self, calls, batch_size, groups=None: real(self, calls, batch_size, Groups(1, batch_size)),
-    )  # fmt: skip
+        m,
+        ClippedSummer,
+        "add",
+        lambda real: (
+            lambda self, calls, batch_size, groups=None: real(
+                self, calls, batch_size, Groups(1, batch_size)
+            )
+        ),
+    )
 
 
 def by_the_median(m: pytest.MonkeyPatch) -> None:
     """Adaptive clipping without noise: C is the median norm of the micro-batch."""
     swapped(
-        m, accumulate, "clip_factors",
-        lambda real: lambda found, c, *rest: real(found, max(1e-9, float(found.nanmedian())) if len(found) else c, *rest),
-    )  # fmt: skip
+        m,
+        accumulate,
+        "clip_factors",
+        lambda real: (
+            lambda found, c, *rest: real(
+                found, max(1e-9, float(found.nanmedian())) if len(found) else c, *rest
+            )
+        ),
+    )
 
 
 def c_for_every_layer(m: pytest.MonkeyPatch) -> None:
     m.setattr(
-        ClippedSummer, "_factors",
-        lambda self, own, found: {n: clipping.clip_factors(x, C) * torch.isfinite(found) for n, x in own.items()},
-    )  # fmt: skip
+        ClippedSummer,
+        "_factors",
+        lambda self, own, found: {
+            n: clipping.clip_factors(x, C) * torch.isfinite(found) for n, x in own.items()
+        },
+    )
 
 
 def residual_unclipped(m: pytest.MonkeyPatch) -> None:
     swapped(
-        m, subspace, "clip_factors",
-        lambda real: lambda found, c: real(found, c) if c == 0.5 else torch.isfinite(found).to(found),
-    )  # fmt: skip
+        m,
+        subspace,
+        "clip_factors",
+        lambda real: (
+            lambda found, c: real(found, c) if c == 0.5 else torch.isfinite(found).to(found)
+        ),
+    )
 
 
-# -- bounds that others move, as they were before they were reviewed ---------------------------------------------------------
+# -- bounds that others move, as they were before they were reviewed -------------------------------
 
 
 def padded_slack(m: pytest.MonkeyPatch) -> None:
@@ -153,7 +192,9 @@ def padded_slack(m: pytest.MonkeyPatch) -> None:
     def norms_of(block: Outer, reread: Any = None) -> Tensor:
         square, lengths, _ = gram._gram_squares(block, reread or InputCache())
         terms = block.a.shape[1] + block.d_in + block.b.shape[2]
-        return (square.clamp(min=0) + terms * gram.roundoff(block.a) * lengths.square() + 0 * square).sqrt()
+        return (
+            square.clamp(min=0) + terms * gram.roundoff(block.a) * lengths.square() + 0 * square
+        ).sqrt()
 
     m.setattr(norms, "gram_norms", norms_of)
 
@@ -188,13 +229,22 @@ def denormal_factors(m: pytest.MonkeyPatch) -> None:
 
 
 def not_neutralised(m: pytest.MonkeyPatch) -> None:
-    """An example that is not finite is multiplied by 0, which leaves NaN; what is NaN in the release is set to 0."""
-    swapped(m, accumulate, "weighted_sum", lambda real: lambda block, factors, broken=None: real(block, factors))
+    """An example that is not finite is multiplied by 0, which leaves NaN; what is NaN in the
+    release is set to 0.
+    """
+    swapped(
+        m,
+        accumulate,
+        "weighted_sum",
+        lambda real: lambda block, factors, broken=None: real(block, factors),
+    )
     m.setattr(mechanism, "_check_finite", lambda tensors: None)
     swapped(
-        m, mechanism, "gaussian_release",
+        m,
+        mechanism,
+        "gaussian_release",
         lambda real: lambda *args: {name: x.nan_to_num(0, 0, 0) for name, x in real(*args).items()},
-    )  # fmt: skip
+    )
 
 
 def late_rows_unclipped(m: pytest.MonkeyPatch) -> None:
@@ -214,41 +264,126 @@ def late_rows_unclipped(m: pytest.MonkeyPatch) -> None:
 REPLAY, SHARES = ("replay",), ("shares", "replay")
 LEAKS = [
     Leak(name="clip after noise", subject="DP-SGD", patch=after_noise, by=REPLAY),
-    Leak(name="norm before whitening", subject="DP-KFC", patch=norms_of(unwhitened), by=REPLAY, canaries=("stretched",)),
-    Leak(name="norm before whitening (DP-NGD)", subject="DP-NGD", patch=norms_of(unwhitened), by=REPLAY),
-    Leak(name="biases left out of the norm", subject="DP-SGD", patch=norms_of(without_bias), by=REPLAY),
-    Leak(name="norm gains left out of the norm", subject="DP-SGD", patch=norms_of(without(PerExample)), by=REPLAY),
-    Leak(name="embedding left out of the norm", subject="texts", patch=norms_of(without(Lookup)), by=REPLAY),
-    Leak(name="recurrent weights left out of the norm", subject="LSTM", patch=norms_of(without(PerExample)), by=REPLAY),
-    Leak(name="tied weights clipped by parts", subject="tied texts", patch=norms_of(by_parts), by=REPLAY),
-    Leak(name="norms rounded to half precision", subject="DP-SGD", patch=norms_of(in_half_precision), by=REPLAY),
+    Leak(
+        name="norm before whitening",
+        subject="DP-KFC",
+        patch=norms_of(unwhitened),
+        by=REPLAY,
+        canaries=("stretched",),
+    ),
+    Leak(
+        name="norm before whitening (DP-NGD)",
+        subject="DP-NGD",
+        patch=norms_of(unwhitened),
+        by=REPLAY,
+    ),
+    Leak(
+        name="biases left out of the norm",
+        subject="DP-SGD",
+        patch=norms_of(without_bias),
+        by=REPLAY,
+    ),
+    Leak(
+        name="norm gains left out of the norm",
+        subject="DP-SGD",
+        patch=norms_of(without(PerExample)),
+        by=REPLAY,
+    ),
+    Leak(
+        name="embedding left out of the norm",
+        subject="texts",
+        patch=norms_of(without(Lookup)),
+        by=REPLAY,
+    ),
+    Leak(
+        name="recurrent weights left out of the norm",
+        subject="LSTM",
+        patch=norms_of(without(PerExample)),
+        by=REPLAY,
+    ),
+    Leak(
+        name="tied weights clipped by parts",
+        subject="tied texts",
+        patch=norms_of(by_parts),
+        by=REPLAY,
+    ),
+    Leak(
+        name="norms rounded to half precision",
+        subject="DP-SGD",
+        patch=norms_of(in_half_precision),
+        by=REPLAY,
+    ),
     Leak(name="DiSK's two points clipped apart", subject="DiSK", patch=points_apart, by=REPLAY),
-    Leak(name="augmented views clipped apart", subject="views", patch=layout_of(views_apart), by=REPLAY),
-    Leak(name="records of a unit clipped apart", subject="patients", patch=layout_of(records_apart), by=REPLAY),
-    Leak(name="padding counted as examples", subject="padded micro-batches", patch=layout_of(padding_counts), by=REPLAY),
-    Leak(name="rows beyond the 127th not clipped", subject="DP-SGD", patch=late_rows_unclipped, by=("batch sizes",)),
+    Leak(
+        name="augmented views clipped apart",
+        subject="views",
+        patch=layout_of(views_apart),
+        by=REPLAY,
+    ),
+    Leak(
+        name="records of a unit clipped apart",
+        subject="patients",
+        patch=layout_of(records_apart),
+        by=REPLAY,
+    ),
+    Leak(
+        name="padding counted as examples",
+        subject="padded micro-batches",
+        patch=layout_of(padding_counts),
+        by=REPLAY,
+    ),
+    Leak(
+        name="rows beyond the 127th not clipped",
+        subject="DP-SGD",
+        patch=late_rows_unclipped,
+        by=("batch sizes",),
+    ),
     Leak(name="clip of the micro-batch", subject="DP-SGD", patch=of_micro_batches, by=REPLAY),
-    Leak(name="clip at the median norm of the batch", subject="DP-SGD", patch=by_the_median, by=REPLAY),
-    Leak(name="every layer clipped to C", subject="per-layer clipping", patch=c_for_every_layer, by=REPLAY),
+    Leak(
+        name="clip at the median norm of the batch",
+        subject="DP-SGD",
+        patch=by_the_median,
+        by=REPLAY,
+    ),
+    Leak(
+        name="every layer clipped to C",
+        subject="per-layer clipping",
+        patch=c_for_every_layer,
+        by=REPLAY,
+    ),
     Leak(name="GEP's residual not clipped", subject="GEP", patch=residual_unclipped, by=REPLAY),
     Leak(
-        name="slack that follows the longest of a micro-batch", subject="cancelling sequences", patch=padded_slack,
+        name="slack that follows the longest of a micro-batch",
+        subject="cancelling sequences",
+        patch=padded_slack,
         by=SHARES,
     ),
     Leak(
-        name="an overflow switches everybody's precision", subject="long vectors", patch=switched_precision, by=SHARES,
+        name="an overflow switches everybody's precision",
+        subject="long vectors",
+        patch=switched_precision,
+        by=SHARES,
         canaries=("input × 1e20",),
     ),
     Leak(
-        name="a norm of cancelling positions that rounds to nothing", subject="long texts", patch=no_slack, by=REPLAY,
+        name="a norm of cancelling positions that rounds to nothing",
+        subject="long texts",
+        patch=no_slack,
+        by=REPLAY,
         canaries=("cancel",),
     ),
     Leak(
-        name="a clip factor rounded up from a denormal number", subject="DP-SGD in float32", patch=denormal_factors, by=REPLAY,
+        name="a clip factor rounded up from a denormal number",
+        subject="DP-SGD in float32",
+        patch=denormal_factors,
+        by=REPLAY,
         canaries=("2^149",),
     ),
     Leak(
-        name="an example that is not finite takes the noise away", subject="DP-SGD", patch=not_neutralised, by=REPLAY,
+        name="an example that is not finite takes the noise away",
+        subject="DP-SGD",
+        patch=not_neutralised,
+        by=REPLAY,
         canaries=("NaN", "infinite", *COMMON),
     ),
-]  # fmt: skip
+]

@@ -1,4 +1,6 @@
-"""Leaks around the sum: private data in the metric, in what is handed over, in which batches are used and what is charged."""
+"""Leaks around the sum: private data in the metric, in what is handed over, in which batches are
+used and what is charged.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from dpkfc.session import Session
 from dpkfc.tracking import BatchAxis, Tracker
 from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped
 
-# -- the metric --------------------------------------------------------------------------------------------------------
+# -- the metric ------------------------------------------------------------------------------------
 
 
 def private_probe(m: pytest.MonkeyPatch) -> None:
@@ -50,21 +52,31 @@ def private_probe_size(m: pytest.MonkeyPatch) -> None:
     """As many public examples as private ones were drawn."""
     seen = noting_batches(m)
     swapped(
-        m, KFAC, "probe_spec",
-        lambda real: lambda self, step, **more: replace(real(self, step, **more), size=max(1, len(seen[0][1].indices))),
-    )  # fmt: skip
+        m,
+        KFAC,
+        "probe_spec",
+        lambda real: (
+            lambda self, step, **more: replace(
+                real(self, step, **more), size=max(1, len(seen[0][1].indices))
+            )
+        ),
+    )
 
 
 def observes_sums(m: pytest.MonkeyPatch) -> None:
     """Second moments are taken of the clipped sums, before their noise."""
     seen = noting_sums(m)
     swapped(
-        m, PreconditionerManager, "observe",
-        lambda real: lambda self, released: real(self, replace(released, gradients=dict(seen[0][0]))),
-    )  # fmt: skip
+        m,
+        PreconditionerManager,
+        "observe",
+        lambda real: (
+            lambda self, released: real(self, replace(released, gradients=dict(seen[0][0])))
+        ),
+    )
 
 
-# -- what is handed over -----------------------------------------------------------------------------------------------
+# -- what is handed over ---------------------------------------------------------------------------
 
 
 def uncovered(m: pytest.MonkeyPatch) -> None:
@@ -74,7 +86,10 @@ def uncovered(m: pytest.MonkeyPatch) -> None:
     def finding(real: Any) -> Any:
         def found(model: nn.Module) -> Any:
             layers = real(model)
-            return [replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x for x in layers]
+            return [
+                replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x
+                for x in layers
+            ]
 
         return found
 
@@ -113,7 +128,13 @@ def private_step_length(m: pytest.MonkeyPatch) -> None:
         def apply(self: Session, released: Any) -> None:
             found = seen[0][1]
             length = float(found.nanmedian()) if len(found) else 1.0
-            real(self, replace(released, gradients={n: x / max(length, 1e-6) for n, x in released.gradients.items()}))
+            real(
+                self,
+                replace(
+                    released,
+                    gradients={n: x / max(length, 1e-6) for n, x in released.gradients.items()},
+                ),
+            )
 
         return apply
 
@@ -138,7 +159,12 @@ def gradient_left(m: pytest.MonkeyPatch) -> None:
 
 def sums_in_checkpoints(m: pytest.MonkeyPatch) -> None:
     seen = noting_sums(m)
-    swapped(m, Session, "save", lambda real: lambda self, folder, extra=None: real(self, folder, dict(seen[0][0])))
+    swapped(
+        m,
+        Session,
+        "save",
+        lambda real: lambda self, folder, extra=None: real(self, folder, dict(seen[0][0])),
+    )
 
 
 def writes_allowed(m: pytest.MonkeyPatch) -> None:
@@ -147,11 +173,13 @@ def writes_allowed(m: pytest.MonkeyPatch) -> None:
 
 
 def claim_batch_axis(m: pytest.MonkeyPatch) -> None:
-    """What is computed from examples is taken to have one row an example in front, whatever the operation did."""
+    """What is computed from examples is taken to have one row an example in front, whatever the
+    operation did.
+    """
     m.setattr(Tracker, "_apply", lambda *_: BatchAxis(0))
 
 
-# -- which batches are used --------------------------------------------------------------------------------------------
+# -- which batches are used ------------------------------------------------------------------------
 
 
 def skipping(broken: bool) -> Any:
@@ -198,7 +226,10 @@ def epochs(m: pytest.MonkeyPatch) -> None:
 def drawn(change: Any) -> Any:
     """Batches changed by change(real, self, step, generator)."""
     return lambda m: swapped(
-        m, Poisson, "indices", lambda real: lambda self, step, generator: change(real, self, step, generator)
+        m,
+        Poisson,
+        "indices",
+        lambda real: lambda self, step, generator: change(real, self, step, generator),
     )
 
 
@@ -213,15 +244,21 @@ def cut_off(real: Any, self: Poisson, step: int, generator: np.random.Generator)
 
 
 def from_a_seed(m: pytest.MonkeyPatch) -> None:
-    m.setattr(SamplingStream, "generator", lambda self, step, steps_per_draw=1: np.random.default_rng(step))
+    m.setattr(
+        SamplingStream,
+        "generator",
+        lambda self, step, steps_per_draw=1: np.random.default_rng(step),
+    )
 
 
-# -- what is charged, and for how much ---------------------------------------------------------------------------------
+# -- what is charged, and for how much -------------------------------------------------------------
 
 
 def every_second(m: pytest.MonkeyPatch) -> None:
     def make(real: Any) -> Any:
-        return lambda self, step, *args: real(self, step, *args) if step % 2 == 0 else self.count + 1
+        return lambda self, step, *args: (
+            real(self, step, *args) if step % 2 == 0 else self.count + 1
+        )
 
     swapped(m, Ledger, "charge", make)
 
@@ -249,9 +286,15 @@ def with_the_update(m: pytest.MonkeyPatch) -> None:
         return apply
 
     swapped(
-        m, private_step, "release",
-        lambda real: lambda clipped, plan, noise, book, step: real(clipped, plan, noise, Ledger.in_memory(plan.hash), step),
-    )  # fmt: skip
+        m,
+        private_step,
+        "release",
+        lambda real: (
+            lambda clipped, plan, noise, book, step: real(
+                clipped, plan, noise, Ledger.in_memory(plan.hash), step
+            )
+        ),
+    )
     swapped(m, Session, "_apply", make)
 
 
@@ -263,7 +306,9 @@ def with_the_checkpoint(m: pytest.MonkeyPatch) -> None:
         def save(*args: Any) -> None:
             while late:
                 book, line = late.pop(0)
-                if book._descriptor is not None:  # a run that ended without a checkpoint has lost its own
+                if (
+                    book._descriptor is not None
+                ):  # a run that ended without a checkpoint has lost its own
                     append(book, line)
             real(*args)
 
@@ -298,38 +343,93 @@ def as_two_releases(m: pytest.MonkeyPatch) -> None:
 
 def half_the_rate(m: pytest.MonkeyPatch) -> None:
     swapped(
-        m, Poisson, "event",
-        lambda real: lambda self, noise_multiplier: real(replace(self, sample_rate=self.sample_rate / 2), noise_multiplier),
-    )  # fmt: skip
+        m,
+        Poisson,
+        "event",
+        lambda real: (
+            lambda self, noise_multiplier: real(
+                replace(self, sample_rate=self.sample_rate / 2), noise_multiplier
+            )
+        ),
+    )
 
 
 def as_poisson(m: pytest.MonkeyPatch) -> None:
     """Batches of one size under the event, the neighbours and the sensitivity of a Poisson sampler."""
     own = Poisson.event
-    m.setattr(FixedSize, "event", lambda self, z: own(Poisson(self.batch_size / self.dataset_size, self.dataset_size), z))
+    m.setattr(
+        FixedSize,
+        "event",
+        lambda self, z: own(Poisson(self.batch_size / self.dataset_size, self.dataset_size), z),
+    )
     m.setattr(FixedSize, "neighbouring_relation", "add_or_remove_one")
 
 
 def of_half_the_steps(m: pytest.MonkeyPatch) -> None:
-    swapped(m, Plan, "epsilon", lambda real: lambda self, steps=None: real(self, (self.steps if steps is None else steps) // 2))
+    swapped(
+        m,
+        Plan,
+        "epsilon",
+        lambda real: (
+            lambda self, steps=None: real(self, (self.steps if steps is None else steps) // 2)
+        ),
+    )
 
 
 REPLAY, SAMPLER, CHARGES, ACCOUNTING = ("replay",), ("sampler",), ("charges",), ("accounting",)
 LEAKS = [
-    Leak(name="metric built from the private batch", subject="DP-KFC", patch=private_probe, by=REPLAY),
-    Leak(name="a probe whose size follows the private batch", subject="DP-KFC", patch=private_probe_size, by=REPLAY),
-    Leak(name="a metric from past sums before their noise", subject="DP²", patch=observes_sums, by=REPLAY),
-    Leak(name="plain gradient of an uncovered parameter stepped", subject="DP-SGD", patch=uncovered, by=REPLAY),
-    Leak(name="a step length that follows the private norms", subject="DP-SGD", patch=private_step_length, by=REPLAY),
-    Leak(name="a private gradient left in .grad", subject="DP-SGD", patch=gradient_left, by=REPLAY),
-    Leak(name="clipped sums in the checkpoint", subject="DP-SGD", patch=sums_in_checkpoints, by=("checkpoint",)),
     Leak(
-        name="a forward pass that writes statistics into a parameter", subject="writing model", patch=writes_allowed,
-        by=REPLAY, controlled=False,
+        name="metric built from the private batch", subject="DP-KFC", patch=private_probe, by=REPLAY
     ),
-    Leak(name="a module that mixes the examples of a batch", subject="mixing model", patch=claim_batch_axis, by=REPLAY),
     Leak(
-        name="an augmentation that mixes examples", subject="mixup", patch=claim_batch_axis, by=("shares", "replay"),
+        name="a probe whose size follows the private batch",
+        subject="DP-KFC",
+        patch=private_probe_size,
+        by=REPLAY,
+    ),
+    Leak(
+        name="a metric from past sums before their noise",
+        subject="DP²",
+        patch=observes_sums,
+        by=REPLAY,
+    ),
+    Leak(
+        name="plain gradient of an uncovered parameter stepped",
+        subject="DP-SGD",
+        patch=uncovered,
+        by=REPLAY,
+    ),
+    Leak(
+        name="a step length that follows the private norms",
+        subject="DP-SGD",
+        patch=private_step_length,
+        by=REPLAY,
+    ),
+    Leak(name="a private gradient left in .grad", subject="DP-SGD", patch=gradient_left, by=REPLAY),
+    Leak(
+        name="clipped sums in the checkpoint",
+        subject="DP-SGD",
+        patch=sums_in_checkpoints,
+        by=("checkpoint",),
+    ),
+    Leak(
+        name="a forward pass that writes statistics into a parameter",
+        subject="writing model",
+        patch=writes_allowed,
+        by=REPLAY,
+        controlled=False,
+    ),
+    Leak(
+        name="a module that mixes the examples of a batch",
+        subject="mixing model",
+        patch=claim_batch_axis,
+        by=REPLAY,
+    ),
+    Leak(
+        name="an augmentation that mixes examples",
+        subject="mixup",
+        patch=claim_batch_axis,
+        by=("shares", "replay"),
     ),
     *(
         Leak(name=name, subject=name, patch=claim_batch_axis, by=(detector,))
@@ -342,16 +442,45 @@ LEAKS = [
     Leak(name="an empty batch skipped", subject="DP-SGD", patch=skipping(False), by=REPLAY),
     Leak(name="a batch skipped that holds NaN", subject="DP-SGD", patch=skipping(True), by=REPLAY),
     Leak(name="shuffled batches accounted as Poisson", subject="DP-SGD", patch=epochs, by=SAMPLER),
-    Leak(name="empty batches drawn again", subject="small batches", patch=drawn(until_not_empty), by=SAMPLER),
+    Leak(
+        name="empty batches drawn again",
+        subject="small batches",
+        patch=drawn(until_not_empty),
+        by=SAMPLER,
+    ),
     Leak(name="large batches cut off", subject="DP-SGD", patch=drawn(cut_off), by=SAMPLER),
     Leak(name="batches drawn from a fixed seed", subject="DP-SGD", patch=from_a_seed, by=SAMPLER),
-    Leak(name="half the sampling rate accounted", subject="DP-SGD", patch=half_the_rate, by=SAMPLER),
-    Leak(name="batches of one size accounted as Poisson", subject="batches of one size", patch=as_poisson, by=SAMPLER),
+    Leak(
+        name="half the sampling rate accounted", subject="DP-SGD", patch=half_the_rate, by=SAMPLER
+    ),
+    Leak(
+        name="batches of one size accounted as Poisson",
+        subject="batches of one size",
+        patch=as_poisson,
+        by=SAMPLER,
+    ),
     Leak(name="a step not charged", subject="DP-SGD", patch=every_second, by=CHARGES),
-    Leak(name="a charge after the noise is drawn", subject="DP-SGD", patch=after_release, by=CHARGES),
-    Leak(name="a charge with the update, lost in a crash", subject="DP-SGD", patch=with_the_update, by=CHARGES),
-    Leak(name="charges that wait for a checkpoint", subject="DP-SGD", patch=with_the_checkpoint, by=CHARGES),
+    Leak(
+        name="a charge after the noise is drawn", subject="DP-SGD", patch=after_release, by=CHARGES
+    ),
+    Leak(
+        name="a charge with the update, lost in a crash",
+        subject="DP-SGD",
+        patch=with_the_update,
+        by=CHARGES,
+    ),
+    Leak(
+        name="charges that wait for a checkpoint",
+        subject="DP-SGD",
+        patch=with_the_checkpoint,
+        by=CHARGES,
+    ),
     Leak(name="a charge that is not synced", subject="DP-SGD", patch=not_synced, by=("sync",)),
     Leak(name="GEP accounted as two releases", subject="GEP", patch=as_two_releases, by=ACCOUNTING),
-    Leak(name="ε of half the steps reported", subject="DP-SGD", patch=of_half_the_steps, by=ACCOUNTING),
-]  # fmt: skip
+    Leak(
+        name="ε of half the steps reported",
+        subject="DP-SGD",
+        patch=of_half_the_steps,
+        by=ACCOUNTING,
+    ),
+]

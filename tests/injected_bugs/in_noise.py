@@ -26,9 +26,15 @@ def scaled(share: Any) -> Patch:
 
     def patch(m: pytest.MonkeyPatch) -> None:
         swapped(
-            m, mechanism, "gaussian_release",
-            lambda real: lambda x, stddev, divisor, normal: real(x, stddev * share(stddev, divisor), divisor, normal),
-        )  # fmt: skip
+            m,
+            mechanism,
+            "gaussian_release",
+            lambda real: (
+                lambda x, stddev, divisor, normal: real(
+                    x, stddev * share(stddev, divisor), divisor, normal
+                )
+            ),
+        )
 
     return patch
 
@@ -60,7 +66,12 @@ def per_micro_batch(same_seed: bool) -> Patch:
             return clipped_sum
 
         swapped(m, session, "clipped_sum", make)
-        swapped(m, mechanism, "gaussian_release", lambda real: lambda x, _, divisor, normal: real(x, 0.0, divisor, normal))
+        swapped(
+            m,
+            mechanism,
+            "gaussian_release",
+            lambda real: lambda x, _, divisor, normal: real(x, 0.0, divisor, normal),
+        )
 
     return patch
 
@@ -74,7 +85,10 @@ def sharded(m: pytest.MonkeyPatch) -> None:
             halves = names[: len(names) // 2], names[len(names) // 2 :]
             size = max(sum(tensors[n].numel() for n in half) for half in halves)
             drawn = normal(size, torch.float64)
-            shards = [real({n: tensors[n] for n in half}, stddev, divisor, lambda k, _: drawn[:k].clone()) for half in halves]
+            shards = [
+                real({n: tensors[n] for n in half}, stddev, divisor, lambda k, _: drawn[:k].clone())
+                for half in halves
+            ]
             return shards[0] | shards[1]
 
         return release
@@ -108,7 +122,9 @@ def stream(draw: Any) -> Patch:
 
 
 def use_one_key(m: pytest.MonkeyPatch) -> None:
-    """One key a stream, and a count of its draws; no draw asks the operating system for a key of its own."""
+    """One key a stream, and a count of its draws; no draw asks the operating system for a key of
+    its own.
+    """
 
     def next_draw(self: NoiseStream, size: int, step: int) -> tuple[bytes, int]:
         self._key = self._key or draw_key()
@@ -119,7 +135,9 @@ def use_one_key(m: pytest.MonkeyPatch) -> None:
 
 
 def change_draw_count(draw: Any) -> Patch:
-    """Numbers of one key a stream; draw(self, real, size, step, dtype) changes the count of its draws."""
+    """Numbers of one key a stream; draw(self, real, size, step, dtype) changes the count of its
+    draws.
+    """
 
     def patch(m: pytest.MonkeyPatch) -> None:
         use_one_key(m)
@@ -185,13 +203,19 @@ def actual_size(m: pytest.MonkeyPatch) -> None:
     seen = noting_batches(m)
 
     def make(real: Any) -> Any:
-        return lambda x, stddev, divisor, normal: real(x, stddev, max(1, len(seen[0][1].indices)), normal)
+        return lambda x, stddev, divisor, normal: real(
+            x, stddev, max(1, len(seen[0][1].indices)), normal
+        )
 
     swapped(m, mechanism, "gaussian_release", make)
 
 
 def rounded_to(dtype: torch.dtype) -> Patch:
-    return stream(lambda self, real, *args: torch.from_numpy(real(self, *args)).to(dtype).double().numpy().astype(args[2]))
+    return stream(
+        lambda self, real, *args: (
+            torch.from_numpy(real(self, *args)).to(dtype).double().numpy().astype(args[2])
+        )
+    )
 
 
 def on_a_grid(self: Any, real: Any, *args: Any) -> Any:
@@ -213,7 +237,11 @@ def weakening(self: Any, real: Any, size: int, step: int, dtype: Any) -> Any:
 
 def off_the_grid(m: pytest.MonkeyPatch) -> None:
     """The mechanism of rounded noise adds noise that is not rounded."""
-    m.setattr(mechanism, "rounded_release", lambda x, s, divisor, normal, _: mechanism.gaussian_release(x, s, divisor, normal))
+    m.setattr(
+        mechanism,
+        "rounded_release",
+        lambda x, s, divisor, normal, _: mechanism.gaussian_release(x, s, divisor, normal),
+    )
 
 
 def hiding(value: Any) -> Patch:
@@ -238,23 +266,33 @@ def hiding(value: Any) -> Patch:
 
 
 def divided(change: Any) -> Patch:
-    """Sum and noise are released by change(real, tensors, stddev, divisor, normal, number of units)."""
+    """Sum and noise are released by change(real, tensors, stddev, divisor, normal, number of
+    units).
+    """
 
     def patch(m: pytest.MonkeyPatch) -> None:
         seen = noting_batches(m)
         swapped(
-            m, mechanism, "gaussian_release",
-            lambda real: lambda *args: change(real, *args, len(seen[0][1].indices) if seen[0] else 0),
-        )  # fmt: skip
+            m,
+            mechanism,
+            "gaussian_release",
+            lambda real: (
+                lambda *args: change(real, *args, len(seen[0][1].indices) if seen[0] else 0)
+            ),
+        )
 
     return patch
 
 
-def rounded_size(real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int) -> Any:
+def rounded_size(
+    real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int
+) -> Any:
     return real(tensors, stddev, max(divisor, 4 * round(units / 4)), normal)
 
 
-def sum_by_the_size(real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int) -> Any:
+def sum_by_the_size(
+    real: Any, tensors: Any, stddev: float, divisor: float, normal: Any, units: int
+) -> Any:
     share = divisor / max(divisor, units)
     return real({name: share * x for name, x in tensors.items()}, stddev, divisor, normal)
 
@@ -265,38 +303,126 @@ def hash_of_sums(tensors: Any, _: int) -> int:
 
 NOISE, REPLAY, RUN, SIZES = ("noise law",), ("replay",), ("noise run",), ("batch sizes",)
 LEAKS = [
-    Leak(name="noise scaled as if C were 1", subject="wide", patch=scaled(lambda s, b: C), by=NOISE),
-    Leak(name="noise divided by the batch size twice", subject="DP-SGD", patch=scaled(lambda s, b: 1 / b), by=NOISE),
+    Leak(
+        name="noise scaled as if C were 1", subject="wide", patch=scaled(lambda s, b: C), by=NOISE
+    ),
+    Leak(
+        name="noise divided by the batch size twice",
+        subject="DP-SGD",
+        patch=scaled(lambda s, b: 1 / b),
+        by=NOISE,
+    ),
     Leak(name="98 % of the noise", subject="wide", patch=scaled(lambda s, b: 0.98), by=NOISE),
     Leak(name="95 % of the noise", subject="wide", patch=scaled(lambda s, b: 0.95), by=NOISE),
     Leak(name="90 % of the noise", subject="DP-SGD", patch=scaled(lambda s, b: 0.90), by=NOISE),
     Leak(
-        name="noise without the sensitivity, by a wrong plan", subject="batches of one size", patch=without_sensitivity,
+        name="noise without the sensitivity, by a wrong plan",
+        subject="batches of one size",
+        patch=without_sensitivity,
         by=("accounting", "noise law"),
     ),
-    Leak(name="replacing one example counted as adding one", subject="batches of one size", patch=replaced_with_c, by=REPLAY),
+    Leak(
+        name="replacing one example counted as adding one",
+        subject="batches of one size",
+        patch=replaced_with_c,
+        by=REPLAY,
+    ),
     Leak(name="noise per micro-batch", subject="DP-SGD", patch=per_micro_batch(False), by=NOISE),
-    Leak(name="noise per micro-batch from the same seed", subject="DP-SGD", patch=per_micro_batch(True), by=NOISE),
+    Leak(
+        name="noise per micro-batch from the same seed",
+        subject="DP-SGD",
+        patch=per_micro_batch(True),
+        by=NOISE,
+    ),
     Leak(name="shards draw noise from the same seed", subject="DP-SGD", patch=sharded, by=NOISE),
     Leak(name="one bias without noise", subject="DP-SGD", patch=without_one, by=NOISE),
-    Leak(name="noise from torch's seeded generator", subject="DP-SGD", patch=stream(from_torch), by=NOISE),
-    Leak(name="the same noise at every step", subject="DP-SGD", patch=change_draw_count(the_same), by=NOISE),
-    Leak(name="Laplace noise accounted as Gaussian", subject="wide", patch=stream(laplace), by=NOISE),
-    Leak(name="noise stream repeated after a resume", subject="wide", patch=repeated_after_resume, by=NOISE),
     Leak(
-        name="noise in parameter coordinates", subject="DP-KFC", patch=in_parameter_coordinates, by=REPLAY,
+        name="noise from torch's seeded generator",
+        subject="DP-SGD",
+        patch=stream(from_torch),
+        by=NOISE,
+    ),
+    Leak(
+        name="the same noise at every step",
+        subject="DP-SGD",
+        patch=change_draw_count(the_same),
+        by=NOISE,
+    ),
+    Leak(
+        name="Laplace noise accounted as Gaussian", subject="wide", patch=stream(laplace), by=NOISE
+    ),
+    Leak(
+        name="noise stream repeated after a resume",
+        subject="wide",
+        patch=repeated_after_resume,
+        by=NOISE,
+    ),
+    Leak(
+        name="noise in parameter coordinates",
+        subject="DP-KFC",
+        patch=in_parameter_coordinates,
+        by=REPLAY,
         canaries=("stretched",),
     ),
-    Leak(name="noise rounded to bfloat16", subject="DP-SGD", patch=rounded_to(torch.bfloat16), by=RUN),
-    Leak(name="noise rounded to float16", subject="DP-SGD in float32", patch=rounded_to(torch.float16), by=RUN),
-    Leak(name="noise on a grid of 2^-18 standard deviations", subject="DP-SGD in float32", patch=stream(on_a_grid), by=RUN),
-    Leak(name="rounded noise that is not rounded", subject="rounded noise", patch=off_the_grid, by=RUN),
-    Leak(name="tails cut off at 3.5 standard deviations", subject="DP-SGD", patch=stream(cut_off), by=RUN),
-    Leak(name="noise that repeats after 100 draws", subject="DP-SGD", patch=change_draw_count(repeating), by=RUN),
-    Leak(name="noise that weakens from step 70 on", subject="DP-SGD", patch=stream(weakening), by=RUN),
-    Leak(name="batch size in the low bits of the release", subject="DP-SGD", patch=hiding(lambda _, n: n), by=SIZES),
-    Leak(name="a hash of the sum in the low bits", subject="DP-SGD", patch=hiding(hash_of_sums), by=("low bits",)),
-    Leak(name="division by a rounded realised batch size", subject="DP-SGD", patch=divided(rounded_size), by=SIZES),
-    Leak(name="a sum divided by the realised batch size", subject="DP-SGD", patch=divided(sum_by_the_size), by=SIZES),
+    Leak(
+        name="noise rounded to bfloat16", subject="DP-SGD", patch=rounded_to(torch.bfloat16), by=RUN
+    ),
+    Leak(
+        name="noise rounded to float16",
+        subject="DP-SGD in float32",
+        patch=rounded_to(torch.float16),
+        by=RUN,
+    ),
+    Leak(
+        name="noise on a grid of 2^-18 standard deviations",
+        subject="DP-SGD in float32",
+        patch=stream(on_a_grid),
+        by=RUN,
+    ),
+    Leak(
+        name="rounded noise that is not rounded",
+        subject="rounded noise",
+        patch=off_the_grid,
+        by=RUN,
+    ),
+    Leak(
+        name="tails cut off at 3.5 standard deviations",
+        subject="DP-SGD",
+        patch=stream(cut_off),
+        by=RUN,
+    ),
+    Leak(
+        name="noise that repeats after 100 draws",
+        subject="DP-SGD",
+        patch=change_draw_count(repeating),
+        by=RUN,
+    ),
+    Leak(
+        name="noise that weakens from step 70 on", subject="DP-SGD", patch=stream(weakening), by=RUN
+    ),
+    Leak(
+        name="batch size in the low bits of the release",
+        subject="DP-SGD",
+        patch=hiding(lambda _, n: n),
+        by=SIZES,
+    ),
+    Leak(
+        name="a hash of the sum in the low bits",
+        subject="DP-SGD",
+        patch=hiding(hash_of_sums),
+        by=("low bits",),
+    ),
+    Leak(
+        name="division by a rounded realised batch size",
+        subject="DP-SGD",
+        patch=divided(rounded_size),
+        by=SIZES,
+    ),
+    Leak(
+        name="a sum divided by the realised batch size",
+        subject="DP-SGD",
+        patch=divided(sum_by_the_size),
+        by=SIZES,
+    ),
     Leak(name="division by the actual batch size", subject="DP-SGD", patch=actual_size, by=REPLAY),
-]  # fmt: skip
+]

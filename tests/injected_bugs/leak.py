@@ -11,7 +11,15 @@ import pytest
 from dpkfc.session import Session
 
 Patch = Callable[[pytest.MonkeyPatch], None]
-COMMON = ("as it is", "loss × 1e4", "loss × -1e4", "loss × 1e-4", "loss NaN", "input × 1e3", "another example")
+COMMON = (
+    "as it is",
+    "loss × 1e4",
+    "loss × -1e4",
+    "loss × 1e-4",
+    "loss NaN",
+    "input × 1e3",
+    "another example",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +31,10 @@ class Leak:
         subject: name of the step it is planted in.
         patch: of the real code.
         by: detectors that must catch it, from cheap to dear.
-        canaries: what names of canaries contain that are enough to show it; all of them in the long run.
-        controlled: the subject passes every check without the patch. Not so where the real session refuses the model.
+        canaries: what names of canaries contain that are enough to show it; all of them in the long
+            run.
+        controlled: the subject passes every check without the patch. Not so where the real session
+            refuses the model.
     """
 
     name: str
@@ -56,7 +66,9 @@ def noting_batches(m: pytest.MonkeyPatch) -> list[Any]:
 
 
 def noting_sums(m: pytest.MonkeyPatch) -> list[Any]:
-    """A list whose one entry is the clipped sum and the norms of the step that runs, before the noise."""
+    """A list whose one entry is the clipped sum and the norms of the step that runs, before the
+    noise.
+    """
     seen: list[Any] = [None]
 
     def make(real: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Leaks between processes: two of them over gloo share every logical batch, as in distributed training."""
+"""Leaks between processes: two of them over gloo share every logical batch, as in distributed
+training.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,13 @@ def shared_by_none(m: pytest.MonkeyPatch) -> None:
 
 
 def noise_of_its_own(m: pytest.MonkeyPatch) -> None:
-    """Every rank adds noise of its own to the common sum: who averages their weights averages the noise away."""
+    """Every rank adds noise of its own to the common sum: who averages their weights averages the
+    noise away.
+    """
     m.setattr(
-        Session, "_release", lambda self, x: release(x, self.plan, self._pipeline.noise, self.ledger, self._step)
+        Session,
+        "_release",
+        lambda self, x: release(x, self.plan, self._pipeline.noise, self.ledger, self._step),
     )
 
 
@@ -48,12 +54,18 @@ def one_seed(m: pytest.MonkeyPatch) -> None:
             noise = NoiseStream.repeatable(0)
             parts = enumerate(tensors.items())
             own = {n: noise.normal(x.numel(), k, "float64").reshape(x.shape) for k, (n, x) in parts}
-            return real(self, {n: x + C * RANKS**-0.5 * torch.from_numpy(own[n]) for n, x in tensors.items()})
+            return real(
+                self,
+                {n: x + C * RANKS**-0.5 * torch.from_numpy(own[n]) for n, x in tensors.items()},
+            )
 
         return total
 
     swapped(m, DistributedContext, "sum", make)
-    m.setattr("dpkfc.privacy.mechanism.gaussian_release", lambda x, _, divisor, __: {n: y / divisor for n, y in x.items()})
+    m.setattr(
+        "dpkfc.privacy.mechanism.gaussian_release",
+        lambda x, _, divisor, __: {n: y / divisor for n, y in x.items()},
+    )
 
 
 PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -64,7 +76,9 @@ PATCHES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-def released(subject: Subject, script: list[list[int]], seed: int | None) -> list[dict[str, torch.Tensor]]:
+def released(
+    subject: Subject, script: list[list[int]], seed: int | None
+) -> list[dict[str, torch.Tensor]]:
     """What a session on a script releases; the examples behind the last are without a loss."""
     canaries = canaries_of(SUBJECT).select("nothing else")
     plan = script_plan(subject.plan, script, subject.size + 1, seed=seed)
@@ -85,7 +99,10 @@ def _worker(rank: int, port: int, folder: str) -> None:
             patch(m)
             subject = subject_of(SUBJECT)
             zero = [[subject.size] * 4 * (k % 2) for k in range(NOISE_STEPS)]
-            found = {"noise": released(subject, zero, None), "sums": released(subject, BATCHES, SEED)}
+            found = {
+                "noise": released(subject, zero, None),
+                "sums": released(subject, BATCHES, SEED),
+            }
         torch.save(found, Path(folder) / f"{number}-{rank}.pt")
     dist.destroy_process_group()
 
@@ -96,7 +113,9 @@ def run(folder: Path) -> dict[str, list[Finding]]:
     alone = released(subject_of(SUBJECT), BATCHES, SEED)
     results = {}
     for number, name in enumerate(PATCHES):
-        ranks = [torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(RANKS)]
+        ranks = [
+            torch.load(folder / f"{number}-{rank}.pt", weights_only=True) for rank in range(RANKS)
+        ]
         results[name] = select_failed(list(_judged(ranks, alone)))
     return results
 
@@ -104,14 +123,30 @@ def run(folder: Path) -> dict[str, list[Finding]]:
 def _judged(ranks: list[Any], alone: list[dict[str, torch.Tensor]]) -> Any:
     plan = subject_of(SUBJECT).plan
     unit = plan.expected_batch_size / plan.sensitivity
-    apart = max(distance(*pair) for kind in ranks[0] for pair in zip(*(r[kind] for r in ranks), strict=True)) * unit
+    apart = (
+        max(
+            distance(*pair)
+            for kind in ranks[0]
+            for pair in zip(*(r[kind] for r in ranks), strict=True)
+        )
+        * unit
+    )
     yield Finding(
-        check="ranks agree", measured=f"{apart:.2g} × sensitivity", bound="equal to the bit", passed=apart == 0
+        check="ranks agree",
+        measured=f"{apart:.2g} × sensitivity",
+        bound="equal to the bit",
+        passed=apart == 0,
     )
     moved = max(distance(*pair) for pair in zip(ranks[0]["sums"], alone, strict=True)) * unit
     yield Finding(
-        check="one process and two", measured=f"{moved:.2g} × sensitivity", bound="equal", passed=moved < 1e-9
+        check="one process and two",
+        measured=f"{moved:.2g} × sensitivity",
+        bound="equal",
+        passed=moved < 1e-9,
     )
     stddev = plan.stddev / plan.expected_batch_size
-    drawn = [np.concatenate([x.double().numpy().ravel() for x in one.values()]) / stddev for one in ranks[0]["noise"]]
+    drawn = [
+        np.concatenate([x.double().numpy().ravel() for x in one.values()]) / stddev
+        for one in ranks[0]["noise"]
+    ]
     yield from judge_noise(drawn)

@@ -34,14 +34,18 @@ def private(**settings: Any) -> Any:
 
 
 def numbers(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def labels(count: int = N) -> Tensor:
     return torch.randint(0, CLASSES, (count,), generator=torch.Generator().manual_seed(2))
 
 
-def seeded(make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64) -> Callable[[], nn.Module]:
+def seeded(
+    make: Callable[[], nn.Module], dtype: torch.dtype = torch.float64
+) -> Callable[[], nn.Module]:
     """Makes the model with equal weights at every call."""
 
     def model() -> nn.Module:
@@ -57,10 +61,14 @@ def classified(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def mlp(*middle: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.LayerNorm(8), *middle, nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Linear(WIDTH, 8), nn.Tanh(), nn.LayerNorm(8), *middle, nn.Linear(8, CLASSES)
+    )
 
 
-def vectors(dtype: torch.dtype = torch.float64, model: Callable[[], nn.Module] = mlp, **settings: Any) -> Subject:
+def vectors(
+    dtype: torch.dtype = torch.float64, model: Callable[[], nn.Module] = mlp, **settings: Any
+) -> Subject:
     """A classifier of short vectors."""
     return Subject(
         plan=private(**settings),
@@ -72,7 +80,9 @@ def vectors(dtype: torch.dtype = torch.float64, model: Callable[[], nn.Module] =
 
 def public(width: int = WIDTH, count: int = 32) -> PublicData:
     scale = torch.linspace(0.1, 3, width)
-    return PublicData(numbers(count, width, seed=3, dtype=torch.float32) * scale, provenance="made up")
+    return PublicData(
+        numbers(count, width, seed=3, dtype=torch.float32) * scale, provenance="made up"
+    )
 
 
 def kfac(every: int = EVERY) -> KFAC:
@@ -94,12 +104,19 @@ class Tied(nn.Module):
 
 def next_token(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     ids = batch[0]
-    return 5 * F.cross_entropy(model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none").sum(1)
+    return 5 * F.cross_entropy(
+        model(ids[:, :-1]).transpose(1, 2), ids[:, 1:], reduction="none"
+    ).sum(1)
 
 
 def texts(tied: bool = True, **settings: Any) -> Subject:
     ids = torch.randint(0, 9, (N, 6), generator=torch.Generator().manual_seed(4))
-    return Subject(plan=private(**settings), model=seeded(lambda: Tied(tied)), dataset=(ids,), loss_fn=next_token)
+    return Subject(
+        plan=private(**settings),
+        model=seeded(lambda: Tied(tied)),
+        dataset=(ids,),
+        loss_fn=next_token,
+    )
 
 
 class Recurrent(nn.Module):
@@ -113,17 +130,29 @@ class Recurrent(nn.Module):
 
 def sequences(**settings: Any) -> Subject:
     data = (numbers(N, 4, 3), labels())
-    return Subject(plan=private(**settings), model=seeded(Recurrent), dataset=data, loss_fn=classified)
+    return Subject(
+        plan=private(**settings), model=seeded(Recurrent), dataset=data, loss_fn=classified
+    )
 
 
 def images(dtype: torch.dtype = torch.float32, augment: Any = None, **settings: Any) -> Subject:
     def net() -> nn.Module:
         return nn.Sequential(
-            nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(100, CLASSES)
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.GroupNorm(2, 4),
+            nn.Flatten(),
+            nn.Linear(100, CLASSES),
         )
 
     data = (numbers(N, 2, 5, 5, dtype=dtype), labels())
-    return Subject(plan=private(**settings), model=seeded(net, dtype), dataset=data, loss_fn=classified, augment=augment)
+    return Subject(
+        plan=private(**settings),
+        model=seeded(net, dtype),
+        dataset=data,
+        loss_fn=classified,
+        augment=augment,
+    )
 
 
 def jittered(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -135,7 +164,13 @@ def jittered(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def patients(**settings: Any) -> Subject:
     """Twenty units of one to three records."""
     units = torch.cat([torch.arange(20), torch.arange(0, 20, 2), torch.arange(0, 20, 2)])
-    settings = {"unit": "patient", "max_records_per_unit": 3, "unit_reduction": "sum", "examples": 20, **settings}
+    settings = {
+        "unit": "patient",
+        "max_records_per_unit": 3,
+        "unit_reduction": "sum",
+        "examples": 20,
+        **settings,
+    }
     return Subject(
         plan=private(**settings),
         model=seeded(mlp),
@@ -149,16 +184,23 @@ def wide(**settings: Any) -> Subject:
     """Enough numbers for noise that is 2 % short."""
 
     def net() -> nn.Module:
-        return nn.Sequential(nn.Linear(30, 60), nn.Tanh(), nn.Linear(60, 30), nn.Tanh(), nn.Linear(30, CLASSES))
+        return nn.Sequential(
+            nn.Linear(30, 60), nn.Tanh(), nn.Linear(60, 30), nn.Tanh(), nn.Linear(30, CLASSES)
+        )
 
     data = (numbers(N, 30), labels())
     return Subject(plan=private(**settings), model=seeded(net), dataset=data, loss_fn=classified)
 
 
 def cancelling() -> Subject:
-    """Sequences cut to the longest of a batch, of positions that cancel but for a small rest; the last one is longer."""
+    """Sequences cut to the longest of a batch, of positions that cancel but for a small rest; the
+    last one is longer.
+    """
     width, out, longest = 64, 48, 64
-    u, v, w = (F.normalize(numbers(k, seed=s, dtype=torch.float32), dim=0) for k, s in ((width, 5), (out, 6), (width, 7)))
+    u, v, w = (
+        F.normalize(numbers(k, seed=s, dtype=torch.float32), dim=0)
+        for k, s in ((width, 5), (out, 6), (width, 7))
+    )
     x = (42 * u).repeat(N, longest, 1)
     x[:, 0] += 0.02 * w
     lengths = torch.full((N,), 16)
@@ -249,16 +291,33 @@ class Positions(nn.Module):
 
 def positions() -> Subject:
     data = (numbers(N, 8, 40, dtype=torch.float32), labels())
-    return Subject(plan=private(), model=seeded(Positions, torch.float32), dataset=data, loss_fn=classified)
+    return Subject(
+        plan=private(), model=seeded(Positions, torch.float32), dataset=data, loss_fn=classified
+    )
 
 
 def ngd() -> Subject:
-    preconditioner = NGD(probe=public(), probe_size=PROBE, lambda_safe=0.05, lambda_base=1e-3, steps=STEPS, every=EVERY)
+    preconditioner = NGD(
+        probe=public(),
+        probe_size=PROBE,
+        lambda_safe=0.05,
+        lambda_base=1e-3,
+        steps=STEPS,
+        every=EVERY,
+    )
     return vectors(preconditioner=preconditioner, readout="natural")
 
 
 def gep() -> Subject:
-    made = GEP(probe=public(), rank=3, probe_size=PROBE, groups=1, embedding_norm=0.5, residual_norm=0.3, every=EVERY)
+    made = GEP(
+        probe=public(),
+        rank=3,
+        probe_size=PROBE,
+        groups=1,
+        embedding_norm=0.5,
+        residual_norm=0.3,
+        every=EVERY,
+    )
     return vectors(preconditioner=made, clipping="embedding_residual", max_grad_norm=1.0)
 
 
@@ -288,7 +347,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "cancelling sequences": cancelling,
     "long vectors": flat,
 }
-MIXING: dict[str, Callable[[], Subject]] = {  # refused on public rows; without that check, one example at a time
+MIXING: dict[
+    str, Callable[[], Subject]
+] = {  # refused on public rows; without that check, one example at a time
     "mixing model": lambda: vectors(model=lambda: mlp(Mixer())),
     "mixup": lambda: images(torch.float64, mixed, augmentations=2),
     "half-batch mixup": lambda: images(torch.float64, half_mixed_batch, augmentations=2),

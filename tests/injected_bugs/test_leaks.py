@@ -17,8 +17,26 @@ from tests.injected_bugs.subjects import MIXING, SUBJECTS, canaries_of, subject_
 
 Evidence = Callable[..., None]
 LEAKS = [*in_noise.LEAKS, *in_clip.LEAKS, *in_data.LEAKS]
-CONTROL = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "× 1e20", "cancel", "stretched most", "0.6 · 2^149")
-LATER = ("DP-KFC in float32", "DP²", "truncated batches", "patients", "convolutions", "texts", "small batches", "long vectors")
+CONTROL = (
+    "as it is",
+    "loss × 1e4",
+    "loss × -1e4",
+    "NaN",
+    "× 1e20",
+    "cancel",
+    "stretched most",
+    "0.6 · 2^149",
+)
+LATER = (
+    "DP-KFC in float32",
+    "DP²",
+    "truncated batches",
+    "patients",
+    "convolutions",
+    "texts",
+    "small batches",
+    "long vectors",
+)
 
 
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
@@ -29,8 +47,12 @@ def test_a_planted_leak_is_caught(leak: Leak, evidence: Evidence) -> None:
     with pytest.MonkeyPatch.context() as m:
         leak.patch(m)
         subject = subject_of(leak.subject)
-        some = canaries.select(*leak.canaries, *CONTROL) if FULL else canaries.select(*leak.canaries)
-        for detector in [*leak.by, *(d for d in DETECTORS if d not in leak.by)] if FULL else leak.by:
+        some = (
+            canaries.select(*leak.canaries, *CONTROL) if FULL else canaries.select(*leak.canaries)
+        )
+        for detector in (
+            [*leak.by, *(d for d in DETECTORS if d not in leak.by)] if FULL else leak.by
+        ):
             noticed = caught(detector, subject, some)
             by += [detector] if noticed else []
             found += noticed
@@ -39,8 +61,15 @@ def test_a_planted_leak_is_caught(leak: Leak, evidence: Evidence) -> None:
     assert set(by) & set(leak.by), f"{leak.name}: not caught by {', '.join(leak.by)}"
     seconds = round(time.perf_counter() - started, 1)
     measured = "; ".join(f"{x.check}: {x.measured}" for x in found[:3])
-    evidence("leaks", leak.name, what=(leak.patch.__doc__ or leak.name).strip(), subject=leak.subject, caught_by=by,
-             measured=measured, seconds=seconds)  # fmt: skip
+    evidence(
+        "leaks",
+        leak.name,
+        what=(leak.patch.__doc__ or leak.name).strip(),
+        subject=leak.subject,
+        caught_by=by,
+        measured=measured,
+        seconds=seconds,
+    )
 
 
 @pytest.mark.parametrize("name", SUBJECTS)
@@ -49,15 +78,23 @@ def test_a_step_without_a_leak_raises_no_alarm(name: str, evidence: Evidence) ->
         pytest.skip("in the long run")
     subject, canaries = subject_of(name), canaries_of(name)
     some = canaries if FULL else canaries.select(*CONTROL)
-    detectors = [d for d in DETECTORS if FULL or d not in ("two worlds", "sampler", "sync", "low bits")]
+    detectors = [
+        d for d in DETECTORS if FULL or d not in ("two worlds", "sampler", "sync", "low bits")
+    ]
     alarms = {d: caught(d, subject, some, DETECTORS | SMALL) for d in detectors}
     assert not any(alarms.values()), alarms
-    evidence("leaks", f"no leak: {name}", caught_by=[], checks=len(detectors), canaries=len(some.names))
+    evidence(
+        "leaks", f"no leak: {name}", caught_by=[], checks=len(detectors), canaries=len(some.names)
+    )
 
 
-@pytest.mark.parametrize("leak", [leak for leak in LEAKS if leak.subject in MIXING], ids=lambda leak: leak.name)
+@pytest.mark.parametrize(
+    "leak", [leak for leak in LEAKS if leak.subject in MIXING], ids=lambda leak: leak.name
+)
 def test_a_model_that_mixes_raises_no_alarm_where_the_proof_holds(leak: Leak) -> None:
-    """The leak is in the proof: without a patch such examples are differentiated one at a time, also unchecked ones."""
+    """The leak is in the proof: without a patch such examples are differentiated one at a time,
+    also unchecked ones.
+    """
     canaries = canaries_of(leak.subject)
     some = canaries if FULL else canaries.select("as it is", "loss × 1e4")
     alarms = {d: caught(d, subject_of(leak.subject), some, DETECTORS | SMALL) for d in leak.by}
@@ -81,4 +118,10 @@ def test_leaks_between_ranks_are_caught(tmp_path: Path, evidence: Evidence) -> N
         assert bool(found) == (name != "no leak"), (name, found)
         measured = "; ".join(f"{x.check}: {x.measured}" for x in found[:3])
         what = (ranks.PATCHES[name].__doc__ or "").strip()
-        evidence("leaks", f"{name}, two ranks", what=what, caught_by=["two ranks"] if found else [], measured=measured)
+        evidence(
+            "leaks",
+            f"{name}, two ranks",
+            what=what,
+            caught_by=["two ranks"] if found else [],
+            measured=measured,
+        )

@@ -1,4 +1,6 @@
-"""Tiny transformers models with random weights, data that a model can learn, and a plan; nothing is downloaded."""
+"""Tiny transformers models with random weights, data that a model can learn, and a plan; nothing is
+downloaded.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,18 @@ def model_of(task: str, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     if task == "causal":
         config = GPT2Config(
-            vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=16,
-            resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            n_positions=16,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
         return GPT2LMHeadModel(config)
     classes = {
         "sequence": BertForSequenceClassification,
@@ -39,9 +50,16 @@ def model_of(task: str, dropout: float = 0.0) -> nn.Module:
         "masked": BertForMaskedLM,
     }
     config = BertConfig(
-        vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=16, num_labels=3, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        num_labels=3,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )
     return classes[task](config)
 
 
@@ -78,12 +96,24 @@ def pad(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 def plan_of(noise: float = 1.0, n: int = N, **settings: Any) -> Plan:
-    chosen = {"expected_batch_size": B, "steps": 3, "max_grad_norm": 1.0, "accountant": "rdp", **settings}
+    chosen = {
+        "expected_batch_size": B,
+        "steps": 3,
+        "max_grad_norm": 1.0,
+        "accountant": "rdp",
+        **settings,
+    }
     return PrivacyConfig(**chosen).with_noise(noise, 1e-3, n)
 
 
 def arguments(folder: Path, **settings: Any) -> TrainingArguments:
-    chosen = {"learning_rate": 0.05, "report_to": [], "disable_tqdm": True, "use_cpu": True, "logging_steps": 1}
+    chosen = {
+        "learning_rate": 0.05,
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_steps": 1,
+    }
     chosen |= {"save_strategy": "no", "lr_scheduler_type": "constant", "optim": "sgd"}
     return TrainingArguments(output_dir=str(folder), **{**chosen, **settings})
 
@@ -93,7 +123,11 @@ def weights(model: nn.Module) -> torch.Tensor:
 
 
 def trainer_of(
-    folder: Path, task: str = "sequence", plan: Plan | None = None, model: Any = None, **settings: Any
+    folder: Path,
+    task: str = "sequence",
+    plan: Plan | None = None,
+    model: Any = None,
+    **settings: Any,
 ) -> PrivateTrainer:
     split = {
         "per_example_loss",
@@ -105,7 +139,12 @@ def trainer_of(
         "optimizers",
     }
     own = {name: settings.pop(name) for name in split & set(settings)}
-    chosen = {"train_dataset": examples(task), "eval_dataset": examples(task, 12, seed=1), "data_collator": pad, **own}
+    chosen = {
+        "train_dataset": examples(task),
+        "eval_dataset": examples(task, 12, seed=1),
+        "data_collator": pad,
+        **own,
+    }
     return PrivateTrainer(
         model_of(task, settings.pop("dropout", 0.0)) if model is None else model,
         arguments(folder, **settings),

@@ -23,7 +23,9 @@ N, B = 40, 8
 
 def data(n: int = N) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
-    return TensorDataset(torch.randn(n, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator))
+    return TensorDataset(
+        torch.randn(n, 6, generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    )
 
 
 class Net(PrivateModule):
@@ -31,7 +33,9 @@ class Net(PrivateModule):
         super().__init__()
         torch.manual_seed(0)
         self.lr, self.momentum = lr, momentum
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+        self.layers = nn.Sequential(
+            nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3)
+        )
         self.seen, self.grads = Heard(), 0
 
     def forward(self, x):
@@ -59,7 +63,12 @@ def plan_of(noise: float = 1.0, steps: int = 7, **settings):
 
 
 def trainer_of(folder, private: PrivateTraining | None, *others, **settings):
-    chosen = {"max_epochs": -1, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
+    chosen = {
+        "max_epochs": -1,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     chosen |= {"logger": False, "enable_checkpointing": False, "default_root_dir": folder}
     return L.Trainer(callbacks=[*([private] if private else []), *others], **{**chosen, **settings})
 
@@ -68,7 +77,9 @@ def fit(folder, module=None, plan=None, callbacks=(), dataset=None, ckpt_path=No
     """(trainer, module, callback) after a fit with a ledger in the folder."""
     module = module or Net()
     folder.mkdir(exist_ok=True)
-    private = PrivateTraining(plan or plan_of(), dataset or data(), ledger_path=folder / "ledger.jsonl")
+    private = PrivateTraining(
+        plan or plan_of(), dataset or data(), ledger_path=folder / "ledger.jsonl"
+    )
     trainer = trainer_of(folder, private, *callbacks, **settings)
     trainer.fit(module, val_dataloaders=DataLoader(data(12), 6), ckpt_path=ckpt_path)
     return trainer, module, private

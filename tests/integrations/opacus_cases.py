@@ -11,10 +11,24 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.opacus import PrivacyEngine
 
 N, B = 40, 8
-FEW_ORDERS = [1.4, 1.6, 1.8, 2.0, 2.2, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0]  # of Rényi divergences; Opacus tries 150
+FEW_ORDERS = [
+    1.4,
+    1.6,
+    1.8,
+    2.0,
+    2.2,
+    2.5,
+    3.0,
+    3.5,
+    4.0,
+    5.0,
+    6.0,
+]  # of Rényi divergences; Opacus tries 150
 
 
-def data(n: int = N, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (6,)) -> TensorDataset:
+def data(
+    n: int = N, dtype: torch.dtype = torch.float64, shape: tuple[int, ...] = (6,)
+) -> TensorDataset:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(n, *shape, generator=generator, dtype=dtype)
     return TensorDataset(x, torch.randint(0, 3, (n,), generator=generator))
@@ -64,15 +78,30 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr, momentum=0.9)
 
 
-def private(model: nn.Module | None = None, engine: PrivacyEngine | None = None, **settings: object):
+def private(
+    model: nn.Module | None = None, engine: PrivacyEngine | None = None, **settings: object
+):
     """(engine, model, optimizer, loader) with a repeatable Poisson order and, by default, no noise."""
     engine = engine or PrivacyEngine()
     model = model or mlp()
-    chosen = {"data_loader": loader(), "noise_multiplier": 0.0, "max_grad_norm": 1.0, "test_mode_seed": 3, **settings}
-    return (engine, *engine.make_private(module=model, optimizer=chosen.pop("optimizer", None) or sgd(model), **chosen))
+    chosen = {
+        "data_loader": loader(),
+        "noise_multiplier": 0.0,
+        "max_grad_norm": 1.0,
+        "test_mode_seed": 3,
+        **settings,
+    }
+    return (
+        engine,
+        *engine.make_private(
+            module=model, optimizer=chosen.pop("optimizer", None) or sgd(model), **chosen
+        ),
+    )
 
 
-def train(model, optimizer, batches, steps: int | None = None, criterion: nn.Module | None = None) -> int:
+def train(
+    model, optimizer, batches, steps: int | None = None, criterion: nn.Module | None = None
+) -> int:
     """The loop of every script; the number of optimizer steps."""
     criterion = criterion or nn.CrossEntropyLoss()
     done = 0
@@ -92,15 +121,30 @@ def weights(model: nn.Module) -> Tensor:
 
 
 def kfac(**settings: object) -> KFAC:
-    return KFAC(**{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings})
+    return KFAC(
+        **{"sides": "both", "probe": FeatureNoise(6), "probe_size": 32, "every": 2, **settings}
+    )
 
 
 def backward(model: nn.Module, batch) -> None:
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
 
 
-def with_epsilon(engine: PrivacyEngine | None = None, model: nn.Module | None = None, **settings: object):
+def with_epsilon(
+    engine: PrivacyEngine | None = None, model: nn.Module | None = None, **settings: object
+):
     """(engine, model, optimizer, loader) for two passes."""
     engine, model = engine or PrivacyEngine(accountant="rdp"), model or mlp()
-    chosen = {"data_loader": loader(), "target_epsilon": 5.0, "target_delta": 1e-3, "epochs": 2, "max_grad_norm": 1.0}
-    return (engine, *engine.make_private_with_epsilon(module=model, optimizer=sgd(model), **(chosen | settings)))
+    chosen = {
+        "data_loader": loader(),
+        "target_epsilon": 5.0,
+        "target_delta": 1e-3,
+        "epochs": 2,
+        "max_grad_norm": 1.0,
+    }
+    return (
+        engine,
+        *engine.make_private_with_epsilon(
+            module=model, optimizer=sgd(model), **(chosen | settings)
+        ),
+    )

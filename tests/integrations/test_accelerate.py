@@ -1,4 +1,6 @@
-"""A session beside an Accelerator: what may stay, and what would let un-noised gradients or losses through."""
+"""A session beside an Accelerator: what may stay, and what would let un-noised gradients or losses
+through.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def losses(model, batch):
 
 
 def made(model: nn.Module, optimizer=None, noise: float = 1.0) -> Session:
-    plan = PrivacyConfig(expected_batch_size=8, steps=4, accountant="rdp").with_noise(noise, 1e-3, N)
+    plan = PrivacyConfig(expected_batch_size=8, steps=4, accountant="rdp").with_noise(
+        noise, 1e-3, N
+    )
     return Session(plan, model, optimizer or torch.optim.SGD(model.parameters(), 0.1), data())
 
 
@@ -79,9 +83,9 @@ def test_a_gradient_left_by_accelerate_reaches_no_release() -> None:
         torch.manual_seed(0)
         model = accelerator.prepare(nn.Linear(6, 3))
         rows = data()
-        plan = PrivacyConfig(expected_batch_size=8, steps=3, accountant="rdp", test_mode_seed=1).with_noise(
-            0.5, 1e-3, N
-        )
+        plan = PrivacyConfig(
+            expected_batch_size=8, steps=3, accountant="rdp", test_mode_seed=1
+        ).with_noise(0.5, 1e-3, N)
         with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), rows) as session:
             guard(accelerator, session)
             for batch in session.batches():
@@ -98,14 +102,20 @@ def test_a_prepared_optimizer_is_refused() -> None:
     plain = torch.optim.SGD(model.parameters(), 0.1)
     model, prepared = accelerator.prepare(model, plain)
     for optimizer in (prepared, plain):
-        with pytest.raises(ValueError, match="leave it out of prepare"), made(model, optimizer) as session:
+        with (
+            pytest.raises(ValueError, match="leave it out of prepare"),
+            made(model, optimizer) as session,
+        ):
             guard(accelerator, session)
 
 
 def test_another_model_than_the_sessions_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
     accelerator.prepare(mlp())
-    with pytest.raises(ValueError, match="given another model than the session's"), made(mlp()) as session:
+    with (
+        pytest.raises(ValueError, match="given another model than the session's"),
+        made(mlp()) as session,
+    ):
         guard(accelerator, session)
 
 
@@ -144,18 +154,23 @@ def test_scaling_and_distribution_are_refused(setting: str, value, match: str) -
 
 
 def test_a_wrapped_model_is_refused() -> None:
-    with made(Wrapper(mlp())) as session, pytest.raises(ValueError, match=r"inside a Wrapper.*unwrap_model"):
+    with (
+        made(Wrapper(mlp())) as session,
+        pytest.raises(ValueError, match=r"inside a Wrapper.*unwrap_model"),
+    ):
         guard(Accelerator(cpu=True), session)
 
 
-# -- an Opacus-shaped engine in such a script -------------------------------------------------------------------------
+# -- an Opacus-shaped engine in such a script ------------------------------------------------------
 
 
 def test_an_engine_takes_no_prepared_optimizer() -> None:
     accelerator = Accelerator(cpu=True)
     model = mlp()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(ValueError, match="wrapped in AcceleratedOptimizer.*out of accelerator.prepare"):
+    with pytest.raises(
+        ValueError, match="wrapped in AcceleratedOptimizer.*out of accelerator.prepare"
+    ):
         PrivacyEngine().make_private(
             module=model,
             optimizer=optimizer,
@@ -169,9 +184,12 @@ def test_an_engine_stays_private_when_its_model_and_optimizer_are_prepared() -> 
     accelerator, engine = Accelerator(cpu=True), PrivacyEngine()
     model = mlp()
     model, optimizer, loader = engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), data_loader=DataLoader(data(), 8),
-        noise_multiplier=1e5, max_grad_norm=1.0,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data_loader=DataLoader(data(), 8),
+        noise_multiplier=1e5,
+        max_grad_norm=1.0,
+    )
     model, optimizer = accelerator.prepare(model, optimizer)
     for batch in loader:
         optimizer.zero_grad()

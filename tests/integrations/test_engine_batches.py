@@ -1,4 +1,6 @@
-"""What an engine makes of a batch on its way to the model, of a run that was resumed, and of a model that is taken away."""
+"""What an engine makes of a batch on its way to the model, of a run that was resumed, and of a
+model that is taken away.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from torch.utils.data import DataLoader
 
 from dpkfc.integrations.opacus import BatchMemoryManager
 from dpkfc.privacy.ledger import BudgetExhausted
-from tests.integrations.opacus_cases import B, N, backward, loader, mlp, private, train, with_epsilon
+from tests.integrations.opacus_cases import (
+    B,
+    N,
+    backward,
+    loader,
+    mlp,
+    private,
+    train,
+    with_epsilon,
+)
 
 
 class Unmasked(nn.Module):
@@ -30,21 +41,33 @@ class Unmasked(nn.Module):
 
 @pytest.mark.parametrize("kind", [dict, UserDict])
 @pytest.mark.parametrize("alike", [0, 60])
-def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_length(kind: type, alike: int) -> None:
+def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_length(
+    kind: type, alike: int
+) -> None:
     g = torch.Generator().manual_seed(0)
     lengths = [5] * alike + [3, 9] * 4
-    rows = [(torch.randint(1, 30, (n,), generator=g), torch.tensor(i % 3)) for i, n in enumerate(lengths)]
+    rows = [
+        (torch.randint(1, 30, (n,), generator=g), torch.tensor(i % 3))
+        for i, n in enumerate(lengths)
+    ]
 
     def collate(batch):
-        return kind({"ids": pad_sequence([x for x, _ in batch], batch_first=True), "y": torch.stack([y for _, y in batch])})
+        return kind(
+            {
+                "ids": pad_sequence([x for x, _ in batch], batch_first=True),
+                "y": torch.stack([y for _, y in batch]),
+            }
+        )
 
-    engine, model, optimizer, batches = private(Unmasked(), data_loader=DataLoader(rows, batch_size=8, collate_fn=collate))
+    engine, model, optimizer, batches = private(
+        Unmasked(), data_loader=DataLoader(rows, batch_size=8, collate_fn=collate)
+    )
     with pytest.raises(ValueError, match="padded to the length of a longer one"):
         model(next(iter(batches))["ids"])
     assert engine.ledger.count == 0
 
 
-# -- rows that change on their way -------------------------------------------------------------------------------------
+# -- rows that change on their way -----------------------------------------------------------------
 
 
 def told(change) -> list[str]:
@@ -67,13 +90,15 @@ def test_rows_that_stay_what_they_are_are_not(change) -> None:
     assert told(change) == []
 
 
-# -- a run that goes on ------------------------------------------------------------------------------------------------
+# -- a run that goes on ----------------------------------------------------------------------------
 
 
 def one_pass(model, optimizer, batches, physical: int | None) -> int:
     if physical is None:
         return train(model, optimizer, batches)
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=physical, optimizer=optimizer) as parts:
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=physical, optimizer=optimizer
+    ) as parts:
         return train(model, optimizer, parts)
 
 
@@ -101,12 +126,15 @@ def test_a_run_of_too_many_passes_is_told_what_was_spent_before(tmp_path) -> Non
         engine, model, optimizer, batches = with_epsilon(ledger_path=path)
         train(model, optimizer, batches)
         if spent:
-            with pytest.raises(BudgetExhausted, match=r"all 10 releases.*5 of them .* before.*engine.ledger.remaining"):
+            with pytest.raises(
+                BudgetExhausted,
+                match=r"all 10 releases.*5 of them .* before.*engine.ledger.remaining",
+            ):
                 train(model, optimizer, batches)
         engine.close()
 
 
-# -- the model, taken away ---------------------------------------------------------------------------------------------
+# -- the model, taken away -------------------------------------------------------------------------
 
 
 def test_a_model_is_scripted_once_its_engine_is_closed() -> None:

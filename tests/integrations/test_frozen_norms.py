@@ -1,4 +1,6 @@
-"""A norm whose statistics are frozen stays so under the Trainer, which puts the rest of the model into training mode."""
+"""A norm whose statistics are frozen stays so under the Trainer, which puts the rest of the model
+into training mode.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
         z = self.b(self.drop(self.norm(self.a(x))))
-        return {"logits": z} if labels is None else {"logits": z, "loss": F.cross_entropy(z, labels)}
+        return (
+            {"logits": z} if labels is None else {"logits": z, "loss": F.cross_entropy(z, labels)}
+        )
 
 
 def trainer(model: nn.Module, folder) -> PrivateTrainer:

@@ -1,4 +1,6 @@
-"""The private Trainer: that its steps are the session's releases, and that the rest of a Trainer works as ever."""
+"""The private Trainer: that its steps are the session's releases, and that the rest of a Trainer
+works as ever.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ import torch.nn.functional as F
 pytest.importorskip("transformers")
 from transformers import BertForSequenceClassification, EarlyStoppingCallback, TrainerCallback
 
-from dpkfc.integrations.huggingface import AsDict, PrivateTrainer, _verify_default_loss, per_example_cross_entropy
+from dpkfc.integrations.huggingface import (
+    AsDict,
+    PrivateTrainer,
+    _verify_default_loss,
+    per_example_cross_entropy,
+)
 from dpkfc.privacy.ledger import verify
 from dpkfc.session import Session
 from tests.integrations.hf_cases import (
@@ -30,7 +37,9 @@ from tests.recording import Heard
 
 
 class Calls(TrainerCallback):
-    """Counts the steps of the optimizer and the events, and raises or stops at a step where asked to."""
+    """Counts the steps of the optimizer and the events, and raises or stops at a step where asked
+    to.
+    """
 
     def __init__(self, stop_at: int | None = None, raise_at: int | None = None) -> None:
         self.stop_at, self.raise_at, self.steps, self.events = stop_at, raise_at, 0, []
@@ -45,16 +54,20 @@ class Calls(TrainerCallback):
         self.events.append(("step", state.global_step))
         if state.global_step == self.raise_at:
             raise ZeroDivisionError
-        control.should_training_stop = control.should_training_stop or state.global_step == self.stop_at
+        control.should_training_stop = (
+            control.should_training_stop or state.global_step == self.stop_at
+        )
         return control
 
 
-# -- the private path really runs -------------------------------------------------------------------------------------
+# -- the private path really runs ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_updates_are_the_releases_of_a_session(task: str, tmp_path) -> None:
-    """In test mode noise and sampling repeat, so that trainer and session must make the same weights."""
+    """In test mode noise and sampling repeat, so that trainer and session must make the same
+    weights.
+    """
     plan = plan_of(0.7, test_mode_seed=3, max_physical_batch_size=5)
     calls = Calls()
     mine, theirs = model_of(task), model_of(task)
@@ -109,7 +122,7 @@ def test_nothing_but_a_release_can_step_the_optimizer(tmp_path) -> None:
         trainer.hyperparameter_search()
 
 
-# -- the loss ---------------------------------------------------------------------------------------------------------
+# -- the loss --------------------------------------------------------------------------------------
 
 
 def test_positions_are_averaged_within_each_example() -> None:
@@ -159,7 +172,9 @@ def test_the_loss_of_a_model_is_compared_on_public_rows(tmp_path) -> None:
 
 def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:
     def over_the_batch(model, inputs):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+        ).logits
         losses = F.cross_entropy(logits.flatten(0, 1), inputs["labels"].flatten(), reduction="none")
         return losses.view(len(logits), -1).sum(1) / (inputs["labels"] != -100).sum()
 
@@ -168,10 +183,15 @@ def test_a_loss_that_mixes_examples_is_found(tmp_path) -> None:
 
 
 def masking(rows):
-    """Draws the labelled positions anew at every call, as the collators for masked language models do."""
+    """Draws the labelled positions anew at every call, as the collators for masked language models
+    do.
+    """
     batch = pad(rows)
     masked = torch.bernoulli(torch.full(batch["input_ids"].shape, 0.3)) > 0
-    return {**batch, "labels": torch.where(masked & (batch["attention_mask"] > 0), batch["input_ids"], -100)}
+    return {
+        **batch,
+        "labels": torch.where(masked & (batch["attention_mask"] > 0), batch["input_ids"], -100),
+    }
 
 
 def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
@@ -180,7 +200,9 @@ def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
     assert trainer.session is not None
 
     def mixing(model, inputs):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+        ).logits
         return per_example_cross_entropy(logits, inputs["labels"]) * logits.std()
 
     other = trainer_of(tmp_path / "other", "masked", data_collator=masking, per_example_loss=mixing)
@@ -192,7 +214,9 @@ def test_collators_that_draw_random_numbers_are_taken(tmp_path) -> None:
 def test_epochs_that_play_no_part_are_told(epochs: int, told: bool, tmp_path, caplog) -> None:
     """Three are the default of TrainingArguments, so that they cannot be told from a wish."""
     trainer_of(tmp_path, num_train_epochs=epochs).train()
-    assert ("the plan makes 3 releases, about 1 passes over the data; num_train_epochs=3" in caplog.text) == told
+    assert (
+        "the plan makes 3 releases, about 1 passes over the data; num_train_epochs=3" in caplog.text
+    ) == told
 
 
 def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
@@ -205,7 +229,8 @@ def test_a_collator_that_mixes_at_random_is_refused(tmp_path) -> None:
 
 
 def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
-    """Class weights divided by their mean over the batch show on two labels, which a first pair need not have.
+    """Class weights divided by their mean over the batch show on two labels, which a first pair
+    need not have.
 
     Any 32 of these 48 rows have them.
     """
@@ -213,10 +238,15 @@ def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
     class Augmented(list):
         def __getitem__(self, i):
             row = super().__getitem__(i)
-            return {**row, "input_ids": [x if torch.rand(()) < 0.9 else 1 for x in row["input_ids"]]}
+            return {
+                **row,
+                "input_ids": [x if torch.rand(()) < 0.9 else 1 for x in row["input_ids"]],
+            }
 
     def weighted(model, inputs):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+        ).logits
         weight = 0.1 + inputs["labels"].float()
         return per_example_cross_entropy(logits, inputs["labels"]) * weight / weight.mean()
 
@@ -229,7 +259,7 @@ def test_a_dataset_that_augments_is_checked_as_any_other(tmp_path) -> None:
             trainer.train()
 
 
-# -- what else a Trainer does -----------------------------------------------------------------------------------------
+# -- what else a Trainer does ----------------------------------------------------------------------
 
 
 def accuracy(predicted):
@@ -239,13 +269,19 @@ def accuracy(predicted):
 def test_logs_hold_epsilon_and_nothing_private(tmp_path) -> None:
     calls = Calls()
     trainer = trainer_of(
-        tmp_path, callbacks=[calls], compute_metrics=accuracy, eval_strategy="epoch", learning_rate=0.08,
+        tmp_path,
+        callbacks=[calls],
+        compute_metrics=accuracy,
+        eval_strategy="epoch",
+        learning_rate=0.08,
         lr_scheduler_type="linear",
-    )  # fmt: skip
+    )
     result = trainer.train()
     logged = [row for row in trainer.state.log_history if "epsilon" in row]
     assert [row["releases"] for row in logged] == [1, 2, 3]
-    assert [row["epsilon"] for row in logged] == pytest.approx([trainer.plan.epsilon(k) for k in (1, 2, 3)])
+    assert [row["epsilon"] for row in logged] == pytest.approx(
+        [trainer.plan.epsilon(k) for k in (1, 2, 3)]
+    )
     assert [row["learning_rate"] for row in logged] == pytest.approx([0.08 * 2 / 3, 0.08 / 3, 0.0])
     shown = {name for row in trainer.state.log_history for name in row}
     assert shown >= {"eval_accuracy", "eval_loss"}
@@ -256,7 +292,9 @@ def test_logs_hold_epsilon_and_nothing_private(tmp_path) -> None:
     summary = json.loads((tmp_path / "privacy.json").read_text())
     assert summary["spent"] == {"epsilon": trainer.plan.epsilon(), "delta": 1e-3}
     assert summary["ledger"]["releases"] == 3
-    assert summary["not_private"] == ["eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover"]
+    assert summary["not_private"] == [
+        "eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover"
+    ]
 
 
 def test_the_private_loss_is_logged_only_when_asked_for(tmp_path) -> None:
@@ -295,9 +333,18 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
     from dpkfc.curvature.kfac import KFAC
     from dpkfc.curvature.text_probes import TokenNoise
 
-    kfac = KFAC(sides="both", probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2) if preconditioned else None
+    kfac = (
+        KFAC(sides="both", probe=TokenNoise(VOCABULARY, 6, pad_id=0), probe_size=8, every=2)
+        if preconditioned
+        else None
+    )
     plan = plan_of(0.5, test_mode_seed=1, steps=5, preconditioner=kfac)
-    how = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "cosine", "optim": "adamw_torch"}
+    how = {
+        "save_strategy": "steps",
+        "save_steps": 2,
+        "lr_scheduler_type": "cosine",
+        "optim": "adamw_torch",
+    }
     how |= {"learning_rate": 0.01}
     whole = trainer_of(tmp_path / "whole", plan=plan, **how)
     whole.train()
@@ -309,7 +356,9 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
         trainer_of(folder, plan=plan, **how).train()
     later = trainer_of(folder, plan=plan, **how)
     assert later.train(resume_from_checkpoint=True).global_step == 5
-    assert len(verify(folder / "ledger.jsonl").releases) == 5  # release 3 stays charged, so two are left after the checkpoint
+    assert (
+        len(verify(folder / "ledger.jsonl").releases) == 5
+    )  # release 3 stays charged, so two are left after the checkpoint
     assert later.lr_scheduler.last_epoch == 5
     clean = tmp_path / "clean"
     trainer_of(clean, plan=plan, callbacks=[Calls(stop_at=2)], **how).train()
@@ -321,10 +370,19 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
 
 def test_the_best_model_is_loaded_and_early_stopping_leaves_whole_batches(tmp_path) -> None:
     trainer = trainer_of(
-        tmp_path, plan=plan_of(3.0, steps=8), compute_metrics=accuracy, callbacks=[EarlyStoppingCallback(1)],
-        eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, save_total_limit=2,
-        load_best_model_at_end=True, metric_for_best_model="accuracy", learning_rate=1e-6,
-    )  # fmt: skip
+        tmp_path,
+        plan=plan_of(3.0, steps=8),
+        compute_metrics=accuracy,
+        callbacks=[EarlyStoppingCallback(1)],
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="accuracy",
+        learning_rate=1e-6,
+    )
     assert trainer.train().global_step == 2
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 2
     assert trainer.evaluate()["eval_accuracy"] == trainer.state.best_metric
@@ -353,12 +411,16 @@ def test_adapters_train_and_the_rest_stays(tmp_path) -> None:
     peft = pytest.importorskip("peft")
     base = model_of("causal", 0.1)
     before = weights(model_of("causal"))
-    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM"))
+    model = peft.get_peft_model(
+        base, peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM")
+    )
     start = weights(model)
     trainer = trainer_of(tmp_path, "causal", model=model)
     trainer.train()
     trainer.save_model()
-    frozen = torch.cat([p.detach().double().flatten() for n, p in model.named_parameters() if "lora" not in n])
+    frozen = torch.cat(
+        [p.detach().double().flatten() for n, p in model.named_parameters() if "lora" not in n]
+    )
     assert torch.equal(frozen, before)
     assert not torch.equal(weights(model), start)
     again = peft.PeftModel.from_pretrained(model_of("causal"), tmp_path)
@@ -369,11 +431,15 @@ def test_bfloat16_is_autocast_and_nothing_of_the_model_is_replaced(tmp_path) -> 
     dtypes = Heard()
 
     def losses(model, inputs):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
+        logits = model(
+            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]
+        ).logits
         dtypes.append((model.training, logits.dtype))
         return per_example_cross_entropy(logits, inputs["labels"])
 
-    trainer = trainer_of(tmp_path, per_example_loss=losses, bf16=True, eval_strategy="steps", eval_steps=1)
+    trainer = trainer_of(
+        tmp_path, per_example_loss=losses, bf16=True, eval_strategy="steps", eval_steps=1
+    )
     trainer.train()
     assert (True, torch.bfloat16) in dtypes
     assert "forward" not in vars(trainer.model)
@@ -396,7 +462,10 @@ def test_unused_columns_are_removed(tmp_path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [{**row, "text": "x", "idx": i} for i, row in enumerate(examples("sequence"))]
     trainer = PrivateTrainer(
-        model_of("sequence"), arguments(tmp_path), plan=plan_of(), data_collator=pad,
+        model_of("sequence"),
+        arguments(tmp_path),
+        plan=plan_of(),
+        data_collator=pad,
         train_dataset=datasets.Dataset.from_list(rows),
-    )  # fmt: skip
+    )
     assert trainer.train().global_step == 3

@@ -39,17 +39,26 @@ def test_loss_scaling_is_refused(tmp_path) -> None:
     args = arguments(tmp_path)
     args.fp16 = True  # the constructor of TrainingArguments wants a device for it
     with pytest.raises(ValueError, match="bf16=True, which needs no scaling"):
-        PrivateTrainer(model_of("sequence"), args, plan=plan_of(), train_dataset=examples("sequence"))
+        PrivateTrainer(
+            model_of("sequence"), args, plan=plan_of(), train_dataset=examples("sequence")
+        )
 
 
 def test_arguments_that_say_the_same_as_the_plan_are_taken(tmp_path) -> None:
-    settings = {"per_device_train_batch_size": B, "num_train_epochs": 1, "max_grad_norm": 0.0, "dataloader_drop_last": True}
+    settings = {
+        "per_device_train_batch_size": B,
+        "num_train_epochs": 1,
+        "max_grad_norm": 0.0,
+        "dataloader_drop_last": True,
+    }
     assert trainer_of(tmp_path, **settings).train().global_step == 3
 
 
 def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
     with pytest.raises(ValueError, match="pass per_example_loss="):
-        PrivateTrainer(model_of("sequence"), arguments(tmp_path), plan=plan_of(), compute_loss_func=len)
+        PrivateTrainer(
+            model_of("sequence"), arguments(tmp_path), plan=plan_of(), compute_loss_func=len
+        )
     with pytest.raises(ValueError, match="pass model="):
         PrivateTrainer(None, arguments(tmp_path), plan=plan_of(), model_init=model_of)
 
@@ -58,11 +67,26 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
             return model(**inputs).loss
 
     with pytest.raises(ValueError, match=r"compute_loss\(\) gives one loss for a batch"):
-        Own(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=examples("sequence"))
-    for name in ("training_step", "get_train_dataloader", "_get_train_sampler", "get_batch_samples"):
+        Own(
+            model_of("sequence"),
+            arguments(tmp_path),
+            plan=plan_of(),
+            train_dataset=examples("sequence"),
+        )
+    for name in (
+        "training_step",
+        "get_train_dataloader",
+        "_get_train_sampler",
+        "get_batch_samples",
+    ):
         kind = type("Other", (PrivateTrainer,), {name: lambda self, *_: None})
         with pytest.raises(ValueError, match=rf"Other.{name}\(\) would never be called"):
-            kind(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=examples("sequence"))
+            kind(
+                model_of("sequence"),
+                arguments(tmp_path),
+                plan=plan_of(),
+                train_dataset=examples("sequence"),
+            )
 
 
 def test_training_data_is_not_evaluated_on(tmp_path) -> None:
@@ -71,7 +95,11 @@ def test_training_data_is_not_evaluated_on(tmp_path) -> None:
     for held_out in (rows, rows[3:5], copied, {"a": other, "b": rows[-1:]}):
         with pytest.raises(ValueError, match="holds records of the train_dataset"):
             PrivateTrainer(
-                model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=rows, eval_dataset=held_out
+                model_of("sequence"),
+                arguments(tmp_path),
+                plan=plan_of(),
+                train_dataset=rows,
+                eval_dataset=held_out,
             )
     trainer = trainer_of(tmp_path)
     with pytest.raises(ValueError, match="holds records of the train_dataset"):
@@ -85,7 +113,9 @@ def test_models_and_datasets_that_no_session_can_take(tmp_path) -> None:
             yield from examples("sequence")
 
     with pytest.raises(ValueError, match="Stream, which cannot be sampled"):
-        PrivateTrainer(model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=Stream())
+        PrivateTrainer(
+            model_of("sequence"), arguments(tmp_path), plan=plan_of(), train_dataset=Stream()
+        )
     with pytest.raises(ValueError, match="the model is compiled"):
         trainer_of(tmp_path, model=torch.compile(model_of("sequence")))
     choices = [{"input_ids": [[3, 4, 5]] * 3, "labels": i % 3} for i in range(N)]
@@ -97,18 +127,27 @@ def test_models_and_datasets_that_no_session_can_take(tmp_path) -> None:
     config = model_of("sequence").config
     config.num_labels = 1
     trainer = PrivateTrainer(
-        BertForSequenceClassification(config), arguments(tmp_path, label_smoothing_factor=0.1), plan=plan_of(),
+        BertForSequenceClassification(config),
+        arguments(tmp_path, label_smoothing_factor=0.1),
+        plan=plan_of(),
         train_dataset=scores,
-    )  # fmt: skip
+    )
     with pytest.raises(ValueError, match="labels that are classes"):
         trainer.train()
-    assert not (tmp_path / "ledger.jsonl").exists() or not verify(tmp_path / "ledger.jsonl").releases
+    assert (
+        not (tmp_path / "ledger.jsonl").exists() or not verify(tmp_path / "ledger.jsonl").releases
+    )
 
 
 def test_schedules_and_datasets_that_do_not_fit(tmp_path) -> None:
-    with pytest.raises(ValueError, match="stepped? .*releases|steps its learning rate schedule on releases"):
+    with pytest.raises(
+        ValueError, match="stepped? .*releases|steps its learning rate schedule on releases"
+    ):
         trainer_of(
-            tmp_path, lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="steps", metric_for_best_model="loss"
+            tmp_path,
+            lr_scheduler_type="reduce_lr_on_plateau",
+            eval_strategy="steps",
+            metric_for_best_model="loss",
         ).train()
 
     class Modes(torch.optim.SGD):

@@ -1,4 +1,6 @@
-"""Private training in a Lightning Trainer: that its steps are the session's releases, whatever ends or resumes the fit."""
+"""Private training in a Lightning Trainer: that its steps are the session's releases, whatever ends
+or resumes the fit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.lightning import PrivateTraining
 from dpkfc.session import Session
-from tests.integrations.lightning_cases import Net, data, fit, plan_of, quiet, releases, trainer_of, weights
+from tests.integrations.lightning_cases import (
+    Net,
+    data,
+    fit,
+    plan_of,
+    quiet,
+    releases,
+    trainer_of,
+    weights,
+)
 from tests.recording import Heard
 
 
@@ -26,10 +37,12 @@ def _quiet():
         yield
 
 
-# -- the private path really runs -------------------------------------------------------------------------------------
+# -- the private path really runs ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)])
+@pytest.mark.parametrize(
+    "preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)]
+)
 def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> None:
     plan = plan_of(0.7, test_mode_seed=5, preconditioner=preconditioner, max_physical_batch_size=5)
     trainer, mine, _ = fit(tmp_path, plan=plan)
@@ -38,7 +51,9 @@ def test_the_updates_are_the_releases_of_a_session(preconditioner, tmp_path) -> 
     optimizer, schedule = configured["optimizer"], configured["lr_scheduler"]["scheduler"]
     with Session(plan, theirs, optimizer, data().tensors) as session:
         for batch in session.batches():
-            session.step(batch, lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none"))
+            session.step(
+                batch, lambda model, b: F.cross_entropy(model(b[0]), b[1], reduction="none")
+            )
             schedule.step()
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-6, atol=1e-8)
     assert trainer.global_step == releases(tmp_path) == mine.grads == 7
@@ -67,15 +82,21 @@ def test_epsilon_is_logged_and_the_module_is_left_as_it_was(tmp_path) -> None:
         assert not part._forward_pre_hooks
 
 
-@pytest.mark.parametrize(("interval", "frequency", "stepped"), [("epoch", 1, 2), ("epoch", 2, 1), ("step", 3, 4)])
-def test_schedules_are_stepped_at_their_interval(interval: str, frequency: int, stepped: int, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("interval", "frequency", "stepped"), [("epoch", 1, 2), ("epoch", 2, 1), ("step", 3, 4)]
+)
+def test_schedules_are_stepped_at_their_interval(
+    interval: str, frequency: int, stepped: int, tmp_path
+) -> None:
     class Scheduled(Net):
         def configure_optimizers(self):
             configured = super().configure_optimizers()
             configured["lr_scheduler"] |= {"interval": interval, "frequency": frequency}
             return configured
 
-    trainer, _, _ = fit(tmp_path, Scheduled(), plan_of(steps=12))  # passes of five releases, and two more
+    trainer, _, _ = fit(
+        tmp_path, Scheduled(), plan_of(steps=12)
+    )  # passes of five releases, and two more
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == stepped
 
 
@@ -92,12 +113,19 @@ class Logging(Net):
 
 def test_a_private_loss_is_logged_only_under_a_name_that_says_so(tmp_path) -> None:
     """In batches of one size: the mean of an empty batch is not a number."""
-    with pytest.raises(ValueError, match=r"logs 'train_loss'.*call it 'train_loss \(NOT private\)'"):
+    with pytest.raises(
+        ValueError, match=r"logs 'train_loss'.*call it 'train_loss \(NOT private\)'"
+    ):
         fit(tmp_path / "plain", Logging("train_loss"), plan_of(sampler="fixed"))
     assert releases(tmp_path / "plain") == 0
-    trainer, _, _ = fit(tmp_path, Logging("train_loss (NOT private)"), plan_of(10.0, sampler="fixed"))
+    trainer, _, _ = fit(
+        tmp_path, Logging("train_loss (NOT private)"), plan_of(10.0, sampler="fixed")
+    )
     assert trainer.callback_metrics["train_loss (NOT private)"] > 0
-    assert "train_loss (NOT private)" in json.loads((tmp_path / "privacy.json").read_text())["not_private"]
+    assert (
+        "train_loss (NOT private)"
+        in json.loads((tmp_path / "privacy.json").read_text())["not_private"]
+    )
 
 
 class AtTheEnd(Net):
@@ -117,22 +145,29 @@ class AtTheEnd(Net):
 
 
 def test_what_hooks_of_the_training_log_is_marked(tmp_path) -> None:
-    with pytest.raises(ValueError, match=r"'meter' is logged while training.*'meter \(NOT private\)', or 'meter \(public\)'"):
+    with pytest.raises(
+        ValueError,
+        match=r"'meter' is logged while training.*'meter \(NOT private\)', or 'meter \(public\)'",
+    ):
         fit(tmp_path / "plain", AtTheEnd("meter"), plan_of())
     for name, told in (("meter (NOT private)", True), ("rate (public)", False)):
         trainer, _, _ = fit(tmp_path / name, AtTheEnd(name), plan_of())
         assert name in trainer.callback_metrics
-        assert (name in json.loads((tmp_path / name / "privacy.json").read_text())["not_private"]) == told
+        assert (
+            name in json.loads((tmp_path / name / "privacy.json").read_text())["not_private"]
+        ) == told
 
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 def test_batches_take_the_precision_of_the_module(precision: str, tmp_path) -> None:
     trainer, module, _ = fit(tmp_path, precision=precision)
     assert trainer.global_step == 7
-    assert {p.dtype for p in module.parameters()} == {torch.float64 if precision == "64-true" else torch.bfloat16}
+    assert {p.dtype for p in module.parameters()} == {
+        torch.float64 if precision == "64-true" else torch.bfloat16
+    }
 
 
-# -- what ends a fit --------------------------------------------------------------------------------------------------
+# -- what ends a fit -------------------------------------------------------------------------------
 
 
 class Fails(L.Callback):
@@ -153,7 +188,13 @@ class Fails(L.Callback):
         ({"max_epochs": 1, "limit_train_batches": 0.4}, 2),
         ({"max_steps": 100}, 7),
         ({"callbacks": [L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)]}, 7),
-        ({"callbacks": [L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)], "limit_train_batches": 1}, 2),
+        (
+            {
+                "callbacks": [L.callbacks.EarlyStopping("val_loss", patience=1, min_delta=99.0)],
+                "limit_train_batches": 1,
+            },
+            2,
+        ),
         ({"fast_dev_run": 2}, 2),
         ({"log_every_n_steps": 0}, 7),
         ({"min_steps": 4, "max_steps": 6}, 6),
@@ -185,7 +226,9 @@ def test_an_exception_leaves_a_right_ledger_and_no_gradient(tmp_path) -> None:
     assert all(p.grad is None for p in module.parameters())
 
 
-@pytest.mark.parametrize("preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)])
+@pytest.mark.parametrize(
+    "preconditioner", [None, KFAC(sides="both", probe=FeatureNoise(6), probe_size=16, every=3)]
+)
 def test_a_checkpoint_continues_the_run(preconditioner, tmp_path) -> None:
     plan = plan_of(0.5, test_mode_seed=2, preconditioner=preconditioner)
     _, whole, _ = fit(tmp_path / "whole", plan=plan)
@@ -214,18 +257,24 @@ def test_only_the_checkpoint_of_a_private_fit_is_continued(tmp_path) -> None:
     trainer, _, _ = fit(tmp_path / "a", max_steps=3)
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     content = torch.load(tmp_path / "a.ckpt", weights_only=False)
-    torch.save({name: x for name, x in content.items() if name != "dpkfc_session"}, tmp_path / "plain.ckpt")
+    torch.save(
+        {name: x for name, x in content.items() if name != "dpkfc_session"}, tmp_path / "plain.ckpt"
+    )
     with pytest.raises(ValueError, match="not written by a private fit"):
         fit(tmp_path / "b", ckpt_path=tmp_path / "plain.ckpt")
     private = PrivateTraining(plan_of(), data(), ledger_path=tmp_path / "ledger.jsonl")
     trainer, module = trainer_of(tmp_path, private), Net()
-    trainer.validate(module, DataLoader(data(12), 6), ckpt_path=tmp_path / "a.ckpt")  # is no resume of the next fit
+    trainer.validate(
+        module, DataLoader(data(12), 6), ckpt_path=tmp_path / "a.ckpt"
+    )  # is no resume of the next fit
     trainer.fit(module)
     assert releases(tmp_path) == 7
 
 
 def test_releases_that_a_checkpoint_does_not_know_stay_charged(tmp_path) -> None:
-    saved = L.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=2, filename="{step}", save_top_k=-1)
+    saved = L.callbacks.ModelCheckpoint(
+        tmp_path, every_n_train_steps=2, filename="{step}", save_top_k=-1
+    )
     with pytest.raises(ZeroDivisionError):
         fit(tmp_path, callbacks=[saved, Fails(at=3)], enable_checkpointing=True)
     trainer, _, _ = fit(tmp_path, ckpt_path=tmp_path / "step=2.ckpt")

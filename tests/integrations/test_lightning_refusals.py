@@ -12,7 +12,16 @@ import lightning.pytorch as L
 from torch.utils.data import DataLoader
 
 from dpkfc.integrations.lightning import PrivateModule, PrivateTraining
-from tests.integrations.lightning_cases import Net, data, fit, plan_of, quiet, releases, trainer_of, weights
+from tests.integrations.lightning_cases import (
+    Net,
+    data,
+    fit,
+    plan_of,
+    quiet,
+    releases,
+    trainer_of,
+    weights,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -40,7 +49,9 @@ class Empty(PrivateModule):
 
 class Two(Net):
     def configure_optimizers(self):
-        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.layers[0], self.layers[3])]
+        return [
+            torch.optim.SGD(part.parameters(), 0.1) for part in (self.layers[0], self.layers[3])
+        ]
 
 
 class Plateau(Net):
@@ -90,7 +101,9 @@ class Logging(Net):
 
 class Watching(Logging):
     def configure_callbacks(self):
-        return [L.callbacks.EarlyStopping("loss (NOT private)_epoch", check_on_train_epoch_end=True)]
+        return [
+            L.callbacks.EarlyStopping("loss (NOT private)_epoch", check_on_train_epoch_end=True)
+        ]
 
 
 class BatchMean(Net):
@@ -113,12 +126,24 @@ def checkpoints(**settings):
         (Mixing, {}, "mixes examples"),
         (Inherited, {}, "Inherited has a training_step of its own"),
         (Watched, {}, "'layers.0.weight' has a hook on its gradient"),
-        (Net, {"callbacks": [PrivateTraining(plan_of(), data())]}, "several PrivateTraining callbacks"),
+        (
+            Net,
+            {"callbacks": [PrivateTraining(plan_of(), data())]},
+            "several PrivateTraining callbacks",
+        ),
         (Net, {"min_steps": 20}, "ask for 20 steps.*calibrated for 7"),
         (Net, {"min_epochs": 2}, "ask for 10 steps.*calibrated for 7"),
-        (Net, {"callbacks": [L.callbacks.LearningRateFinder(num_training_steps=3)]}, "A search for a learning rate"),
+        (
+            Net,
+            {"callbacks": [L.callbacks.LearningRateFinder(num_training_steps=3)]},
+            "A search for a learning rate",
+        ),
         (BatchMean, {}, "one loss per example"),
-        (Logging, {"callbacks": [L.callbacks.EarlyStopping("loss (NOT private)")]}, r"EarlyStopping\(monitor='loss.*reads what"),
+        (
+            Logging,
+            {"callbacks": [L.callbacks.EarlyStopping("loss (NOT private)")]},
+            r"EarlyStopping\(monitor='loss.*reads what",
+        ),
         (Watching, {}, "EarlyStopping.*without noise"),
         (Logging, checkpoints(monitor="loss (NOT private)_step"), "ModelCheckpoint.*keeps"),
         (Logging, checkpoints(filename="{loss (NOT private):.2f}"), r"ModelCheckpoint\(filename"),
@@ -127,8 +152,12 @@ def checkpoints(**settings):
         (Net, {"accumulate_grad_batches": 2}, "accumulation is not supported for manual"),
     ],
 )
-def test_what_would_train_otherwise_is_refused_before_anything_is_spent(build, settings, match: str, tmp_path) -> None:
-    """Batches are of one size: one that comes out with a row or with none shows nothing of what mixes examples."""
+def test_what_would_train_otherwise_is_refused_before_anything_is_spent(
+    build, settings, match: str, tmp_path
+) -> None:
+    """Batches are of one size: one that comes out with a row or with none shows nothing of what
+    mixes examples.
+    """
     module = build()
     before = weights(module) if list(module.parameters()) else None
     with pytest.raises(Exception, match=match):

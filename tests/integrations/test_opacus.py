@@ -33,7 +33,7 @@ from tests.integrations.opacus_cases import (
     with_epsilon,
 )
 
-# -- what is returned -------------------------------------------------------------------------------------------------
+# -- what is returned ------------------------------------------------------------------------------
 
 
 def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader() -> None:
@@ -42,7 +42,11 @@ def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader() 
     optimizer = sgd(model)
     engine = PrivacyEngine()
     made = engine.make_private(
-        module=model, optimizer=optimizer, data_loader=source, noise_multiplier=1.3, max_grad_norm=0.7
+        module=model,
+        optimizer=optimizer,
+        data_loader=source,
+        noise_multiplier=1.3,
+        max_grad_norm=0.7,
     )
     assert made[0] is model
     assert made[1] is optimizer
@@ -50,7 +54,11 @@ def test_model_and_optimizer_are_the_same_objects_and_the_loader_a_dataloader() 
     assert made[2].dataset is source.dataset
     assert len(made[2]) == len(source)
     assert list(model.state_dict()) == names
-    assert (optimizer.noise_multiplier, optimizer.max_grad_norm, optimizer.expected_batch_size) == (1.3, 0.7, B)
+    assert (optimizer.noise_multiplier, optimizer.max_grad_norm, optimizer.expected_batch_size) == (
+        1.3,
+        0.7,
+        B,
+    )
     assert all(not vars(p) for p in model.parameters())
 
 
@@ -68,7 +76,11 @@ def test_close_leaves_nothing_behind() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         next(iter(batches))
     PrivacyEngine().make_private(
-        module=model, optimizer=optimizer, data_loader=loader(), noise_multiplier=1.0, max_grad_norm=1.0
+        module=model,
+        optimizer=optimizer,
+        data_loader=loader(),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
     )
 
 
@@ -82,7 +94,7 @@ def test_a_whole_model_can_be_pickled_and_unpickled_without_the_engine() -> None
     assert torch.equal(weights(copy), weights(model))
 
 
-# -- what is spent ----------------------------------------------------------------------------------------------------
+# -- what is spent ---------------------------------------------------------------------------------
 
 
 def test_epsilon_is_that_of_the_releases_at_any_delta() -> None:
@@ -122,7 +134,10 @@ def test_the_budget_ends_the_run_and_a_step_beyond_it_changes_nothing() -> None:
     for _ in range(2):
         assert train(model, optimizer, batches) == N // B
     assert 4.9 < engine.get_epsilon(1e-3) <= 5.0
-    before, state = weights(model), {k: v["momentum_buffer"].clone() for k, v in optimizer.state.items()}
+    before, state = (
+        weights(model),
+        {k: v["momentum_buffer"].clone() for k, v in optimizer.state.items()},
+    )
     for attempt in range(2):
         with pytest.raises(BudgetExhausted, match="all 10 releases"):
             train(model, optimizer, batches) if attempt else optimizer.step()
@@ -152,12 +167,18 @@ def test_a_ledger_file_is_continued_by_the_next_run(tmp_path) -> None:
 
 
 def test_the_noise_has_the_stated_scale() -> None:
-    """Two-sided over all entries of some empty batches: sigma is accepted, 2/3 and 3/2 of it are not."""
+    """Two-sided over all entries of some empty batches: sigma is accepted, 2/3 and 3/2 of it are
+    not.
+    """
     model = nn.Sequential(nn.Linear(6, 200), nn.ReLU(), nn.Linear(200, 3)).double()
     start = weights(model)
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     _, model, optimizer, batches = private(
-        model, optimizer=optimizer, noise_multiplier=2.0, max_grad_norm=0.5, data_loader=loader(4000, batch_size=1)
+        model,
+        optimizer=optimizer,
+        noise_multiplier=2.0,
+        max_grad_norm=0.5,
+        data_loader=loader(4000, batch_size=1),
     )
     steps = 0
     for x, y in batches:
@@ -177,7 +198,7 @@ def test_the_noise_has_the_stated_scale() -> None:
     assert not torch.equal(weights(model), start)
 
 
-# -- what reaches the optimizer ---------------------------------------------------------------------------------------
+# -- what reaches the optimizer --------------------------------------------------------------------
 
 
 def test_an_empty_batch_is_a_noise_step_that_is_charged() -> None:
@@ -211,8 +232,12 @@ def test_only_a_release_reaches_the_optimizer(build) -> None:
     model = build()
     seen = []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    _, model, optimizer, batches = private(model, optimizer=optimizer, noise_multiplier=3.0, test_mode_seed=3)
-    optimizer.register_step_pre_hook(lambda o, a, k: seen.append([p.grad.clone() for p in model.parameters()]))
+    _, model, optimizer, batches = private(
+        model, optimizer=optimizer, noise_multiplier=3.0, test_mode_seed=3
+    )
+    optimizer.register_step_pre_hook(
+        lambda o, a, k: seen.append([p.grad.clone() for p in model.parameters()])
+    )
     reference = build()
     x, y = next(iter(batches))
     backward(reference, (x, y))
@@ -273,7 +298,12 @@ def test_schedulers_and_other_optimizers_work_on_what_is_returned() -> None:
 
 def test_zero_grad_may_stand_anywhere() -> None:
     results = []
-    for place in ("before the forward pass", "before the backward pass", "after the step", "nowhere"):
+    for place in (
+        "before the forward pass",
+        "before the backward pass",
+        "after the step",
+        "nowhere",
+    ):
         _, model, optimizer, batches = private(scaled())
         for x, y in batches:
             if place == "before the forward pass":
@@ -309,7 +339,9 @@ def test_under_autocast_norms_and_sums_are_wide(build) -> None:
 def test_a_nan_example_contributes_nothing() -> None:
     source = data()
     source.tensors[0][::2] = math.nan
-    _, model, optimizer, batches = private(data_loader=DataLoader(source, batch_size=B), verify=False)
+    _, model, optimizer, batches = private(
+        data_loader=DataLoader(source, batch_size=B), verify=False
+    )
     train(model, optimizer, batches)
     assert torch.isfinite(weights(model)).all()
 

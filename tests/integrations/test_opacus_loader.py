@@ -1,4 +1,6 @@
-"""The private loader and the memory manager: what is drawn, in what structure, and that cutting it changes nothing."""
+"""The private loader and the memory manager: what is drawn, in what structure, and that cutting it
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,19 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from dpkfc.integrations.opacus import BatchMemoryManager
-from tests.integrations.opacus_cases import B, N, cnn, data, kfac, loader, mlp, private, scaled, train, weights
+from tests.integrations.opacus_cases import (
+    B,
+    N,
+    cnn,
+    data,
+    kfac,
+    loader,
+    mlp,
+    private,
+    scaled,
+    train,
+    weights,
+)
 
 Pair = namedtuple("Pair", "x y")
 
@@ -33,12 +47,17 @@ class Rows(Dataset):
     [
         (lambda x, y, i: (x, y), lambda b: b[0]),
         (lambda x, y, i: Pair(x, y), lambda b: b.x),
-        (lambda x, y, i: {"x": x, "meta": {"name": f"row {i}", "weight": 1.0}, "y": [y, x]}, lambda b: b["x"]),
+        (
+            lambda x, y, i: {"x": x, "meta": {"name": f"row {i}", "weight": 1.0}, "y": [y, x]},
+            lambda b: b["x"],
+        ),
         (lambda x, y, i: x, lambda b: b),
     ],
 )
 def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of) -> None:
-    _, model, optimizer, batches = private(data_loader=DataLoader(Rows(wrap), batch_size=1), verify=False)
+    _, model, optimizer, batches = private(
+        data_loader=DataLoader(Rows(wrap), batch_size=1), verify=False
+    )
     empty = full = None
     for batch in batches:
         empty, full = (batch, full) if len(x_of(batch)) == 0 else (empty, batch)
@@ -55,13 +74,19 @@ def test_an_empty_batch_has_the_structure_of_any_other(wrap, x_of) -> None:
 
 
 def test_batches_are_poisson() -> None:
-    """Sizes vary as a binomial of the stated rate, and inclusion is independent of the batch before."""
-    _, model, _, batches = private(data_loader=loader(400, batch_size=40, drop_last=True), test_mode_seed=None)
+    """Sizes vary as a binomial of the stated rate, and inclusion is independent of the batch
+    before.
+    """
+    _, model, _, batches = private(
+        data_loader=loader(400, batch_size=40, drop_last=True), test_mode_seed=None
+    )
     model.eval()
     sizes = torch.tensor([float(len(x)) for _ in range(30) for x, _ in batches])
     assert len(sizes) == 300
     expected, deviation = 40, (400 * 0.1 * 0.9) ** 0.5
-    assert abs(sizes.mean() - expected) < 7 * deviation / 300**0.5  # the order is secret: bounds that hold by far
+    assert (
+        abs(sizes.mean() - expected) < 7 * deviation / 300**0.5
+    )  # the order is secret: bounds that hold by far
     assert 0.7 < sizes.std() / deviation < 1.3
 
 
@@ -107,8 +132,12 @@ class Augmented(Dataset):
 
 @pytest.mark.parametrize("test_mode_seed", [None, 0], ids=["secure", "test mode"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(workers: int, test_mode_seed: int | None) -> None:
-    """Two passes begin with the memory of one loader: the generator of its workers, and the global one."""
+def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(
+    workers: int, test_mode_seed: int | None
+) -> None:
+    """Two passes begin with the memory of one loader: the generator of its workers, and the global
+    one.
+    """
     source = DataLoader(Augmented(), batch_size=B, num_workers=workers, generator=torch.Generator())
     _, model, _, batches = private(data_loader=source, test_mode_seed=test_mode_seed, verify=False)
     model.eval()
@@ -125,9 +154,13 @@ def test_a_resumed_snapshot_repeats_augmentation_in_test_mode_alone(workers: int
 
 
 def test_a_worker_draws_each_batch_from_new_numbers() -> None:
-    """A worker that lives for many passes has one seed of its own; its state after a batch must not decide the next batch."""
+    """A worker that lives for many passes has one seed of its own; its state after a batch must not
+    decide the next batch.
+    """
     drawn = []
-    *_, batches = private(data_loader=DataLoader(Augmented(), batch_size=B), test_mode_seed=None, verify=False)
+    *_, batches = private(
+        data_loader=DataLoader(Augmented(), batch_size=B), test_mode_seed=None, verify=False
+    )
     for _ in range(2):
         torch.manual_seed(0)
         batches.collate_fn([(torch.zeros(6), 0)])
@@ -135,7 +168,7 @@ def test_a_worker_draws_each_batch_from_new_numbers() -> None:
     assert not torch.equal(*drawn)
 
 
-# -- the memory manager -----------------------------------------------------------------------------------------------
+# -- the memory manager ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bound", [1, 3, 100])
@@ -145,7 +178,9 @@ def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound: int
     for cut in (False, True):
         settings = {"preconditioner": kfac(every=1)} if build is mlp else {}
         source = DataLoader(data(shape=shape), batch_size=B)
-        engine, model, optimizer, batches = private(build(), data_loader=source, noise_multiplier=0.5, **settings)
+        engine, model, optimizer, batches = private(
+            build(), data_loader=source, noise_multiplier=0.5, **settings
+        )
         if cut:
             with BatchMemoryManager(
                 data_loader=batches, max_physical_batch_size=bound, optimizer=optimizer
@@ -168,10 +203,14 @@ def test_physical_batches_give_what_one_big_batch_gives(build, shape, bound: int
 def test_a_step_inside_a_logical_batch_changes_nothing() -> None:
     model = mlp()
     engine, model, optimizer, batches = private(
-        model, optimizer=torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5), noise_multiplier=1.0
+        model,
+        optimizer=torch.optim.AdamW(model.parameters(), 0.1, weight_decay=0.5),
+        noise_multiplier=1.0,
     )
     before = weights(model)
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=1, optimizer=optimizer) as physical:
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
+    ) as physical:
         for x, y in physical:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
@@ -217,14 +256,20 @@ def test_an_unfinished_logical_batch_never_leaks(way: str) -> None:
     reference = mlp()
     for one, label in zip(x, y, strict=True):
         loss = F.cross_entropy(reference(one[None]), label[None])
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]))
+        rows.append(
+            torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]
+            )
+        )
     expected = sum(row * 1e-3 / row.norm() for row in rows) / B
     torch.testing.assert_close(before - weights(model), 0.1 * expected, rtol=1e-6, atol=1e-12)
 
 
 def test_a_loop_that_goes_on_after_an_error_is_stopped() -> None:
     engine, model, optimizer, batches = private()
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=2, optimizer=optimizer) as physical:
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=2, optimizer=optimizer
+    ) as physical:
         stream = iter(physical)
         next(stream)
         with pytest.raises(RuntimeError, match="without a backward pass"):
@@ -235,8 +280,12 @@ def test_a_loop_that_goes_on_after_an_error_is_stopped() -> None:
 
 
 def test_empty_logical_batches_pass_through_the_manager() -> None:
-    engine, model, optimizer, batches = private(data_loader=DataLoader(data(), batch_size=1), noise_multiplier=1.0)
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=1, optimizer=optimizer) as physical:
+    engine, model, optimizer, batches = private(
+        data_loader=DataLoader(data(), batch_size=1), noise_multiplier=1.0
+    )
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=1, optimizer=optimizer
+    ) as physical:
         empty = 0
         for x, y in physical:
             empty += len(x) == 0
@@ -248,7 +297,9 @@ def test_empty_logical_batches_pass_through_the_manager() -> None:
 
 def test_a_batch_left_behind_by_the_manager_cannot_be_stepped_outside() -> None:
     engine, model, optimizer, batches = private()
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=100, optimizer=optimizer) as physical:
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=100, optimizer=optimizer
+    ) as physical:
         x, y = next(iter(physical))
         F.cross_entropy(model(x), y).backward()
     with pytest.raises(RuntimeError, match="without a new batch"):

@@ -1,4 +1,6 @@
-"""Between the loader and `loss.backward()`: which losses of a script are sums over examples, and what else it does to them."""
+"""Between the loader and `loss.backward()`: which losses of a script are sums over examples, and
+what else it does to them.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,9 @@ def with_own_backward(out: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: bool) -> None:
     model = OneByOne() if alone else mlp()
-    engine, model, optimizer, batches = private(model, data_loader=loader(batch_size=20), verify=False)
+    engine, model, optimizer, batches = private(
+        model, data_loader=loader(batch_size=20), verify=False
+    )
     with pytest.raises(ValueError, match=match):
         train(model, optimizer, batches, criterion=loss)
     assert engine.ledger.count == 0
@@ -119,7 +123,9 @@ class OneByOne(nn.Module):
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_model_that_is_not_proved_gives_the_same_step(verify: bool) -> None:
-    """One example at a time, whether public rows have shown it before or the backward pass shows it."""
+    """One example at a time, whether public rows have shown it before or the backward pass shows
+    it.
+    """
     _, model, optimizer, batches = private(OneByOne(), verify=verify, max_grad_norm=0.05)
     before, reference = weights(model), OneByOne()
     x, y = next(iter(batches))
@@ -130,14 +136,18 @@ def test_a_model_that_is_not_proved_gives_the_same_step(verify: bool) -> None:
     total = torch.zeros_like(before)
     for i in range(len(x)):
         loss = F.cross_entropy(reference(x[i : i + 1]), y[i : i + 1])
-        row = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))])
+        row = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]
+        )
         total += row * (0.05 / row.norm()).clamp(max=1)
     torch.testing.assert_close(before - weights(model), 0.1 * total / 8, rtol=1e-6, atol=1e-9)
 
 
 def test_a_later_call_on_what_an_earlier_one_returned_needs_a_proof() -> None:
     for model in (nn.Linear(6, 6).double(), nn.Sequential(nn.Linear(6, 6), Applied()).double()):
-        _, model, optimizer, batches = private(model, data_loader=loader(batch_size=20), verify=False)
+        _, model, optimizer, batches = private(
+            model, data_loader=loader(batch_size=20), verify=False
+        )
         x, y = next(iter(batches))
         first = model(x)
         if isinstance(model, nn.Linear):
@@ -187,13 +197,23 @@ def test_batches_that_are_left_behind_leave_no_modes_behind() -> None:
     [
         ("mean", lambda out, y: F.cross_entropy(out, y) * len(y)),
         ("mean", lambda out, y: out[:, None].expand(-1, len(y), -1).square().mean()),
-        ("mean", lambda out, y: F.cross_entropy(out[..., None].expand(-1, -1, len(y)), y[:, None].expand(-1, len(y)))),
-        ("sum", lambda out, y: F.cross_entropy(out, y, reduction="sum") / (y == 0).sum().add(1).item()),
+        (
+            "mean",
+            lambda out, y: F.cross_entropy(
+                out[..., None].expand(-1, -1, len(y)), y[:, None].expand(-1, len(y))
+            ),
+        ),
+        (
+            "sum",
+            lambda out, y: F.cross_entropy(out, y, reduction="sum") / (y == 0).sum().add(1).item(),
+        ),
         ("sum", lambda out, y: F.cross_entropy(out, y, reduction="none").sum() / len(y)),
     ],
 )
 def test_a_loss_with_another_factor_than_before_is_refused(declared: str, loss) -> None:
-    """Sizes, counts and padded lengths of a batch reach the script as numbers, whose origin is not seen."""
+    """Sizes, counts and padded lengths of a batch reach the script as numbers, whose origin is not
+    seen.
+    """
     engine, model, optimizer, batches = private(loss_reduction=declared, verify=False)
     with pytest.raises(ValueError, match="divided by another number than in earlier batches"):
         train(model, optimizer, batches, criterion=loss)
@@ -202,8 +222,15 @@ def test_a_loss_with_another_factor_than_before_is_refused(declared: str, loss) 
 
 def test_a_sum_may_be_divided_by_a_constant() -> None:
     """Batches of 1, 2, 4 and 8 divide it too, and are no means."""
-    engine, model, optimizer, batches = private(loss_reduction="sum", verify=False, data_loader=loader(batch_size=3))
-    done = train(model, optimizer, batches, criterion=lambda out, y: F.cross_entropy(out, y, reduction="sum") / 8)
+    engine, model, optimizer, batches = private(
+        loss_reduction="sum", verify=False, data_loader=loader(batch_size=3)
+    )
+    done = train(
+        model,
+        optimizer,
+        batches,
+        criterion=lambda out, y: F.cross_entropy(out, y, reduction="sum") / 8,
+    )
     assert engine.ledger.count == done == 14
 
 
@@ -244,7 +271,11 @@ def test_losses_of_other_models_keep_their_divisor() -> None:
 def test_a_loss_of_logits_or_margins_equals_a_loop(loss) -> None:
     model, bound = mlp(), 0.05
     reference = copy.deepcopy(model)
-    settings = {"data_loader": loader(batch_size=20), "noise_multiplier": 0.0, "max_grad_norm": bound}
+    settings = {
+        "data_loader": loader(batch_size=20),
+        "noise_multiplier": 0.0,
+        "max_grad_norm": bound,
+    }
     engine, model, optimizer, batches = private(model, **settings)
     before = weights(model)
     rate = optimizer.param_groups[0]["lr"]

@@ -1,4 +1,6 @@
-"""Steps, batches and passes in the wrong order, and what only running the model and the loss can show."""
+"""Steps, batches and passes in the wrong order, and what only running the model and the loss can
+show.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from tests.integrations.opacus_cases import (
     weights,
 )
 
-# -- the order of things ----------------------------------------------------------------------------------------------
+# -- the order of things ---------------------------------------------------------------------------
 
 
 def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() -> None:
@@ -47,14 +49,22 @@ def test_leaving_the_loop_or_an_exception_never_leaks_into_the_next_release() ->
     rows = []
     for x, y in zip(*batch, strict=True):
         loss = F.cross_entropy(reference(x[None]), y[None])
-        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]))
+        rows.append(
+            torch.cat(
+                [g.flatten() for g in torch.autograd.grad(loss, list(reference.parameters()))]
+            )
+        )
     flat = torch.stack(rows)
     clipped = flat * (1 / flat.norm(dim=1, keepdim=True)).clamp(max=1)
-    torch.testing.assert_close(before - weights(model), 0.1 * clipped.sum(0) / B, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        before - weights(model), 0.1 * clipped.sum(0) / B, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_a_lazy_layer_can_be_made_after_a_loop_was_left() -> None:
-    """The modes of the last batch are still on then, and no operation of torch may look at a parameter without values."""
+    """The modes of the last batch are still on then, and no operation of torch may look at a
+    parameter without values.
+    """
     _, model, _, batches = private()
     for batch in batches:
         backward(model, batch)
@@ -192,7 +202,10 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_frozen_later, "'0.weight' was replaced or frozen"),
         (misuse_new_layer, "'2.weight' was replaced"),
         (misuse_watched_gradient, "'0.weight' has a hook on its gradient"),
-        (misuse_input_overwritten, r"stands aten.zero_.default: the examples are written into memory"),
+        (
+            misuse_input_overwritten,
+            r"stands aten.zero_.default: the examples are written into memory",
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -236,7 +249,7 @@ def test_what_is_not_training_is_not_recorded() -> None:
     assert engine.ledger.count == N // B + 2
 
 
-# -- what only running the model and the loss can show ----------------------------------------------------------------
+# -- what only running the model and the loss can show ---------------------------------------------
 
 
 class Centred(nn.Module):
@@ -278,14 +291,22 @@ def test_models_that_mix_examples_are_found_before_a_release() -> None:
     [
         (nn.CrossEntropyLoss(reduction="sum"), "mean", "loss is a sum.*loss_reduction='sum'"),
         (nn.CrossEntropyLoss(), "sum", "loss is a mean.*loss_reduction='mean'"),
-        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]).double()), "mean", "labels of the"),
+        (
+            nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 5.0]).double()),
+            "mean",
+            "labels of the",
+        ),
         (nn.CrossEntropyLoss(ignore_index=0), "mean", "labels of the"),
         (nn.NLLLoss(reduction="sum"), "mean", "loss is a sum"),
     ],
 )
-def test_a_loss_with_another_reduction_is_found_before_a_release(criterion, declared: str, match: str) -> None:
+def test_a_loss_with_another_reduction_is_found_before_a_release(
+    criterion, declared: str, match: str
+) -> None:
     model = nn.Sequential(*mlp(), nn.LogSoftmax(1)) if isinstance(criterion, nn.NLLLoss) else mlp()
-    engine, model, optimizer, batches = private(model, loss_reduction=declared, data_loader=loader(batch_size=20))
+    engine, model, optimizer, batches = private(
+        model, loss_reduction=declared, data_loader=loader(batch_size=20)
+    )
     with pytest.raises(ValueError, match=match):
         train(model, optimizer, batches, criterion=criterion)
     assert engine.ledger.count == 0
@@ -314,7 +335,10 @@ def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
     source = data()
     source.tensors[1][:] = torch.arange(N) % 3
     engine, model, optimizer, batches = private(
-        data_loader=DataLoader(source, batch_size=B), poisson_sampling=False, uncertified=True, test_mode_seed=None
+        data_loader=DataLoader(source, batch_size=B),
+        poisson_sampling=False,
+        uncertified=True,
+        test_mode_seed=None,
     )
     assert not engine.ledger.header["certified"]
     for _ in range(2):
@@ -329,7 +353,9 @@ def test_shuffled_batches_are_uncertified_and_cover_the_dataset() -> None:
 
 
 def test_a_subset_is_a_dataset_of_its_own() -> None:
-    engine, model, optimizer, batches = private(data_loader=DataLoader(Subset(data(), range(20)), batch_size=5))
+    engine, model, optimizer, batches = private(
+        data_loader=DataLoader(Subset(data(), range(20)), batch_size=5)
+    )
     assert engine.plan.dataset_size == 20
     assert train(model, optimizer, batches) == 4
 
@@ -344,5 +370,10 @@ def test_manager_refusals() -> None:
     ):
         with pytest.raises(ValueError, match=match):
             BatchMemoryManager(
-                **{"data_loader": batches, "max_physical_batch_size": 2, "optimizer": optimizer, **settings}
+                **{
+                    "data_loader": batches,
+                    "max_physical_batch_size": 2,
+                    "optimizer": optimizer,
+                    **settings,
+                }
             )

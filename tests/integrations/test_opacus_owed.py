@@ -1,4 +1,6 @@
-"""A batch that the private loader has handed out to be trained on cannot be left out, whatever the loop does."""
+"""A batch that the private loader has handed out to be trained on cannot be left out, whatever the
+loop does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def skip_in_evaluation_mode(model: Any, optimizer: Any, batches: Any, seen: list
         seen.append(bad(x))
 
 
-def skip_between_evaluation_and_training(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+def skip_between_evaluation_and_training(
+    model: Any, optimizer: Any, batches: Any, seen: list[bool]
+) -> None:
     model.eval()
     skip_in_evaluation_mode(model, optimizer, batches, seen)
     model.eval()
@@ -54,7 +58,9 @@ def skip_as_a_new_pass(model: Any, optimizer: Any, batches: Any, seen: list[bool
         seen.append(bad(x))
 
 
-def skip_as_a_new_pass_in_evaluation_mode(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+def skip_as_a_new_pass_in_evaluation_mode(
+    model: Any, optimizer: Any, batches: Any, seen: list[bool]
+) -> None:
     model.eval()
     for x, y in batches:
         if bad(x):
@@ -67,7 +73,9 @@ def skip_as_a_new_pass_in_evaluation_mode(model: Any, optimizer: Any, batches: A
         model.eval()
 
 
-def skip_by_an_error_in_the_step(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
+def skip_by_an_error_in_the_step(
+    model: Any, optimizer: Any, batches: Any, seen: list[bool]
+) -> None:
     for x, y in batches:
         out = model(x)
         if bad(x):
@@ -81,7 +89,9 @@ def skip_by_an_error_in_the_step(model: Any, optimizer: Any, batches: Any, seen:
 
 
 def skip_a_part(model: Any, optimizer: Any, batches: Any, seen: list[bool]) -> None:
-    with BatchMemoryManager(data_loader=batches, max_physical_batch_size=2, optimizer=optimizer) as physical:
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=2, optimizer=optimizer
+    ) as physical:
         for x, y in physical:
             if bad(x):
                 return
@@ -103,7 +113,9 @@ WAYS = [
 @pytest.mark.parametrize("way", WAYS, ids=lambda f: f.__name__)
 def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
     """Nothing is released any more once a batch with the marked example was drawn and left out."""
-    engine, model, optimizer, batches = private(data_loader=marked(), noise_multiplier=0.5, max_grad_norm=1.0)
+    engine, model, optimizer, batches = private(
+        data_loader=marked(), noise_multiplier=0.5, max_grad_norm=1.0
+    )
     seen: list[bool] = []
     counts = []
     for _ in range(12):
@@ -113,17 +125,23 @@ def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
             model.train()
         counts.append(engine.ledger.count)
     assert not any(seen)
-    assert counts[-1] == counts[-4]  # each pass begins with the batch that is missing: no other takes its place
+    assert (
+        counts[-1] == counts[-4]
+    )  # each pass begins with the batch that is missing: no other takes its place
     assert counts[-1] < 12 * (N // B) // 2
     model.train()
     x, y = next(iter(batches))
-    assert bad(x) or way is skip_between_evaluation_and_training  # looked at, and no other may be trained on beside it
+    assert (
+        bad(x) or way is skip_between_evaluation_and_training
+    )  # looked at, and no other may be trained on beside it
     assert train(model, optimizer, [(x, y)]) == 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_begins_with_the_batch_that_the_last_one_left(workers: int) -> None:
-    clean, mine = (private(data_loader=loader(num_workers=workers), noise_multiplier=0.5) for _ in range(2))
+    clean, mine = (
+        private(data_loader=loader(num_workers=workers), noise_multiplier=0.5) for _ in range(2)
+    )
     train(*clean[1:])
     _, model, optimizer, batches = mine
     stream = iter(batches)
@@ -139,7 +157,9 @@ def test_a_pass_begins_with_the_batch_that_the_last_one_left(workers: int) -> No
 
 
 def test_a_look_at_the_data_costs_no_batch_of_the_plan() -> None:
-    """One batch taken out to look at its shape is the first of the training; evaluation owes nothing."""
+    """One batch taken out to look at its shape is the first of the training; evaluation owes
+    nothing.
+    """
     engine, model, optimizer, batches = private()
     first = next(iter(batches))
     model.eval()
@@ -156,7 +176,9 @@ def test_a_look_at_the_data_costs_no_batch_of_the_plan() -> None:
 
 
 def test_a_model_set_to_training_inside_the_loop_trains() -> None:
-    """As of scripts that evaluate now and then, and leave the model in evaluation mode when the next batch is drawn."""
+    """As of scripts that evaluate now and then, and leave the model in evaluation mode when the
+    next batch is drawn.
+    """
     engine, model, optimizer, batches = private()
     for _ in range(2):
         for i, batch in enumerate(batches):
@@ -181,6 +203,8 @@ def test_a_step_beside_the_missing_batch_is_refused() -> None:
     other = next(stream)
     model.train()
     backward(model, other)
-    with pytest.raises(RuntimeError, match="an earlier batch of the private loader was never stepped"):
+    with pytest.raises(
+        RuntimeError, match="an earlier batch of the private loader was never stepped"
+    ):
         optimizer.step()
     assert train(model, optimizer, batches) == N // B == engine.ledger.count

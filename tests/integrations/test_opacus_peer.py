@@ -50,7 +50,9 @@ def peer(model: nn.Module, source: DataLoader, max_grad_norm: float, **settings:
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("max_grad_norm", [1e6, 0.3])
 @pytest.mark.parametrize(("build", "shape"), [(mlp, (6,)), (cnn, (1, 8, 8)), (scaled, (6,))])
-def test_the_updates_are_those_of_opacus(build, shape, max_grad_norm: float, reduction: str) -> None:
+def test_the_updates_are_those_of_opacus(
+    build, shape, max_grad_norm: float, reduction: str
+) -> None:
     source = DataLoader(data(shape=shape), batch_size=B)
     mine, theirs = build(), build()
     start = weights(mine)
@@ -132,7 +134,9 @@ def run(module: str, accountant: str) -> dict[str, object]:
     return names
 
 
-def test_an_opacus_script_runs_with_only_its_import_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opacus_script_runs_with_only_its_import_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(opacus.accountants.RDPAccountant, "DEFAULT_ALPHAS", FEW_ORDERS)
     mine = run("dpkfc.integrations.opacus", "accountant='rdp'")
     theirs = run("opacus", "accountant='rdp'")
@@ -159,27 +163,51 @@ def test_the_default_accountants_agree() -> None:
 @pytest.mark.parametrize(
     ("preconditioner", "clipping", "readout"),
     [
-        (None, "flat", "whitened"), (None, "per_layer", "whitened"), (kfac(), "flat", "whitened"),
-        (kfac(), "per_layer", "whitened"), (DP2(phase=1), "flat", "whitened"), (kfac(), "flat", "natural"),
+        (None, "flat", "whitened"),
+        (None, "per_layer", "whitened"),
+        (kfac(), "flat", "whitened"),
+        (kfac(), "per_layer", "whitened"),
+        (DP2(phase=1), "flat", "whitened"),
+        (kfac(), "flat", "natural"),
         (kfac(sides="both"), "per_layer", "inverse"),
     ],
-    ids=["plain", "plain-per-layer", "kfac", "kfac-per-layer", "dp2", "kfac-natural", "kfac-inverse"],
-)  # fmt: skip
+    ids=[
+        "plain",
+        "plain-per-layer",
+        "kfac",
+        "kfac-per-layer",
+        "dp2",
+        "kfac-natural",
+        "kfac-inverse",
+    ],
+)
 def test_the_steps_are_those_of_a_session(preconditioner, clipping: str, readout: str) -> None:
     """One seed, one order, one noise: engine and session release the same."""
     mine, theirs = mlp(), mlp()
     noise = 0.7
     _, mine, optimizer, batches = private(
-        mine, noise_multiplier=noise, preconditioner=preconditioner, clipping=clipping, readout=readout
+        mine,
+        noise_multiplier=noise,
+        preconditioner=preconditioner,
+        clipping=clipping,
+        readout=readout,
     )
     assert train(mine, optimizer, batches) == N // B
     config = PrivacyConfig(
-        expected_batch_size=B, steps=N // B, preconditioner=preconditioner, clipping=clipping, readout=readout, test_mode_seed=3,
-    )  # fmt: skip
+        expected_batch_size=B,
+        steps=N // B,
+        preconditioner=preconditioner,
+        clipping=clipping,
+        readout=readout,
+        test_mode_seed=3,
+    )
     x, y = data().tensors
     with Session(config.with_noise(noise, 1e-4, N), theirs, sgd(theirs), (x, y)) as session:
         for batch in session.batches():
-            session.step(batch, lambda model, b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="none"))
+            session.step(
+                batch,
+                lambda model, b: nn.functional.cross_entropy(model(b[0]), b[1], reduction="none"),
+            )
     torch.testing.assert_close(weights(mine), weights(theirs), rtol=1e-9, atol=1e-12)
 
 

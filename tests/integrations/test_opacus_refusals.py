@@ -30,7 +30,7 @@ from tests.integrations.opacus_cases import (
     with_epsilon,
 )
 
-# -- what is refused at the start -------------------------------------------------------------------------------------
+# -- what is refused at the start ------------------------------------------------------------------
 
 
 class Stream(IterableDataset):
@@ -49,7 +49,10 @@ class OwnLoader(DataLoader):
         ({"loss_reduction": "none"}, "'mean' or 'sum'"),
         ({"poisson_sampling": False}, "uncertified=True"),
         ({"uncertified": True}, "poisson_sampling=False"),
-        ({"clipping": "per_layer", "max_grad_norm": [1.0, 1.0]}, "max_grad_norm must be one number"),
+        (
+            {"clipping": "per_layer", "max_grad_norm": [1.0, 1.0]},
+            "max_grad_norm must be one number",
+        ),
         ({"clipping": "adaptive"}, "choose one of flat"),
         ({"max_grad_norm": [1.0, 2.0]}, "one number"),
         ({"max_grad_norm": 0.0}, "positive"),
@@ -73,25 +76,41 @@ class OwnLoader(DataLoader):
         ({"module": nn.BatchNorm1d(6)}, "replace it by nn.GroupNorm"),
         ({"module": nn.DataParallel(mlp())}, "plain module"),
         ({"module": None}, "must be a torch module"),
-        ({"optimizer": torch.optim.SGD(mlp().parameters(), 0.1)}, "does not hold trainable parameter '0.weight'"),
+        (
+            {"optimizer": torch.optim.SGD(mlp().parameters(), 0.1)},
+            "does not hold trainable parameter '0.weight'",
+        ),
         ({"data_loader": data()}, "pass a torch DataLoader"),
         ({"data_loader": OwnLoader(data(), batch_size=B)}, "OwnLoader, whose own iteration"),
         ({"data_loader": DataLoader(Stream(), batch_size=B)}, "map-style"),
         ({"data_loader": DataLoader(data(), batch_size=None)}, "no batch_size"),
         (
-            {"data_loader": DataLoader(data(), batch_sampler=BatchSampler(SequentialSampler(data()), B, False))},
+            {
+                "data_loader": DataLoader(
+                    data(), batch_sampler=BatchSampler(SequentialSampler(data()), B, False)
+                )
+            },
             "batch sampler of its own",
         ),
         (
             {"data_loader": loader(shuffle=None, sampler=WeightedRandomSampler([1.0] * N, 128))},
             "WeightedRandomSampler.*weight the losses",
         ),
-        ({"data_loader": DataLoader(Subset(data(), [*range(N), 1]), batch_size=B)}, "more than once.*Units need a Session"),
+        (
+            {"data_loader": DataLoader(Subset(data(), [*range(N), 1]), batch_size=B)},
+            "more than once.*Units need a Session",
+        ),
         ({"data_loader": loader(shuffle=None, sampler=SubsetRandomSampler(range(4)))}, "Subset"),
-        ({"data_loader": loader(shuffle=None, sampler=RandomSampler(data(), replacement=True))}, "RandomSampler"),
+        (
+            {"data_loader": loader(shuffle=None, sampler=RandomSampler(data(), replacement=True))},
+            "RandomSampler",
+        ),
         ({"data_loader": loader(batch_size=N + 1)}, "more than the 40 examples"),
         ({"data_loader": loader(collate_fn=lambda rows: [object()])}, "leading axis"),
-        ({"data_loader": loader(collate_fn=lambda rows: torch.zeros(3, len(rows)))}, r"shape \(3, 1\)"),
+        (
+            {"data_loader": loader(collate_fn=lambda rows: torch.zeros(3, len(rows)))},
+            r"shape \(3, 1\)",
+        ),
     ],
 )
 def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> None:
@@ -108,7 +127,11 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
 
 
 @pytest.mark.parametrize(
-    ("settings", "match"), [({"accountant": "gdp"}, "upper bound"), ({"secure_mode": True}, "cipher.*a Session .*'rounded'")]
+    ("settings", "match"),
+    [
+        ({"accountant": "gdp"}, "upper bound"),
+        ({"secure_mode": True}, "cipher.*a Session .*'rounded'"),
+    ],
 )
 def test_refused_engines(settings, match: str) -> None:
     with pytest.raises(ValueError, match=match):
@@ -169,7 +192,9 @@ def test_validation() -> None:
         PrivacyEngine.get_compatible_module(bad)
 
 
-def test_processes_that_would_each_train_on_all_data_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_would_each_train_on_all_data_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(DistributedContext, "current", classmethod(lambda cls: cls(0, 3)))
     with pytest.raises(ValueError, match=r"3 processes.*spend 3 times the budget.*dpkfc\.Session"):
         private()

@@ -1,4 +1,6 @@
-"""Whole scripts as their authors wrote them for Opacus 1.6: BERT, a character LSTM, a bag of words. Only imports change."""
+"""Whole scripts as their authors wrote them for Opacus 1.6: BERT, a character LSTM, a bag of words.
+Only imports change.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ from tests.integrations.opacus_cases import FEW_ORDERS
 
 opacus = pytest.importorskip("opacus")
 
-OURS = "from dpkfc.integrations.opacus import PrivacyEngine, BatchMemoryManager\nfrom torch.nn import LSTM as DPLSTM\n"
+OURS = (
+    "from dpkfc.integrations.opacus import PrivacyEngine, BatchMemoryManager\nfrom torch.nn import"
+    " LSTM as DPLSTM\n"
+)
 THEIRS = (
-    "from opacus import PrivacyEngine\nfrom opacus.utils.batch_memory_manager import BatchMemoryManager\n"
+    "from opacus import PrivacyEngine\nfrom opacus.utils.batch_memory_manager import"
+    " BatchMemoryManager\n"
     "from opacus.layers import DPLSTM\n"
 )
 N = 48
@@ -167,11 +173,15 @@ def run(imports: str, script: str, epochs: int = 2) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("script", [BERT, CHARACTERS, WORDS], ids=["bert", "characters", "words"])
-def test_a_script_runs_with_only_its_imports_changed(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_runs_with_only_its_imports_changed(
+    script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(opacus.accountants.RDPAccountant, "DEFAULT_ALPHAS", FEW_ORDERS)
     mine, theirs = run(OURS, script), run(THEIRS, script)
     assert mine["eps"] == pytest.approx(theirs["eps"], rel=0.02)
-    assert mine["optimizer"].noise_multiplier == pytest.approx(theirs["optimizer"].noise_multiplier, rel=0.02)
+    assert mine["optimizer"].noise_multiplier == pytest.approx(
+        theirs["optimizer"].noise_multiplier, rel=0.02
+    )
     assert len(mine["privacy_engine"].accountant) == 6
     assert len(mine["losses"]) > 0
     assert mine["privacy_engine"]._private.gradients == "whole batches, with a proved batch axis"
@@ -179,7 +189,9 @@ def test_a_script_runs_with_only_its_imports_changed(script: str, monkeypatch: p
 
 @pytest.mark.parametrize("script", [BERT, CHARACTERS, WORDS], ids=["bert", "characters", "words"])
 def test_the_noise_really_reaches_the_weights(script: str) -> None:
-    loud = script.replace("target_epsilon=20.0", "target_epsilon=1e-4").replace("noise_multiplier=1.0", "noise_multiplier=1e5")
+    loud = script.replace("target_epsilon=20.0", "target_epsilon=1e-4").replace(
+        "noise_multiplier=1.0", "noise_multiplier=1e5"
+    )
     for adaptive in ("AdamW(", "Adam("):  # whose steps are of one size, however large a gradient is
         loud = loud.replace(adaptive, "SGD(").replace(", eps=1e-8", "")
     for rate in ("lr=5e-2", "lr=0.02", "lr=1.0"):
@@ -189,14 +201,16 @@ def test_the_noise_really_reaches_the_weights(script: str) -> None:
     step = 5.0 * names["optimizer"].noise_multiplier * clip / 16
     assert step > 50
     entries = torch.cat([p.flatten() for p in moving(names["model"]).values()])
-    assert 0.85 < entries.std() / (step * 3**0.5) < 1.2  # 0.82 without the noise of one of three steps
+    assert (
+        0.85 < entries.std() / (step * 3**0.5) < 1.2
+    )  # 0.82 without the noise of one of three steps
 
 
 def moving(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
-# -- the same gradients as Opacus -------------------------------------------------------------------------------------
+# -- the same gradients as Opacus ------------------------------------------------------------------
 
 
 def bert(**settings):
@@ -204,9 +218,17 @@ def bert(**settings):
 
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=16, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **settings,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        **settings,
+    )
     model = BertForSequenceClassification(config).double()
     for p in model.bert.embeddings.parameters():
         p.requires_grad = False
@@ -249,16 +271,24 @@ def test_the_updates_are_those_of_opacus(kind: str, max_grad_norm: float) -> Non
     start = {name: p.clone() for name, p in moving(mine).items()}
     source = DataLoader(TensorDataset(*tokens()), batch_size=16)
     mine_private = PrivacyEngine().make_private(
-        module=mine, optimizer=torch.optim.SGD([p for p in mine.parameters() if p.requires_grad], 0.5),
-        data_loader=source, noise_multiplier=0.0, max_grad_norm=max_grad_norm, test_mode_seed=3,
-    )  # fmt: skip
+        module=mine,
+        optimizer=torch.optim.SGD([p for p in mine.parameters() if p.requires_grad], 0.5),
+        data_loader=source,
+        noise_multiplier=0.0,
+        max_grad_norm=max_grad_norm,
+        test_mode_seed=3,
+    )
     theirs.train()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs_private = opacus.PrivacyEngine().make_private(
-            module=theirs, optimizer=torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], 0.5),
-            data_loader=source, noise_multiplier=0.0, max_grad_norm=max_grad_norm, poisson_sampling=False,
-        )  # fmt: skip
+            module=theirs,
+            optimizer=torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], 0.5),
+            data_loader=source,
+            noise_multiplier=0.0,
+            max_grad_norm=max_grad_norm,
+            poisson_sampling=False,
+        )
     mine.train()
     for ids, mask, labels in mine_private[2]:
         for model, optimizer in (mine_private[:2], theirs_private[:2]):
@@ -275,7 +305,7 @@ def test_the_updates_are_those_of_opacus(kind: str, max_grad_norm: float) -> Non
     assert apart < (1e-9 if max_grad_norm == 1e6 else 3e-4) * moved
 
 
-# -- models that Opacus refuses or gets wrong -------------------------------------------------------------------------
+# -- models that Opacus refuses or gets wrong ------------------------------------------------------
 
 
 def test_positions_that_all_examples_share_may_train() -> None:
@@ -284,30 +314,47 @@ def test_positions_that_all_examples_share_may_train() -> None:
 
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=16, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
+        vocab_size=30,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=16,
+        num_labels=3,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
     model = BertForSequenceClassification(config).double()
     reference = BertForSequenceClassification(config).double()
     reference.load_state_dict(model.state_dict())
     engine = PrivacyEngine()
     model, optimizer, loader = engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 1.0), data_loader=DataLoader(
-            TensorDataset(*tokens()), batch_size=16
-        ), noise_multiplier=0.0, max_grad_norm=0.5, test_mode_seed=3,
-    )  # fmt: skip
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 1.0),
+        data_loader=DataLoader(TensorDataset(*tokens()), batch_size=16),
+        noise_multiplier=0.0,
+        max_grad_norm=0.5,
+        test_mode_seed=3,
+    )
     model.train()
     ids, mask, labels = next(iter(loader))
     model(input_ids=ids, attention_mask=mask, labels=labels)[0].backward()
     optimizer.step()
     rows = []
     for i in range(len(ids)):
-        loss = reference(input_ids=ids[i : i + 1], attention_mask=mask[i : i + 1], labels=labels[i : i + 1])[0]
+        loss = reference(
+            input_ids=ids[i : i + 1], attention_mask=mask[i : i + 1], labels=labels[i : i + 1]
+        )[0]
         rows.append(torch.autograd.grad(loss, list(reference.parameters())))
     norms = [torch.sqrt(sum(g.square().sum() for g in row)) for row in rows]
     for k, (name, p) in enumerate(reference.named_parameters()):
-        expected = sum(row[k] * (0.5 / norm).clamp(max=1) for row, norm in zip(rows, norms, strict=True)) / 16
-        torch.testing.assert_close(p - dict(model.named_parameters())[name], expected, rtol=1e-6, atol=1e-9, msg=name)
+        expected = (
+            sum(row[k] * (0.5 / norm).clamp(max=1) for row, norm in zip(rows, norms, strict=True))
+            / 16
+        )
+        torch.testing.assert_close(
+            p - dict(model.named_parameters())[name], expected, rtol=1e-6, atol=1e-9, msg=name
+        )
 
 
 class Unmasked(nn.Module):
@@ -322,12 +369,16 @@ class Unmasked(nn.Module):
 
 
 def padded(rows):
-    return pad_sequence([ids for ids, _ in rows], batch_first=True), torch.stack([label for _, label in rows])
+    return pad_sequence([ids for ids, _ in rows], batch_first=True), torch.stack(
+        [label for _, label in rows]
+    )
 
 
 @pytest.mark.parametrize("width", [None, 12])
 def test_padding_that_reaches_the_other_examples_is_found(width: int | None) -> None:
-    """A mean over padding too: found where batches are padded to their longest text, no matter where to a fixed length."""
+    """A mean over padding too: found where batches are padded to their longest text, no matter
+    where to a fixed length.
+    """
     ids, mask, labels = tokens()
     rows = [(row[m.bool()], label) for row, m, label in zip(ids, mask, labels, strict=True)]
 
@@ -337,9 +388,12 @@ def test_padding_that_reaches_the_other_examples_is_found(width: int | None) -> 
 
     engine, model = PrivacyEngine(), Unmasked()
     model, optimizer, loader = engine.make_private(
-        module=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), noise_multiplier=1.0, max_grad_norm=1.0,
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
         data_loader=DataLoader(rows, batch_size=16, collate_fn=to_width),
-    )  # fmt: skip
+    )
     x, y = next(iter(loader))
     if width is None:
         with pytest.raises(ValueError, match="padded to the length of a longer one"):

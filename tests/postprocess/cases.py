@@ -30,7 +30,11 @@ def run(step: PostProcess, inputs: Iterable[Tensor], variance: object = 0.25) ->
 
 
 def chained(
-    steps: Sequence[PostProcess], readout: str, metrics: Sequence[Metric], layers: Sequence[Layer], inputs: Sequence[dict]
+    steps: Sequence[PostProcess],
+    readout: str,
+    metrics: Sequence[Metric],
+    layers: Sequence[Layer],
+    inputs: Sequence[dict],
 ) -> Released:
     """The last value of a chain fed with one release a metric."""
     chain = PostprocessPipeline(steps, readout)

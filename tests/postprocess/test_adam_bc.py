@@ -1,4 +1,6 @@
-"""DP-AdamBC: what is taken off v is the noise and nothing else, and both ends of its floor are known optimizers."""
+"""DP-AdamBC: what is taken off v is the noise and nothing else, and both ends of its floor are
+known optimizers.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PHI = 2.05e-4
 def after_noise(adam: AdamBC, steps: int, size: int = 4000) -> tuple[Released, dict[str, Tensor]]:
     state: dict[str, Tensor] = {}
     for t in range(steps):
-        value, state = adam.apply(released({"w": math.sqrt(PHI) * torch.randn(size).double()}, PHI, t), state)
+        value, state = adam.apply(
+            released({"w": math.sqrt(PHI) * torch.randn(size).double()}, PHI, t), state
+        )
     return value, state
 
 
@@ -41,9 +45,13 @@ def test_the_automatic_floor_is_the_resolution_and_leaves_few_entries_above_it()
     value, _ = after_noise(adam, 700)
     floor = 2 * math.sqrt(2 * 0.01 / 1.99) * PHI
     assert float(adam._floor(torch.tensor(PHI).double(), 100_000)) == pytest.approx(floor, rel=1e-6)
-    assert 0.955 < value.notes["adam_bc/floor_fraction"] < 0.985  # 0.977 of a normal lie below two deviations
+    assert (
+        0.955 < value.notes["adam_bc/floor_fraction"] < 0.985
+    )  # 0.977 of a normal lie below two deviations
     assert float(value.gradients["w"].abs().max()) <= 6 * math.sqrt(PHI) / math.sqrt(floor)
-    assert float(adam._floor(torch.tensor(PHI).double(), 1)) == pytest.approx(2 * math.sqrt(2) * PHI)
+    assert float(adam._floor(torch.tensor(PHI).double(), 1)) == pytest.approx(
+        2 * math.sqrt(2) * PHI
+    )
 
 
 def test_a_signal_far_above_the_noise_gives_adam_without_epsilon() -> None:
@@ -63,7 +71,9 @@ def test_a_large_floor_gives_momentum_with_a_smaller_rate() -> None:
     m = torch.zeros(5).double()
     for t, (g, value) in enumerate(zip(inputs, run(AdamBC(floor=1e6), inputs), strict=True), 1):
         m = 0.9 * m + 0.1 * g
-        torch.testing.assert_close(value.gradients["w"], m / (1 - 0.9**t) / 1e3, rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            value.gradients["w"], m / (1 - 0.9**t) / 1e3, rtol=1e-10, atol=1e-14
+        )
         assert value.notes["adam_bc/floor_fraction"] == 1
 
 
@@ -71,23 +81,36 @@ def test_the_noise_is_taken_off_after_the_correction_of_the_bias() -> None:
     """One step, by hand: v̂ = g², so the step is g / √max(g² − Φ, γ')."""
     g = torch.tensor([2.0, 0.3, -1.0]).double()
     (value,) = run(AdamBC(floor=1e-4), [g], variance=0.25)
-    torch.testing.assert_close(value.gradients["w"], g / torch.tensor([3.75, 1e-4, 0.75]).double().sqrt())
+    torch.testing.assert_close(
+        value.gradients["w"], g / torch.tensor([3.75, 1e-4, 0.75]).double().sqrt()
+    )
     assert value.notes["adam_bc/floor_fraction"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("readout", ["whitened", "natural", "inverse"])
-@pytest.mark.parametrize("filter_", [None, DiSK(0.3), EMA(0.3, "zero"), LowPass.butterworth(2, 0.4)], ids=str)
+@pytest.mark.parametrize(
+    "filter_", [None, DiSK(0.3), EMA(0.3, "zero"), LowPass.butterworth(2, 0.4)], ids=str
+)
 def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_: object, readout: str) -> None:
-    """Behind any read-out and filter, from the first steps on and across a metric that is rebuilt: E[v − φ] = 0."""
+    """Behind any read-out and filter, from the first steps on and across a metric that is rebuilt:
+    E[v − φ] = 0.
+    """
     model, layers = several_layers()
     metrics = []
     for _ in range(2):
-        metrics.append({n: Kronecker(output=Diagonal(torch.rand(w).double() + 0.3)) for n, w in (("linear", 3), ("bare", 2))})
+        metrics.append(
+            {
+                n: Kronecker(output=Diagonal(torch.rand(w).double() + 0.3))
+                for n, w in (("linear", 3), ("bare", 2))
+            }
+        )
         metrics[-1]["norm"] = Elementwise({"weight": torch.rand(3).double() + 0.3})
     runs, steps = 1500, 5
     adam = AdamBC(betas=(0.9, 0.9), floor=1e-9)
     total: dict[str, Tensor] = {}
-    for _ in range(runs // 50):  # 50 independent runs at a time would need another model; entries are pooled instead
+    for _ in range(
+        runs // 50
+    ):  # 50 independent runs at a time would need another model; entries are pooled instead
         chain = PostprocessPipeline([s for s in (filter_, adam) if s is not None], readout)
         for t in range(steps):
             noise = {n: 0.5 * torch.randn_like(p) for n, p in model.named_parameters()}

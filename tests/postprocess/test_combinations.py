@@ -1,4 +1,6 @@
-"""Methods combined through a session: each step against brute force, resumed to the bit, and wrong ones refused."""
+"""Methods combined through a session: each step against brute force, resumed to the bit, and wrong
+ones refused.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,25 @@ SGD, ADAM, ADAMW = torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW
 COMBINATIONS: dict[str, tuple[tuple[PostProcess, ...], type, dict]] = {
     "DP-KFC + AdamBC": ((AdamBC(),), SGD, {"preconditioner": kfac()}),
     "DP-KFC + DiSK": ((DiSK(0.5),), SGD, {"preconditioner": kfac()}),
-    "DP-KFC + DiSK + AdamBC": ((DiSK(0.5), AdamBC(floor=1e-4)), SGD, {"preconditioner": kfac(), "readout": "natural"}),
+    "DP-KFC + DiSK + AdamBC": (
+        (DiSK(0.5), AdamBC(floor=1e-4)),
+        SGD,
+        {"preconditioner": kfac(), "readout": "natural"},
+    ),
     "DiSK + SGD": ((DiSK(0.7, 0.75, init="zero"),), SGD, {}),
     "DiSK + Adam": ((DiSK(0.5, mode="look_ahead"),), ADAM, {}),
     "DiSK + AdamW": ((DiSK(0.3, mode="storm", init="bias_corrected"),), ADAMW, {}),
     "low-pass + inverse": ((LowPass(),), ADAM, {"preconditioner": kfac(), "readout": "inverse"}),
-    "EMA + SOFIM": ((EMA(0.5), SOFIM(direction="momentum", bias_correction=True, warmup=2)), SGD, {}),
-    "low-pass + DiSK": ((LowPass.first_order(0.5), DiSK(0.5)), SGD, {"weight_average": WeightEMA(0.9)}),
+    "EMA + SOFIM": (
+        (EMA(0.5), SOFIM(direction="momentum", bias_correction=True, warmup=2)),
+        SGD,
+        {},
+    ),
+    "low-pass + DiSK": (
+        (LowPass.first_order(0.5), DiSK(0.5)),
+        SGD,
+        {"weight_average": WeightEMA(0.9)},
+    ),
 }
 
 
@@ -51,13 +65,19 @@ def test_combinations_train_and_resume_to_the_bit(name: str, tmp_path: Path) -> 
         results.append(weights(model).clone())
     assert torch.isfinite(results[0]).all() and not torch.equal(results[0], weights(net()))
     assert torch.equal(results[0], results[2])
-    assert ("adam_bc/floor_fraction" in record.notes) == any(isinstance(step, AdamBC) for step in steps)
+    assert ("adam_bc/floor_fraction" in record.notes) == any(
+        isinstance(step, AdamBC) for step in steps
+    )
 
 
 @pytest.mark.parametrize("optimizer", [SGD, ADAM, ADAMW])
-@pytest.mark.parametrize("disk", [DiSK(0.4, 0.5), DiSK(0.6, mode="look_ahead"), DiSK(0.3, mode="storm")], ids=str)
+@pytest.mark.parametrize(
+    "disk", [DiSK(0.4, 0.5), DiSK(0.6, mode="look_ahead"), DiSK(0.3, mode="storm")], ids=str
+)
 def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> None:
-    """Without noise: P (c g(θ + γ d) + (1 − c) g(θ)), clipped once, averaged, stepped; the metric is rebuilt on the way."""
+    """Without noise: P (c g(θ + γ d) + (1 − c) g(θ)), clipped once, averaged, stepped; the metric
+    is rebuilt on the way.
+    """
     p = plan(0.0, preconditioner=kfac(), postprocess=[disk], max_grad_norm=0.4)
     model, theirs, (x, y) = net(), net(), data()
     reference, layers = optimizer(theirs.parameters(), 0.05), find_layers(theirs)
@@ -67,25 +87,39 @@ def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> Non
         for batch in s.batches():
             s.step(batch, loss_fn)
             own = {n: q.detach().clone() for n, q in theirs.named_parameters()}
-            points = [(0.0, 1.0)] if before is None else [(e.lookahead, e.weight) for e in disk.evaluations]
+            points = (
+                [(0.0, 1.0)]
+                if before is None
+                else [(e.lookahead, e.weight) for e in disk.evaluations]
+            )
             rows = []
             for i in batch.indices:
                 row = {n: torch.zeros_like(q) for n, q in own.items()}
                 for ahead, weight in points:
                     with torch.no_grad():
                         for n, q in theirs.named_parameters():
-                            q.copy_(own[n] if before is None else own[n] + ahead * (own[n] - before[n]))
+                            q.copy_(
+                                own[n] if before is None else own[n] + ahead * (own[n] - before[n])
+                            )
                     loss = loss_fn(theirs, (x[i : i + 1], y[i : i + 1])).sum()
-                    for n, g in zip(row, torch.autograd.grad(loss, list(theirs.parameters())), strict=True):
+                    for n, g in zip(
+                        row, torch.autograd.grad(loss, list(theirs.parameters())), strict=True
+                    ):
                         row[n] += weight * g
-                z = {k: v for layer in layers for k, v in whiten(layer, s.preconditioner.metric.get(layer.name), row).items()}
+                z = {
+                    k: v
+                    for layer in layers
+                    for k, v in whiten(layer, s.preconditioner.metric.get(layer.name), row).items()
+                }
                 length = float(torch.stack([v.square().sum() for v in z.values()]).sum().sqrt())
                 rows.append({n: min(1.0, 0.4 / length) * v for n, v in z.items()})
             with torch.no_grad():
                 for n, q in theirs.named_parameters():
                     q.copy_(own[n])
                     g = sum((row[n] for row in rows), torch.zeros_like(q)) / B
-                    average[n] = g if before is None else (1 - disk.kappa) * average[n] + disk.kappa * g
+                    average[n] = (
+                        g if before is None else (1 - disk.kappa) * average[n] + disk.kappa * g
+                    )
                     q.grad = average[n].clone()
             reference.step()
             before = own
@@ -93,12 +127,16 @@ def test_dp_kfc_with_disk_equals_brute_force(disk: DiSK, optimizer: type) -> Non
 
 
 def test_what_the_optimizer_is_handed_after_a_filter_is_filtered_noise() -> None:
-    """An empty run of releases: with lr = 0 the variance of what is handed is that of the filter, not of a release."""
+    """An empty run of releases: with lr = 0 the variance of what is handed is that of the filter,
+    not of a release.
+    """
     handed = []
     for steps in ((), (EMA(0.2, "zero"),)):
         model = net()
         optimizer = Handed(model, lr=0.0)
-        with session(plan(50.0, postprocess=steps, max_grad_norm=1e-6, steps=12), model, optimizer) as s:
+        with session(
+            plan(50.0, postprocess=steps, max_grad_norm=1e-6, steps=12), model, optimizer
+        ) as s:
             for batch in s.batches():
                 s.step(batch, loss_fn)
         handed.append(torch.cat([g.flatten() for g in optimizer.handed[-1].values()]))
@@ -106,12 +144,21 @@ def test_what_the_optimizer_is_handed_after_a_filter_is_filtered_noise() -> None
     assert 0.05 < ratio < 0.25  # 0.111
 
 
-@pytest.mark.parametrize("steps", [(DiSK(0.6),), (DiSK(0.6), AdamBC())], ids=["DiSK", "DiSK + AdamBC"])
+@pytest.mark.parametrize(
+    "steps", [(DiSK(0.6),), (DiSK(0.6), AdamBC())], ids=["DiSK", "DiSK + AdamBC"]
+)
 def test_lora_with_disk_and_dp_kfc(steps: tuple[PostProcess, ...]) -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     torch.manual_seed(0)
     settings = transformers.GPT2Config(
-        vocab_size=31, n_embd=16, n_layer=1, n_head=2, n_positions=12, pad_token_id=0, bos_token_id=1, eos_token_id=2
+        vocab_size=31,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        n_positions=12,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     lora = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, lora_dropout=0.1)
     model = peft.get_peft_model(transformers.GPT2LMHeadModel(settings), lora).train()
@@ -119,9 +166,13 @@ def test_lora_with_disk_and_dp_kfc(steps: tuple[PostProcess, ...]) -> None:
 
     def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         logits = model(input_ids=batch[0]).logits[:, :-1]
-        return nn.functional.cross_entropy(logits.transpose(1, 2), batch[0][:, 1:], reduction="none").mean(1)
+        return nn.functional.cross_entropy(
+            logits.transpose(1, 2), batch[0][:, 1:], reduction="none"
+        ).mean(1)
 
-    probe = KFAC(sides="both", probe=TokenNoise(31, 7, cls_id=1, sep_id=2, pad_id=0), probe_size=16, every=2)
+    probe = KFAC(
+        sides="both", probe=TokenNoise(31, 7, cls_id=1, sep_id=2, pad_id=0), probe_size=16, every=2
+    )
     p = PrivacyConfig(
         expected_batch_size=6, steps=4, preconditioner=probe, postprocess=steps, test_mode_seed=1
     ).with_noise(1.0, 1e-3, 24)
@@ -135,60 +186,99 @@ def test_lora_with_disk_and_dp_kfc(steps: tuple[PostProcess, ...]) -> None:
     assert all(bool(torch.isfinite(q).all()) for q in trained)
 
 
-# -- what does not go together -----------------------------------------------------------------------------------------
+# -- what does not go together ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([AdamBC(), AdamBC()], "AdamBC needs the variance of the noise, which is not known behind the adaptive step AdamBC"),
-        ([SOFIM(), AdamBC()], "AdamBC needs the variance of the noise.*behind the adaptive step SOFIM"),
+        (
+            [AdamBC(), AdamBC()],
+            "AdamBC needs the variance of the noise, which is not known behind the adaptive step"
+            " AdamBC",
+        ),
+        (
+            [SOFIM(), AdamBC()],
+            "AdamBC needs the variance of the noise.*behind the adaptive step SOFIM",
+        ),
         ([DiSK(), LowPass(), AdamBC()], "not known behind two filters \\(DiSK and LowPass\\)"),
-        ([AdamBC(), DiSK()], "the filter DiSK stands behind the adaptive step AdamBC; filters come first"),
+        (
+            [AdamBC(), DiSK()],
+            "the filter DiSK stands behind the adaptive step AdamBC; filters come first",
+        ),
         ([AdamBC(), SOFIM()], "SOFIM would rescale what AdamBC has rescaled"),
         ([DiSK(), DiSK(0.2)], "only one step can decide where gradients are taken"),
         ([kfac()], "KFAC in postprocess.*preconditioner="),
-        ([torch.optim.Adam([torch.zeros(1)])], "Adam in postprocess.*hand a torch optimizer to the session"),
+        (
+            [torch.optim.Adam([torch.zeros(1)])],
+            "Adam in postprocess.*hand a torch optimizer to the session",
+        ),
     ],
     ids=str,
 )
-def test_steps_that_do_not_go_together_are_refused_when_the_config_is_made(steps: list, words: str) -> None:
+def test_steps_that_do_not_go_together_are_refused_when_the_config_is_made(
+    steps: list, words: str
+) -> None:
     with pytest.raises(ValueError, match=words):
         plan(postprocess=steps)
 
 
 @pytest.mark.parametrize("filter_", [DiSK(), EMA(), LowPass(), AdamBC(), SOFIM()], ids=str)
 def test_a_filter_is_no_preconditioner(filter_: PostProcess) -> None:
-    with pytest.raises(ValueError, match=f"{type(filter_).__name__} acts on releases.*postprocess="):
+    with pytest.raises(
+        ValueError, match=f"{type(filter_).__name__} acts on releases.*postprocess="
+    ):
         plan(preconditioner=filter_)
 
 
 def test_a_single_step_needs_no_tuple() -> None:
-    assert plan(postprocess=DiSK(0.5)).hash == plan(postprocess=[DiSK(0.5)]).hash != plan(postprocess=[DiSK(0.6)]).hash
+    assert (
+        plan(postprocess=DiSK(0.5)).hash
+        == plan(postprocess=[DiSK(0.5)]).hash
+        != plan(postprocess=[DiSK(0.6)]).hash
+    )
 
 
 @pytest.mark.parametrize("filter_", [DiSK, EMA, LowPass], ids=lambda kind: kind.__name__)
 def test_momentum_on_a_filter_is_refused_unless_asked_for(filter_: type) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with pytest.raises(ValueError, match=f"momentum on top of the filter {filter_.__name__}.*momentum_allowed=True"):
+    with pytest.raises(
+        ValueError, match=f"momentum on top of the filter {filter_.__name__}.*momentum_allowed=True"
+    ):
         session(plan(postprocess=[filter_()]), model, optimizer)
     with session(plan(postprocess=[filter_(momentum_allowed=True)]), model, optimizer) as s:
         s.step(next(s.batches()), loss_fn)
 
 
 OPTIMIZERS = {
-    "Adam": {}, "AdamW": {}, "NAdam": {}, "RAdam": {}, "Adamax": {}, "Adagrad": {}, "RMSprop": {}, "Adadelta": {}, "Rprop": {},
-    "LBFGS": {}, "SGD": {"momentum": 0.9},
-}  # fmt: skip
+    "Adam": {},
+    "AdamW": {},
+    "NAdam": {},
+    "RAdam": {},
+    "Adamax": {},
+    "Adagrad": {},
+    "RMSprop": {},
+    "Adadelta": {},
+    "Rprop": {},
+    "LBFGS": {},
+    "SGD": {"momentum": 0.9},
+}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("step", [AdamBC(), SOFIM()], ids=["AdamBC", "SOFIM"])
 def test_nothing_but_plain_sgd_stands_behind_an_adaptive_step(step: PostProcess, name: str) -> None:
     model = net()
-    with pytest.raises(ValueError, match=f"so {name} .*use torch.optim.SGD without momentum|LBFGS steps with a closure"):
-        session(plan(postprocess=[step]), model, getattr(torch.optim, name)(model.parameters(), lr=0.1, **OPTIMIZERS[name]))
+    with pytest.raises(
+        ValueError,
+        match=f"so {name} .*use torch.optim.SGD without momentum|LBFGS steps with a closure",
+    ):
+        session(
+            plan(postprocess=[step]),
+            model,
+            getattr(torch.optim, name)(model.parameters(), lr=0.1, **OPTIMIZERS[name]),
+        )
     check_with_optimizer([step], torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1))
 
 
@@ -198,7 +288,12 @@ def test_a_checkpoint_of_another_chain_is_refused(tmp_path: Path) -> None:
     for steps in ([DiSK(0.5)], [DiSK(0.6)]):
         model = net()
         ledger = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
-        with session(plan(postprocess=steps), model, torch.optim.SGD(model.parameters(), 0.1), ledger_path=ledger) as s:
+        with session(
+            plan(postprocess=steps),
+            model,
+            torch.optim.SGD(model.parameters(), 0.1),
+            ledger_path=ledger,
+        ) as s:
             if steps[0].kappa == 0.6:
                 with pytest.raises(CheckpointError, match="belongs to plan"):
                     s.restore(tmp_path / "checkpoint")

@@ -1,4 +1,6 @@
-"""DiSK against its equations: the combination of two gradients, its points, the filter, and what is refused."""
+"""DiSK against its equations: the combination of two gradients, its points, the filter, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def trained(*, steps: int = 6, **settings: object) -> Tensor:
     return weights(model)
 
 
-# -- kappa = 1, and the number of passes -------------------------------------------------------------------------------
+# -- kappa = 1, and the number of passes -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
@@ -69,14 +71,24 @@ def test_weights_and_points_of_the_modes() -> None:
     (point,) = DiSK(0.7, mode="look_ahead").evaluations
     assert point.weight == 1 and point.lookahead == pytest.approx(0.3 / 0.7)
     ahead, here = DiSK(0.7, 0.5).evaluations
-    assert (ahead.lookahead, here.lookahead) == (0.5, 0.0) and ahead.weight == pytest.approx(0.3 / 0.35)
+    assert (ahead.lookahead, here.lookahead) == (0.5, 0.0) and ahead.weight == pytest.approx(
+        0.3 / 0.35
+    )
     back, here = DiSK(0.1, mode="storm").evaluations
-    assert back.lookahead == -1 and back.weight == pytest.approx(-9) and here.weight == pytest.approx(10)
-    assert all(sum(p.weight for p in DiSK(k, g).evaluations) == pytest.approx(1) for k in (0.1, 0.9) for g in (-2, 0.3, 1))
+    assert (
+        back.lookahead == -1
+        and back.weight == pytest.approx(-9)
+        and here.weight == pytest.approx(10)
+    )
+    assert all(
+        sum(p.weight for p in DiSK(k, g).evaluations) == pytest.approx(1)
+        for k in (0.1, 0.9)
+        for g in (-2, 0.3, 1)
+    )
     assert DiSK(1.0, mode="storm").evaluations == AT_PARAMETERS
 
 
-# -- the finite difference ---------------------------------------------------------------------------------------------
+# -- the finite difference -------------------------------------------------------------------------
 
 
 def quadratic() -> tuple[nn.Module, tuple[Tensor, Tensor], Tensor]:
@@ -98,24 +110,36 @@ def test_on_a_quadratic_the_combination_is_the_gradient_plus_hessian_times_d_for
     model, batch, hessian = quadratic()
     d = torch.randn(1, 4).double()
     points = [
-        EvaluationPoint({"weight": model.weight.detach() + e.lookahead * d}, e.weight) for e in DiSK(kappa, gamma).evaluations
+        EvaluationPoint({"weight": model.weight.detach() + e.lookahead * d}, e.weight)
+        for e in DiSK(kappa, gamma).evaluations
     ]
     results = []
     for at in (points, (HERE,)):
         total, _ = clipped_sum(
-            model, find_layers(model), {}, Clip(1e9), loss_fn=squares, micro_batches=parts(batch), points=at
+            model,
+            find_layers(model),
+            {},
+            Clip(1e9),
+            loss_fn=squares,
+            micro_batches=parts(batch),
+            points=at,
         )
         results.append(total["weight"])
-    torch.testing.assert_close(results[0], results[1] + (1 - kappa) / kappa * d @ hessian, rtol=1e-9, atol=1e-8)
+    torch.testing.assert_close(
+        results[0], results[1] + (1 - kappa) / kappa * d @ hessian, rtol=1e-9, atol=1e-8
+    )
 
 
 def parts(batch: tuple[Tensor, ...]) -> list:
     return [(batch, part) for part in layout(np.arange(len(batch[0])))]
 
 
-@pytest.mark.parametrize("disk", [DiSK(0.3, 0.5), DiSK(0.7), DiSK(0.5, mode="look_ahead"), DiSK(0.2, mode="storm")])
+@pytest.mark.parametrize(
+    "disk", [DiSK(0.3, 0.5), DiSK(0.7), DiSK(0.5, mode="look_ahead"), DiSK(0.2, mode="storm")]
+)
 def test_on_a_quadratic_without_noise_the_filter_follows_the_gradient_exactly(disk: DiSK) -> None:
-    """With its first value right, what the Hessian moves on is right for ever: DiSK is gradient descent.
+    """With its first value right, what the Hessian moves on is right for ever: DiSK is gradient
+    descent.
 
     With one pass (look-ahead) the gradient is the same, because c = 1.
     """
@@ -143,7 +167,9 @@ def test_the_average_alone_lags_behind_on_the_same_quadratic() -> None:
 
 
 def test_both_points_see_the_same_random_numbers() -> None:
-    """At equal parameters c g + (1 − c) g must be g, dropout included; the masks differ between two micro-batches."""
+    """At equal parameters c g + (1 − c) g must be g, dropout included; the masks differ between two
+    micro-batches.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double().train()
     batch = (torch.randn(7, 6).double(), torch.randint(0, 3, (7,)))
@@ -151,11 +177,21 @@ def test_both_points_see_the_same_random_numbers() -> None:
     results = []
     for points in ((HERE,), (EvaluationPoint(same, -9.0), EvaluationPoint(None, 10.0))):
         torch.manual_seed(3)
-        micro = [((batch[0][rows], batch[1][rows]), part) for rows in (slice(0, 4), slice(4, 7))
-                 for part in layout(np.arange(rows.stop - rows.start))]  # fmt: skip
+        micro = [
+            ((batch[0][rows], batch[1][rows]), part)
+            for rows in (slice(0, 4), slice(4, 7))
+            for part in layout(np.arange(rows.stop - rows.start))
+        ]
         results.append(
             clipped_sum(
-                model, find_layers(model), {}, Clip(0.5), loss_fn=loss_fn, micro_batches=micro, points=points, repeatable=True
+                model,
+                find_layers(model),
+                {},
+                Clip(0.5),
+                loss_fn=loss_fn,
+                micro_batches=micro,
+                points=points,
+                repeatable=True,
             )[0]
         )
     for name in same:
@@ -163,7 +199,7 @@ def test_both_points_see_the_same_random_numbers() -> None:
     assert all(torch.equal(p, same[name]) for name, p in model.named_parameters())
 
 
-# -- the filter --------------------------------------------------------------------------------------------------------
+# -- the filter ------------------------------------------------------------------------------------
 
 
 def test_kappa_is_the_weight_of_the_new_release() -> None:
@@ -176,13 +212,17 @@ def test_kappa_is_the_weight_of_the_new_release() -> None:
     assert corrected == pytest.approx([z / (1 - 0.3 ** (t + 1)) for t, z in enumerate(zero)])
 
 
-@pytest.mark.parametrize(("kappa", "gain"), [(0.1, 0.0526), (0.3, 0.176), (0.5, 0.333), (0.7, 0.538), (0.9, 0.818)])
+@pytest.mark.parametrize(
+    ("kappa", "gain"), [(0.1, 0.0526), (0.3, 0.176), (0.5, 0.333), (0.7, 0.538), (0.9, 0.818)]
+)
 @pytest.mark.parametrize("init", ["first", "zero", "bias_corrected"])
 def test_noise_gain_of_the_average(kappa: float, gain: float, init: str) -> None:
     disk = DiSK(kappa, init=init)
     assert disk.noise_gain(300) == pytest.approx(gain, abs=5e-4)
     results = run(disk, torch.zeros(9, 2, 1).double(), variance=0.25)
-    assert [r.noise_variance for r in results] == pytest.approx([0.25 * disk.noise_gain(t) for t in range(9)])
+    assert [r.noise_variance for r in results] == pytest.approx(
+        [0.25 * disk.noise_gain(t) for t in range(9)]
+    )
     nu = sum(kappa**2 * (1 - kappa) ** (2 * s) for s in range(5))
     expected = {"zero": nu, "bias_corrected": nu / (1 - (1 - kappa) ** 5) ** 2}
     expected["first"] = nu + (1 - kappa) ** 8 * (1 - kappa**2)
@@ -199,15 +239,21 @@ def test_kalman_gain_table(ratio: float, kappa: float) -> None:
 
 def test_values_outside_their_range_are_refused_with_the_fix() -> None:
     for kappa in (0.0, -0.1, 1.5, math.nan):
-        with pytest.raises(ValueError, match=r"kappa of DiSK must lie in \(0, 1\].*weight of the new release"):
+        with pytest.raises(
+            ValueError, match=r"kappa of DiSK must lie in \(0, 1\].*weight of the new release"
+        ):
             DiSK(kappa)
     with pytest.raises(ValueError, match="gamma of DiSK must be finite and not 0.*look_ahead"):
         DiSK(0.7, 0.0)
-    with pytest.raises(ValueError, match=r"mode='storm' of DiSK means gamma=-1, got 0.5; leave gamma out"):
+    with pytest.raises(
+        ValueError, match=r"mode='storm' of DiSK means gamma=-1, got 0.5; leave gamma out"
+    ):
         DiSK(0.7, 0.5, mode="storm")
     with pytest.raises(ValueError, match=r"not DiSK: use EMA\(kappa=...\)"):
         DiSK(0.7, mode="ema")
-    with pytest.raises(ValueError, match="mode of DiSK must be one of two_point, look_ahead, storm"):
+    with pytest.raises(
+        ValueError, match="mode of DiSK must be one of two_point, look_ahead, storm"
+    ):
         DiSK(mode="full")
     with pytest.raises(ValueError, match="init of DiSK must be one of first, zero, bias_corrected"):
         DiSK(init="none")
@@ -216,16 +262,25 @@ def test_values_outside_their_range_are_refused_with_the_fix() -> None:
 
 
 def test_automatic_micro_batches_are_measured_with_both_points() -> None:
-    """The first step has one point; a size found with it would be twice too large for all later ones."""
+    """The first step has one point; a size found with it would be twice too large for all later
+    ones.
+    """
     counts = []
     for steps in ((), (DiSK(0.5),)):
         calls: list[int] = Heard()
 
-        def counting(model: nn.Module, batch: tuple[Tensor, Tensor], calls: list[int] = calls) -> Tensor:
+        def counting(
+            model: nn.Module, batch: tuple[Tensor, Tensor], calls: list[int] = calls
+        ) -> Tensor:
             calls.append(1)
             return loss_fn(model, batch)
 
-        p = plan(postprocess=steps, max_physical_batch_size="auto", expected_batch_size=N, sampler="fixed")
+        p = plan(
+            postprocess=steps,
+            max_physical_batch_size="auto",
+            expected_batch_size=N,
+            sampler="fixed",
+        )
         with session(p, net(), verify=False) as s:
             s.step(next(s.batches()), counting)
         counts.append(len(calls))

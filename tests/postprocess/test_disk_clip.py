@@ -1,4 +1,6 @@
-"""DiSK clips the combination of both gradients of an example: the sensitivity is C for every rule of the norm engine."""
+"""DiSK clips the combination of both gradients of an example: the sensitivity is C for every rule
+of the norm engine.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class LastState(nn.Module):
 
 
 class Queries(nn.Module):
-    """A learnt query that is handed to a layer as it is: the input that the tape notes IS the parameter."""
+    """A learnt query that is handed to a layer as it is: the input that the tape notes IS the
+    parameter.
+    """
 
     class Query(nn.Module):
         def __init__(self) -> None:
@@ -51,13 +55,25 @@ class Queries(nn.Module):
         return self.head(torch.tanh(self.mix(self.query(x)) * x).mean(1))
 
 
-CHOSEN = {"linear", "linear on long sequences", "conv2d", "conv2d grouped with bias", "embedding", "layer norm", "fallback"}
+CHOSEN = {
+    "linear",
+    "linear on long sequences",
+    "conv2d",
+    "conv2d grouped with bias",
+    "embedding",
+    "layer norm",
+    "fallback",
+}
 CHOSEN |= {"class token", "attention", "layer used twice", "layers that share parameters"}
 ALL = [case for case in CASES if case.name in CHOSEN]
 ALL += [
     Case("recurrent", LastState, lambda n: torch.randn(n, 3, 4)),
     Case("queries", Queries, lambda n: torch.randn(n, 3, 4)),
-    Case("weight norm", lambda: nn.Sequential(weight_norm(nn.Linear(5, 7)), nn.Linear(7, 3)), lambda n: torch.randn(n, 5)),
+    Case(
+        "weight norm",
+        lambda: nn.Sequential(weight_norm(nn.Linear(5, 7)), nn.Linear(7, 3)),
+        lambda n: torch.randn(n, 5),
+    ),
 ]
 DISKS = [DiSK(0.7, 0.5), DiSK(0.1, mode="storm"), DiSK(0.4, mode="look_ahead")]
 
@@ -104,7 +120,9 @@ def summed(
     )
 
 
-def combined(model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[EvaluationPoint]) -> list[dict[str, Tensor]]:
+def combined(
+    model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[EvaluationPoint]
+) -> list[dict[str, Tensor]]:
     """By plain autograd, example by example: Σ over points of weight · gradient there."""
     own = {n: p.detach().clone() for n, p in model.named_parameters()}
     total: list[dict[str, Tensor]] = []
@@ -113,7 +131,11 @@ def combined(model: nn.Module, batch: tuple[Tensor, Tensor], points: Sequence[Ev
             for name, p in model.named_parameters():
                 p.copy_((point.parameters or own).get(name, own[name]))
         rows = [{n: point.weight * g for n, g in row.items()} for row in looped(model, batch)]
-        total = [{n: a[n] + b[n] for n in a} for a, b in zip(total, rows, strict=True)] if total else rows
+        total = (
+            [{n: a[n] + b[n] for n in a} for a, b in zip(total, rows, strict=True)]
+            if total
+            else rows
+        )
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(own[name])
@@ -126,7 +148,9 @@ def length(row: dict[str, Tensor]) -> float:
 
 @pytest.mark.parametrize("metric_kind", [None, "dense"])
 @pytest.mark.parametrize("case", ALL, ids=names)
-def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case: Case, metric_kind: str | None) -> None:
+def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(
+    case: Case, metric_kind: str | None
+) -> None:
     if metric_kind and case.name in ("conv2d grouped with bias", "weight norm"):
         pytest.skip("no explicit matrices for groups and computed weights")
     for disk in DISKS:
@@ -143,16 +167,25 @@ def test_the_clipped_sum_is_that_of_a_loop_that_clips_the_combination(case: Case
         bound = float(np.median([length(row) for row in whitened]))
         before = {n: p.detach().clone() for n, p in model.named_parameters()}
         total, norms = summed(model, batch, points, bound, metric, layout(np.arange(4), 3))
-        torch.testing.assert_close(norms, torch.tensor([length(r) for r in whitened], dtype=torch.float64), rtol=1e-8, atol=1e-10)
+        torch.testing.assert_close(
+            norms,
+            torch.tensor([length(r) for r in whitened], dtype=torch.float64),
+            rtol=1e-8,
+            atol=1e-10,
+        )
         for name in total:
             expected = sum(min(1.0, bound / length(row)) * row[name] for row in whitened)
-            torch.testing.assert_close(total[name], expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                total[name], expected, rtol=1e-8, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}"
+            )
         assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
 
 
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_one_example_moves_the_sum_by_at_most_c(case: Case) -> None:
-    """In float32, on random examples and on adversarial ones: huge steps, huge inputs, gradients that cancel."""
+    """In float32, on random examples and on adversarial ones: huge steps, huge inputs, gradients
+    that cancel.
+    """
     for disk in (DiSK(0.1, mode="storm"), DiSK(0.05, 0.01)):  # c = -9 and 1900
         for size, scale in ((0.1, 1.0), (1e-6, 1.0), (30.0, 100.0)):
             model, batch = build(case, n=3, dtype=torch.float32)
@@ -182,7 +215,9 @@ def test_the_records_of_a_unit_and_both_points_share_one_clip(case: Case) -> Non
 
 @pytest.mark.parametrize("c", [0.857, 1.9, -9.0])
 def test_two_clips_of_their_own_would_reach_more_than_c(c: float) -> None:
-    """Why the combination is clipped: with opposite gradients, separate clips add up to |c| + |1 − c|."""
+    """Why the combination is clipped: with opposite gradients, separate clips add up to |c| + |1 −
+    c|.
+    """
     torch.manual_seed(0)
     worst = 0.0
     for _ in range(200):
@@ -192,7 +227,7 @@ def test_two_clips_of_their_own_would_reach_more_than_c(c: float) -> None:
         apart = c * first / first.norm() + (1 - c) * second / second.norm()
         worst = max(worst, float(apart.norm()))
     u = torch.nn.functional.normalize(torch.ones(5).double(), dim=0)
-    assert float((c * u * math.copysign(1, c) + (1 - c) * u * math.copysign(1, 1 - c)).norm()) == pytest.approx(
-        abs(c) + abs(1 - c)
-    )
+    assert float(
+        (c * u * math.copysign(1, c) + (1 - c) * u * math.copysign(1, 1 - c)).norm()
+    ) == pytest.approx(abs(c) + abs(1 - c))
     assert 0 < worst <= abs(c) + abs(1 - c) + 1e-12

@@ -19,7 +19,11 @@ def test_table_of_the_warm_up() -> None:
         assert WeightEMA(0.9999).decay_at(t) == pytest.approx(mu, abs=5e-5)
     assert WeightEMA(0.999).decay_at(8990) == WeightEMA(0.999).decay_at(20_000) == 0.999
     assert WeightEMA(0.9999).decay_at(89_990) == pytest.approx(0.9999)
-    assert WeightEMA(0.999).decay_at(875) == WeightEMA(0.9999).decay_at(875) == pytest.approx(0.98983, abs=5e-6)
+    assert (
+        WeightEMA(0.999).decay_at(875)
+        == WeightEMA(0.9999).decay_at(875)
+        == pytest.approx(0.98983, abs=5e-6)
+    )
     assert WeightEMA(0.9, warmup=False).decay_at(0) == 0.9
 
 
@@ -63,7 +67,10 @@ def test_with_the_average_in_the_model_nothing_can_be_lost(tmp_path: Path) -> No
                 s.step(batch, loss_fn)
             with pytest.raises(RuntimeError, match="averaged weights are in the model"):
                 s.save(tmp_path / "checkpoint")
-            with pytest.raises(RuntimeError, match="averaged weights are in the model"), s.averaged_weights():
+            with (
+                pytest.raises(RuntimeError, match="averaged weights are in the model"),
+                s.averaged_weights(),
+            ):
                 pass
         assert s.steps_done == 1
         s.step(batch, loss_fn)
@@ -119,11 +126,16 @@ def test_half_precision_weights_are_averaged_in_single_precision() -> None:
 
 
 def test_what_is_not_there_or_does_not_belong_is_refused_by_name() -> None:
-    with session(plan(), net()) as s, pytest.raises(RuntimeError, match=r"PrivacyConfig\(weight_average=WeightEMA\(\)\)"):
+    with (
+        session(plan(), net()) as s,
+        pytest.raises(RuntimeError, match=r"PrivacyConfig\(weight_average=WeightEMA\(\)\)"),
+    ):
         s.averaged_weights().__enter__()
     with pytest.raises(ValueError, match="decay of WeightEMA"):
         WeightEMA(1.0)
-    with pytest.raises(ValueError, match="weight_average must be WeightEMA.*got DiSK.*postprocess="):
+    with pytest.raises(
+        ValueError, match="weight_average must be WeightEMA.*got DiSK.*postprocess="
+    ):
         plan(weight_average=DiSK())
     with pytest.raises(ValueError, match="WeightEMA in postprocess.*weight_average="):
         plan(postprocess=[WeightEMA()])
@@ -132,7 +144,11 @@ def test_what_is_not_there_or_does_not_belong_is_refused_by_name() -> None:
 def test_the_average_is_on_the_card_and_not_in_the_hash_of_the_mechanism() -> None:
     with_average, without = plan(weight_average=WeightEMA(0.9)), plan()
     assert with_average.hash == without.hash
-    assert with_average.describe()["weight_average"] == {"name": "WeightEMA", "decay": 0.9, "warmup": True}
+    assert with_average.describe()["weight_average"] == {
+        "name": "WeightEMA",
+        "decay": 0.9,
+        "warmup": True,
+    }
 
 
 def test_a_frozen_parameter_is_left_alone() -> None:

@@ -1,4 +1,6 @@
-"""Low-pass filters against scipy, against DOPPLER's recursion written out, and against its published coefficients."""
+"""Low-pass filters against scipy, against DOPPLER's recursion written out, and against its
+published coefficients.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from dpkfc.postprocess.filters import Recursion, impulse_response
 from tests.postprocess.cases import run
 
 OTHER = LowPass((0.15, -0.05), (1.0, -0.9))
-FILTERS = [LowPass(), LowPass.chebyshev(), LowPass.first_order(0.3), LowPass.butterworth(4, 0.3), OTHER, LowPass((2, 1, 1), (4,))]
+FILTERS = [
+    LowPass(),
+    LowPass.chebyshev(),
+    LowPass.first_order(0.3),
+    LowPass.butterworth(4, 0.3),
+    OTHER,
+    LowPass((2, 1, 1), (4,)),
+]
 
 
 def doppler(b: list[float], a: list[float], inputs: np.ndarray) -> list[float]:
@@ -31,15 +40,21 @@ def doppler(b: list[float], a: list[float], inputs: np.ndarray) -> list[float]:
 def test_the_output_is_that_of_the_recursion_and_of_scipy(lowpass: LowPass) -> None:
     inputs = np.random.default_rng(0).normal(size=40)
     found = [float(r.gradients["w"]) for r in run(lowpass, torch.from_numpy(inputs).reshape(-1, 1))]
-    np.testing.assert_allclose(found, doppler(list(lowpass.b), list(lowpass.a), inputs), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        found, doppler(list(lowpass.b), list(lowpass.a), inputs), rtol=1e-9, atol=1e-12
+    )
     answer = lfilter(lowpass.b, lowpass.a, np.ones(40))
-    np.testing.assert_allclose(found, lfilter(lowpass.b, lowpass.a, inputs) / answer, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        found, lfilter(lowpass.b, lowpass.a, inputs) / answer, rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("lowpass", FILTERS, ids=str)
 def test_a_constant_passes_unchanged(lowpass: LowPass) -> None:
     found = run(lowpass, [torch.full((2, 3), 1.7).double()] * 30)
-    assert all(torch.allclose(r.gradients["w"], torch.full((2, 3), 1.7).double(), rtol=1e-9) for r in found)
+    assert all(
+        torch.allclose(r.gradients["w"], torch.full((2, 3), 1.7).double(), rtol=1e-9) for r in found
+    )
 
 
 @pytest.mark.parametrize("lowpass", FILTERS, ids=str)
@@ -49,7 +64,9 @@ def test_the_noise_gain_is_the_sum_of_squares_of_the_impulse_response(lowpass: L
     found = [r.noise_variance for r in run(lowpass, torch.zeros(30, 1).double())]
     assert all(isinstance(v, float) for v in found)
     np.testing.assert_allclose(found, expected, rtol=1e-8)
-    np.testing.assert_allclose([0.25 * lowpass.noise_gain(t) for t in range(30)], expected, rtol=1e-10)
+    np.testing.assert_allclose(
+        [0.25 * lowpass.noise_gain(t) for t in range(30)], expected, rtol=1e-10
+    )
 
 
 def test_the_authors_default_is_a_chebyshev_filter() -> None:
@@ -61,13 +78,24 @@ def test_the_authors_default_is_a_chebyshev_filter() -> None:
     assert sum(b) / sum(a) == pytest.approx(0.3162269, abs=1e-6)  # 10 dB
     assert lowpass.noise_gain(20_000) == pytest.approx(0.0711784, abs=5e-7)
     c = impulse_response(Recursion(lowpass.b, lowpass.a), 71).cumsum()
-    table = {0: 1.6332e-4, 1: 8.1390e-4, 2: 2.10666e-3, 5: 9.7125e-3, 10: 0.033903, 20: 0.116786, 50: 0.430555, 70: 0.506033}
+    table = {
+        0: 1.6332e-4,
+        1: 8.1390e-4,
+        2: 2.10666e-3,
+        5: 9.7125e-3,
+        10: 0.033903,
+        20: 0.116786,
+        50: 0.430555,
+        70: 0.506033,
+    }
     for t, value in table.items():
         assert c[t] == pytest.approx(value, rel=5e-5)
 
 
 def test_the_filter_of_the_other_experiments() -> None:
-    np.testing.assert_allclose(impulse_response(Recursion(OTHER.b, OTHER.a), 3), [0.15, 0.085, 0.0765])
+    np.testing.assert_allclose(
+        impulse_response(Recursion(OTHER.b, OTHER.a), 3), [0.15, 0.085, 0.0765]
+    )
     assert sum(OTHER.b) / sum(OTHER.a) == pytest.approx(1)
     assert OTHER.noise_gain(2000) == pytest.approx(0.0605263, abs=5e-8)
 
@@ -82,7 +110,9 @@ def test_the_default_is_a_butterworth_filter_of_order_two() -> None:
 
 def test_the_first_order_filter_is_the_corrected_average() -> None:
     inputs = torch.randn(12, 3).double()
-    for one, other in zip(run(LowPass.first_order(0.2), inputs), run(EMA(0.2, "bias_corrected"), inputs), strict=True):
+    for one, other in zip(
+        run(LowPass.first_order(0.2), inputs), run(EMA(0.2, "bias_corrected"), inputs), strict=True
+    ):
         torch.testing.assert_close(one.gradients["w"], other.gradients["w"], rtol=1e-12, atol=1e-14)
         assert one.noise_variance == pytest.approx(other.noise_variance)
 

@@ -1,4 +1,6 @@
-"""The variance that a release carries is that of its noise, through every read-out and filter, across rebuilt metrics."""
+"""The variance that a release carries is that of its noise, through every read-out and filter,
+across rebuilt metrics.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ import torch
 from torch import Tensor
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.linalg.metric import Dense, Diagonal, Eigenbasis, Elementwise, Identity, Kronecker, LowRank, Metric
+from dpkfc.linalg.metric import (
+    Dense,
+    Diagonal,
+    Eigenbasis,
+    Elementwise,
+    Identity,
+    Kronecker,
+    LowRank,
+    Metric,
+)
 from dpkfc.postprocess import EMA, DiSK, LowPass
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
@@ -43,21 +54,28 @@ def some_metric(seed: int) -> Metric:
         "bare": Eigenbasis(torch.rand(2, 2, dtype=torch.float64) + 0.3, input=q),
         "conv": Kronecker(dense(3), Diagonal(torch.tensor([0.7]).double())),
         "table": Kronecker(Diagonal(torch.rand(3, dtype=torch.float64) + 0.3), dense(2)),
-        "norm": Elementwise({r: torch.rand(3, dtype=torch.float64) + 0.3 for r in ("weight", "bias")}),
+        "norm": Elementwise(
+            {r: torch.rand(3, dtype=torch.float64) + 0.3 for r in ("weight", "bias")}
+        ),
     }
 
 
 @pytest.mark.parametrize("readout", ["whitened", "natural", "inverse"])
 @pytest.mark.parametrize("steps", FILTERS, ids=str)
 def test_the_variance_is_exact(steps: tuple[PostProcess, ...], readout: str) -> None:
-    """Everything here is linear in the noise: the squares of the answers to a unit in each entry of each release add up."""
+    """Everything here is linear in the noise: the squares of the answers to a unit in each entry of
+    each release add up.
+    """
     model, layers = several_layers()
     old, new = some_metric(1), some_metric(2)
     metrics = [{}, old, old, new]
     shapes = {n: p.shape for n, p in model.named_parameters()}
     zero = {n: torch.zeros(s, dtype=torch.float64) for n, s in shapes.items()}
     answers = {n: torch.zeros(s, dtype=torch.float64) for n, s in shapes.items()}
-    entries = [[(n, j) for n in layer.parameters.values() for j in range(shapes[n].numel())] for layer in layers]
+    entries = [
+        [(n, j) for n in layer.parameters.values() for j in range(shapes[n].numel())]
+        for layer in layers
+    ]
     for t in range(len(metrics)):
         for units in zip_longest(*entries):  # layers do not touch: an entry of each at a time
             fed = [{n: x.clone() for n, x in zero.items()} for _ in metrics]
@@ -68,17 +86,27 @@ def test_the_variance_is_exact(steps: tuple[PostProcess, ...], readout: str) -> 
                 answers[n] += x.square()
     for name, expected in answers.items():
         found = torch.as_tensor(value.variance_of(name), dtype=torch.float64).expand(shapes[name])
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found, expected, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize(
-    ("steps", "readout"), [((DiSK(0.3),), "natural"), ((LowPass.butterworth(2, 0.3),), "inverse")], ids=["DiSK", "LowPass"]
+    ("steps", "readout"),
+    [((DiSK(0.3),), "natural"), ((LowPass.butterworth(2, 0.3),), "inverse")],
+    ids=["DiSK", "LowPass"],
 )
-def test_repeated_releases_of_a_zero_sum_have_the_stated_variance(steps: tuple[PostProcess, ...], readout: str) -> None:
-    """Monte-Carlo, through the mechanism itself; two-sided: 2/3 and 3/2 of the variance would both be noticed."""
+def test_repeated_releases_of_a_zero_sum_have_the_stated_variance(
+    steps: tuple[PostProcess, ...], readout: str
+) -> None:
+    """Monte-Carlo, through the mechanism itself; two-sided: 2/3 and 3/2 of the variance would both
+    be noticed.
+    """
     model, layers = several_layers()
     metric, runs, length = some_metric(1), 150, 3
-    settings = PrivacyConfig(expected_batch_size=4, steps=runs * length, max_grad_norm=0.5, test_mode_seed=7)
+    settings = PrivacyConfig(
+        expected_batch_size=4, steps=runs * length, max_grad_norm=0.5, test_mode_seed=7
+    )
     plan = settings.with_noise(1.3, 1e-3, 40)
     noise, ledger = plan.noise_stream(), Ledger.in_memory(plan.hash, {}, plan.steps)
     zero = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
@@ -100,7 +128,9 @@ def test_undoing_the_metric_gives_back_what_was_whitened() -> None:
     model, layers = several_layers()
     metric = some_metric(1)
     g = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-    whitened = chained((), "natural", [metric], layers, [g]).gradients  # P once more is P itself applied to the release
+    whitened = chained(
+        (), "natural", [metric], layers, [g]
+    ).gradients  # P once more is P itself applied to the release
     back = chained((), "inverse", [metric], layers, [whitened]).gradients
     for n in g:
         torch.testing.assert_close(back[n], g[n], rtol=1e-9, atol=1e-11)
@@ -128,7 +158,9 @@ def test_maps_are_formed_once_for_a_metric(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_behind_two_filters_the_variance_is_not_known() -> None:
-    """The second filter's input is not independent between steps: nothing is said rather than something wrong."""
+    """The second filter's input is not independent between steps: nothing is said rather than
+    something wrong.
+    """
     _, layers = several_layers()
     inputs = [{"w": torch.zeros(2)}] * 2
     value: Released = chained((DiSK(0.5), LowPass()), "whitened", [{}, {}], layers, inputs)
@@ -142,17 +174,26 @@ def test_float32_tensors_keep_their_type_and_a_number_stays_a_number() -> None:
     state: dict[str, Tensor] = {}
     for t in range(3):
         value, state = LowPass().apply(released(g, 0.25, t), state)
-        assert isinstance(value.noise_variance, float) and value.gradients["w"].dtype == torch.float32
+        assert (
+            isinstance(value.noise_variance, float) and value.gradients["w"].dtype == torch.float32
+        )
     state = {}
     for t in range(3):
         value, state = DiSK(0.5).apply(released(g, {"w": torch.rand(3, 2)}, t), state)
-        assert value.variance_of("w").shape == (3, 2) and value.variance_of("w").dtype == torch.float32
+        assert (
+            value.variance_of("w").shape == (3, 2) and value.variance_of("w").dtype == torch.float32
+        )
 
 
 def test_an_identity_side_goes_where_the_other_side_is() -> None:
-    """The square of an identity is made on the CPU, whatever device the other side is on, and in whatever precision."""
+    """The square of an identity is made on the CPU, whatever device the other side is on, and in
+    whatever precision.
+    """
     root = torch.eye(3, device="meta")
-    for entry in (Kronecker(Identity(2.0), Dense(root, 1.0)), Kronecker(Dense(root, 1.0), Identity(2.0))):
+    for entry in (
+        Kronecker(Identity(2.0), Dense(root, 1.0)),
+        Kronecker(Dense(root, 1.0), Identity(2.0)),
+    ):
         assert entry.variance().device.type == "meta"
     mixed = Kronecker(Identity(2.0), Diagonal(torch.ones(3)))
     assert torch.equal(mixed.variance().double(), torch.full((3, 1), 4.0).double())

@@ -22,7 +22,9 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("bias_correction", [False, True])
 @pytest.mark.parametrize("direction", ["gradient", "momentum"])
-def test_the_step_equals_a_dense_solve_over_all_parameters(direction: str, bias_correction: bool) -> None:
+def test_the_step_equals_a_dense_solve_over_all_parameters(
+    direction: str, bias_correction: bool
+) -> None:
     sofim = SOFIM(rho=0.7, beta=0.8, direction=direction, bias_correction=bias_correction)
     state: dict[str, Tensor] = {}
     m = torch.zeros(10).double()
@@ -39,7 +41,9 @@ def test_the_step_equals_a_dense_solve_over_all_parameters(direction: str, bias_
 def test_the_momentum_direction_is_momentum_over_a_number() -> None:
     (g,) = inputs(1)
     value, _ = SOFIM(rho=0.5, beta=0.0, direction="momentum").apply(released(g), {})
-    torch.testing.assert_close(flat(value.gradients), flat(g) / (0.5 + flat(g).square().sum()), rtol=1e-14, atol=0)
+    torch.testing.assert_close(
+        flat(value.gradients), flat(g) / (0.5 + flat(g).square().sum()), rtol=1e-14, atol=0
+    )
 
 
 def test_with_small_momentum_it_is_plain_descent_at_a_rate_over_rho() -> None:
@@ -77,11 +81,17 @@ def test_values_outside_their_range_are_refused_by_name(settings: dict, words: s
 
 @pytest.mark.parametrize("direction", ["gradient", "momentum"])
 def test_spare_memory_changes_no_result(direction):
-    sofim, plain, reused = SOFIM(rho=0.3, beta=0.8, direction=direction, bias_correction=True), {}, {}
+    sofim, plain, reused = (
+        SOFIM(rho=0.3, beta=0.8, direction=direction, bias_correction=True),
+        {},
+        {},
+    )
     for t, g in enumerate(inputs(), 1):
         given = {name: x.clone() for name, x in g.items()}
         value, plain = sofim.apply(released(g, step=t), plain)
-        assert all(torch.equal(g[name], x) for name, x in given.items())  # `apply` writes to no argument
+        assert all(
+            torch.equal(g[name], x) for name, x in given.items()
+        )  # `apply` writes to no argument
         quick, reused = sofim.apply_in_place(released(given, step=t), reused)
         assert torch.equal(flat(value.gradients), flat(quick.gradients))
         assert all(torch.equal(plain[name], reused[name]) for name in plain)

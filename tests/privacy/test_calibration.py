@@ -29,9 +29,13 @@ FIXED = FixedSize(20, 1000)
 )
 def test_the_safe_end_of_a_narrow_bracket(target, sampler, count, accountant):
     relation = sampler.neighbouring_relation
-    noise = calibrate_noise_multiplier(target, DELTA, sampler.event, count, accountant, relation=relation)
+    noise = calibrate_noise_multiplier(
+        target, DELTA, sampler.event, count, accountant, relation=relation
+    )
     assert epsilon(sampler.event(noise), count, DELTA, accountant, relation) <= target
-    assert epsilon(sampler.event(0.999 * noise), count, DELTA, accountant, relation) > target * (1 - 1e-2)
+    assert epsilon(sampler.event(0.999 * noise), count, DELTA, accountant, relation) > target * (
+        1 - 1e-2
+    )
     assert epsilon(sampler.event(noise / 1.0006), count, DELTA, accountant, relation) > target
 
 
@@ -39,7 +43,9 @@ def test_the_safe_end_of_a_narrow_bracket(target, sampler, count, accountant):
 def test_noise_of_mnist_by_rdp(target, known):
     """N = 60,000, B = 256, 1,172 steps (five epochs): values computed apart from this package."""
     sampler = Poisson(256 / 60000, 60000)
-    assert calibrate_noise_multiplier(target, DELTA, sampler.event, 1172, "rdp") == pytest.approx(known, abs=2e-3)
+    assert calibrate_noise_multiplier(target, DELTA, sampler.event, 1172, "rdp") == pytest.approx(
+        known, abs=2e-3
+    )
 
 
 def test_the_result_holds_for_dp_accounting_itself():
@@ -64,16 +70,22 @@ def test_a_delta_that_is_none(bad):
 
 def test_unreachable_targets():
     event = Poisson(0.1, 100).event
-    with pytest.raises(CalibrationError, match=r"epsilon = 1000000.0 .* all spend less; choose a smaller epsilon"):
+    with pytest.raises(
+        CalibrationError, match=r"epsilon = 1000000.0 .* all spend less; choose a smaller epsilon"
+    ):
         calibrate_noise_multiplier(1e6, DELTA, event, 10)
-    with pytest.raises(CalibrationError, match=r"epsilon = 1.0 .* all spend more; choose a larger epsilon"):
+    with pytest.raises(
+        CalibrationError, match=r"epsilon = 1.0 .* all spend more; choose a larger epsilon"
+    ):
         calibrate_noise_multiplier(1.0, DELTA, Poisson(1.0, 100).event, 10**13, "rdp")
     with pytest.raises(CalibrationError, match="number of releases must be >= 1, got 0"):
         calibrate_noise_multiplier(1.0, DELTA, event, 0)
 
 
 def test_a_delta_that_says_nothing_is_warned_of():
-    with pytest.warns(UserWarning, match=r"delta = 0.01 is not below 1 / N = 0.01.*for example 6.3e-03"):
+    with pytest.warns(
+        UserWarning, match=r"delta = 0.01 is not below 1 / N = 0.01.*for example 6.3e-03"
+    ):
         check_target(1.0, 0.01, 100)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,6 @@
-"""ChaCha20 in operations of torch: its keystream against another implementation, its normal numbers against the CPU stream."""
+"""ChaCha20 in operations of torch: its keystream against another implementation, its normal numbers
+against the CPU stream.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ RFC_BLOCK = (
 )
 
 
-def keystream(key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device = CPU) -> bytes:
-    return compute_keystream(key, nonce, counter, blocks, device).cpu().numpy().astype("<i4").tobytes()
+def keystream(
+    key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device = CPU
+) -> bytes:
+    return (
+        compute_keystream(key, nonce, counter, blocks, device).cpu().numpy().astype("<i4").tobytes()
+    )
 
 
 def reference(key: bytes, nonce: bytes, counter: int, blocks: int) -> bytes:
@@ -37,7 +43,9 @@ def reference(key: bytes, nonce: bytes, counter: int, blocks: int) -> bytes:
 
 
 class Words:
-    """The words of a reference keystream as `rng._fill_normal` asks for them; every request begins with a new block."""
+    """The words of a reference keystream as `rng._fill_normal` asks for them; every request begins
+    with a new block.
+    """
 
     def __init__(self, key: bytes, chunk: int) -> None:
         self.key, self.nonce, self.counter = key, chunk.to_bytes(12, "little"), 0
@@ -63,20 +71,26 @@ def test_the_block_of_the_rfc() -> None:
 )
 @example(key=b"\xff" * 32, nonce=b"\xff" * 12, counter=2**31 - 3, blocks=6)
 @example(key=bytes(32), nonce=bytes(12), counter=2**32 - 6, blocks=6)
-def test_the_keystream_is_that_of_another_implementation(key: bytes, nonce: bytes, counter: int, blocks: int) -> None:
+def test_the_keystream_is_that_of_another_implementation(
+    key: bytes, nonce: bytes, counter: int, blocks: int
+) -> None:
     assert keystream(key, nonce, counter, blocks) == reference(key, nonce, counter, blocks)
 
 
 @pytest.mark.gpu
 def test_the_keystream_of_a_gpu_is_that_of_another_implementation() -> None:
     key = os.urandom(32)
-    assert keystream(key, RFC_NONCE, 2**31 - 9, 10_000, torch.device("cuda")) == reference(key, RFC_NONCE, 2**31 - 9, 10_000)
+    assert keystream(key, RFC_NONCE, 2**31 - 9, 10_000, torch.device("cuda")) == reference(
+        key, RFC_NONCE, 2**31 - 9, 10_000
+    )
 
 
 @pytest.mark.parametrize("rare", [None, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 1000, 1001, 3 * 4096 + 5])
-def test_the_normal_numbers_are_those_of_the_cpu_stream(size: int, dtype: str, rare: int | None, monkeypatch) -> None:
+def test_the_normal_numbers_are_those_of_the_cpu_stream(
+    size: int, dtype: str, rare: int | None, monkeypatch
+) -> None:
     """Fed with one keystream, also where half of the radii are refined."""
     if rare:
         for module in (chacha20, rng):
@@ -93,7 +107,9 @@ def test_the_normal_numbers_are_those_of_the_cpu_stream(size: int, dtype: str, r
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.float32, 86), (torch.float64, 107)])
-def test_the_tail_ends_where_that_of_the_cpu_stream_does(dtype: torch.dtype, bits: int, monkeypatch) -> None:
+def test_the_tail_ends_where_that_of_the_cpu_stream_does(
+    dtype: torch.dtype, bits: int, monkeypatch
+) -> None:
     """Words of zeros are the farthest radius; the refinement decides how far it is."""
     zeros = lambda key, nonce, counter, blocks, device: torch.zeros(16 * blocks, dtype=torch.int32)  # noqa: E731
     monkeypatch.setattr(chacha20, "_check_device", lambda device: None)
@@ -113,7 +129,10 @@ def test_the_numbers_are_standard_normal_into_the_tails(dtype: torch.dtype) -> N
         assert stats.binomtest(beyond, len(z), 2 * stats.norm.sf(bound)).pvalue > 1e-9
     first, second = z[: 1 << 19], z[1 << 19 :]
     assert abs(float(torch.corrcoef(torch.stack([first, second]))[0, 1])) * 2**9.5 < 6
-    assert abs(float(torch.corrcoef(torch.stack([first.square(), second.square()]))[0, 1])) * 2**9.5 < 6
+    assert (
+        abs(float(torch.corrcoef(torch.stack([first.square(), second.square()]))[0, 1])) * 2**9.5
+        < 6
+    )
 
 
 def test_chunks_and_keys_share_no_numbers(monkeypatch) -> None:
@@ -126,13 +145,20 @@ def test_a_device_that_computes_a_wrong_keystream_is_refused(monkeypatch) -> Non
     right = compute_keystream
     monkeypatch.setattr(chacha20, "compute_keystream", lambda *given: right(*given) ^ 1)
     chacha20._check_device.cache_clear()
-    with pytest.raises(RuntimeError, match="cpu computes a wrong ChaCha20 keystream; train on the CPU"):
+    with pytest.raises(
+        RuntimeError, match="cpu computes a wrong ChaCha20 keystream; train on the CPU"
+    ):
         draw_normal(KEY, 1, torch.float32, CPU)
 
 
 @pytest.mark.parametrize(
     ("key", "nonce", "counter"),
-    [(bytes(16), bytes(12), 0), (KEY, bytes(8), 0), (KEY, bytes(12), -1), (KEY, bytes(12), 2**32 - 1)],
+    [
+        (bytes(16), bytes(12), 0),
+        (KEY, bytes(8), 0),
+        (KEY, bytes(12), -1),
+        (KEY, bytes(12), 2**32 - 1),
+    ],
 )
 def test_bad_arguments_of_the_keystream(key: bytes, nonce: bytes, counter: int) -> None:
     with pytest.raises(ValueError, match="ChaCha20 needs a key of 32 bytes, a nonce of 12"):
@@ -155,7 +181,11 @@ def test_a_large_draw_on_a_gpu_is_chacha20_under_a_fresh_key(monkeypatch) -> Non
 def test_a_small_draw_and_one_for_another_device_are_copied_from_the_stream() -> None:
     stream, device = NoiseStream.secure(), torch.device("meta")
     numbers = mechanism._normal(stream, 0, device, rng.CHUNK + 1)(rng.CHUNK + 1, torch.float64)
-    assert numbers.device == device and numbers.shape == (rng.CHUNK + 1,) and numbers.dtype == torch.float64
+    assert (
+        numbers.device == device
+        and numbers.shape == (rng.CHUNK + 1,)
+        and numbers.dtype == torch.float64
+    )
     assert stream._draws == 1
 
 

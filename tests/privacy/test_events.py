@@ -1,4 +1,6 @@
-"""Epsilon equals dp-accounting's own value and analytic anchors; what cannot be accounted for is refused."""
+"""Epsilon equals dp-accounting's own value and analytic anchors; what cannot be accounted for is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ from dpkfc.privacy.accounting import (
 from dpkfc.privacy.integration import integrated_epsilon
 
 DELTA = 1e-5
-ADD, REPLACE = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, dp_accounting.NeighboringRelation.REPLACE_ONE
+ADD, REPLACE = (
+    dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    dp_accounting.NeighboringRelation.REPLACE_ONE,
+)
 
 
 def poisson(rate, noise):
@@ -36,7 +41,9 @@ def poisson(rate, noise):
 
 
 def without_replacement(n, b, noise):
-    return dp_accounting.SampledWithoutReplacementDpEvent(n, b, dp_accounting.GaussianDpEvent(noise))
+    return dp_accounting.SampledWithoutReplacementDpEvent(
+        n, b, dp_accounting.GaussianDpEvent(noise)
+    )
 
 
 CASES = [
@@ -55,8 +62,11 @@ def test_epsilon_is_that_of_dp_accounting(event, count, accountant, relation):
     kind = pld.PLDAccountant if accountant == "pld" else rdp.RdpAccountant
     theirs = kind(neighboring_relation=ADD if relation == "add_or_remove_one" else REPLACE)
     theirs.compose(event, count)
-    # PLD is asked for a δ that is smaller by what rounding may have taken, and full batches have a closed form
-    assert epsilon(event, count, DELTA, accountant, relation) == pytest.approx(theirs.get_epsilon(DELTA), rel=1e-6)
+    # PLD is asked for a δ that is smaller by what rounding may have taken, and full batches have a
+    # closed form
+    assert epsilon(event, count, DELTA, accountant, relation) == pytest.approx(
+        theirs.get_epsilon(DELTA), rel=1e-6
+    )
     delta = delta_of_epsilon(event, count, 1.0, accountant, relation)
     assert delta == pytest.approx(theirs.get_delta(1.0), rel=1e-9, abs=2.0**-50 * (count + 256))
 
@@ -66,7 +76,9 @@ def gaussian_delta(eps, mu):
 
 
 @pytest.mark.parametrize(("noise", "count"), [(5.0, 100), (2.0, 1), (20.0, 50)])
-@pytest.mark.parametrize("wrap", [poisson, lambda q, s: dp_accounting.GaussianDpEvent(s)], ids=["q=1", "full batch"])
+@pytest.mark.parametrize(
+    "wrap", [poisson, lambda q, s: dp_accounting.GaussianDpEvent(s)], ids=["q=1", "full batch"]
+)
 def test_full_batches_have_the_analytic_epsilon_of_the_gaussian(noise, count, wrap):
     mu = math.sqrt(count) / noise
     exact = optimize.brentq(lambda e: gaussian_delta(e, mu) - DELTA, 0, 100, xtol=1e-12)
@@ -74,7 +86,9 @@ def test_full_batches_have_the_analytic_epsilon_of_the_gaussian(noise, count, wr
     assert exact - 1e-9 <= ours <= exact + 1e-5
 
 
-@pytest.mark.parametrize(("q", "noise", "eps"), [(0.1, 1.0, 0.5), (0.02, 0.7, 1.0), (0.5, 2.0, 0.1)])
+@pytest.mark.parametrize(
+    ("q", "noise", "eps"), [(0.1, 1.0, 0.5), (0.02, 0.7, 1.0), (0.5, 2.0, 0.1)]
+)
 def test_one_poisson_release_has_the_closed_form_hockey_stick(q, noise, eps):
     above = noise**2 * math.log((math.exp(eps) - 1 + q) / q) + 0.5
     tail, shifted = stats.norm.sf(above / noise), stats.norm.sf((above - 1) / noise)
@@ -120,13 +134,38 @@ def test_nothing_released_costs_nothing_and_no_noise_costs_everything(monkeypatc
 @pytest.mark.parametrize(
     ("event", "accountant", "relation", "message"),
     [
-        (without_replacement(100, 5, 1.0), "pld", "replace_one", "PLD cannot account .* use accountant='rdp'"),
-        (without_replacement(100, 5, 1.0), "rdp", "add_or_remove_one", "use 'replace_one' for sampling without replacement"),
+        (
+            without_replacement(100, 5, 1.0),
+            "pld",
+            "replace_one",
+            "PLD cannot account .* use accountant='rdp'",
+        ),
+        (
+            without_replacement(100, 5, 1.0),
+            "rdp",
+            "add_or_remove_one",
+            "use 'replace_one' for sampling without replacement",
+        ),
         (poisson(0.1, 1.0), "rdp", "replace_one", "cannot be accounted for under 'replace_one'"),
         (poisson(0.1, 1.0), "pld", "replace_one", "cannot be accounted for under 'replace_one'"),
-        (dp_accounting.GaussianDpEvent(1.0), "pld", "replace_one", "cannot be accounted for under 'replace_one'"),
-        (dp_accounting.UnsupportedDpEvent(), "pld", "add_or_remove_one", "'pld' does not support the event"),
-        (poisson(0.1, 1.0), "prv", "add_or_remove_one", "unknown accountant 'prv'; choose one of pld, rdp"),
+        (
+            dp_accounting.GaussianDpEvent(1.0),
+            "pld",
+            "replace_one",
+            "cannot be accounted for under 'replace_one'",
+        ),
+        (
+            dp_accounting.UnsupportedDpEvent(),
+            "pld",
+            "add_or_remove_one",
+            "'pld' does not support the event",
+        ),
+        (
+            poisson(0.1, 1.0),
+            "prv",
+            "add_or_remove_one",
+            "unknown accountant 'prv'; choose one of pld, rdp",
+        ),
         (poisson(0.1, 1.0), "pld", "zero_out", "unknown neighbouring relation 'zero_out'"),
     ],
 )
@@ -148,7 +187,10 @@ def test_little_noise_is_accounted_for_on_a_wider_grid_and_bounds_an_integration
 @pytest.mark.parametrize("most", [30, 40, 300])
 def test_truncated_batches_are_accounted_for_at_little_noise(noise, most):
     event = dp_accounting.TruncatedSubsampledGaussianDpEvent(
-        dataset_size=1000, sampling_probability=0.03, truncated_batch_size=most, noise_multiplier=noise
+        dataset_size=1000,
+        sampling_probability=0.03,
+        truncated_batch_size=most,
+        noise_multiplier=noise,
     )
     found = cross_check(event, 50, DELTA)
     assert found["pld"] >= epsilon(poisson(0.03, noise), 50, DELTA) * (1 - 1e-4)
@@ -170,7 +212,9 @@ def test_bad_numbers_are_refused():
         delta_of_epsilon(poisson(0.1, 1.0), 1, math.nan)
 
 
-@pytest.mark.parametrize(("q", "noise", "count"), [(0.01, 1.0, 500), (0.04, 1.5, 450), (0.1, 2.0, 100)])
+@pytest.mark.parametrize(
+    ("q", "noise", "count"), [(0.01, 1.0, 500), (0.04, 1.5, 450), (0.1, 2.0, 100)]
+)
 def test_cross_check_has_rdp_above_pld_and_near_it(q, noise, count):
     both = cross_check(poisson(q, noise), count, DELTA)
     assert both["pld"] <= both["rdp"] + 1e-3
@@ -185,8 +229,12 @@ def test_cross_check_of_fixed_size_batches_has_rdp_alone():
 
 
 def test_cross_check_refuses_a_contradiction(monkeypatch):
-    monkeypatch.setattr(accounting, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0)
-    with pytest.raises(ValueError, match=r"the accountants disagree .* PLD gives epsilon 2.0, above the 1.0 of RDP"):
+    monkeypatch.setattr(
+        accounting, "epsilon", lambda e, n, d, accountant, r: 2.0 if accountant == "pld" else 1.0
+    )
+    with pytest.raises(
+        ValueError, match=r"the accountants disagree .* PLD gives epsilon 2.0, above the 1.0 of RDP"
+    ):
         cross_check(poisson(0.1, 1.0), 1, DELTA)
 
 
@@ -202,7 +250,10 @@ def test_events_survive_json(event):
     [
         ({"type": "PrivacyAccountant"}, "unknown privacy event 'PrivacyAccountant'"),
         ({}, "unknown privacy event None"),
-        ({"type": "GaussianDpEvent", "sigma": 1.0}, r"the fields \['sigma'\] do not fit the event GaussianDpEvent"),
+        (
+            {"type": "GaussianDpEvent", "sigma": 1.0},
+            r"the fields \['sigma'\] do not fit the event GaussianDpEvent",
+        ),
     ],
 )
 def test_unknown_events_are_refused(data, message):
@@ -221,7 +272,9 @@ def test_a_curve_remembers(monkeypatch):
 def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatch):
     calls = []
     compute = EpsilonCurve._compute
-    monkeypatch.setattr(EpsilonCurve, "_compute", lambda self, n: calls.append(n) or compute(self, n))
+    monkeypatch.setattr(
+        EpsilonCurve, "_compute", lambda self, n: calls.append(n) or compute(self, n)
+    )
     curve = EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant=accountant, horizon=300)
     bounds = [curve.upper_bound(n) for n in range(301)]
     assert len(calls) < 35
@@ -233,10 +286,14 @@ def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatc
 
 
 def test_the_upper_bound_does_not_depend_on_what_else_was_computed():
-    plain, looked_at = (EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant="rdp", horizon=300) for _ in range(2))
+    plain, looked_at = (
+        EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant="rdp", horizon=300) for _ in range(2)
+    )
     for known in (7, 96, 151):
         looked_at.at(known)
-    assert [looked_at.upper_bound(n) for n in range(301)] == [plain.upper_bound(n) for n in range(301)]
+    assert [looked_at.upper_bound(n) for n in range(301)] == [
+        plain.upper_bound(n) for n in range(301)
+    ]
 
 
 @pytest.mark.parametrize("every", [1, 7, 28, 1000])
@@ -247,26 +304,33 @@ def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_nev
         bounds.append(curve.upper_bound(n, every))
         assert bounds[n] >= curve.at(n)
     assert bounds == sorted(bounds)
-    assert all(bounds[n] == curve.at(n) for n in range(0, 113, every)) and bounds[112] == curve.at(112)
+    assert all(bounds[n] == curve.at(n) for n in range(0, 113, every)) and bounds[112] == curve.at(
+        112
+    )
 
 
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
     monkeypatch.setattr(accounting, "_forwarded", set())
     monkeypatch.setattr(accounting, "_values", {})
-    for name in ("dpkfc", "dpkfc.privacy.accounting"):  # a command line that ran before in this process has quietened them
+    for name in (
+        "dpkfc",
+        "dpkfc.privacy.accounting",
+    ):  # a command line that ran before in this process has quietened them
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             epsilon(poisson(0.1, 0.6), 1, DELTA, "rdp")
-    assert [(record.name, record.levelno) for record in caplog.records] == [("dpkfc.privacy.accounting", logging.INFO)]
+    assert [(record.name, record.levelno) for record in caplog.records] == [
+        ("dpkfc.privacy.accounting", logging.INFO)
+    ]
     assert "failed to converge" in caplog.text
     assert "said once" in caplog.text
     assert not logging.getLogger("absl").filters
 
 
-# -- the scale of the noise multiplier for sampling without replacement ------------------------------------------------
+# -- the scale of the noise multiplier for sampling without replacement ----------------------------
 
 
 def renyi(log_p, log_q, order):
@@ -286,11 +350,14 @@ def mixture(q, shift, stddev):
 
 @pytest.mark.parametrize("batch_size", [2, 5, 9, 10])
 def test_the_event_of_fixed_size_batches_bounds_the_true_loss_for_noise_of_twice_c(batch_size):
-    """Scalar records of size at most C = 1, ten of them, one replaced; noise of noise_multiplier times 2 C."""
+    """Scalar records of size at most C = 1, ten of them, one replaced; noise of noise_multiplier
+    times 2 C.
+    """
     noise_multiplier, sampler = 1.5, FixedSize(batch_size, 10)
     stddev, q = noise_multiplier * sampler.sensitivity(1.0), batch_size / 10
     nothing = lambda x: stats.norm.logpdf(x, 0, stddev)  # noqa: E731
-    # Every other record is -C: the batch without the replaced one has the sum of the batch with its new value.
+    # Every other record is -C: the batch without the replaced one has the sum of the batch with its
+    # new value.
     pairs = [(mixture(q, 2.0, stddev), nothing), (nothing, mixture(q, 2.0, stddev))]
     # Every other record is 0, the replaced one goes from C to -C.
     pairs.append((mixture(q, 1.0, stddev), mixture(q, -1.0, stddev)))

@@ -1,4 +1,6 @@
-"""The ledger never under-counts: crashes, full disks, tampering, two writers, folders that cannot be written."""
+"""The ledger never under-counts: crashes, full disks, tampering, two writers, folders that cannot
+be written.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def test_a_ledger_in_memory_behaves_like_a_file(where, tmp_path):
         assert not ledger.contains(1, heads[2])
         assert not ledger.contains(3, heads[2])
         assert not ledger.contains(-1, heads[2])
-        with pytest.raises(BudgetExhausted, match="the plan allows 2 releases and 2 are charged in the ledger"):
+        with pytest.raises(
+            BudgetExhausted, match="the plan allows 2 releases and 2 are charged in the ledger"
+        ):
             charge(ledger)
         assert ledger.count == 2
     with pytest.raises(LedgerError, match="takes no further release: it is closed"):
@@ -94,7 +98,9 @@ def test_a_charge_is_synced_before_it_returns(tmp_path, monkeypatch):
     synced = []
     fsync = os.fsync
     with Ledger.open(tmp_path / "l", PLAN) as ledger:
-        monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size) or fsync(fd))
+        monkeypatch.setattr(
+            os, "fsync", lambda fd: synced.append(os.fstat(fd).st_size) or fsync(fd)
+        )
         charge(ledger)
         assert synced == [(tmp_path / "l").stat().st_size]
         assert len(verify(tmp_path / "l").releases) == 1
@@ -152,7 +158,10 @@ def test_a_zeroed_end_after_a_power_cut_is_removed(path):
 
 def test_another_file_is_left_alone(tmp_path):
     path = tmp_path / "thesis.txt"
-    for content, message in ((b"my only copy", "this is no ledger"), (b"two\nlines\n", "line 1 .* is damaged")):
+    for content, message in (
+        (b"my only copy", "this is no ledger"),
+        (b"two\nlines\n", "line 1 .* is damaged"),
+    ):
         path.write_bytes(content)
         with pytest.raises(LedgerError, match=message):
             Ledger.open(path, PLAN)
@@ -180,7 +189,10 @@ def test_a_changed_byte_is_noticed(path, data):
     ("edit", "message"),
     [
         (lambda lines: [lines[0], lines[2], lines[3]], "line 2 .* does not follow line 1"),
-        (lambda lines: [lines[0], lines[2], lines[1], lines[3]], "line 2 .* does not follow line 1"),
+        (
+            lambda lines: [lines[0], lines[2], lines[1], lines[3]],
+            "line 2 .* does not follow line 1",
+        ),
         (lambda lines: [*lines[:3], lines[2], lines[3]], "line 4 .* does not follow line 3"),
         (lambda lines: lines[1:], "line 1 .* is not a header"),
         (lambda lines: [lines[0], b"{}\n", *lines[1:]], "line 2 .* is damaged"),
@@ -190,7 +202,10 @@ def test_a_changed_byte_is_noticed(path, data):
             lambda lines: [lines[0], lines[1].replace(b'"step":0', b'"step":5'), *lines[2:]],
             "line 2 .* its hash does not",
         ),
-        (lambda lines: [lines[0], lines[1].replace(b":", b": ", 1), *lines[2:]], "line 2 .* its hash does not fit"),
+        (
+            lambda lines: [lines[0], lines[1].replace(b":", b": ", 1), *lines[2:]],
+            "line 2 .* its hash does not fit",
+        ),
     ],
 )
 def test_tampering_names_the_line(path, edit, message):
@@ -210,7 +225,9 @@ def test_lines_cut_off_at_the_end_are_noticed_by_a_checkpoint(path):
 
 
 def test_another_plan_or_mode_is_refused(path):
-    with pytest.raises(LedgerError, match=f"belongs to the plan {PLAN}, this run to the plan {'b' * 64}"):
+    with pytest.raises(
+        LedgerError, match=f"belongs to the plan {PLAN}, this run to the plan {'b' * 64}"
+    ):
         Ledger.open(path, "b" * 64, HEADER)
     with pytest.raises(LedgerError, match="was begun with rng='secure', this run has 'repeatable'"):
         Ledger.open(path, PLAN, HEADER | {"rng": "repeatable"})
@@ -225,7 +242,11 @@ def test_a_ledger_from_before_a_vacuous_delta_was_no_certificate_goes_on(path):
     now = HEADER | {"certified": False, "delta": 0.01, "dataset_size": 100}
     with Ledger.open(path, PLAN, now) as ledger:
         assert ledger.header["certified"] is True
-    for other in ({"delta": 0.001}, {"rng": "repeatable"}, {"certified": True, "rng": "repeatable"}):
+    for other in (
+        {"delta": 0.001},
+        {"rng": "repeatable"},
+        {"certified": True, "rng": "repeatable"},
+    ):
         with pytest.raises(LedgerError, match="was begun with"):
             Ledger.open(path, PLAN, now | other)
 
@@ -240,13 +261,18 @@ def test_a_header_may_say_more_but_not_lie(tmp_path):
 
 
 def test_two_writers_are_kept_apart(path):
-    with Ledger.open(path, PLAN, HEADER), pytest.raises(LedgerError, match="is being written by another run"):
+    with (
+        Ledger.open(path, PLAN, HEADER),
+        pytest.raises(LedgerError, match="is being written by another run"),
+    ):
         Ledger.open(path, PLAN, HEADER)
     Ledger.open(path, PLAN, HEADER).close()
 
 
 def _held(path, close_first):
-    """A child is forked while a ledger is open, and lives on; what it closes is not its parent's to lose."""
+    """A child is forked while a ledger is open, and lives on; what it closes is not its parent's to
+    lose.
+    """
     ledger = Ledger.open(path, PLAN, HEADER)
     told, tells = os.pipe()
     waits, go = os.pipe()
@@ -273,7 +299,9 @@ def _held(path, close_first):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process")
 @pytest.mark.parametrize("close_first", [False, True], ids=["holds it", "closes it"])
-def test_a_forked_process_neither_keeps_a_closed_ledger_locked_nor_unlocks_an_open_one(path, close_first):
+def test_a_forked_process_neither_keeps_a_closed_ledger_locked_nor_unlocks_an_open_one(
+    path, close_first
+):
     done = forked.call(_held, path, close_first, timeout=60)
     assert done.returncode == 0, done.stderr
 
@@ -287,8 +315,14 @@ def test_a_failed_opening_gives_the_lock_back(path):
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
-    for place in (tmp_path / "file" / "ledger.jsonl", tmp_path / "missing" / "ledger.jsonl", tmp_path):
-        with pytest.raises(LedgerError, match="cannot be written .* nothing may be released: choose a folder"):
+    for place in (
+        tmp_path / "file" / "ledger.jsonl",
+        tmp_path / "missing" / "ledger.jsonl",
+        tmp_path,
+    ):
+        with pytest.raises(
+            LedgerError, match="cannot be written .* nothing may be released: choose a folder"
+        ):
             Ledger.open(place, PLAN)
     with pytest.raises(LedgerError, match="cannot be read"):
         verify(tmp_path / "missing")
@@ -326,7 +360,9 @@ def test_a_line_that_cannot_be_taken_back_ends_the_ledger(path, monkeypatch):
         with pytest.raises(LedgerError, match="Input/output error"):
             charge(ledger)
         patch.undo()
-        with pytest.raises(LedgerError, match="takes no further release: an earlier line could not be written"):
+        with pytest.raises(
+            LedgerError, match="takes no further release: an earlier line could not be written"
+        ):
             charge(ledger)
 
 
@@ -356,7 +392,9 @@ def killed(path, trials):
     sys.stdout.write(f"{released} {charged}")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork") or not hasattr(signal, "SIGKILL"), reason="kills forked processes")
+@pytest.mark.skipif(
+    not hasattr(os, "fork") or not hasattr(signal, "SIGKILL"), reason="kills forked processes"
+)
 def test_a_killed_process_has_charged_all_that_left_it(tmp_path):
     done = forked.call(killed, tmp_path / "ledger.jsonl", 12, timeout=120)
     assert done.returncode == 0, done.stderr

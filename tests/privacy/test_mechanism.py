@@ -1,4 +1,6 @@
-"""The choke point: the scale of the noise, what is charged when, and what is refused before it is charged."""
+"""The choke point: the scale of the noise, what is charged when, and what is refused before it is
+charged.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, rele
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 
 N, B = 1000, 50
-SIZES = {"a": (1000, 1040), "b": (50_000,), "c": (200, 50), "d": (2000,)}  # 1,102,000 numbers, more than a chunk
+SIZES = {
+    "a": (1000, 1040),
+    "b": (50_000,),
+    "c": (200, 50),
+    "d": (2000,),
+}  # 1,102,000 numbers, more than a chunk
 
 
 def make_plan(noise_multiplier=1.3, **changes):
@@ -41,7 +48,11 @@ def released_zeros(plan):
 
 def in_units(released: Released, plan, stddev: float) -> torch.Tensor:
     """The released noise of a zero sum, in units of a standard deviation on the sum."""
-    return torch.cat([g.flatten() for g in released.gradients.values()]).double() * plan.expected_batch_size / stddev
+    return (
+        torch.cat([g.flatten() for g in released.gradients.values()]).double()
+        * plan.expected_batch_size
+        / stddev
+    )
 
 
 def scale_p_value(released: Released, plan, stddev: float) -> float:
@@ -64,9 +75,15 @@ PLANS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("changes", PLANS.values(), ids=PLANS)
 def test_the_noise_has_the_scale_of_the_plan_and_no_other(changes, dtype):
-    """More than a million numbers, which is more than one chunk of the stream: 2 % are 28 standard errors."""
+    """More than a million numbers, which is more than one chunk of the stream: 2 % are 28 standard
+    errors.
+    """
     plan = make_plan(**changes)
-    expected = 1.3 * {"normalised": 1.0}.get(plan.clipping, 2.0) * (2.0 if plan.config.sampler == "fixed" else 1.0)
+    expected = (
+        1.3
+        * {"normalised": 1.0}.get(plan.clipping, 2.0)
+        * (2.0 if plan.config.sampler == "fixed" else 1.0)
+    )
     assert plan.stddev == pytest.approx(expected)
     tensors = {name: torch.zeros(size, dtype=dtype) for name, size in SIZES.items()}
     released = release(zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 0)
@@ -79,7 +96,9 @@ def test_the_noise_has_the_scale_of_the_plan_and_no_other(changes, dtype):
     assert float(z[CHUNK:].std()) == pytest.approx(1, abs=0.007)
     assert stats.kstest(z[::10].numpy(), "norm").pvalue > 1e-9
     for name, g in released.gradients.items():
-        assert float(g.double().std()) * B / expected == pytest.approx(1, abs=5 / g.numel() ** 0.5), name
+        assert float(g.double().std()) * B / expected == pytest.approx(
+            1, abs=5 / g.numel() ** 0.5
+        ), name
 
 
 def test_noise_never_repeats_across_steps_releases_or_runs():
@@ -105,7 +124,11 @@ def test_test_mode_repeats_a_step_bit_for_bit_whatever_came_before():
 
 def test_the_sum_is_kept_and_the_divisor_is_the_expected_batch_size():
     plan = make_plan(noise_multiplier=1e-9)
-    sums = {"a": torch.randn(3, 4), "b": torch.randn(2, 5, dtype=torch.float64).T, "c": torch.tensor(1.5)}
+    sums = {
+        "a": torch.randn(3, 4),
+        "b": torch.randn(2, 5, dtype=torch.float64).T,
+        "c": torch.tensor(1.5),
+    }
     kept = {k: v.clone() for k, v in sums.items()}
     released = release(zeros(plan, **sums), plan, plan.noise_stream(), make_ledger(plan), 3)
     for name, value in sums.items():
@@ -171,9 +194,15 @@ def test_beyond_the_plan_nothing_is_released():
     [
         ({"w": torch.tensor([1.0, math.nan])}, "the clipped sum of 'w' is not finite"),
         ({"w": torch.tensor([math.inf])}, "the clipped sum of 'w' is not finite"),
-        ({"w": torch.zeros(2, dtype=torch.bfloat16)}, "the clipped sum of 'w' is torch.bfloat16; .* need float32"),
+        (
+            {"w": torch.zeros(2, dtype=torch.bfloat16)},
+            "the clipped sum of 'w' is torch.bfloat16; .* need float32",
+        ),
         ({"w": torch.zeros(2, dtype=torch.int64)}, "the clipped sum of 'w' is torch.int64"),
-        ({"a": torch.zeros(2), "b": torch.zeros(2, device="meta")}, r"on several devices: \['cpu', 'meta'\]"),
+        (
+            {"a": torch.zeros(2), "b": torch.zeros(2, device="meta")},
+            r"on several devices: \['cpu', 'meta'\]",
+        ),
     ],
 )
 def test_a_sum_that_cannot_be_released_is_refused_before_it_is_charged(tensors, message):
@@ -189,15 +218,30 @@ def test_parts_of_different_plans_are_refused_before_anything_is_charged():
     ledger = make_ledger(plan)
     good = zeros(plan)
     cases = [
-        (dataclasses.replace(good, max_grad_norm=1.0), plan.noise_stream(), ledger, "clipped with max_grad_norm=1.0 "),
+        (
+            dataclasses.replace(good, max_grad_norm=1.0),
+            plan.noise_stream(),
+            ledger,
+            "clipped with max_grad_norm=1.0 ",
+        ),
         (
             dataclasses.replace(good, clipping="normalised"),
             plan.noise_stream(),
             ledger,
             r"2.0 \(normalised\), the plan",
         ),
-        (good, tested.noise_stream(), ledger, "the noise stream is repeatable and the plan is not in test mode"),
-        (good, plan.noise_stream(), Ledger.in_memory("other"), "the ledger belongs to the plan other"),
+        (
+            good,
+            tested.noise_stream(),
+            ledger,
+            "the noise stream is repeatable and the plan is not in test mode",
+        ),
+        (
+            good,
+            plan.noise_stream(),
+            Ledger.in_memory("other"),
+            "the ledger belongs to the plan other",
+        ),
         (ClippedSum({}, 2.0), plan.noise_stream(), ledger, "has no tensors"),
     ]
     for clipped, noise, book, message in cases:
@@ -252,18 +296,29 @@ def test_noise_on_a_device_has_the_same_law_and_never_repeats():
     assert abs(float(torch.corrcoef(both)[0, 1])) < 0.007
 
 
-@pytest.mark.parametrize("dtypes", [(torch.float32,) * 5, (torch.float64,) * 5, (torch.float32, torch.float64) * 3])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float32,) * 5, (torch.float64,) * 5, (torch.float32, torch.float64) * 3]
+)
 def test_a_large_release_is_the_same_in_pieces(dtypes, monkeypatch):
-    """Tensors that end within a chunk, at its end, and lie across several; one that is not contiguous."""
+    """Tensors that end within a chunk, at its end, and lie across several; one that is not
+    contiguous.
+    """
     shapes = ((3, 5), (CHUNK - 15,), (2 * CHUNK + 7,), (0,), (401, 331))
-    tensors = {f"p{i}": torch.randn(shape, dtype=dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))}
+    tensors = {
+        f"p{i}": torch.randn(shape, dtype=dtype)
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))
+    }
     tensors["p4"] = tensors["p4"].T
     plan = make_plan(test_mode_seed=5)
-    whole = release(zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 3).gradients
+    whole = release(
+        zeros(plan, **tensors), plan, plan.noise_stream(), make_ledger(plan), 3
+    ).gradients
     monkeypatch.setattr(mechanism, "LARGE", 10)
     stream = plan.noise_stream()
     parts = release(zeros(plan, **tensors), plan, stream, make_ledger(plan), 3).gradients
     assert stream._draws == 1
     for name, x in whole.items():
-        assert torch.equal(x, parts[name]) and x.dtype == parts[name].dtype == tensors[name].dtype, name
+        assert (
+            torch.equal(x, parts[name]) and x.dtype == parts[name].dtype == tensors[name].dtype
+        ), name
         assert x.data_ptr() != tensors[name].data_ptr() != parts[name].data_ptr() or not x.numel()

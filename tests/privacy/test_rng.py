@@ -1,4 +1,6 @@
-"""Streams: independent of every seed, never repeated, never stored; in test mode a function of (seed, step)."""
+"""Streams: independent of every seed, never repeated, never stored; in test mode a function of
+(seed, step).
+"""
 
 from __future__ import annotations
 
@@ -21,32 +23,48 @@ def test_noise_is_standard_normal():
     z = NoiseStream.repeatable(1).normal(200_000, 0)
     assert z.dtype == np.float32
     assert stats.kstest(z.astype(float), "norm").pvalue > 1e-4
-    assert 2 * min(stats.chi2.cdf(s := float(np.square(z, dtype=float).sum()), z.size), stats.chi2.sf(s, z.size)) > 1e-4
+    assert (
+        2
+        * min(
+            stats.chi2.cdf(s := float(np.square(z, dtype=float).sum()), z.size),
+            stats.chi2.sf(s, z.size),
+        )
+        > 1e-4
+    )
     tail = int((np.abs(z) > 4).sum())
     assert stats.binomtest(tail, z.size, 2 * stats.norm.sf(4)).pvalue > 1e-4
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("stream", [NoiseStream.secure(), NoiseStream.repeatable(9)], ids=["secure", "repeatable"])
+@pytest.mark.parametrize(
+    "stream", [NoiseStream.secure(), NoiseStream.repeatable(9)], ids=["secure", "repeatable"]
+)
 def test_the_scale_is_one_in_every_chunk_and_type(stream, dtype):
     z = stream.normal(64 * CHUNK + CHUNK // 2, 0, dtype=dtype).astype(float)
     for part in (*np.split(z, range(CHUNK, z.size, CHUNK)), z):
         law, total = stats.chi2(part.size), float(np.square(part).sum())
         assert 2 * min(law.cdf(total), law.sf(total)) > 1e-9
         wrong = 0.01 if part is z else 0.1
-        assert law.cdf(total / (1 - wrong) ** 2) > 1 - 1e-9 and law.cdf(total / (1 + wrong) ** 2) < 1e-9
+        assert (
+            law.cdf(total / (1 - wrong) ** 2) > 1 - 1e-9
+            and law.cdf(total / (1 + wrong) ** 2) < 1e-9
+        )
 
 
 def test_chunks_have_nothing_to_do_with_one_another():
     """Whichever thread fills them: no chunk repeats another, nor is one filled twice or left out."""
     z = NoiseStream.secure().normal(33 * CHUNK + 5, 0)
     chunks = z[: 33 * CHUNK].reshape(33, CHUNK).astype(float)
-    assert np.abs(np.corrcoef(chunks) - np.eye(33)).max() < 7 / CHUNK**0.5  # 528 pairs of secret noise
+    assert (
+        np.abs(np.corrcoef(chunks) - np.eye(33)).max() < 7 / CHUNK**0.5
+    )  # 528 pairs of secret noise
     assert np.isfinite(z).all() and len({chunk.tobytes() for chunk in chunks}) == 33
 
 
 def test_the_tail_has_more_bits_than_the_rest(monkeypatch):
-    """Words of zeros are the farthest radius; without further bits it would end at 6.8 and take few values."""
+    """Words of zeros are the farthest radius; without further bits it would end at 6.8 and take few
+    values.
+    """
     last = {"<u4": np.zeros(8, "<u4"), "<u8": np.zeros(4, "<u8")}
     out = np.empty(8, np.float32)
     rng._fill_normal(out, lambda count, dtype: last[dtype][:count])
@@ -71,7 +89,9 @@ def test_the_two_numbers_of_a_pair_are_independent():
 
 
 def test_draws_and_chunks_use_counters_that_never_overlap():
-    """A chunk of the largest size takes far fewer blocks of the cipher than its counter has room for."""
+    """A chunk of the largest size takes far fewer blocks of the cipher than its counter has room
+    for.
+    """
     assert 16 * CHUNK / 16 + 2 * CHUNK < 2**32
 
 
@@ -156,8 +176,12 @@ def test_steps_of_one_shuffled_epoch_share_a_draw(stream):
 
 
 @pytest.mark.parametrize("kind", STREAMS)
-@pytest.mark.parametrize("make", [lambda k: k.secure(), lambda k: k.repeatable(0)], ids=["secure", "repeatable"])
-@pytest.mark.parametrize("store", [pickle.dumps, copy.copy, copy.deepcopy, lambda s: s.__getstate__()])
+@pytest.mark.parametrize(
+    "make", [lambda k: k.secure(), lambda k: k.repeatable(0)], ids=["secure", "repeatable"]
+)
+@pytest.mark.parametrize(
+    "store", [pickle.dumps, copy.copy, copy.deepcopy, lambda s: s.__getstate__()]
+)
 def test_a_stream_is_never_stored(kind, make, store):
     with pytest.raises(TypeError, match="never copied or pickled.*exposes the difference"):
         store(make(kind))

@@ -1,4 +1,6 @@
-"""Equal memory does not give equal numbers: snapshots that are resumed twice, forks, and kernels that repeat their bytes."""
+"""Equal memory does not give equal numbers: snapshots that are resumed twice, forks, and kernels
+that repeat their bytes.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +59,13 @@ def read_from_child(work: Callable[[], bytes]) -> bytes:
 
 
 @settings(max_examples=50, deadline=None)
-@given(before=st.lists(st.sampled_from(sorted(DRAWS)), max_size=4), after=st.sampled_from(sorted(DRAWS)))
-def test_two_resumptions_of_one_snapshot_draw_different_numbers(before: list[str], after: str) -> None:
+@given(
+    before=st.lists(st.sampled_from(sorted(DRAWS)), max_size=4),
+    after=st.sampled_from(sorted(DRAWS)),
+)
+def test_two_resumptions_of_one_snapshot_draw_different_numbers(
+    before: list[str], after: str
+) -> None:
     stream = new_stream(after)
     for step, name in enumerate(before):
         if type(new_stream(name)) is type(stream):
@@ -92,7 +99,9 @@ def test_a_forked_child_draws_different_numbers(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(os, "getpid", lambda: 1)
     stream = new_stream(name)
     DRAWS[name](stream, 0)
-    theirs = np.frombuffer(read_from_child(lambda: DRAWS[name](stream, 1)[:8].tobytes()), dtype=np.uint32)
+    theirs = np.frombuffer(
+        read_from_child(lambda: DRAWS[name](stream, 1)[:8].tobytes()), dtype=np.uint32
+    )
     ours = DRAWS[name](stream, 1)[:8].view(np.uint32)
     assert len(theirs) == len(ours) and not np.array_equal(theirs, ours)
 
@@ -107,9 +116,15 @@ def test_a_child_forked_in_the_middle_of_an_epoch_takes_another_order() -> None:
 
 @needs_fork
 @pytest.mark.parametrize("place", ["file", "memory"])
-def test_a_forked_child_may_not_charge_its_parents_ledger(place: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_child_may_not_charge_its_parents_ledger(
+    place: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1)
-    ledger = Ledger.open(tmp_path / "ledger.jsonl", "plan") if place == "file" else Ledger.in_memory("plan")
+    ledger = (
+        Ledger.open(tmp_path / "ledger.jsonl", "plan")
+        if place == "file"
+        else Ledger.in_memory("plan")
+    )
 
     def message() -> bytes:
         try:
@@ -162,7 +177,10 @@ def test_the_numbers_of_test_mode_never_change() -> None:
     np.testing.assert_allclose(noise.normal(4, 3, np.float64), wide, rtol=1e-14)
     assert noise.device_seed(3) == 8948521169490412876
     assert sampling.generator(5).integers(1 << 40, size=2).tolist() == [593427246987, 742202183832]
-    assert sampling.generator(5, 2).integers(1 << 40, size=2).tolist() == [420306606596, 994366479230]
+    assert sampling.generator(5, 2).integers(1 << 40, size=2).tolist() == [
+        420306606596,
+        994366479230,
+    ]
 
 
 def test_the_global_generators_are_renewed_from_fresh_keys() -> None:
@@ -172,5 +190,7 @@ def test_the_global_generators_are_renewed_from_fresh_keys() -> None:
     for _ in range(2):
         rng_state.restore_all_states(states)
         with rng_state.randomize_generators():
-            seen.append((rng_state.torch.rand(()).item(), np.random.rand(), rng_state.random.random()))
+            seen.append(
+                (rng_state.torch.rand(()).item(), np.random.rand(), rng_state.random.random())
+            )
     assert all(a != b for a, b in zip(*seen, strict=True))

@@ -29,8 +29,14 @@ FACTS = CardFacts(
 
 
 def _plan(**changed):
-    settings = {"expected_batch_size": 100, "steps": 5, "preconditioner": KFAC(probe=PinkNoise((1, 8, 8)), every=10)}
-    return PrivacyConfig(**{**settings, **changed}).with_noise(changed.pop("sigma", 2.0), 1e-5, 1000)
+    settings = {
+        "expected_batch_size": 100,
+        "steps": 5,
+        "preconditioner": KFAC(probe=PinkNoise((1, 8, 8)), every=10),
+    }
+    return PrivacyConfig(**{**settings, **changed}).with_noise(
+        changed.pop("sigma", 2.0), 1e-5, 1000
+    )
 
 
 def test_the_card_states_the_guarantee_and_the_mechanism():
@@ -38,11 +44,20 @@ def test_the_card_states_the_guarantee_and_the_mechanism():
     card = build_card(plan, FACTS)
     promise, mechanism = card["guarantee"], card["mechanism"]
     assert promise["epsilon"] == epsilon(plan.event, 5, 1e-5) and promise["delta"] == 1e-5
-    assert promise["unit"] == "one example" and promise["neighbouring_relation"] == "add_or_remove_one"
-    assert (mechanism["noise_multiplier"], mechanism["divisor"], mechanism["max_grad_norm"]) == (2.0, 100, 1.0)
+    assert (
+        promise["unit"] == "one example" and promise["neighbouring_relation"] == "add_or_remove_one"
+    )
+    assert (mechanism["noise_multiplier"], mechanism["divisor"], mechanism["max_grad_norm"]) == (
+        2.0,
+        100,
+        1.0,
+    )
     assert card["accounting"]["accountant"] == "pld"
     assert card["accounting"]["epsilon_by"]["pld"] <= card["accounting"]["epsilon_by"]["rdp"]
-    assert card["curvature"]["probe"]["kind"] == "PinkNoise" and len(card["curvature"]["refreshes"]) == 15
+    assert (
+        card["curvature"]["probe"]["kind"] == "PinkNoise"
+        and len(card["curvature"]["refreshes"]) == 15
+    )
     assert card["hyper_parameters"]["chosen_by"].startswith("tuned on")
     assert card["software"]["torch"] == software()["torch"]
     assert json.loads(json.dumps(card, allow_nan=False)) == card
@@ -60,7 +75,9 @@ def test_the_card_says_where_noise_comes_from(device: str, seed: int | None, tex
 def test_neighbours_differ_in_the_unit_of_the_plan():
     card = build_card(_plan(unit="patient", max_records_per_unit=4), FACTS)
     assert card["guarantee"]["neighbours_differ_in"] == "one patient added or removed"
-    assert "for one patient (all records" in to_markdown(card) and "one example" not in to_markdown(card)
+    assert "for one patient (all records" in to_markdown(card) and "one example" not in to_markdown(
+        card
+    )
 
 
 def test_an_unfinished_run_is_charged_for_what_it_released():

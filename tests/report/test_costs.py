@@ -1,4 +1,6 @@
-"""What a step costs is measured on the probe, once a shape, and the advice follows from the measured numbers."""
+"""What a step costs is measured on the probe, once a shape, and the advice follows from the
+measured numbers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from dpkfc.report.costs import Costs, LayerCost, Timings, default_cache, measure
 
 
 class Sequences(nn.Module):
-    """Two maps over 6 positions, wide enough for the method to be a choice, and a head with one position."""
+    """Two maps over 6 positions, wide enough for the method to be a choice, and a head with one
+    position.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +48,17 @@ def test_layers_with_a_choice_are_measured_and_the_model_is_left_as_it_is(tmp_pa
     assert [layer.name for layer in found.layers] == ["first", "second"]
     first = found.layers[0]
     assert (first.positions, first.d_in, first.d_out, first.by_rule) == (6, 41, 48, "gram")
-    assert set(first.seconds) == {"gram", "materialised"} and all(x > 0 for x in first.seconds.values())
-    assert [(side.side, side.kind) for side in first.sides] == [("A", "lowrank8"), ("G", "lowrank8")]
-    assert min(found.plain, found.dp_sgd, found.preconditioned, found.chosen, found.refresh) > 0 and found.every >= 1
+    assert set(first.seconds) == {"gram", "materialised"} and all(
+        x > 0 for x in first.seconds.values()
+    )
+    assert [(side.side, side.kind) for side in first.sides] == [
+        ("A", "lowrank8"),
+        ("G", "lowrank8"),
+    ]
+    assert (
+        min(found.plain, found.dp_sgd, found.preconditioned, found.chosen, found.refresh) > 0
+        and found.every >= 1
+    )
     assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters()) and model.training
 
@@ -60,7 +72,11 @@ def test_a_refresh_is_timed_over_the_examples_of_a_later_one() -> None:
             return super().sample(n, generator)
 
     probe = Noted(torch.randn(64, 6, 40), provenance="random numbers")
-    measure_costs(Sequences(), KFAC(probe=probe, probe_size=64, later_probe_size=24, decay=0.5, max_rank=8), rows=4)
+    measure_costs(
+        Sequences(),
+        KFAC(probe=probe, probe_size=64, later_probe_size=24, decay=0.5, max_rank=8),
+        rows=4,
+    )
     assert set(sizes) == {4, 24, 16}  # the batch, a later refresh, the smaller one that is advised
 
 
@@ -69,7 +85,9 @@ def test_a_machine_measures_a_shape_once(tmp_path: Path, monkeypatch: pytest.Mon
     measure_costs(Sequences(), kfac(), rows=4, cache=path)
     (times,) = json.loads(path.read_text()).values()
     known = {key: 7.0 for key in times}
-    path.write_text(json.dumps({"another machine": {"x": 1.0}, next(iter(json.loads(path.read_text()))): known}))
+    path.write_text(
+        json.dumps({"another machine": {"x": 1.0}, next(iter(json.loads(path.read_text()))): known})
+    )
     found = measure_costs(Sequences(), kfac(), rows=4, cache=path)
     assert set(found.layers[0].seconds.values()) == {7.0}
     assert json.loads(path.read_text())["another machine"] == {"x": 1.0}
@@ -93,7 +111,9 @@ def test_what_is_held_can_be_measured_anew(tmp_path: Path) -> None:
     assert timings.stale == {"another shape"}
 
 
-def test_other_instructions_are_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_instructions_are_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same cores take other times where torch may use wider vectors."""
     for kind in ("AVX2", "AVX512"):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda kind=kind: kind)
@@ -136,7 +156,15 @@ def layer(gram: float, materialised: float) -> LayerCost:
 
 
 def test_the_advice_follows_the_numbers() -> None:
-    made = dict(rows=8, threads=1, plain=0.010, dp_sgd=0.012, preconditioned=0.013, chosen=0.010, refresh=0.095)
+    made = dict(
+        rows=8,
+        threads=1,
+        plain=0.010,
+        dp_sgd=0.012,
+        preconditioned=0.013,
+        chosen=0.010,
+        refresh=0.095,
+    )
     made["averaged"] = (32, 0.875, 0.019)
     assert Costs(**made, layers=(layer(1.0, 0.95),)).norm_methods == {}  # not clearly faster
     slow = Costs(**made, layers=(layer(1.0, 0.5),))
@@ -146,7 +174,10 @@ def test_the_advice_follows_the_numbers() -> None:
     console.print(layers_table(slow), steps_table(slow))
     text = console.file.getvalue()
     advice = _advice(slow, 50, 256)
-    assert "--every 181 takes 5 %" in advice and "--later-probe-size 32 --factor-decay 0.875 --every 37" in advice
+    assert (
+        "--every 181 takes 5 %" in advice
+        and "--later-probe-size 32 --factor-decay 0.875 --every 37" in advice
+    )
     assert "9 × 40 × 40" in text and "1.20" in text and "materialised" in text
 
 
@@ -160,14 +191,20 @@ def test_no_rows_is_refused() -> None:
         measure_costs(Sequences(), kfac(), rows=0)
 
 
-def test_a_time_is_one_of_a_number_type_and_an_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_is_one_of_a_number_type_and_an_accelerator_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     timings, waits = Timings(), []
     monkeypatch.setattr(Timings, "load", classmethod(lambda cls, path: timings))
     measure_costs(Sequences(), kfac(), rows=4)
     known = set(timings.seconds)
     double = PublicData(torch.randn(16, 6, 40, dtype=torch.float64), provenance="random numbers")
-    measure_costs(Sequences().double(), KFAC(sides="both", probe=double, probe_size=16, max_rank=8), rows=4)
-    assert {key for key in timings.seconds if key.endswith(" float64 cpu")} == {f"{key} float64 cpu" for key in known}
+    measure_costs(
+        Sequences().double(), KFAC(sides="both", probe=double, probe_size=16, max_rank=8), rows=4
+    )
+    assert {key for key in timings.seconds if key.endswith(" float64 cpu")} == {
+        f"{key} float64 cpu" for key in known
+    }
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("wait"))
     costs.measure_seconds(lambda: waits.append("work"))
@@ -177,8 +214,22 @@ def test_a_time_is_one_of_a_number_type_and_an_accelerator_is_waited_for(monkeyp
 def test_times_of_convolutions_are_told_apart_by_groups_and_kernels() -> None:
     """All of these have 9 inputs, one output and 36 positions."""
     timings, metric = Timings(), Kronecker(Dense(torch.eye(9), 1.0), Identity())
-    for channels, kernel, padding in ((1, (3, 3), (1, 1)), (4, (3, 3), (1, 1)), (1, (1, 9), (0, 4))):
+    for channels, kernel, padding in (
+        (1, (3, 3), (1, 1)),
+        (4, (3, 3), (1, 1)),
+        (1, (1, 9), (0, 4)),
+    ):
         x = torch.randn(2, channels, 6, 6)
-        block = ConvBlock(x, torch.randn(2, channels, 6, 6), kernel, (1, 1), padding, (1, 1), channels, True, False)
+        block = ConvBlock(
+            x,
+            torch.randn(2, channels, 6, 6),
+            kernel,
+            (1, 1),
+            padding,
+            (1, 1),
+            channels,
+            True,
+            False,
+        )
         norm_seconds(block, metric, timings)
     assert len({key.partition(" ")[2] for key in timings.seconds}) == 3

@@ -29,7 +29,9 @@ def test_a_cnn_is_described_layer_by_layer():
     assert {layer.method for layer in found.layers} <= {"rank-one", "gram", "materialised"}
     assert found.layers[3].method == "rank-one" and "one position" in found.layers[3].why
     assert [(s.side, s.size) for s in found.layers[0].sides] == [("A", 10), ("G", 16)]
-    assert all(s.condition_after <= s.condition_before for layer in found.layers for s in layer.sides)
+    assert all(
+        s.condition_after <= s.condition_before for layer in found.layers for s in layer.sides
+    )
     assert not found.problem and not found.frozen
     assert all(torch.equal(before[name], p) for name, p in model.state_dict().items())
     text = _text(found)
@@ -41,13 +43,18 @@ def test_a_cnn_is_described_layer_by_layer():
 
 
 def test_an_oversize_side_is_said():
-    found = diagnose(digits_cnn(), KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=64, max_factor_size=20))
+    found = diagnose(
+        digits_cnn(),
+        KFAC(sides="both", probe=PinkNoise((1, 8, 8)), probe_size=64, max_factor_size=20),
+    )
     notes = [s.note for layer in found.layers for s in layer.sides if s.note]
     assert any("max_factor_size" in note for note in notes) and "max_factor_size" in _text(found)
 
 
 def test_frozen_and_tied_layers_are_said():
-    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model = nn.Sequential(
+        nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+    )
     model[2].weight, model[2].bias = model[0].weight, model[0].bias
     model[3].requires_grad_(False)
     model[4].bias.requires_grad_(False)
@@ -67,11 +74,25 @@ def test_embeddings_norms_and_fallbacks_have_rows():
         def forward(self, x):
             return x * self.gain
 
-    model = nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), Scale(), nn.Flatten(), nn.Linear(20, 3))
-    found = diagnose(model, KFAC(sides="both", probe=PublicData(torch.randint(9, (8, 5)), provenance="made up"), probe_size=8))
+    model = nn.Sequential(
+        nn.Embedding(9, 4), nn.LayerNorm(4), Scale(), nn.Flatten(), nn.Linear(20, 3)
+    )
+    found = diagnose(
+        model,
+        KFAC(
+            sides="both",
+            probe=PublicData(torch.randint(9, (8, 5)), provenance="made up"),
+            probe_size=8,
+        ),
+    )
     assert [layer.rule for layer in found.layers] == ["embedding", "norm", "fallback", "linear"]
     assert _text(found, 300).count("no rule of its own: by torch.func, slower") == 1
-    assert [layer.method for layer in found.layers] == ["lookup", "materialised", "materialised", "rank-one"]
+    assert [layer.method for layer in found.layers] == [
+        "lookup",
+        "materialised",
+        "materialised",
+        "rank-one",
+    ]
 
 
 def test_a_layer_that_the_probe_does_not_reach_is_said():

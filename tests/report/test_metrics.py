@@ -14,7 +14,9 @@ from dpkfc.app.run_folder import Metrics, Row, never_falling, not_private
 def test_rows_come_back(tmp_path: Path):
     metrics = Metrics("validation", refreshes=[{"step": 0, "digest": "ab", "scale": 1.5}])
     metrics.add(Row(step=0, epsilon=0.0, accuracy=0.1, loss=2.3))
-    metrics.add(Row(step=1, epsilon=0.5, seconds=0.1, batch_size=3, clipped_fraction=0.5, median_norm=1.0))
+    metrics.add(
+        Row(step=1, epsilon=0.5, seconds=0.1, batch_size=3, clipped_fraction=0.5, median_norm=1.0)
+    )
     metrics.write(tmp_path / "metrics.parquet")
     again = Metrics.read(tmp_path / "metrics.parquet")
     assert again == metrics
@@ -59,7 +61,9 @@ def test_a_damaged_file_is_named(tmp_path: Path):
 
 def test_epsilon_of_an_older_file_falls_nowhere_and_is_nowhere_too_small(tmp_path: Path):
     metrics = Metrics()
-    for step, epsilon in enumerate((0.0, 1.5, 1.2, 1.5, 2.9, 2.6, 2.9)):  # exact at 0, 2 and 5, a grid value elsewhere
+    for step, epsilon in enumerate(
+        (0.0, 1.5, 1.2, 1.5, 2.9, 2.6, 2.9)
+    ):  # exact at 0, 2 and 5, a grid value elsewhere
         metrics.add(Row(step=step, epsilon=epsilon))
     metrics.write(tmp_path / "m.parquet")
     told = [row.epsilon for row in Metrics.read(tmp_path / "m.parquet").rows]

@@ -17,6 +17,8 @@ def test_it_is_rounded_up_by_less_than_a_unit(epsilon: float, decimals: int):
     assert epsilon <= printed < epsilon + 10**-decimals * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("epsilon", "text"), [(2.9996, "3.000"), (3.0, "3.000"), (1.1, "1.100"), (math.inf, "∞")])
+@pytest.mark.parametrize(
+    ("epsilon", "text"), [(2.9996, "3.000"), (3.0, "3.000"), (1.1, "1.100"), (math.inf, "∞")]
+)
 def test_examples(epsilon: float, text: str):
     assert rounded_up(epsilon) == text

@@ -52,9 +52,20 @@ def checked(page: str) -> Checked:
 def shown(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
     run_folder(tmp_path / "a", method, figures=FIGURES, words=words, recipe=words or "digits")
     run_folder(tmp_path / "b", "dp-sgd", sigma=2.0)
-    rows = [row("dp-sgd", epsilon=e, seed=s, accuracy=0.8 + 0.01 * s) for e in (1.0, 8.0) for s in range(3)]
-    rows += [row(method, tag={"arm": words} if words else {}, caveats=[words or "NOT PRIVATE: said"])]
-    paths = [tmp_path / "a", tmp_path / "b", study(tmp_path / "s.json", rows), tuning(tmp_path / "tune.json", words or "said")]
+    rows = [
+        row("dp-sgd", epsilon=e, seed=s, accuracy=0.8 + 0.01 * s)
+        for e in (1.0, 8.0)
+        for s in range(3)
+    ]
+    rows += [
+        row(method, tag={"arm": words} if words else {}, caveats=[words or "NOT PRIVATE: said"])
+    ]
+    paths = [
+        tmp_path / "a",
+        tmp_path / "b",
+        study(tmp_path / "s.json", rows),
+        tuning(tmp_path / "tune.json", words or "said"),
+    ]
     paths.append(chart(tmp_path / "kfc-fig10.json", words or "said"))
     return build(read_all([*paths, tmp_path / "missing"]), "/* library */", words or "Report")
 
@@ -63,27 +74,48 @@ def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
     page = checked(shown(tmp_path))
     text = " ".join(" ".join(page.texts).split())
     for said in (
-        "Accuracy against ε", "Learning curves", "Privacy cards", "Tuning of digits", "It does not cover the choice of settings",
-        "there is no such file or folder", "Figures that ε does NOT protect", "not protected by ε",
-    ):  # fmt: skip
+        "Accuracy against ε",
+        "Learning curves",
+        "Privacy cards",
+        "Tuning of digits",
+        "It does not cover the choice of settings",
+        "there is no such file or folder",
+        "Figures that ε does NOT protect",
+        "not protected by ε",
+    ):
         assert said in text
-    assert "dpkfc train --recipe mnist-cnn --method dp-sgd" in text and "dpkfc train --config config.toml" in text
+    assert (
+        "dpkfc train --recipe mnist-cnn --method dp-sgd" in text
+        and "dpkfc train --config config.toml" in text
+    )
     assert [attrs["lang"] for tag, attrs in page.elements if tag == "html"] == ["en"]
     headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
-    assert headings[0] == 1 and headings.count(1) == 1 and all(b <= a + 1 for a, b in zip(headings, headings[1:], strict=False))
+    assert (
+        headings[0] == 1
+        and headings.count(1) == 1
+        and all(b <= a + 1 for a, b in zip(headings, headings[1:], strict=False))
+    )
 
 
 def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path: Path):
     small = run_folder(tmp_path / "small")
-    (small / "config.toml").write_text((small / "config.toml").read_text().replace("[optimizer]", "smoke = true\n[optimizer]"))
-    text = " ".join(" ".join(checked(build(read_all([small, run_folder(tmp_path / "b")]), "", "Report")).texts).split())
+    (small / "config.toml").write_text(
+        (small / "config.toml").read_text().replace("[optimizer]", "smoke = true\n[optimizer]")
+    )
+    text = " ".join(
+        " ".join(
+            checked(build(read_all([small, run_folder(tmp_path / "b")]), "", "Report")).texts
+        ).split()
+    )
     assert "1 of 2 runs are smoke runs" in text and text.count("digits smoke run") == 1
 
 
 def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: Path):
     page = checked(shown(tmp_path))
     figures = [attrs for _, attrs in page.elements if attrs.get("class") == "plot"]
-    assert figures and all(attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in figures)
+    assert figures and all(
+        attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in figures
+    )
     assert all(attrs.get("scope") for tag, attrs in page.elements if tag == "th")
     assert all(attrs.get("alt") for tag, attrs in page.elements if tag == "img")
     assert all(attrs.get("type") == "button" for tag, attrs in page.elements if tag == "button")
@@ -91,23 +123,39 @@ def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: P
 
 def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path: Path):
     page = checked(shown(tmp_path))
-    links = [attrs.get(name) for _, attrs in page.elements for name in ("src", "href", "action", "data") if attrs.get(name)]
+    links = [
+        attrs.get(name)
+        for _, attrs in page.elements
+        for name in ("src", "href", "action", "data")
+        if attrs.get(name)
+    ]
     assert all(link.startswith(("data:image/png", "#")) for link in links)
     policy = next(attrs["content"] for _, attrs in page.elements if attrs.get("http-equiv"))
-    assert policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-eval" not in policy
+    assert (
+        policy.startswith("default-src 'none'; script-src 'sha256-") and "unsafe-eval" not in policy
+    )
     assert "'unsafe-inline'" not in policy.split("style-src")[0]
-    assert [attrs for tag, attrs in page.elements if tag == "script"] == [{"type": "application/json", "id": "data"}, {}, {}]
+    assert [attrs for tag, attrs in page.elements if tag == "script"] == [
+        {"type": "application/json", "id": "data"},
+        {},
+        {},
+    ]
 
 
 def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_path: Path):
     path = run_folder(tmp_path / "a")
     card = json.loads((path / "privacy_card.json").read_text())
     card["title"] = "federated DP-KFC on the digits"
-    card["guarantee"] |= {"against": "all but the server", "epsilon_for_others": {"the server": 10.68001}}
+    card["guarantee"] |= {
+        "against": "all but the server",
+        "epsilon_for_others": {"the server": 10.68001},
+    }
     (path / "privacy_card.json").write_text(json.dumps(card))
     (path / "config.toml").unlink()
     text = " ".join(checked(build(read_all([path]), "", "Report")).texts)
-    assert text.count("all but the server") >= 3 and "ε for the server" in text and "10.6801" in text
+    assert (
+        text.count("all but the server") >= 3 and "ε for the server" in text and "10.6801" in text
+    )
     assert "federated DP-KFC" in text and "the digits" in text
 
 
@@ -115,7 +163,12 @@ def test_a_hostile_run_folder_stays_text(tmp_path: Path):
     harmless = {tag for tag, _ in checked(shown(tmp_path / "1")).elements}
     page = checked(shown(tmp_path / "2", HOSTILE, HOSTILE))
     assert {tag for tag, _ in page.elements} <= harmless
-    assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on") or name == "srcdoc"]
+    assert not [
+        name
+        for _, attrs in page.elements
+        for name in attrs
+        if name.startswith("on") or name == "srcdoc"
+    ]
     assert sum(tag == "script" for tag, _ in page.elements) == 3
     assert any("</script><script>" in text for text in page.texts)
 
@@ -144,7 +197,9 @@ def test_a_picture_that_is_no_png_is_left_out(tmp_path: Path):
     assert list(read_all([path]).runs[0].pictures) == ["Signal-to-noise ratio of each layer"]
 
 
-def test_a_page_is_written_with_the_library_in_it_once_and_only_over_an_earlier_page(tmp_path: Path):
+def test_a_page_is_written_with_the_library_in_it_once_and_only_over_an_earlier_page(
+    tmp_path: Path,
+):
     pytest.importorskip("plotly")
     run, out = run_folder(tmp_path / "a"), tmp_path / "report.html"
     write_page([run], out)
@@ -153,7 +208,11 @@ def test_a_page_is_written_with_the_library_in_it_once_and_only_over_an_earlier_
     assert page.count("plotly.js v") <= 1 and len(page) > 10**6 and "Plotly" in page
     (tmp_path / "mine.html").write_text("mine")
     below = run / "config.toml" / "x"
-    for wrong, said in ((tmp_path / "mine.html", "no earlier report"), (tmp_path, "is a folder"), (below, "written")):
+    for wrong, said in (
+        (tmp_path / "mine.html", "no earlier report"),
+        (tmp_path, "is a folder"),
+        (below, "written"),
+    ):
         with pytest.raises(RunFolderError, match=said):
             write_page([run], wrong)
     assert (tmp_path / "mine.html").read_text() == "mine"
@@ -178,7 +237,9 @@ def test_the_command_names_what_it_leaves_out(tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "r2.html").exists()
 
 
-def test_without_plotly_one_line_says_how_to_get_it(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch):
+def test_without_plotly_one_line_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
+):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert _called("report", run_folder(tmp_path / "a"), "--out", tmp_path / "r.html") == 2

@@ -1,4 +1,6 @@
-"""The page in a real browser: figures are drawn, tables sort, a method disappears everywhere, nothing leaves the machine."""
+"""The page in a real browser: figures are drawn, tables sort, a method disappears everywhere,
+nothing leaves the machine.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,26 @@ import pytest
 
 from tests.report.page_cases import FIGURES, HOSTILE, chart, row, run_folder, study
 
-CHROMIUM, DRIVER = shutil.which("chromium") or shutil.which("chromium-browser"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver")
+CHROMIUM, DRIVER = (
+    shutil.which("chromium") or shutil.which("chromium-browser"),
+    shutil.which("chromedriver"),
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or DRIVER is None, reason="needs Chromium and its driver"
+)
 pytest.importorskip("selenium")
 pytest.importorskip("plotly")
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +50,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     try:
         driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    except WebDriverException as error:  # for instance under a limit of virtual memory, of which Chromium reserves a lot
+    except (
+        WebDriverException
+    ) as error:  # for instance under a limit of virtual memory, of which Chromium reserves a lot
         pytest.skip(f"Chromium cannot be started here: {error.msg}")
     try:
         yield driver
@@ -52,17 +68,33 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     run_folder(folder / "a", figures=FIGURES)
     run_folder(folder / "b", "dp-sgd", sigma=2.0, accuracy=0.4)
-    cells = [(m, a, e, s) for m, a in (("dp-sgd", 0.7), ("dp-kfc", 0.8)) for e in (1.0, 8.0) for s in (0, 1)]
+    cells = [
+        (m, a, e, s)
+        for m, a in (("dp-sgd", 0.7), ("dp-kfc", 0.8))
+        for e in (1.0, 8.0)
+        for s in (0, 1)
+    ]
     rows = [row(m, epsilon=e, seed=s, accuracy=a + 0.01 * s) for m, a, e, s in cells]
     small = {**row("dp-kfc")["run"], "recipe": "digits", "settings": {"smoke": True}}
     rows.append(row("dp-kfc", run=small, accuracy=0.5, curve=[]))
     rows.append(row("a-method-with-a-name-that-is-rather-long-for-a-narrow-screen", accuracy=0.75))
     maps = chart(folder / "kfc-fig10.json")
-    write_page([folder / "a", folder / "b", study(folder / "s.json", rows), maps], folder / "good.html")
+    write_page(
+        [folder / "a", folder / "b", study(folder / "s.json", rows), maps], folder / "good.html"
+    )
     run_folder(folder / "h", HOSTILE, figures=FIGURES, words=HOSTILE, recipe=HOSTILE)
-    hostile = study(folder / "h.json", [row(HOSTILE, tag={"arm": HOSTILE}, caveats=[HOSTILE], epsilon=e) for e in (1.0, 2.0)])
-    write_page([folder / "h", hostile, chart(folder / "c.json", HOSTILE)], folder / "hostile.html", title=HOSTILE)
-    many = study(folder / "m.json", [row(f"a-method-of-many-{i}", accuracy=0.5 + i / 100) for i in range(39)])
+    hostile = study(
+        folder / "h.json",
+        [row(HOSTILE, tag={"arm": HOSTILE}, caveats=[HOSTILE], epsilon=e) for e in (1.0, 2.0)],
+    )
+    write_page(
+        [folder / "h", hostile, chart(folder / "c.json", HOSTILE)],
+        folder / "hostile.html",
+        title=HOSTILE,
+    )
+    many = study(
+        folder / "m.json", [row(f"a-method-of-many-{i}", accuracy=0.5 + i / 100) for i in range(39)]
+    )
     write_page([many], folder / "many.html")
     return {name: folder / f"{name}.html" for name in ("good", "hostile", "many")}
 
@@ -70,7 +102,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def opened(browser: Any, path: Path, width: int = 1400, scheme: str = "light") -> Any:
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": scheme}]},
+    )
     for kind in ("browser", "performance"):
         browser.get_log(kind)
     browser.get(path.as_uri())
@@ -86,15 +121,28 @@ def until(browser: Any, script: str) -> None:
 
 
 def open_all(browser: Any) -> None:
-    browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
-    until(browser, "return [...document.querySelectorAll('.plot')].every((p) => p.querySelector('.main-svg'))")
+    browser.execute_script(
+        "for (const one of document.querySelectorAll('details')) one.open = true"
+    )
+    until(
+        browser,
+        "return [...document.querySelectorAll('.plot')].every((p) => p.querySelector('.main-svg'))",
+    )
 
 
 def requested(browser: Any, page: Path) -> list[str]:
     """Addresses that the browser asked for, beside the page itself and what it holds."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return [url for url in asked if not url.startswith(("data:", "blob:", "chrome")) and url != page.as_uri()]
+    asked = [
+        m["params"]["request"]["url"]
+        for m in messages
+        if m["method"] == "Network.requestWillBeSent"
+    ]
+    return [
+        url
+        for url in asked
+        if not url.startswith(("data:", "blob:", "chrome")) and url != page.as_uri()
+    ]
 
 
 def test_it_renders_without_a_complaint_and_asks_for_nothing(browser: Any, pages: dict[str, Path]):
@@ -103,7 +151,9 @@ def test_it_renders_without_a_complaint_and_asks_for_nothing(browser: Any, pages
     assert browser.execute_script("return document.querySelectorAll('.plot .main-svg').length") >= 8
     assert browser.execute_script("return document.querySelectorAll('.plot .point').length") > 10
     assert not requested(browser, pages["good"])
-    entries = browser.execute_script("return performance.getEntriesByType('resource').map((e) => e.name)")
+    entries = browser.execute_script(
+        "return performance.getEntriesByType('resource').map((e) => e.name)"
+    )
     assert not [name for name in entries if not name.startswith(("data:", "blob:"))]
     assert not browser.get_log("browser")
     script = "const f = JSON.parse(document.getElementById('data').textContent);"
@@ -126,17 +176,25 @@ def test_the_table_sorts_by_mouse_and_by_keyboard(browser: Any, pages: dict[str,
     assert numbers == sorted(numbers) and len(set(numbers)) > 3
     buttons[3].send_keys(Keys.ENTER)
     assert [float(text.split()[0]) for text in _column(browser, 3)] == sorted(numbers, reverse=True)
-    assert browser.execute_script("return document.querySelectorAll('#table th')[3].ariaSort") == "descending"
+    assert (
+        browser.execute_script("return document.querySelectorAll('#table th')[3].ariaSort")
+        == "descending"
+    )
     buttons[0].send_keys(Keys.SPACE)
     names = [text.split(" ", 1)[1] for text in _column(browser, 0)]
     assert names == sorted(names)
-    assert "sorted by method" in browser.execute_script("return document.getElementById('status').textContent")
+    assert "sorted by method" in browser.execute_script(
+        "return document.getElementById('status').textContent"
+    )
 
 
 def test_a_method_is_hidden_everywhere_and_comes_back(browser: Any, pages: dict[str, Path]):
     opened(browser, pages["good"])
     open_all(browser)
-    find = "[...document.querySelectorAll('[data-toggle]')].find((b) => b.parentElement.textContent.endsWith('dp-sgd'))"
+    find = (
+        "[...document.querySelectorAll('[data-toggle]')].find((b) =>"
+        " b.parentElement.textContent.endsWith('dp-sgd'))"
+    )
     seen = f"const box = {find};"
     seen += """
         const id = Number(box.dataset.toggle);
@@ -151,13 +209,20 @@ def test_a_method_is_hidden_everywhere_and_comes_back(browser: Any, pages: dict[
     browser.execute_script(click)
     assert browser.execute_script(seen) == before
     browser.execute_script("document.getElementById('none').click()")
-    assert browser.execute_script("return document.querySelectorAll('#table tbody tr:not([hidden])').length") == 0
+    assert (
+        browser.execute_script(
+            "return document.querySelectorAll('#table tbody tr:not([hidden])').length"
+        )
+        == 0
+    )
 
 
 def test_a_command_is_copied(browser: Any, pages: dict[str, Path]):
     opened(browser, pages["good"])
     open_all(browser)
-    browser.execute_script("document.addEventListener('copy', () => { window.taken = String(getSelection()); })")
+    browser.execute_script(
+        "document.addEventListener('copy', () => { window.taken = String(getSelection()); })"
+    )
     browser.execute_script("navigator.clipboard.writeText = () => Promise.reject(new Error('no'))")
     browser.find_element("css selector", "button.copy").click()
     until(browser, "return document.querySelector('button.copy').textContent === 'copied'")
@@ -165,19 +230,33 @@ def test_a_command_is_copied(browser: Any, pages: dict[str, Path]):
 
 
 def fits(browser: Any) -> None:
-    assert browser.execute_script("return [document.documentElement.scrollWidth <= innerWidth, innerWidth]") == [True, 390]
-    wide = "return [...document.querySelectorAll('.plot')].filter((p) => p.getBoundingClientRect().right > innerWidth + 1).length"
+    assert browser.execute_script(
+        "return [document.documentElement.scrollWidth <= innerWidth, innerWidth]"
+    ) == [True, 390]
+    wide = (
+        "return [...document.querySelectorAll('.plot')].filter((p) =>"
+        " p.getBoundingClientRect().right > innerWidth + 1).length"
+    )
     assert browser.execute_script(wide) == 0
 
 
-def test_maps_of_settings_are_drawn_and_hidden_with_their_method(browser: Any, pages: dict[str, Path]):
+def test_maps_of_settings_are_drawn_and_hidden_with_their_method(
+    browser: Any, pages: dict[str, Path]
+):
     opened(browser, pages["good"])
-    numbers = "return [...document.querySelectorAll('#sensitivity .heatmaplayer text')].map((t) => t.textContent)"
+    numbers = (
+        "return [...document.querySelectorAll('#sensitivity .heatmaplayer text')].map((t) =>"
+        " t.textContent)"
+    )
     assert browser.execute_script(numbers) == 2 * ["0.0%", "100.0%", "50.0%"]
-    assert "not private" in browser.execute_script("return document.getElementById('sensitivity').textContent")
+    assert "not private" in browser.execute_script(
+        "return document.getElementById('sensitivity').textContent"
+    )
     seen = "return [...document.querySelectorAll('#sensitivity figure')].map((f) => f.hidden)"
     assert browser.execute_script(seen) == [False, False]
-    owner = browser.execute_script("return document.querySelector('#sensitivity figure').dataset.method")
+    owner = browser.execute_script(
+        "return document.querySelector('#sensitivity figure').dataset.method"
+    )
     browser.execute_script(f"document.querySelector('[data-toggle=\"{owner}\"]').click()")
     assert browser.execute_script(seen) == [True, False]
 
@@ -189,21 +268,34 @@ def test_a_narrow_screen_needs_no_sideways_scrolling(browser: Any, pages: dict[s
 
 
 @pytest.mark.parametrize(("width", "share"), [(1400, 0.16), (390, 0.5)])
-def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(browser: Any, pages: dict[str, Path], width: int, share: float):
+def test_the_legend_of_many_methods_scrolls_and_covers_no_heading(
+    browser: Any, pages: dict[str, Path], width: int, share: float
+):
     opened(browser, pages["many"], width=width)
     box = "document.getElementById('methods').getBoundingClientRect()"
     assert browser.execute_script(f"return {box}.height / innerHeight") < share
-    assert browser.execute_script("const b = document.querySelector('.boxes'); return b.scrollHeight > b.clientHeight")
-    browser.execute_script("document.getElementById('table').scrollIntoView(); location.hash = '#table'")
+    assert browser.execute_script(
+        "const b = document.querySelector('.boxes'); return b.scrollHeight > b.clientHeight"
+    )
+    browser.execute_script(
+        "document.getElementById('table').scrollIntoView(); location.hash = '#table'"
+    )
     browser.execute_script("document.getElementById('h-table').scrollIntoView()")
     under = f"return document.getElementById('h-table').getBoundingClientRect().top - {box}.bottom"
     assert browser.execute_script(under) >= 0
-    assert browser.execute_script("const a = document.getElementById('all').getBoundingClientRect(); return a.height > 10")
+    assert browser.execute_script(
+        "const a = document.getElementById('all').getBoundingClientRect(); return a.height > 10"
+    )
 
 
-def test_accuracies_end_at_a_hundred_per_cent_also_where_there_is_one_point(browser: Any, pages: dict[str, Path]):
+def test_accuracies_end_at_a_hundred_per_cent_also_where_there_is_one_point(
+    browser: Any, pages: dict[str, Path]
+):
     opened(browser, pages["good"])
-    find = "[...document.querySelectorAll('.plot')].find((p) => p.getAttribute('aria-label').startsWith('digits (smoke run)'))"
+    find = (
+        "[...document.querySelectorAll('.plot')].find((p) =>"
+        " p.getAttribute('aria-label').startsWith('digits (smoke run)'))"
+    )
     low, high = browser.execute_script(f"return {find}.layout.xaxis.range")
     assert 0 <= low and 1 <= high < 1.03
 
@@ -212,24 +304,44 @@ def test_dark_and_light_follow_the_system(browser: Any, pages: dict[str, Path]):
     opened(browser, pages["good"], scheme="dark")
     ink = "return document.querySelector('.plot').layout.font.color"
     dark = browser.execute_script(ink)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": "light"}]})
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia",
+        {"features": [{"name": "prefers-color-scheme", "value": "light"}]},
+    )
     until(browser, f"{ink} !== '{dark}'")
 
 
-def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(browser: Any, pages: dict[str, Path]):
+def test_a_hostile_folder_runs_nothing_and_does_not_break_the_page(
+    browser: Any, pages: dict[str, Path]
+):
     opened(browser, pages["hostile"], width=390)
     open_all(browser)
     fits(browser)
-    browser.execute_script("for (const b of document.querySelectorAll('[data-toggle]')) { b.click(); b.click(); }")
+    browser.execute_script(
+        "for (const b of document.querySelectorAll('[data-toggle]')) { b.click(); b.click(); }"
+    )
     assert browser.execute_script("return window.hacked === undefined")
-    assert browser.execute_script("return document.querySelectorAll('img, svg a, a[href^=\"javascript\"]').length") == 0
+    assert (
+        browser.execute_script(
+            "return document.querySelectorAll('img, svg a, a[href^=\"javascript\"]').length"
+        )
+        == 0
+    )
     assert not requested(browser, pages["hostile"])
     assert not browser.get_log("browser")
 
 
-def test_the_page_refuses_a_script_that_is_not_its_own(browser: Any, pages: dict[str, Path], tmp_path: Path):
-    page = pages["good"].read_text("utf-8").replace("</footer>", "</footer><script>window.hacked = 1</script>")
+def test_the_page_refuses_a_script_that_is_not_its_own(
+    browser: Any, pages: dict[str, Path], tmp_path: Path
+):
+    page = (
+        pages["good"]
+        .read_text("utf-8")
+        .replace("</footer>", "</footer><script>window.hacked = 1</script>")
+    )
     (tmp_path / "planted.html").write_text(page, "utf-8")
     opened(browser, tmp_path / "planted.html")
     assert browser.execute_script("return window.hacked === undefined")
-    assert any("Content Security Policy" in entry["message"] for entry in browser.get_log("browser"))
+    assert any(
+        "Content Security Policy" in entry["message"] for entry in browser.get_log("browser")
+    )

@@ -1,4 +1,6 @@
-"""What a page reads: run folders and results files, and one clear line for each that cannot be read."""
+"""What a page reads: run folders and results files, and one clear line for each that cannot be
+read.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path):
     (run,) = read_all([run_folder(tmp_path / "a", figures=FIGURES)]).runs
-    assert (run.task, run.method, run.accuracy, run.seed, run.steps, run.sigma) == ("digits", "dp-kfc", 0.5, 0, 4, 1.0)
-    assert run.epsilon == pytest.approx(plan(1.0).epsilon(4)) and run.delta == 1e-5 and run.seconds == 2.5
+    assert (run.task, run.method, run.accuracy, run.seed, run.steps, run.sigma) == (
+        "digits",
+        "dp-kfc",
+        0.5,
+        0,
+        4,
+        1.0,
+    )
+    assert (
+        run.epsilon == pytest.approx(plan(1.0).epsilon(4))
+        and run.delta == 1e-5
+        and run.seconds == 2.5
+    )
     assert run.curve == [(0.0, 0.0), (2.0, 0.25), (4.0, 0.5)] and len(run.spending) == 5
     assert run.warnings == [] and run.settings == {"lr": 0.1}
     assert run.figures is not None and run.figures.signal_to_noise[0].preconditioned == 2.0
@@ -75,12 +88,17 @@ def _damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("half-written", "has not ended; go on with dpkfc train --resume"), ("torn card", "is damaged"),
-        ("other format", "is of format 7, this dpkfc reads 1"), ("no epsilon", "states no ε"), ("torn settings", "is damaged"),
-        ("torn metrics", "metrics.parquet is damaged"), ("other figures", "is of version 9"), ("deep", "is damaged"),
+        ("half-written", "has not ended; go on with dpkfc train --resume"),
+        ("torn card", "is damaged"),
+        ("other format", "is of format 7, this dpkfc reads 1"),
+        ("no epsilon", "states no ε"),
+        ("torn settings", "is damaged"),
+        ("torn metrics", "metrics.parquet is damaged"),
+        ("other figures", "is of version 9"),
+        ("deep", "is damaged"),
         ("gone", "there is no such file"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: str, said: str):
     run_folder(tmp_path / "good")
     _damage(run_folder(tmp_path / "bad"), how)
@@ -95,7 +113,10 @@ def test_a_broken_run_is_one_line_and_the_others_are_shown(tmp_path: Path, how: 
 def test_where_nothing_can_be_shown_every_reason_is_told(tmp_path: Path):
     old, half = study(tmp_path / "v9.json", [row()], version=9), tmp_path / "half.json"
     half.write_text('{"kind": ')
-    with pytest.raises(ValueError, match=r"^nothing to report: .*v9\.json: is of version 9.*; .*half\.json: .*damaged") as told:
+    with pytest.raises(
+        ValueError,
+        match=r"^nothing to report: .*v9\.json: is of version 9.*; .*half\.json: .*damaged",
+    ) as told:
         read_all([old, half])
     assert "\n" not in str(told.value)
     with pytest.raises(ValueError, match="; and 3 more$"):
@@ -111,26 +132,37 @@ def test_results_of_another_version_or_of_something_else_are_named(tmp_path: Pat
     found = read_all([study(tmp_path / "good.json", [row()]), *bad])
     assert len(found.runs) == 1
     assert [why.split(" (")[0] for _, why in found.broken] == [
-        "is of version 2, this dpkfc reads 1; use the version that wrote it", "is no results file of dpkfc",
-        "is no results file of dpkfc", "none of its entries can be read",
-    ]  # fmt: skip
+        "is of version 2, this dpkfc reads 1; use the version that wrote it",
+        "is no results file of dpkfc",
+        "is no results file of dpkfc",
+        "none of its entries can be read",
+    ]
 
 
 def test_a_figure_of_reproduce_is_named_with_its_picture(tmp_path: Path):
     for name in ("kfc-fig1", "kfc-fig10"):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"kind": "dpkfc figure", "version": 1, "name": name, "rows": []}))
+        (tmp_path / f"{name}.json").write_text(
+            json.dumps({"kind": "dpkfc figure", "version": 1, "name": name, "rows": []})
+        )
     (tmp_path / "kfc-fig1-digits.png").write_bytes(b"")
     study(tmp_path / "good.json", [row()])
     said = [why.split(": ") for _, why in read_all([tmp_path]).broken]
-    assert {what for what, _ in said} == {"is a figure of dpkfc reproduce, which has its own picture"}
+    assert {what for what, _ in said} == {
+        "is a figure of dpkfc reproduce, which has its own picture"
+    }
     assert [where for _, where in said] == [
-        "open kfc-fig1-digits.png", "there is no picture; dpkfc reproduce kfc-fig10 draws it",
-    ]  # fmt: skip
+        "open kfc-fig1-digits.png",
+        "there is no picture; dpkfc reproduce kfc-fig10 draws it",
+    ]
 
 
-def test_accuracy_over_settings_is_read_from_a_figure_and_from_the_folder_it_lies_in(tmp_path: Path):
+def test_accuracy_over_settings_is_read_from_a_figure_and_from_the_folder_it_lies_in(
+    tmp_path: Path,
+):
     (one,) = read_all([chart(tmp_path / "kfc-fig10.json")]).charts
-    assert one.notes == ["NOT PRIVATE: said", "Missing: a: no"] and [held.method for held in one.maps] == ["dp-kfc", "dp-sgd"]
+    assert one.notes == ["NOT PRIVATE: said", "Missing: a: no"] and [
+        held.method for held in one.maps
+    ] == ["dp-kfc", "dp-sgd"]
     assert one.maps[0].values == [[0.0, 1.0], [0.5, None]]
     found = read_all([tmp_path])
     assert len(found.charts) == 1 and not found.runs and not found.broken
@@ -139,15 +171,20 @@ def test_accuracy_over_settings_is_read_from_a_figure_and_from_the_folder_it_lie
     (tmp_path / "torn.json").write_text(json.dumps(content))
     (tmp_path / "old.json").write_text(json.dumps({**content, "version": 2}))
     said = [why for _, why in read_all([tmp_path]).broken]
-    assert said == ["is of version 2, this dpkfc reads 1; use the version that wrote it",
-                    "torn.json is damaged; dpkfc reproduce torn writes it again"]  # fmt: skip
+    assert said == [
+        "is of version 2, this dpkfc reads 1; use the version that wrote it",
+        "torn.json is damaged; dpkfc reproduce torn writes it again",
+    ]
 
 
 def test_smoke_runs_share_neither_group_nor_panel_with_others(tmp_path: Path):
     small = run_folder(tmp_path / "small")
     text = (small / "config.toml").read_text()
     (small / "config.toml").write_text(text.replace("[optimizer]", "smoke = true\n[optimizer]"))
-    rows = [row(), row(seed=1, run={**row()["run"], "settings": {**row()["run"]["settings"], "smoke": True}})]
+    rows = [
+        row(),
+        row(seed=1, run={**row()["run"], "settings": {**row()["run"]["settings"], "smoke": True}}),
+    ]
     runs = read_all([small, run_folder(tmp_path / "real"), study(tmp_path / "s.json", rows)]).runs
     assert [run.smoke for run in runs] == [True, False, False, True]
     groups = group_runs(runs)
@@ -167,15 +204,26 @@ def test_pruned_trials_measurements_and_incomplete_rows_are_left_out_and_counted
 def test_tests_of_settings_that_a_search_has_left_behind_are_counted_and_not_shown(tmp_path: Path):
     def of(accuracy: float, lr: float, measured_on: str, **more: object) -> dict[str, object]:
         settings = {"params": {"lr": lr}} if measured_on == "validation" else {"tuned": {"lr": lr}}
-        return row(accuracy=accuracy, measured_on=measured_on, tag={"arm": "dp-kfc", **settings}, **more)
+        return row(
+            accuracy=accuracy, measured_on=measured_on, tag={"arm": "dp-kfc", **settings}, **more
+        )
 
-    rows = [of(0.8, 0.1, "validation"), of(0.7, 0.2, "validation"), of(0.91, 0.1, "test"), of(0.5, 0.2, "test")]
+    rows = [
+        of(0.8, 0.1, "validation"),
+        of(0.7, 0.2, "validation"),
+        of(0.91, 0.1, "test"),
+        of(0.5, 0.2, "test"),
+    ]
     found = read_all([study(tmp_path / "s.json", rows)])
     assert [run.accuracy for run in found.runs] == [0.8, 0.7, 0.91]
     assert [note.split(": ")[1] for note in found.notes] == [
         "1 tests of settings that are no longer the best trial of their method are not shown"
     ]
-    strange = [of(0.5, 0.2, "test", run={"recipe": ["x"]}), {**row(), "tag": {"arm": 3}}, {**row(), "measured_on": None}]
+    strange = [
+        of(0.5, 0.2, "test", run={"recipe": ["x"]}),
+        {**row(), "tag": {"arm": 3}},
+        {**row(), "measured_on": None},
+    ]
     assert len(read_all([study(tmp_path / "t.json", [*rows, *strange])]).runs) == 6
 
 
@@ -186,8 +234,23 @@ def test_the_results_that_are_shipped_hold_each_method_once_at_an_epsilon():
 
 
 def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
-    table = {"kind": "dpkfc table", "version": 1, "name": "dp-kfc-table-1", "title": "Table 1", "rule": "a rule", "cells": []}
-    table["cells"] = [{"row": "DP-SGD", "column": "ε = 1", "published": "91.7", "ours": "92.0 ± 0.1", "verdict": "better"}]
+    table = {
+        "kind": "dpkfc table",
+        "version": 1,
+        "name": "dp-kfc-table-1",
+        "title": "Table 1",
+        "rule": "a rule",
+        "cells": [],
+    }
+    table["cells"] = [
+        {
+            "row": "DP-SGD",
+            "column": "ε = 1",
+            "published": "91.7",
+            "ours": "92.0 ± 0.1",
+            "verdict": "better",
+        }
+    ]
     (tmp_path / "table.json").write_text(json.dumps(table))
     tuned, published = read_all([tuning(tmp_path / "tune.json"), tmp_path / "table.json"]).tables
     assert "NOT PRIVATE" in tuned.header[1] and tuned.rows[0][:2] == ("DP-KFC", "26.00 %")
@@ -201,7 +264,11 @@ def test_tuning_and_published_tables_become_sheets(tmp_path: Path):
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-@pytest.mark.parametrize("path", [*RESULTS.glob("accuracy*.json"), *RESULTS.glob("accuracy/*.json")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path",
+    [*RESULTS.glob("accuracy*.json"), *RESULTS.glob("accuracy/*.json")],
+    ids=lambda path: path.name,
+)
 def test_stored_results_can_be_read(path: Path):
     found = read_all([path])
     assert found.runs and not found.broken
@@ -209,15 +276,33 @@ def test_stored_results_can_be_read(path: Path):
 
 def test_seeds_become_one_group_with_mean_and_deviation(tmp_path: Path):
     rows = [row(seed=s, accuracy=a) for s, a in enumerate((0.8, 0.9, 1.0))]
-    rows += [row(epsilon=8.0), row(caveats=["NOT PRIVATE: looked"]), row("dp-sgd", measured_on="validation")]
+    rows += [
+        row(epsilon=8.0),
+        row(caveats=["NOT PRIVATE: looked"]),
+        row("dp-sgd", measured_on="validation"),
+    ]
     groups = group_runs(read_all([study(tmp_path / "s.json", rows)]).runs)
     assert [len(group.runs) for group in groups] == [3, 1, 1, 1]
-    assert groups[0].mean == pytest.approx(0.9) and groups[0].std == pytest.approx(0.1) and groups[1].std is None
-    assert [(panel.measured_on, len(panel.groups)) for panel in comparable_panels(groups)] == [("test", 3), ("validation", 1)]
+    assert (
+        groups[0].mean == pytest.approx(0.9)
+        and groups[0].std == pytest.approx(0.1)
+        and groups[1].std is None
+    )
+    assert [(panel.measured_on, len(panel.groups)) for panel in comparable_panels(groups)] == [
+        ("test", 3),
+        ("validation", 1),
+    ]
 
 
 def test_each_method_has_a_look_of_its_own_and_the_common_ones_a_fixed_one(tmp_path: Path):
-    runs = read_all([study(tmp_path / "s.json", [row(f"m{i}") for i in range(50)] + [row("dp-kfc"), row("dp-sgd")])]).runs
+    runs = read_all(
+        [
+            study(
+                tmp_path / "s.json",
+                [row(f"m{i}") for i in range(50)] + [row("dp-kfc"), row("dp-sgd")],
+            )
+        ]
+    ).runs
     every = assign_styles(runs)
     assert len({(look.colour, look.symbol) for look in every.values()}) == 52
     alone = assign_styles([run for run in runs if run.method in {"dp-kfc", "m7"}])
@@ -227,11 +312,20 @@ def test_each_method_has_a_look_of_its_own_and_the_common_ones_a_fixed_one(tmp_p
 def test_figures_come_back_as_they_were_written_and_long_spectra_keep_their_ranks(tmp_path: Path):
     from dpkfc.app.plots import LayerSpectra
 
-    layer = LayerSpectra(name="long", values={"A": [float(i + 1) for i in range(1000)]}, sizes={"A": 1000})
-    path = Figures(spectra=[layer], sensitivity_maps=FIGURES.sensitivity_maps).write(tmp_path / "figures.json")
+    layer = LayerSpectra(
+        name="long", values={"A": [float(i + 1) for i in range(1000)]}, sizes={"A": 1000}
+    )
+    path = Figures(spectra=[layer], sensitivity_maps=FIGURES.sensitivity_maps).write(
+        tmp_path / "figures.json"
+    )
     found = Figures.read(json.loads(path.read_text()))
     values = found.spectra[0].values["A"]
-    assert len(values) == 1000 and values[0] == 1000.0 and values[-1] == 1.0 and path.stat().st_size < 10_000
+    assert (
+        len(values) == 1000
+        and values[0] == 1000.0
+        and values[-1] == 1.0
+        and path.stat().st_size < 10_000
+    )
     assert all(abs(value - (1000 - rank)) <= 4 for rank, value in enumerate(values))
     assert list(found.sensitivity_maps) == list(FIGURES.sensitivity_maps)
 
@@ -241,19 +335,27 @@ def test_what_is_not_finite_is_left_out_of_figures(tmp_path: Path):
 
     nan, inf = float("nan"), float("inf")
     layer = LayerSpectra(name="a", values={"A": [1.0, nan, inf], "G": [nan]}, damping={"A": nan})
-    figures = Figures(spectra=[layer], signal_to_noise=[LayerSignal(name="a", plain=nan, preconditioned=1.0)])
+    figures = Figures(
+        spectra=[layer], signal_to_noise=[LayerSignal(name="a", plain=nan, preconditioned=1.0)]
+    )
     found = Figures.read(json.loads(figures.write(tmp_path / "figures.json").read_text()))
-    assert found.spectra[0].values == {"A": [1.0]} and not found.signal_to_noise and not found.spectra[0].damping
+    assert (
+        found.spectra[0].values == {"A": [1.0]}
+        and not found.signal_to_noise
+        and not found.spectra[0].damping
+    )
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        {"spectra": [{"name": "a", "values": {"A": ["x"]}}]}, {"signal_to_noise": [{"name": "a", "plain": None}]},
-        {"sensitivity_maps": [{"name": "a", "values": [[1.0], [1.0, 2.0]]}]}, {"spectra": 3},
+        {"spectra": [{"name": "a", "values": {"A": ["x"]}}]},
+        {"signal_to_noise": [{"name": "a", "plain": None}]},
+        {"sensitivity_maps": [{"name": "a", "values": [[1.0], [1.0, 2.0]]}]},
+        {"spectra": 3},
         {"spectra": [{"name": "a", "values": {"A": [1.0]}, "ranks": {"A": [10**9]}}]},
     ],
-)  # fmt: skip
+)
 def test_damaged_figures_are_an_error(content: dict[str, object]):
     with pytest.raises(ValueError, match="is damaged"):
         Figures.read({"kind": "dpkfc figures", "version": 1, **content})
@@ -262,17 +364,38 @@ def test_damaged_figures_are_an_error(content: dict[str, object]):
 def test_text_stays_text():
     assert plain("a\nb\x1b[31m\u202ec") == "a b[31mc" and len(plain("x" * 10_000)) == 600
     environment = make_environment()
-    page = environment.from_string("{{ text }}|{{ text | cut(4) }}").render(text="<a href='x'>&\"\x1b\u202e\n")
+    page = environment.from_string("{{ text }}|{{ text | cut(4) }}").render(
+        text="<a href='x'>&\"\x1b\u202e\n"
+    )
     assert page == "&lt;a href=&#39;x&#39;&gt;&amp;&#34; |&lt;a …"
     content = {"a": "</script>&'"}
     data = environment.from_string("{{ content | tojson }}").render(content=content)
     assert not set("<>&'") & set(data) and json.loads(data) == content
-    assert show({"a_b": [1.23456, True, None, {"c": {"d": {"e": {"f": 1}}}}]}) == "a b 1.235, yes, –, c d …"
-    assert (number(True), number("1"), number(float("nan")), number(10**400), number(2)) == (None, None, None, None, 2.0)
+    assert (
+        show({"a_b": [1.23456, True, None, {"c": {"d": {"e": {"f": 1}}}}]})
+        == "a b 1.235, yes, –, c d …"
+    )
+    assert (number(True), number("1"), number(float("nan")), number(10**400), number(2)) == (
+        None,
+        None,
+        None,
+        None,
+        2.0,
+    )
     assert (epsilon_text("inf"), epsilon_text(0.99951), epsilon_text("x")) == ("∞", "1.000", "–")
 
 
 def test_a_command_quotes_what_it_is_given():
-    assert command_of({"recipe": "digits", "lr": 0.1, "verbose": False}) == "dpkfc train --recipe digits --lr 0.1 --no-verbose"
-    assert command_of({"recipe": "a; rm -rf ~", "lr": -1}) == "dpkfc train --recipe 'a; rm -rf ~' --lr=-1"
-    assert command_of({"recipe": "a\x03b"}) == "" and command_of({"a b": 1}) == "" and command_of({"a": [1]}) == ""
+    assert (
+        command_of({"recipe": "digits", "lr": 0.1, "verbose": False})
+        == "dpkfc train --recipe digits --lr 0.1 --no-verbose"
+    )
+    assert (
+        command_of({"recipe": "a; rm -rf ~", "lr": -1})
+        == "dpkfc train --recipe 'a; rm -rf ~' --lr=-1"
+    )
+    assert (
+        command_of({"recipe": "a\x03b"}) == ""
+        and command_of({"a b": 1}) == ""
+        and command_of({"a": [1]}) == ""
+    )

@@ -10,7 +10,16 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from dpkfc.app.plots import Curve, LayerSignal, LayerSpectra, comparison, history, save, signal_to_noise, spectra
+from dpkfc.app.plots import (
+    Curve,
+    LayerSignal,
+    LayerSpectra,
+    comparison,
+    history,
+    save,
+    signal_to_noise,
+    spectra,
+)
 
 
 def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
@@ -29,30 +38,45 @@ def _curve(label: str = "DP-KFC on digits", count: int = 6, **changed) -> Curve:
 
 def _spectra(count: int) -> list[LayerSpectra]:
     values = {"A": np.exp(-np.linspace(0, 9, 50)), "G": [1.0, 0.1, 0.0, 0.0]}
-    return [LayerSpectra(name=f"layer{i} · Linear", values=values, damping={"A": 0.1, "G": 0.01}) for i in range(count)]
+    return [
+        LayerSpectra(name=f"layer{i} · Linear", values=values, damping={"A": 0.1, "G": 0.01})
+        for i in range(count)
+    ]
 
 
 def _signals(count: int) -> list[LayerSignal]:
-    return [LayerSignal(name=f"blocks.{i} · Conv2d", plain=10.0**-i, preconditioned=0.5) for i in range(count)]
+    return [
+        LayerSignal(name=f"blocks.{i} · Conv2d", plain=10.0**-i, preconditioned=0.5)
+        for i in range(count)
+    ]
 
 
 # As long as a recipe makes it.
-LONG = "DP-Adam on Fashion-MNIST, at the released weights, on the probe; preconditioner not used; 1,024 examples"
+LONG = (
+    "DP-Adam on Fashion-MNIST, at the released weights, on the probe; preconditioner not used;"
+    " 1,024 examples"
+)
 
 FIGURES = {
     "history": lambda: history(_curve()),
     "history, one point": lambda: history(_curve(count=1)),
-    "history, no budget": lambda: history(_curve(target_epsilon=None, epsilon=(), epsilon_steps=())),
+    "history, no budget": lambda: history(
+        _curve(target_epsilon=None, epsilon=(), epsilon_steps=())
+    ),
     "history, stamped": lambda: history(_curve(stamp="NOT PRIVATE: test mode")),
     "history, long": lambda: history(_curve(count=80)),
     "history, perfect": lambda: history(
         _curve(accuracy=[0.5] * 5 + [1.0], target_epsilon=100.0, epsilon=[0, 20, 40, 60, 80, 100])
     ),
     "comparison": lambda: comparison([_curve("DP-SGD"), _curve("DP-KFC")], "Side by side", "ε = 2"),
-    "comparison of many": lambda: comparison([_curve(f"method {i}") for i in range(6)], "Side by side"),
+    "comparison of many": lambda: comparison(
+        [_curve(f"method {i}") for i in range(6)], "Side by side"
+    ),
     "signal": lambda: signal_to_noise(_signals(4), LONG),
     "signal of none": lambda: signal_to_noise([]),
-    "signal, stamped": lambda: signal_to_noise(_signals(4), "on the probe", "NOT PRIVATE: test mode"),
+    "signal, stamped": lambda: signal_to_noise(
+        _signals(4), "on the probe", "NOT PRIVATE: test mode"
+    ),
     "spectra": lambda: spectra(_spectra(4), LONG),
     "spectra of one": lambda: spectra(_spectra(1)),
     "spectra of many": lambda: spectra(_spectra(21)),
@@ -71,13 +95,23 @@ def test_every_figure_is_drawn(tmp_path: Path, name: str):
 def _boxes(figure: Figure) -> list:
     """The rectangles of all visible texts, stamps left out."""
     renderer = figure.canvas.get_renderer()
-    texts = [t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()]
+    texts = [
+        t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()
+    ]
     return [(t.get_text(), t.get_window_extent(renderer)) for t in texts if not t.get_rotation()]
 
 
 @pytest.mark.parametrize(
     "name",
-    ["history", "history, long", "history, perfect", "comparison", "comparison of many", "signal", "spectra"],
+    [
+        "history",
+        "history, long",
+        "history, perfect",
+        "comparison",
+        "comparison of many",
+        "signal",
+        "spectra",
+    ],
 )
 def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: str):
     figure = FIGURES[name]()
@@ -89,12 +123,16 @@ def test_no_text_overlaps_another_or_leaves_the_picture(tmp_path: Path, name: st
         both = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
         assert both[0] <= 1 or both[1] <= 1, f"{first!r} overlaps {second!r}"
     for text, box in inside:
-        assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, f"{text!r} leaves the picture"
+        assert box.x1 <= figure.bbox.x1 + 1 and box.y1 <= figure.bbox.y1 + 1, (
+            f"{text!r} leaves the picture"
+        )
 
 
 @pytest.mark.parametrize("name", ["history, stamped", "signal, stamped", "spectra, stamped"])
 def test_a_run_without_a_guarantee_is_stamped_across_its_pictures(name: str):
-    assert any(t.get_text() in {"NOT PRIVATE: test mode", "UNCERTIFIED"} for t in FIGURES[name]().texts)
+    assert any(
+        t.get_text() in {"NOT PRIVATE: test mode", "UNCERTIFIED"} for t in FIGURES[name]().texts
+    )
 
 
 def test_eigenvalues_that_are_rounding_are_not_drawn():

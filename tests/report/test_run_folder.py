@@ -27,7 +27,9 @@ def test_create_refuses_a_file_and_a_full_folder(tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", ["create", "fresh"])
-def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str):
+def test_a_folder_that_cannot_be_written_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+):
     def refuse(self, *args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
@@ -37,7 +39,9 @@ def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path, monkeypatc
         getattr(RunFolder, method)(*arguments)
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="rights do not bind the superuser")
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="rights do not bind the superuser"
+)
 def test_a_read_only_folder_is_refused(tmp_path: Path):
     (tmp_path / "locked").mkdir(mode=0o500)
     with pytest.raises(RunFolderError, match="cannot be written"):

@@ -1,4 +1,6 @@
-"""The card of a run of one's own is made from the session, and cannot say another number of releases than its ledger."""
+"""The card of a run of one's own is made from the session, and cannot say another number of
+releases than its ledger.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card,
 from dpkfc.report.verify import verify_ledger
 
 N, X, Y = 40, torch.randn(40, 1, 8, 8), torch.randint(2, (40,))
-SAID: dict[str, Any] = {"title": "mine", "chosen_by": "beforehand", "not_private": {"loss": "of private data"}}
+SAID: dict[str, Any] = {
+    "title": "mine",
+    "chosen_by": "beforehand",
+    "not_private": {"loss": "of private data"},
+}
 
 
 def loss(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -30,11 +36,19 @@ def loss(model: nn.Module, batch: Any) -> torch.Tensor:
 
 
 def trained(
-    plan: Any, path: Path | None, *, steps: int, save: Path | None = None, restore: Path | None = None, **more: Any
+    plan: Any,
+    path: Path | None,
+    *,
+    steps: int,
+    save: Path | None = None,
+    restore: Path | None = None,
+    **more: Any,
 ) -> Session:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
-    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y), ledger_path=path, **more) as session:
+    with Session(
+        plan, model, torch.optim.SGD(model.parameters(), 0.1), (X, Y), ledger_path=path, **more
+    ) as session:
         if restore:
             session.restore(restore)
         for _, batch in zip(range(steps), session.batches(), strict=False):
@@ -58,11 +72,23 @@ def test_a_card_of_a_session_agrees_with_its_ledger(tmp_path: Path) -> None:
     session = trained(plan_of(preconditioner=kfac()), path, steps=5)
     save_file(session.model.state_dict(), weights)
     card = session_card(session, **SAID, weights=weights)
-    assert card["guarantee"]["releases"] == card["ledger"]["releases"] == 5 and card["ledger"]["file"] == "ledger.jsonl"
-    assert card["guarantee"]["epsilon"] == session.epsilon and "AES-256" in card["mechanism"]["noise_generator"]
+    assert (
+        card["guarantee"]["releases"] == card["ledger"]["releases"] == 5
+        and card["ledger"]["file"] == "ledger.jsonl"
+    )
+    assert (
+        card["guarantee"]["epsilon"] == session.epsilon
+        and "AES-256" in card["mechanism"]["noise_generator"]
+    )
     text = to_markdown(card)
-    assert "| refreshes | 3, before steps 0, 2, 4 |" in text and session.preconditioner.digest in text
-    assert "5 of 6 planned" in text and "number of examples N" in text and "5 of 6 planned" in repr(view_card(card))
+    assert (
+        "| refreshes | 3, before steps 0, 2, 4 |" in text and session.preconditioner.digest in text
+    )
+    assert (
+        "5 of 6 planned" in text
+        and "number of examples N" in text
+        and "5 of 6 planned" in repr(view_card(card))
+    )
     (tmp_path / "privacy_card.json").write_text(json.dumps(card))
     assert verify_ledger(path)["weights"] == "those of the card (SHA-256)"
     save_file({name: x + 1 for name, x in session.model.state_dict().items()}, weights)
@@ -74,7 +100,9 @@ def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path
     plan, path = plan_of(preconditioner=kfac()), tmp_path / "ledger.jsonl"
     trained(plan, path, steps=3, save=tmp_path / "checkpoint")
     for steps, first in ((0, 2), (2, 4)):
-        text = to_markdown(session_card(trained(plan, path, steps=steps, restore=tmp_path / "checkpoint"), **SAID))
+        text = to_markdown(
+            session_card(trained(plan, path, steps=steps, restore=tmp_path / "checkpoint"), **SAID)
+        )
         assert f"| refreshes | 1, before steps {first} |" in text
         assert f"refreshes before step {first} came before the checkpoint" in text
 
@@ -82,14 +110,20 @@ def test_a_restored_session_says_which_refreshes_it_does_not_know(tmp_path: Path
 def test_a_card_counts_the_units_that_are_protected(tmp_path: Path) -> None:
     plan = plan_of(unit="patient", max_records_per_unit=4, expected_batch_size=4)
     card = session_card(trained(plan, None, steps=1, units=np.arange(N) // 4), **SAID)
-    assert card["assumed_public"]["number of units N (each one patient, with all records)"]["value"] == 10
+    assert (
+        card["assumed_public"]["number of units N (each one patient, with all records)"]["value"]
+        == 10
+    )
     assert "number of examples" not in to_markdown(card) and "in memory" in card["ledger"]["file"]
     assert [*dataset_size(plan_of())] == ["number of examples N"]
 
 
 def test_an_engine_without_a_limit_has_planned_nothing() -> None:
     model, engine = nn.Linear(64, 2), PrivacyEngine(accountant="rdp")
-    optimizer, data = torch.optim.SGD(model.parameters(), 0.1), DataLoader(TensorDataset(X.flatten(1), Y), batch_size=20)
+    optimizer, data = (
+        torch.optim.SGD(model.parameters(), 0.1),
+        DataLoader(TensorDataset(X.flatten(1), Y), batch_size=20),
+    )
     with pytest.raises(RuntimeError, match="call make_private"):
         session_card(engine, **SAID)
     model, optimizer, loader = engine.make_private(
@@ -101,15 +135,26 @@ def test_an_engine_without_a_limit_has_planned_nothing() -> None:
             F.cross_entropy(model(x), y).backward()
             optimizer.step()
     card = session_card(engine, **SAID)
-    assert card["guarantee"]["planned_steps"] is None and card["guarantee"]["releases"] == engine.ledger.count == 6
-    assert "| releases | 6, without a limit |" in to_markdown(card) and "6, without a limit" in repr(view_card(card))
+    assert (
+        card["guarantee"]["planned_steps"] is None
+        and card["guarantee"]["releases"] == engine.ledger.count == 6
+    )
+    assert "| releases | 6, without a limit |" in to_markdown(
+        card
+    ) and "6, without a limit" in repr(view_card(card))
     assert card["guarantee"]["epsilon"] == pytest.approx(engine.get_epsilon(engine.plan.delta))
     engine.close()
 
 
 def test_a_card_that_was_counted_by_hand_is_refused() -> None:
     facts = CardFacts(
-        title="t", releases=1, ledger={"releases": 6}, assumed_public={}, chosen_by="x", not_private={}, device="cpu"
+        title="t",
+        releases=1,
+        ledger={"releases": 6},
+        assumed_public={},
+        chosen_by="x",
+        not_private={},
+        device="cpu",
     )
     with pytest.raises(ValueError, match="counts 1 releases, its ledger 6"):
         build_card(plan_of(), facts)
@@ -128,7 +173,9 @@ def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path: Path) ->
     assert len(seen) == 1 and seen[0].filename == __file__
 
 
-def test_a_session_that_goes_on_is_told_nothing(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+def test_a_session_that_goes_on_is_told_nothing(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
     path = tmp_path / "ledger.jsonl"
     trained(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
     trained(plan_of(), path, steps=2, restore=tmp_path / "checkpoint")

@@ -29,7 +29,8 @@ class Operand:
 class Case:
     """A call whose states are checked.
 
-    `answer` is "axis" where the tracker must follow the call, "unknown" where it must not, None where it may.
+    `answer` is "axis" where the tracker must follow the call, "unknown" where it must not, None
+    where it may.
     """
 
     name: str
@@ -64,7 +65,9 @@ def truths(shape: Sequence[int]) -> Tensor:
     return torch.rand(tuple(shape)) < 0.5
 
 
-def batched(size: int, shape: Sequence[int], dim: int = 0, pre: int = 1, post: int = 1, draw: Draw = drawn) -> Operand:
+def batched(
+    size: int, shape: Sequence[int], dim: int = 0, pre: int = 1, post: int = 1, draw: Draw = drawn
+) -> Operand:
     """Return an operand whose batch axis is inserted into `shape` at `dim`."""
     whole_shape = (*shape[:dim], pre * size * post, *shape[dim:])
     return Operand(whole_shape, BatchAxis(dim, pre, post), draw)
@@ -90,7 +93,9 @@ def changed(xs: Sequence[Tensor], case: Case, examples: Sequence[int]) -> list[T
             other = operand.draw(operand.shape)
             torch.random.set_rng_state(generator_state)
             for i in examples:
-                by_example(x, operand.axis, case.size)[i] = by_example(other, operand.axis, case.size)[i]
+                by_example(x, operand.axis, case.size)[i] = by_example(
+                    other, operand.axis, case.size
+                )[i]
         result.append(x)
     return result
 
@@ -101,12 +106,16 @@ def permuted(xs: Sequence[Tensor], case: Case, order: Tensor) -> list[Tensor]:
     for x, operand in zip(xs, case.operands, strict=True):
         y = x.clone()
         if operand.axis is not None:
-            by_example(y, operand.axis, case.size).copy_(by_example(x, operand.axis, case.size)[order])
+            by_example(y, operand.axis, case.size).copy_(
+                by_example(x, operand.axis, case.size)[order]
+            )
         result.append(y)
     return result
 
 
-def run(case: Case, xs: Sequence[Tensor], seen: Seen | None = None) -> tuple[list[Tensor], list[State | None]]:
+def run(
+    case: Case, xs: Sequence[Tensor], seen: Seen | None = None
+) -> tuple[list[Tensor], list[State | None]]:
     """Run a call under a tracker and return its outputs with their states."""
     tracker = Tracker(case.size)
     copies = [x.clone() for x in xs]
@@ -150,7 +159,9 @@ def faults(case: Case, seen: Seen | None = None) -> list[str]:
         others = plain(case, changed(xs, case, [i]))
         for place, (y, z, state) in enumerate(zip(outputs, others, states, strict=True)):
             if not _is_kept(y, z, state, i, case.size):
-                found.append(f"{case.name}: example {i} changes other entries of output {place}, {state}")
+                found.append(
+                    f"{case.name}: example {i} changes other entries of output {place}, {state}"
+                )
     found += [] if case.is_random else _unordered(case, xs, outputs, states)
     return found + _sums(case, xs, states)
 
@@ -167,7 +178,9 @@ def _is_kept(y: Tensor, z: Tensor, state: State | None, i: int, size: int) -> bo
     return same(by_example(y, state, size)[rest], by_example(z, state, size)[rest])
 
 
-def _unordered(case: Case, xs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[State | None]) -> list[str]:
+def _unordered(
+    case: Case, xs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[State | None]
+) -> list[str]:
     """Return the outputs that do not permute as their examples do."""
     order = torch.arange(case.size).roll(1)
     others = plain(case, permuted(xs, case, order))
@@ -176,9 +189,13 @@ def _unordered(case: Case, xs: Sequence[Tensor], outputs: Sequence[Tensor], stat
         if not isinstance(state, BatchAxis):
             continue
         if y.shape[state.dim] != state.length(case.size):
-            found.append(f"{case.name}: output {place} of shape {list(y.shape)} cannot have {state}")
+            found.append(
+                f"{case.name}: output {place} of shape {list(y.shape)} cannot have {state}"
+            )
         elif not same(by_example(y, state, case.size)[order], by_example(z, state, case.size)):
-            found.append(f"{case.name}: output {place} depends on the places of the examples, {state}")
+            found.append(
+                f"{case.name}: output {place} depends on the places of the examples, {state}"
+            )
     return found
 
 

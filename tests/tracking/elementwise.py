@@ -55,7 +55,9 @@ def elementwise_cases(function: Any) -> Iterator[Case]:
     if any("List" in str(x.type) for x in tensors) or not tensors:
         return
     if any(str(x.type) == "Optional[Tensor]" for x in tensors):
-        tensors = [x for x in tensors if str(x.type) == "Tensor"] + [x for x in tensors if str(x.type) != "Tensor"]
+        tensors = [x for x in tensors if str(x.type) == "Tensor"] + [
+            x for x in tensors if str(x.type) != "Tensor"
+        ]
     names = [x.name for x in tensors]
     for layout, makers in layouts(len(tensors)):
         for draws in _draws(names):
@@ -68,7 +70,12 @@ def elementwise_cases(function: Any) -> Iterator[Case]:
 
 def _draws(names: list[str]) -> Iterator[list[Draw]]:
     special = {"condition": truths, "mask": truths}
-    for draw in (drawn, whole(0, 3), truths, lambda shape: torch.complex(drawn(shape), drawn(shape))):
+    for draw in (
+        drawn,
+        whole(0, 3),
+        truths,
+        lambda shape: torch.complex(drawn(shape), drawn(shape)),
+    ):
         yield [special.get(name, draw) for name in names]
 
 

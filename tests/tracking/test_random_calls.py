@@ -1,4 +1,6 @@
-"""Whatever the tracker says of a structural operation is true: random shapes, places of the examples and arguments."""
+"""Whatever the tracker says of a structural operation is true: random shapes, places of the
+examples and arguments.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class Choices:
 
     def some(self, values: Sequence[Any]) -> list[Any]:
         """Return at least one of some values."""
-        return self._data.draw(st.lists(st.sampled_from(list(values)), min_size=1, max_size=3, unique=True))
+        return self._data.draw(
+            st.lists(st.sampled_from(list(values)), min_size=1, max_size=3, unique=True)
+        )
 
     def order(self, count: int) -> list[int]:
         return list(self._data.draw(st.permutations(range(count))))
@@ -46,7 +50,9 @@ class Choices:
         return tuple(self.length() for _ in range(self.pick(range(low, high + 1))))
 
     def operand(self, shape: Sequence[int], draw: Draw = drawn) -> Operand:
-        """Return an operand whose examples lie anywhere in it; it is public where there is no place."""
+        """Return an operand whose examples lie anywhere in it; it is public where there is no
+        place.
+        """
         return Operand(tuple(shape), self.place(shape), draw)
 
     def place(self, shape: Sequence[int]) -> BatchAxis | None:
@@ -54,7 +60,11 @@ class Choices:
         for dim, length in enumerate(shape):
             parts = length // self.size
             if length % self.size == 0 and parts:
-                found += [BatchAxis(dim, pre, parts // pre) for pre in range(1, parts + 1) if parts % pre == 0]
+                found += [
+                    BatchAxis(dim, pre, parts // pre)
+                    for pre in range(1, parts + 1)
+                    if parts % pre == 0
+                ]
         return self.pick(found) if found else None
 
 
@@ -148,7 +158,9 @@ def reduce(c: Choices) -> Made:
 def along(c: Choices) -> Made:
     x = c.operand(c.shape())
     dim = c.pick(range(-len(x.shape), len(x.shape)))
-    function = c.pick([torch.softmax, torch.cumsum, torch.sort, torch.cummax, torch.argmax, torch.unbind])
+    function = c.pick(
+        [torch.softmax, torch.cumsum, torch.sort, torch.cummax, torch.argmax, torch.unbind]
+    )
     return lambda x: function(x, dim=dim), (x,)
 
 
@@ -161,7 +173,9 @@ def add(c: Choices) -> Made:
 def matmul(c: Choices) -> Made:
     rows, inner, columns, many = (c.length() for _ in range(4))
     one = c.pick([(inner,), (rows, inner), (many, rows, inner), (1, rows, inner)])
-    other = c.pick([(inner,), (inner, columns), (many, inner, columns), (c.length(), many, inner, columns)])
+    other = c.pick(
+        [(inner,), (inner, columns), (many, inner, columns), (c.length(), many, inner, columns)]
+    )
     is_whole = c.pick([False, True])
 
     def call(x: Tensor, y: Tensor) -> Tensor:
@@ -215,7 +229,9 @@ def index_select(c: Choices) -> Made:
     return lambda x, i: x.index_select(dim, i), (c.operand(shape), index)
 
 
-def _indices(c: Choices, shape: Sequence[int]) -> tuple[list[Operand], Callable[..., list[Tensor | None]]]:
+def _indices(
+    c: Choices, shape: Sequence[int]
+) -> tuple[list[Operand], Callable[..., list[Tensor | None]]]:
     """Return operands of an index into a shape, and a function that makes the index of them."""
     operands: list[Operand] = []
     template: list[Any] = []
@@ -224,7 +240,9 @@ def _indices(c: Choices, shape: Sequence[int]) -> tuple[list[Operand], Callable[
         kind = c.pick(["none", "counts", "private"])
         if kind == "counts" and length in lengths:
             place = lengths.index(length)
-            template.append(torch.arange(length).view([-1 if d == place else 1 for d in range(len(lengths))]))
+            template.append(
+                torch.arange(length).view([-1 if d == place else 1 for d in range(len(lengths))])
+            )
         elif kind == "private":
             template.append(len(operands))
             operands.append(c.operand([c.pick([n, 1]) for n in lengths], whole(0, length)))
@@ -278,7 +296,23 @@ def diagonal(c: Choices) -> Made:
 
 
 CALLS = [
-    *(view, permute, transpose, expand, cat, stack, split, select, cut, reduce, along, add, matmul, bmm, einsum),
+    *(
+        view,
+        permute,
+        transpose,
+        expand,
+        cat,
+        stack,
+        split,
+        select,
+        cut,
+        reduce,
+        along,
+        add,
+        matmul,
+        bmm,
+        einsum,
+    ),
     *(gather, scatter, index_select, index, index_put, conv, layer_norm, diagonal),
 ]
 

@@ -12,7 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES
-from tests.tracking.brute_force import Case, Draw, Operand, Seen, batched, drawn, faults, public, truths, whole
+from tests.tracking.brute_force import (
+    Case,
+    Draw,
+    Operand,
+    Seen,
+    batched,
+    drawn,
+    faults,
+    public,
+    truths,
+    whole,
+)
 from tests.tracking.elementwise import elementwise_cases, overloads
 
 aten = torch.ops.aten
@@ -34,7 +45,9 @@ UNREACHABLE: dict[str, str] = {
 }
 
 
-def followed(name: str, call: Call, *operands: Operand, size: int = N, is_random: bool = False) -> Case:
+def followed(
+    name: str, call: Call, *operands: Operand, size: int = N, is_random: bool = False
+) -> Case:
     return Case(name, size, call, operands, "axis", is_random)
 
 
@@ -51,7 +64,8 @@ def places(
     draw: Draw = drawn,
     is_random: bool = False,
 ) -> list[Case]:
-    """Return calls of one operation with the examples at each of some dimensions of its operand, plain and folded.
+    """Return calls of one operation with the examples at each of some dimensions of its operand,
+    plain and folded.
 
     Args:
         name: of the operation.
@@ -67,7 +81,16 @@ def places(
         for dim in dims:
             for size, pre, post in ((3, 1, 1), (2, 1, 1), (2, 2, 3)):
                 operand = batched(size, shape, dim, pre, post, draw)
-                found.append(Case(f"{name} {operand.axis} of {size}", size, call, (operand,), answer, is_random))
+                found.append(
+                    Case(
+                        f"{name} {operand.axis} of {size}",
+                        size,
+                        call,
+                        (operand,),
+                        answer,
+                        is_random,
+                    )
+                )
     return found
 
 
@@ -99,7 +122,7 @@ def positive_matrices(shape: Sequence[int]) -> Tensor:
     return x @ x.mT + torch.eye(shape[-1], dtype=x.dtype)
 
 
-# -- elementwise operations --------------------------------------------------------------------------------
+# -- elementwise operations ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("function", overloads(), ids=str)
@@ -118,19 +141,42 @@ def elementwise_table() -> list[Case]:
         *places("lift_fresh", lambda x: torch.add(aten.lift_fresh(x), 0), (4,), (0, 1)),
         *places("clone", lambda x: x.clone(), (4,), (0, 1)),
         *places("bernoulli", torch.bernoulli, (4,), (0, 1), is_random=True),
-        *places("native_dropout", lambda x: torch.native_dropout(x, 0.5, True), (4,), (0, 1), is_random=True),
+        *places(
+            "native_dropout",
+            lambda x: torch.native_dropout(x, 0.5, True),
+            (4,),
+            (0, 1),
+            is_random=True,
+        ),
         *places("dropout", inferred(lambda x: F.dropout(x, 0.5)), (4,), (0, 1), is_random=True),
-        *places("prelu", lambda x: F.prelu(x - 0.5, torch.full((1,), 0.5, dtype=x.dtype)), (4,), (0, 1)),
-        *places("prelu whole", inferred(lambda x: F.prelu(x - 0.5, torch.tensor([0.5, 2.0], dtype=x.dtype))), (2,)),
+        *places(
+            "prelu", lambda x: F.prelu(x - 0.5, torch.full((1,), 0.5, dtype=x.dtype)), (4,), (0, 1)
+        ),
+        *places(
+            "prelu whole",
+            inferred(lambda x: F.prelu(x - 0.5, torch.tensor([0.5, 2.0], dtype=x.dtype))),
+            (2,),
+        ),
         *places("fill_", lambda x: x.fill_(1.5), (4,), (0, 1)),
         *places("masked_fill", lambda x: x.masked_fill(x > 0.5, 0.0), (4,), (0, 1)),
         *places("gelu_", lambda x: aten.gelu_(x), (4,), (0, 1)),
-        *places("rrelu_with_noise", lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x)), (4,), (0, 1)),
+        *places(
+            "rrelu_with_noise",
+            lambda x: aten.rrelu_with_noise(x - 0.5, torch.ones_like(x)),
+            (4,),
+            (0, 1),
+        ),
         *places("real", inferred(torch.real), (4,), (0, 1), draw=complex_numbers),
         *places("imag", inferred(torch.imag), (4,), (0, 1), draw=complex_numbers),
         *places("conj", inferred(aten.conj), (4,), (0, 1), draw=complex_numbers),
         *places("_conj", lambda x: torch.conj(x) * 2, (4,), (0, 1), draw=complex_numbers),
-        *places("resolve_conj", inferred(lambda x: aten.resolve_conj(x)), (4,), (0, 1), draw=complex_numbers),
+        *places(
+            "resolve_conj",
+            inferred(lambda x: aten.resolve_conj(x)),
+            (4,),
+            (0, 1),
+            draw=complex_numbers,
+        ),
         *places("resolve_neg", inferred(lambda x: aten.resolve_neg(x)), (4,), (0, 1)),
         *places("hardswish", F.hardswish, (4,), (0, 1)),
         *places("log_sigmoid", lambda x: aten.log_sigmoid_forward(x)[0], (4,), (0, 1)),
@@ -141,23 +187,50 @@ def elementwise_table() -> list[Case]:
         *places("zero_", lambda x: x.zero_(), (4,), (0, 1)),
         *places("_cast_Float", inferred(aten._cast_Float), (4,), (0, 1)),
         *places("_cast_Double", inferred(aten._cast_Double), (4,), (0, 1)),
-        *places("multigammaln", inferred(lambda x: torch.special.multigammaln(x + 2, 2)), (4,), (0, 1)),
-        *places("bucketize", lambda x: torch.bucketize(x, torch.tensor([0.2, 0.6]).double()), (4,), (0, 1)),
+        *places(
+            "multigammaln", inferred(lambda x: torch.special.multigammaln(x + 2, 2)), (4,), (0, 1)
+        ),
+        *places(
+            "bucketize",
+            lambda x: torch.bucketize(x, torch.tensor([0.2, 0.6]).double()),
+            (4,),
+            (0, 1),
+        ),
         lost("bucketize by the examples", lambda x: torch.bucketize(x, x[0].sort()[0]), rows(4)),
-        *places("isin", lambda x: torch.isin(x, torch.tensor([0, 2])), (4,), (0, 1), draw=whole(0, 4)),
+        *places(
+            "isin", lambda x: torch.isin(x, torch.tensor([0, 2])), (4,), (0, 1), draw=whole(0, 4)
+        ),
         lost("isin of the examples", lambda x: torch.isin(x, x), rows(4, draw=whole(0, 4))),
-        lost("isin of other examples", torch.isin, rows(4, draw=whole(0, 4)), rows(2, draw=whole(0, 4))),
+        lost(
+            "isin of other examples",
+            torch.isin,
+            rows(4, draw=whole(0, 4)),
+            rows(2, draw=whole(0, 4)),
+        ),
         lost("isin of one entry", lambda x: torch.isin(1, x), rows(4, draw=whole(0, 4))),
         lost("prelu with weights of the examples", lambda x, w: F.prelu(x, w[0]), rows(2), rows(2)),
-        lost("prelu whole, private", inferred(lambda x, w: F.prelu(x - 0.5, w[:, 0])), rows(N), rows(1)),
+        lost(
+            "prelu whole, private",
+            inferred(lambda x, w: F.prelu(x - 0.5, w[:, 0])),
+            rows(N),
+            rows(1),
+        ),
         followed("polar", torch.polar, rows(4), rows(4)),
         followed("complex", torch.complex, rows(4), rows(4)),
         followed("isclose", inferred(torch.isclose), rows(4), rows(4)),
-        followed("masked_fill of public", lambda m: torch.ones(N, 4).masked_fill(m, 0.0), rows(4, draw=truths)),
+        followed(
+            "masked_fill of public",
+            lambda m: torch.ones(N, 4).masked_fill(m, 0.0),
+            rows(4, draw=truths),
+        ),
         lost("added to its transpose", lambda x: x + x.t(), rows(N)),
         lost("added across", lambda x: x + x[:, None], rows()),
         lost("compared across", lambda x: x[:, None] == x[None], rows(4)),
-        lost("copied across", lambda x: torch.zeros(N, N, dtype=x.dtype).copy_(x).add_(x.t()), rows(N)),
+        lost(
+            "copied across",
+            lambda x: torch.zeros(N, N, dtype=x.dtype).copy_(x).add_(x.t()),
+            rows(N),
+        ),
         lost("other places", lambda x, y: x + y, rows(N), batched(N, (N,), 1)),
         lost("other folds", lambda x, y: x * y, batched(N, (), 0, 2, 1), batched(N, (), 0, 1, 2)),
         lost("where", torch.where, rows(N, draw=truths), batched(N, (N,), 1), batched(N, (N,), 1)),
@@ -172,11 +245,15 @@ def elementwise_table() -> list[Case]:
         "hardtanh_backward": lambda g, x: aten.hardtanh_backward(g, x, 0.0, 0.5),
         "softplus_backward": lambda g, x: aten.softplus_backward(g, x, 1.0, 20.0),
         "mish_backward": inferred(lambda g, x: aten.mish_backward(g, x)),
-        "binary_cross_entropy_backward": lambda g, x: aten.binary_cross_entropy_backward(g, x, (x > 0.5).double(), None, 0),
+        "binary_cross_entropy_backward": lambda g, x: aten.binary_cross_entropy_backward(
+            g, x, (x > 0.5).double(), None, 0
+        ),
     }
     for name, call in backward.items():
         cases.append(followed(name, call, rows(4), rows(4)))
-        cases.append(followed(f"{name}, folded", call, batched(N, (4,), 1, 2, 2), batched(N, (4,), 1, 2, 2)))
+        cases.append(
+            followed(f"{name}, folded", call, batched(N, (4,), 1, 2, 2), batched(N, (4,), 1, 2, 2))
+        )
         cases.append(lost(f"{name}, across", call, batched(N, (N,), 0), batched(N, (N,), 1)))
     return cases
 
@@ -196,10 +273,13 @@ def build_shapes_table() -> list[Case]:
         "new_empty": lambda x: x.new_empty(2, 2).zero_(),
         "new_empty_strided": lambda x: x.new_empty_strided((2, 2), (2, 1)).zero_(),
     }
-    return [followed(name, call, rows(4), is_random=name.startswith("rand")) for name, call in calls.items()]
+    return [
+        followed(name, call, rows(4), is_random=name.startswith("rand"))
+        for name, call in calls.items()
+    ]
 
 
-# -- views and layout --------------------------------------------------------------------------------------
+# -- views and layout ------------------------------------------------------------------------------
 
 
 def view_table() -> list[Case]:
@@ -240,7 +320,9 @@ def view_table() -> list[Case]:
         lost("one of two places in two views", lambda x: x[::2], batched(N, (4,), pre=2, post=2)),
         *places("narrow", inferred(lambda x: x.narrow(1, 1, 2)), (5,), (0,)),
         lost("narrow to examples", inferred(lambda x: x.narrow(0, 1, 2)), rows(4)),
-        followed("narrow to a view", inferred(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)),
+        followed(
+            "narrow to a view", inferred(lambda x: x.narrow(0, N, N)), batched(N, (4,), pre=2)
+        ),
         *places("select", lambda x: x.select(1, 1), (4, 5), (0, 2), (1,)),
         *places("select the last", lambda x: x.select(-1, -1), (4, 5), (0, 1), (2,)),
         *places("unbind", lambda x: x.unbind(1), (2, 5), (0, 2), (1,)),
@@ -249,16 +331,31 @@ def view_table() -> list[Case]:
         *places("chunk", inferred(lambda x: x.chunk(2, 1)), (4, 5), (0, 2)),
         *places("unsafe_split", lambda x: torch.unsafe_split(x, 2, 1), (4, 5), (0, 2)),
         *places("unsafe_chunk", inferred(lambda x: torch.unsafe_chunk(x, 2, 1)), (4, 5), (0, 2)),
-        *places("unsafe_split_with_sizes", lambda x: torch.unsafe_split_with_sizes(x, [1, 3], 1), (4, 4), (0, 2)),
-        *places("tensor_split", inferred(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)),
+        *places(
+            "unsafe_split_with_sizes",
+            lambda x: torch.unsafe_split_with_sizes(x, [1, 3], 1),
+            (4, 4),
+            (0, 2),
+        ),
+        *places(
+            "tensor_split", inferred(lambda x: torch.tensor_split(x, [1, 3], 1)), (4, 5), (0, 2)
+        ),
         lost("split examples", lambda x: x.split(1), rows(4)),
         lost("chunk examples", inferred(lambda x: x.chunk(2)), rows(4, size=4), size=4),
         followed("split of two views", lambda x: x.split(N), batched(N, (4,), pre=2)),
-        followed("chunk of two views", inferred(lambda x: x.chunk(2, 1)), batched(N, (4,), 1, pre=2)),
+        followed(
+            "chunk of two views", inferred(lambda x: x.chunk(2, 1)), batched(N, (4,), 1, pre=2)
+        ),
         followed("cat of two", lambda x, y: torch.cat([x, y], 1), rows(4), rows(2)),
-        followed("cat with public", lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1), rows(4)),
-        followed("cat of two views", lambda x, y: torch.cat([x, y]), batched(N, (4,), pre=2), rows(4)),
-        followed("cat with an empty one", lambda x: torch.cat([torch.zeros(0).double(), x], 1), rows(4)),
+        followed(
+            "cat with public", lambda x: torch.cat([x, torch.zeros(N, 2).double()], 1), rows(4)
+        ),
+        followed(
+            "cat of two views", lambda x, y: torch.cat([x, y]), batched(N, (4,), pre=2), rows(4)
+        ),
+        followed(
+            "cat with an empty one", lambda x: torch.cat([torch.zeros(0).double(), x], 1), rows(4)
+        ),
         lost("cat of public rows", lambda x: torch.cat([x, torch.zeros(N, 4).double()]), rows(4)),
         lost("cat across", lambda x, y: torch.cat([x, y], 1), rows(N), batched(N, (N,), 1)),
         lost(
@@ -275,7 +372,9 @@ def view_table() -> list[Case]:
         ),
         followed("concat", inferred(lambda x: torch.concat([x, x], 1)), rows(4)),
         followed("concatenate", inferred(lambda x: torch.concatenate([x, x], 1)), rows(4)),
-        followed("stack", lambda x, y: [torch.stack([x, y], d) for d in (0, 1, 2, -1)], rows(4), rows(4)),
+        followed(
+            "stack", lambda x, y: [torch.stack([x, y], d) for d in (0, 1, 2, -1)], rows(4), rows(4)
+        ),
         lost("stack across", lambda x, y: torch.stack([x, y]), rows(N), batched(N, (N,), 1)),
         *places("unfold", lambda x: x.unfold(1, 2, 1), (4,), (0,)),
         *places("unfold over the examples", lambda x: x.unfold(-1, 2, 1), (4,), (0,), (1,)),
@@ -290,7 +389,7 @@ def view_table() -> list[Case]:
     ]
 
 
-# -- dimensions over which an operation works --------------------------------------------------------------
+# -- dimensions over which an operation works ------------------------------------------------------
 
 
 def along_table() -> list[Case]:
@@ -347,7 +446,9 @@ def along_table() -> list[Case]:
     for name, call in (keeping | reducing).items():
         cases += places(name, call, (4, 6), (0, 2), ())
         cases.append(lost(f"{name} over the examples", call, batched(4, (5, 6), 1), size=4))
-        cases.append(lost(f"{name} over the folded examples", call, batched(2, (5, 6), 1, 2, 2), size=2))
+        cases.append(
+            lost(f"{name} over the folded examples", call, batched(2, (5, 6), 1, 2, 2), size=2)
+        )
     wholes = {
         "flip": lambda x: x.flip(0, 1),
         "msort": inferred(lambda x: x.msort()),
@@ -370,14 +471,16 @@ def along_table() -> list[Case]:
     return [
         *cases,
         *places("diag_embed", torch.diag_embed, (4, 5), (0, 1), (2,)),
-        *places("diag_embed in front", lambda x: torch.diag_embed(x, 1, 0, 2), (4, 5), (0, 1), (2,)),
+        *places(
+            "diag_embed in front", lambda x: torch.diag_embed(x, 1, 0, 2), (4, 5), (0, 1), (2,)
+        ),
         *places("renorm", lambda x: x.renorm(2, 1, 0.5), (4, 5), (1,), (0, 2)),
         lost("fill_diagonal_", lambda x: x.fill_diagonal_(0.0), rows(N)),
         lost("trace", lambda x: x.trace(), rows(N)),
     ]
 
 
-# -- products ----------------------------------------------------------------------------------------------
+# -- products --------------------------------------------------------------------------------------
 
 
 def product_table() -> list[Case]:
@@ -391,18 +494,31 @@ def product_table() -> list[Case]:
         lost("mm of all pairs", torch.mm, rows(4), batched(N, (4,), 1)),
         followed("addmm", torch.addmm, public(5), rows(4), weight),
         followed("addmm of a batched bias", torch.addmm, rows(5), rows(4), weight),
-        followed("addmm of a bias alone", torch.addmm, rows(5), public(N, 4, draw=equal_rows), weight),
+        followed(
+            "addmm of a bias alone", torch.addmm, rows(5), public(N, 4, draw=equal_rows), weight
+        ),
         lost("addmm across", torch.addmm, rows(), rows(4), public(4, N)),
-        lost("addmm over the examples", torch.addmm, public(5), batched(4, (2,), 1), weight, size=4),
+        lost(
+            "addmm over the examples", torch.addmm, public(5), batched(4, (2,), 1), weight, size=4
+        ),
         followed("bmm", torch.bmm, rows(2, 4), rows(4, 5)),
-        followed("bmm, folded", torch.bmm, batched(N, (2, 4), 0, 2, 2), batched(N, (4, 5), 0, 2, 2)),
+        followed(
+            "bmm, folded", torch.bmm, batched(N, (2, 4), 0, 2, 2), batched(N, (4, 5), 0, 2, 2)
+        ),
         followed("bmm of rows", torch.bmm, batched(N, (2, 4), 1), public(2, 4, 5)),
         followed("bmm of columns", torch.bmm, public(2, 3, 4), batched(N, (2, 4), 2)),
         lost("bmm over the examples", torch.bmm, batched(N, (2, 4), 2), batched(N, (2, 5), 1)),
         lost("bmm across", torch.bmm, batched(N, (N, 4), 0), batched(N, (N, 4), 2)),
-        lost("bmm of other folds", torch.bmm, batched(N, (2, 4), 0, 2, 1), batched(N, (4, 2), 0, 1, 2)),
+        lost(
+            "bmm of other folds",
+            torch.bmm,
+            batched(N, (2, 4), 0, 2, 1),
+            batched(N, (4, 2), 0, 1, 2),
+        ),
         followed("baddbmm", torch.baddbmm, public(2, 5), rows(2, 4), rows(4, 5)),
-        lost("baddbmm of another place", torch.baddbmm, batched(N, (N, 5), 1), rows(N, 4), rows(4, 5)),
+        lost(
+            "baddbmm of another place", torch.baddbmm, batched(N, (N, 5), 1), rows(N, 4), rows(4, 5)
+        ),
         followed("mv", torch.mv, rows(4), public(4)),
         lost("mv over the examples", torch.mv, batched(N, (2,), 1), public(N)),
         lost("mv with examples", torch.mv, rows(N), rows()),
@@ -411,29 +527,74 @@ def product_table() -> list[Case]:
         lost("dot", torch.dot, rows(), public(N)),
         lost("vdot", torch.vdot, public(N), rows()),
         followed("_scaled_mm", _scaled, rows(16), public(16, 16)),
-        lost("_scaled_mm over the examples", _scaled, batched(16, (16,), 1), public(16, 16), size=16),
-        *places("matmul", inferred(lambda x: x @ torch.ones(4, 5, dtype=x.dtype)), (2, 4), (0, 1), ()),
-        lost("matmul over the examples", inferred(torch.matmul), batched(4, (2, 3), 2), weight, size=4),
+        lost(
+            "_scaled_mm over the examples", _scaled, batched(16, (16,), 1), public(16, 16), size=16
+        ),
+        *places(
+            "matmul", inferred(lambda x: x @ torch.ones(4, 5, dtype=x.dtype)), (2, 4), (0, 1), ()
+        ),
+        lost(
+            "matmul over the examples",
+            inferred(torch.matmul),
+            batched(4, (2, 3), 2),
+            weight,
+            size=4,
+        ),
         followed("matmul with a longer one", inferred(torch.matmul), rows(4), public(2, 4, 5)),
         followed("matmul on the right", inferred(torch.matmul), public(2, 5), rows(5, 4)),
         followed("matmul of columns", inferred(torch.matmul), public(2, 5), batched(N, (2, 5), 2)),
         followed("matmul of a vector", inferred(torch.matmul), public(5), rows(5, 4)),
-        followed("matmul of a vector and columns", inferred(torch.matmul), public(5), batched(N, (2, 5), 2)),
-        followed("matmul of a vector and a matrix", inferred(torch.matmul), public(5), batched(N, (5,), 1)),
+        followed(
+            "matmul of a vector and columns",
+            inferred(torch.matmul),
+            public(5),
+            batched(N, (2, 5), 2),
+        ),
+        followed(
+            "matmul of a vector and a matrix",
+            inferred(torch.matmul),
+            public(5),
+            batched(N, (5,), 1),
+        ),
         followed("matmul with a vector", inferred(torch.matmul), rows(2, 4), public(4)),
         followed("matmul of both", inferred(torch.matmul), rows(2, 4), rows(4, 5)),
         lost("matmul across", inferred(torch.matmul), rows(N, 4), batched(N, (N, 4), 2)),
-        lost("matmul of a vector over the examples", inferred(torch.matmul), rows(), public(2, N, 4)),
+        lost(
+            "matmul of a vector over the examples", inferred(torch.matmul), rows(), public(2, N, 4)
+        ),
         lost("matmul with examples summed", inferred(torch.matmul), public(2, N), rows(4)),
         followed("linear", inferred(F.linear), rows(2, 4), public(5, 4), public(5)),
         lost("linear over the examples", inferred(F.linear), batched(N, (2, 4), 2), public(5, N)),
         lost("linear with examples as weights", inferred(F.linear), public(2, 4), rows(4)),
-        lost("linear with examples as bias", inferred(F.linear), public(2, 4), public(N, 4), rows()),
-        followed("_cdist_forward", lambda x, y: aten._cdist_forward(x, y, 2.0, None), rows(2, 4), rows(5, 4)),
-        followed("_cdist_forward of rows", lambda x, y: aten._cdist_forward(x, y, 2.0, None), rows(4), public(5, 4)),
-        followed("_cdist_forward of columns", lambda x, y: aten._cdist_forward(x, y, 1.0, None), public(2, 4), rows(4)),
-        lost("_cdist_forward over the examples", lambda x: aten._cdist_forward(x, x, 2.0, None), batched(N, (4,), 1)),
-        lost("_cdist_forward of all pairs", lambda x: aten._cdist_forward(x, x, 2.0, None), rows(4)),
+        lost(
+            "linear with examples as bias", inferred(F.linear), public(2, 4), public(N, 4), rows()
+        ),
+        followed(
+            "_cdist_forward",
+            lambda x, y: aten._cdist_forward(x, y, 2.0, None),
+            rows(2, 4),
+            rows(5, 4),
+        ),
+        followed(
+            "_cdist_forward of rows",
+            lambda x, y: aten._cdist_forward(x, y, 2.0, None),
+            rows(4),
+            public(5, 4),
+        ),
+        followed(
+            "_cdist_forward of columns",
+            lambda x, y: aten._cdist_forward(x, y, 1.0, None),
+            public(2, 4),
+            rows(4),
+        ),
+        lost(
+            "_cdist_forward over the examples",
+            lambda x: aten._cdist_forward(x, x, 2.0, None),
+            batched(N, (4,), 1),
+        ),
+        lost(
+            "_cdist_forward of all pairs", lambda x: aten._cdist_forward(x, x, 2.0, None), rows(4)
+        ),
         followed("cdist", inferred(torch.cdist), rows(2, 4), rows(5, 4)),
         followed("cdist, broadcast", inferred(torch.cdist), rows(2, 4), public(5, 4)),
         lost("cdist of all pairs", inferred(torch.cdist), rows(4), rows(4)),
@@ -447,7 +608,12 @@ def product_table() -> list[Case]:
             public(N, 2, 4),
             rows(4),
         ),
-        lost("einsum over the examples", lambda x, y: torch.einsum("nd,ne->de", x, y), rows(4), rows(5)),
+        lost(
+            "einsum over the examples",
+            lambda x, y: torch.einsum("nd,ne->de", x, y),
+            rows(4),
+            rows(5),
+        ),
         *convolutions(),
     ]
 
@@ -469,18 +635,32 @@ def convolutions() -> list[Case]:
         "mkldnn_convolution": lambda x, w, b=None: aten.mkldnn_convolution(
             x.float(), w.float(), None if b is None else b.float(), [0, 0], [1, 1], [1, 1], 1
         ),
-        "_slow_conv2d_forward": lambda x, w, b=None: aten._slow_conv2d_forward(x, w, [3, 3], b, [1, 1], [0, 0]),
+        "_slow_conv2d_forward": lambda x, w, b=None: aten._slow_conv2d_forward(
+            x, w, [3, 3], b, [1, 1], [0, 0]
+        ),
         "thnn_conv2d": inferred(lambda x, w, b=None: aten.thnn_conv2d(x, w, [3, 3], b)),
     }
     cases = []
     for name, call in plain.items():
         cases.append(followed(name, call, image, kernel, public(4)))
-        cases.append(followed(f"{name}, folded", call, batched(2, (2, 5, 5), 0, 2, 2), kernel, size=2))
+        cases.append(
+            followed(f"{name}, folded", call, batched(2, (2, 5, 5), 0, 2, 2), kernel, size=2)
+        )
         cases.append(lost(f"{name} of channels", call, batched(2, (4, 5, 5), 1), kernel, size=2))
         cases.append(lost(f"{name} of rows", call, batched(5, (2, 2, 5), 2), kernel, size=5))
-        cases.append(lost(f"{name} with examples as kernels", call, public(1, 2, 5, 5), rows(2, 3, 3)))
-        cases.append(lost(f"{name} with examples as a bias", call, rows(2, 5, 5), public(N, 2, 3, 3), rows()))
-        cases.append(lost(f"{name} of the examples with themselves", lambda x, call=call: call(x, x), rows(N, 3, 3)))
+        cases.append(
+            lost(f"{name} with examples as kernels", call, public(1, 2, 5, 5), rows(2, 3, 3))
+        )
+        cases.append(
+            lost(f"{name} with examples as a bias", call, rows(2, 5, 5), public(N, 2, 3, 3), rows())
+        )
+        cases.append(
+            lost(
+                f"{name} of the examples with themselves",
+                lambda x, call=call: call(x, x),
+                rows(N, 3, 3),
+            )
+        )
     cube, cubic = rows(2, 4, 4, 4), public(4, 2, 3, 3, 3)
     ones, zeros = [1, 1, 1], [0, 0, 0]
     depthwise = public(2, 1, 3, 3)
@@ -496,16 +676,31 @@ def convolutions() -> list[Case]:
         followed("one dimension", F.conv1d, rows(2, 5), public(4, 2, 3)),
         followed("grouped", lambda x, w: F.conv2d(x, w, groups=2), image, depthwise),
         followed("conv_tbc", torch.conv_tbc, batched(N, (5, 2), 1), public(3, 2, 4), public(4)),
-        lost("conv_tbc over the examples", torch.conv_tbc, batched(5, (2, 2), 0), public(3, 2, 4), public(4), size=5),
-        lost("conv_tbc of channels", torch.conv_tbc, batched(N, (5, 2), 2), public(3, N, 4), public(4)),
+        lost(
+            "conv_tbc over the examples",
+            torch.conv_tbc,
+            batched(5, (2, 2), 0),
+            public(3, 2, 4),
+            public(4),
+            size=5,
+        ),
+        lost(
+            "conv_tbc of channels",
+            torch.conv_tbc,
+            batched(N, (5, 2), 2),
+            public(3, N, 4),
+            public(4),
+        ),
     ]
 
 
-# -- operations on trailing dimensions ---------------------------------------------------------------------
+# -- operations on trailing dimensions -------------------------------------------------------------
 
 
 def trailing_table() -> list[Case]:
-    """Return operations that work within the last dimensions: of lines, images and volumes of one channel."""
+    """Return operations that work within the last dimensions: of lines, images and volumes of one
+    channel.
+    """
     line, image, volume = (6,), (6, 6), (4, 4, 4)
     calls: dict[str, tuple[tuple[int, ...], Call]] = {
         "avg_pool1d": (line, inferred(lambda x: F.avg_pool1d(x, 2))),
@@ -538,8 +733,14 @@ def trailing_table() -> list[Case]:
         "upsample_bilinear2d": (image, lambda x: F.interpolate(x, 4, mode="bilinear")),
         "upsample_bicubic2d": (image, lambda x: F.interpolate(x, 4, mode="bicubic")),
         "upsample_trilinear3d": (volume, lambda x: F.interpolate(x, 5, mode="trilinear")),
-        "_upsample_bilinear2d_aa": (image, lambda x: F.interpolate(x, 4, mode="bilinear", antialias=True)),
-        "_upsample_bicubic2d_aa": (image, lambda x: F.interpolate(x, 4, mode="bicubic", antialias=True)),
+        "_upsample_bilinear2d_aa": (
+            image,
+            lambda x: F.interpolate(x, 4, mode="bilinear", antialias=True),
+        ),
+        "_upsample_bicubic2d_aa": (
+            image,
+            lambda x: F.interpolate(x, 4, mode="bicubic", antialias=True),
+        ),
     }
     cases = []
     for name, (shape, call) in calls.items():
@@ -548,7 +749,14 @@ def trailing_table() -> list[Case]:
         for dim in range(2, 2 + len(shape)):
             size = shape[dim - 2] // 2
             rest = (2, 2, *shape[: dim - 2], *shape[dim - 1 :])
-            cases.append(lost(f"{name} over the examples at {dim}", call, batched(size, rest, dim, 2), size=size))
+            cases.append(
+                lost(
+                    f"{name} over the examples at {dim}",
+                    call,
+                    batched(size, rest, dim, 2),
+                    size=size,
+                )
+            )
     matrices = {
         "tril": torch.tril,
         "triu": torch.triu,
@@ -563,21 +771,46 @@ def trailing_table() -> list[Case]:
     }
     for name, call in matrices.items():
         cases += places(name, call, (4, 4), (0,), draw=positive_matrices)
-        cases += [followed(f"{name} of pairs", call, batched(N, (2, 4, 4), 1, draw=positive_matrices))]
+        cases += [
+            followed(f"{name} of pairs", call, batched(N, (2, 4, 4), 1, draw=positive_matrices))
+        ]
         cases += [lost(f"{name} over rows", call, batched(N, (N,), 0, draw=positive_matrices))]
         cases += [lost(f"{name} over columns", call, batched(N, (2, N), 2, draw=positive_matrices))]
     return [
         *cases,
         *places("pixel_shuffle", lambda x: F.pixel_shuffle(x, 2), (4, 4, 3), (0,), (2,)),
         *places("pixel_unshuffle", lambda x: F.pixel_unshuffle(x, 2), (2, 4, 6), (0,)),
-        lost("pixel_shuffle of channels", lambda x: F.pixel_shuffle(x, 2), batched(4, (2, 3, 3), 1), size=4),
+        lost(
+            "pixel_shuffle of channels",
+            lambda x: F.pixel_shuffle(x, 2),
+            batched(4, (2, 3, 3), 1),
+            size=4,
+        ),
         *places("im2col", lambda x: F.unfold(x, 2), (2, 4, 4), (0,), (1, 2, 3)),
         *places("col2im", lambda x: F.fold(x, (3, 3), 2), (4, 4), (0,)),
         lost("col2im of columns", lambda x: F.fold(x, (3, 3), 2), batched(4, (2, 4), 2), size=4),
-        followed("fractional_max_pool2d", _fractional(F.fractional_max_pool2d), rows(2, 6, 6), is_random=True),
-        followed("fractional_max_pool3d", _fractional(F.fractional_max_pool3d), rows(2, 6, 6, 6), is_random=True),
-        lost("fractional pools of channels", _fractional(F.fractional_max_pool2d), batched(N, (6, 6), 0)),
-        followed("max_unpool2d", lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2), rows(2, 4, 4)),
+        followed(
+            "fractional_max_pool2d",
+            _fractional(F.fractional_max_pool2d),
+            rows(2, 6, 6),
+            is_random=True,
+        ),
+        followed(
+            "fractional_max_pool3d",
+            _fractional(F.fractional_max_pool3d),
+            rows(2, 6, 6, 6),
+            is_random=True,
+        ),
+        lost(
+            "fractional pools of channels",
+            _fractional(F.fractional_max_pool2d),
+            batched(N, (6, 6), 0),
+        ),
+        followed(
+            "max_unpool2d",
+            lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2),
+            rows(2, 4, 4),
+        ),
         followed(
             "max_unpool3d",
             lambda x: F.max_unpool3d(*F.max_pool3d(x, 2, return_indices=True), 2),
@@ -596,12 +829,23 @@ def trailing_table() -> list[Case]:
         lost("grid_sampler_2d across", _sampled, rows(N, 4, 4), batched(N, (N, 3, 2), 1)),
         followed("affine_grid_generator", lambda x: F.affine_grid(x, [N, 1, 4, 4]), rows(2, 3)),
         *places("channel_shuffle", lambda x: F.channel_shuffle(x, 1), (4, 4), (0,), (1, 2)),
-        *places("native_channel_shuffle", inferred(lambda x: F.native_channel_shuffle(x, 2)), (4, 3, 3), (0,)),
+        *places(
+            "native_channel_shuffle",
+            inferred(lambda x: F.native_channel_shuffle(x, 2)),
+            (4, 3, 3),
+            (0,),
+        ),
         followed("linalg_cross", torch.linalg.cross, rows(4, 3), rows(4, 3)),
         followed("linalg_cross with public", torch.linalg.cross, rows(4, 3), public(1, 4, 3)),
-        lost("linalg_cross over the examples", lambda x: torch.linalg.cross(x, x.flip(1), dim=0), rows(4)),
+        lost(
+            "linalg_cross over the examples",
+            lambda x: torch.linalg.cross(x, x.flip(1), dim=0),
+            rows(4),
+        ),
         *places("constant_pad_nd", lambda x: F.pad(x, (1, 1, 2, -1)), (4, 5), (0,), (1, 2)),
-        *places("constant_pad_nd with nothing", lambda x: F.pad(x, (1, 1, 0, 0)), (4, 5), (0, 1), (2,)),
+        *places(
+            "constant_pad_nd with nothing", lambda x: F.pad(x, (1, 1, 0, 0)), (4, 5), (0, 1), (2,)
+        ),
     ]
 
 
@@ -613,7 +857,7 @@ def _sampled(x: Tensor, grid: Tensor) -> Tensor:
     return F.grid_sample(x, grid, align_corners=False)
 
 
-# -- normalisation -----------------------------------------------------------------------------------------
+# -- normalisation ---------------------------------------------------------------------------------
 
 
 def normalisation_table() -> list[Case]:
@@ -625,7 +869,10 @@ def normalisation_table() -> list[Case]:
 
         def call(x: Tensor) -> Any:
             channels = x.shape[1]
-            mean, variance = torch.zeros(channels, dtype=x.dtype), torch.ones(channels, dtype=x.dtype)
+            mean, variance = (
+                torch.zeros(channels, dtype=x.dtype),
+                torch.ones(channels, dtype=x.dtype),
+            )
             return function(x, None, None, mean, variance, *flags, 0.1, 1e-5)[0]
 
         return call
@@ -645,7 +892,9 @@ def normalisation_table() -> list[Case]:
             (0,),
             (1, 2),
         ),
-        *places("layer_norm", inferred(lambda x: F.layer_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
+        *places(
+            "layer_norm", inferred(lambda x: F.layer_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)
+        ),
         *places(
             "_fused_rms_norm",
             inferred(lambda x: aten._fused_rms_norm(x, x.shape[-1:], None, 1e-5)),
@@ -654,18 +903,48 @@ def normalisation_table() -> list[Case]:
             (2,),
         ),
         *places("rms_norm", inferred(lambda x: F.rms_norm(x, x.shape[-1:])), (4, 5), (0, 1), (2,)),
-        lost("layer_norm with examples as weights", lambda x, w: F.layer_norm(x, (N,), w), public(2, N), rows()),
-        lost("layer_norm with weights of examples", lambda x, w: F.layer_norm(x, (N,), w), rows(N), rows()),
+        lost(
+            "layer_norm with examples as weights",
+            lambda x, w: F.layer_norm(x, (N,), w),
+            public(2, N),
+            rows(),
+        ),
+        lost(
+            "layer_norm with weights of examples",
+            lambda x, w: F.layer_norm(x, (N,), w),
+            rows(N),
+            rows(),
+        ),
         *places("native_group_norm", _group_norm, (4, 3), (0,), (1, 2)),
         *places("group_norm", inferred(lambda x: F.group_norm(x, 1)), (4, 3), (0,), (1, 2)),
         lost("group norm of joined examples", _joined_group_norm, rows(4, 3)),
         *places("instance norm", no_statistics, (5, 6), (1,), (0, 2)),
         *places("frozen", with_statistics("native_batch_norm", False), (4, 5), (0, 2), (1,)),
         *places("trained", with_statistics("native_batch_norm", True), (4, 5), (1,), (0, 2)),
-        *places("frozen, legit", with_statistics("_native_batch_norm_legit_no_training"), (4, 5), (0, 2), (1,)),
-        *places("trained, legit", with_statistics("_native_batch_norm_legit", True), (4, 5), (1,), (0, 2)),
-        *places("_batch_norm_with_update", with_statistics("_batch_norm_with_update"), (4, 5), (1,), (0, 2)),
-        *places("_batch_norm_no_update", with_statistics("_batch_norm_no_update"), (4, 5), (0, 2), (1,)),
+        *places(
+            "frozen, legit",
+            with_statistics("_native_batch_norm_legit_no_training"),
+            (4, 5),
+            (0, 2),
+            (1,),
+        ),
+        *places(
+            "trained, legit",
+            with_statistics("_native_batch_norm_legit", True),
+            (4, 5),
+            (1,),
+            (0, 2),
+        ),
+        *places(
+            "_batch_norm_with_update",
+            with_statistics("_batch_norm_with_update"),
+            (4, 5),
+            (1,),
+            (0, 2),
+        ),
+        *places(
+            "_batch_norm_no_update", with_statistics("_batch_norm_no_update"), (4, 5), (0, 2), (1,)
+        ),
         lost(
             "batch norm with weights of examples",
             lambda x, w: F.batch_norm(x, None, None, w, training=True),
@@ -683,7 +962,7 @@ def _joined_group_norm(x: Tensor) -> Any:
     return aten.native_group_norm(x, None, None, 1, x.shape[0] * x.shape[1], x.shape[2], 1, 1e-5)
 
 
-# -- lookups -----------------------------------------------------------------------------------------------
+# -- lookups ---------------------------------------------------------------------------------------
 
 
 def lookup_table() -> list[Case]:
@@ -755,7 +1034,9 @@ def lookup_table() -> list[Case]:
             batched(N, (4,), 1, 2, 2),
             batched(N, (2,), 1, 2, 2, ids),
         ),
-        lost("gather of the examples", lambda x, i: x.gather(0, i), rows(4), public(2, 4, draw=few)),
+        lost(
+            "gather of the examples", lambda x, i: x.gather(0, i), rows(4), public(2, 4, draw=few)
+        ),
         lost("gather across", lambda x, i: x.gather(1, i), rows(N), batched(N, (N,), 1, draw=few)),
         lost("gather of some", lambda x, i: x.gather(1, i), rows(4), public(2, 2, draw=ids)),
         lost(
@@ -765,9 +1046,19 @@ def lookup_table() -> list[Case]:
             batched(2, (N,), draw=ids),
             size=2,
         ),
-        followed("scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)),
-        followed("scatter a number", lambda i: torch.zeros(N, 4).scatter_(1, i, 1.0), rows(1, draw=ids)),
-        followed("scatter_add", lambda x, i, y: x.scatter_add(1, i, y), rows(4), rows(2, draw=ids), rows(2)),
+        followed(
+            "scatter", lambda x, i, y: x.scatter(1, i, y), rows(4), rows(1, draw=ids), rows(1)
+        ),
+        followed(
+            "scatter a number", lambda i: torch.zeros(N, 4).scatter_(1, i, 1.0), rows(1, draw=ids)
+        ),
+        followed(
+            "scatter_add",
+            lambda x, i, y: x.scatter_add(1, i, y),
+            rows(4),
+            rows(2, draw=ids),
+            rows(2),
+        ),
         followed(
             "scatter_reduce",
             lambda x, i, y: x.scatter_reduce(1, i, y, "amax"),
@@ -789,17 +1080,45 @@ def lookup_table() -> list[Case]:
             public(N, N, draw=ids),
             batched(N, (N,), 1),
         ),
-        lost("scatter of some", lambda x, i, y: x.scatter_add(1, i, y), rows(4), public(2, 2, draw=ids), public(2, 2)),
-        followed("take_along_dim", inferred(lambda x, i: torch.take_along_dim(x, i, 1)), rows(4), rows(2, draw=ids)),
-        lost("take_along_dim of all", inferred(lambda x, i: torch.take_along_dim(x, i)), rows(4), rows(2, draw=ids)),
-        followed("index_add", lambda x, y: x.index_add(1, torch.tensor([2, 0, 2]), y), rows(4), rows(3)),
+        lost(
+            "scatter of some",
+            lambda x, i, y: x.scatter_add(1, i, y),
+            rows(4),
+            public(2, 2, draw=ids),
+            public(2, 2),
+        ),
+        followed(
+            "take_along_dim",
+            inferred(lambda x, i: torch.take_along_dim(x, i, 1)),
+            rows(4),
+            rows(2, draw=ids),
+        ),
+        lost(
+            "take_along_dim of all",
+            inferred(lambda x, i: torch.take_along_dim(x, i)),
+            rows(4),
+            rows(2, draw=ids),
+        ),
+        followed(
+            "index_add", lambda x, y: x.index_add(1, torch.tensor([2, 0, 2]), y), rows(4), rows(3)
+        ),
         followed(
             "index_add to public",
             lambda y: torch.zeros(N, 4).double().index_add(1, torch.tensor([2, 0]), y),
             rows(2),
         ),
-        lost("index_add of examples", lambda x, y: x.index_add(0, torch.tensor([0, 0, 1]), y), public(4, 2), rows(2)),
-        lost("index_add to examples", lambda x, y: x.index_add(0, torch.tensor([0, 0]), y), rows(2), public(2, 2)),
+        lost(
+            "index_add of examples",
+            lambda x, y: x.index_add(0, torch.tensor([0, 0, 1]), y),
+            public(4, 2),
+            rows(2),
+        ),
+        lost(
+            "index_add to examples",
+            lambda x, y: x.index_add(0, torch.tensor([0, 0]), y),
+            rows(2),
+            public(2, 2),
+        ),
         lost(
             "index_add at examples",
             lambda x, i: x.index_add(0, i, torch.ones(N, 2).double()),
@@ -812,13 +1131,29 @@ def lookup_table() -> list[Case]:
             rows(N, 4),
             batched(N, (N, 2), 1),
         ),
-        followed("index_copy", lambda x, y: x.index_copy(1, torch.tensor([2, 0]), y), rows(4), rows(2)),
-        lost("index_copy of examples", lambda x, y: x.index_copy(0, torch.tensor([2, 0, 1]), y), rows(2), rows(2)),
+        followed(
+            "index_copy", lambda x, y: x.index_copy(1, torch.tensor([2, 0]), y), rows(4), rows(2)
+        ),
+        lost(
+            "index_copy of examples",
+            lambda x, y: x.index_copy(0, torch.tensor([2, 0, 1]), y),
+            rows(2),
+            rows(2),
+        ),
         followed("index_fill", lambda x: x.index_fill(1, torch.tensor([2, 0]), 0.5), rows(4)),
-        lost("index_fill of examples", lambda x: x.index_fill(0, torch.tensor([2, 0]), 0.5), rows(4)),
-        followed("index_reduce", lambda x, y: x.index_reduce(1, torch.tensor([2, 0]), y, "prod"), rows(4), rows(2)),
+        lost(
+            "index_fill of examples", lambda x: x.index_fill(0, torch.tensor([2, 0]), 0.5), rows(4)
+        ),
+        followed(
+            "index_reduce",
+            lambda x, y: x.index_reduce(1, torch.tensor([2, 0]), y, "prod"),
+            rows(4),
+            rows(2),
+        ),
         followed("index_select", lambda x: x.index_select(1, torch.tensor([2, 0, 2])), rows(4)),
-        followed("index_select by examples", lambda x, i: x.index_select(0, i), table, rows(draw=ids)),
+        followed(
+            "index_select by examples", lambda x, i: x.index_select(0, i), table, rows(draw=ids)
+        ),
         followed(
             "index_select by folded examples",
             lambda x, i: x.index_select(1, i),
@@ -826,7 +1161,11 @@ def lookup_table() -> list[Case]:
             batched(N, (), 0, 2, 2, ids),
         ),
         followed("index_select of all", lambda x: x.index_select(0, arange(N).repeat(2)), rows(4)),
-        followed("repeat_interleave", lambda x: x.index_select(0, arange(N).repeat_interleave(2)), rows(4)),
+        followed(
+            "repeat_interleave",
+            lambda x: x.index_select(0, arange(N).repeat_interleave(2)),
+            rows(4),
+        ),
         lost("index_select of some", lambda x: x.index_select(0, torch.tensor([2, 0, 1])), rows(4)),
         lost("index_select of both", lambda x, i: x.index_select(1, i), rows(4), rows(draw=ids)),
         *index_table(ids, few),
@@ -844,15 +1183,36 @@ def index_table(ids: Draw, few: Draw) -> list[Case]:
         *places("index beside", lambda x: x[one[:, None], one], (4, 4), (2,)),
         *places("index between", lambda x: x[:, one, one], (4, 4), (0,)),
         *places("index after", lambda x: x[one], (4, 5), (1, 2)),
-        *places("index of matrices", lambda x: x[one[:, None] * torch.ones(1, 3, dtype=torch.int64)], (4, 5), (1, 2)),
+        *places(
+            "index of matrices",
+            lambda x: x[one[:, None] * torch.ones(1, 3, dtype=torch.int64)],
+            (4, 5),
+            (1, 2),
+        ),
         *places("_unsafe_index", lambda x: aten._unsafe_index(x, [None, one]), (4,), (0,)),
         *places("index by a mask", lambda x: x[:, mask], (4, 4), (0, 2)),
         *places("index by a mask of matrices", lambda x: x[:, mask[:, None] & mask], (4, 4), (0,)),
         followed("index by examples", lambda x, i: x[i], public(4, 5), rows(2, draw=ids)),
-        followed("index by examples behind", lambda x, i: x[:, i], public(5, 4), batched(N, (2,), 1, draw=ids)),
-        followed("index by two", lambda x, i, j: x[i, j], public(4, 4), rows(2, draw=ids), rows(1, draw=ids)),
+        followed(
+            "index by examples behind",
+            lambda x, i: x[:, i],
+            public(5, 4),
+            batched(N, (2,), 1, draw=ids),
+        ),
+        followed(
+            "index by two",
+            lambda x, i, j: x[i, j],
+            public(4, 4),
+            rows(2, draw=ids),
+            rows(1, draw=ids),
+        ),
         followed("index of each example", lambda x, i: x[arange(N), i], rows(4, 5), rows(draw=ids)),
-        followed("index of each example, two", lambda x, i: x[arange(N)[:, None], i], rows(4, 5), rows(2, draw=ids)),
+        followed(
+            "index of each example, two",
+            lambda x, i: x[arange(N)[:, None], i],
+            rows(4, 5),
+            rows(2, draw=ids),
+        ),
         followed(
             "index of each fold",
             lambda x, i: x[arange(2 * N), i],
@@ -862,10 +1222,22 @@ def index_table(ids: Draw, few: Draw) -> list[Case]:
         lost("index of examples", lambda x: x[torch.tensor([0, 0, 1])], rows(4)),
         lost("index by examples of examples", lambda x, i: x[i], rows(4), rows(draw=few)),
         lost("index by examples elsewhere", lambda x, i: x[:, i], rows(4), rows(draw=ids)),
-        lost("index across", lambda x, i, j: x[i, j], public(4, 4), rows(1, draw=ids), batched(N, (1,), 1, draw=ids)),
+        lost(
+            "index across",
+            lambda x, i, j: x[i, j],
+            public(4, 4),
+            rows(1, draw=ids),
+            batched(N, (1,), 1, draw=ids),
+        ),
         lost("index by a private mask", lambda x, m: x[m], rows(4), rows(4, draw=truths)),
-        lost("index by a mask of examples", lambda x: x[torch.tensor([True, False, True])], rows(4)),
-        lost("index by a mask over examples", lambda x: x[torch.ones(N, 4, dtype=torch.bool)], rows(4)),
+        lost(
+            "index by a mask of examples", lambda x: x[torch.tensor([True, False, True])], rows(4)
+        ),
+        lost(
+            "index by a mask over examples",
+            lambda x: x[torch.ones(N, 4, dtype=torch.bool)],
+            rows(4),
+        ),
     ]
 
 
@@ -881,12 +1253,26 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
         followed("index_put", written(rest, one), rows(4), rows(2)),
         followed("index_put of public", written(rest, one), rows(4), public(2)),
         followed("index_put to public", written(rest, one), public(N, 4, draw=equal_rows), rows(2)),
-        followed("index_put, added", written(rest, torch.tensor([1, 1]), add=True), rows(4), rows(2)),
+        followed(
+            "index_put, added", written(rest, torch.tensor([1, 1]), add=True), rows(4), rows(2)
+        ),
         followed("index_put in front", written(one), batched(N, (4,), 1), batched(N, (2,), 1)),
-        followed("index_put apart", written(one, rest, one), batched(N, (4, 4), 1), batched(N, (2,), 1)),
+        followed(
+            "index_put apart", written(one, rest, one), batched(N, (4, 4), 1), batched(N, (2,), 1)
+        ),
         followed("index_put to each", written(arange(N), torch.tensor([1])), rows(4), rows()),
-        followed("_index_put_impl_", lambda x, y: aten._index_put_impl_(x, [None, one], y), rows(4), rows(2)),
-        followed("_unsafe_index_put", lambda x, y: aten._unsafe_index_put(x, [None, one], y), rows(4), rows(2)),
+        followed(
+            "_index_put_impl_",
+            lambda x, y: aten._index_put_impl_(x, [None, one], y),
+            rows(4),
+            rows(2),
+        ),
+        followed(
+            "_unsafe_index_put",
+            lambda x, y: aten._unsafe_index_put(x, [None, one], y),
+            rows(4),
+            rows(2),
+        ),
         followed(
             "index_put at examples",
             lambda x, i, y: x.index_put([arange(N), i], y),
@@ -894,13 +1280,22 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
             rows(draw=ids),
             rows(),
         ),
-        followed("index_put by a mask", lambda x: x.index_put([x > 0.5], torch.zeros((), dtype=x.dtype)), rows(4)),
+        followed(
+            "index_put by a mask",
+            lambda x: x.index_put([x > 0.5], torch.zeros((), dtype=x.dtype)),
+            rows(4),
+        ),
         lost("index_put to examples", written(torch.tensor([1, 0, 2])), rows(4), rows(4)),
         lost("index_put to one example", written(torch.tensor([1])), rows(4), public(1, 4)),
         lost("index_put to some rows", written(arange(N)), public(N + 1, 2), rows(2)),
         lost("index_put to all", written(torch.tensor([0, 0, 0]), add=True), public(4, 2), rows(2)),
         lost("index_put across", written(rest, one), rows(4, N), batched(N, (N, 2), 2)),
-        lost("index_put of examples as places", written(rest, torch.tensor([0, 1, 0])), rows(4), batched(N, (1,), 1)),
+        lost(
+            "index_put of examples as places",
+            written(rest, torch.tensor([0, 1, 0])),
+            rows(4),
+            batched(N, (1,), 1),
+        ),
         lost(
             "index_put at places of examples",
             lambda x, i: x.index_put([i], torch.ones(()).double(), True),
@@ -925,7 +1320,12 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
             rows(4),
             rows(N, draw=ids),
         ),
-        lost("index_put by a private mask", lambda x, y: x.index_put([x > -1], y.flatten()), rows(4), rows(4)),
+        lost(
+            "index_put by a private mask",
+            lambda x, y: x.index_put([x > -1], y.flatten()),
+            rows(4),
+            rows(4),
+        ),
         lost(
             "index_put by a mask of others",
             lambda x, m: x.index_put([m], torch.ones(()).double()),
@@ -935,7 +1335,7 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
     ]
 
 
-# -- attention and losses ----------------------------------------------------------------------------------
+# -- attention and losses --------------------------------------------------------------------------
 
 
 def attention_table() -> list[Case]:
@@ -952,7 +1352,13 @@ def attention_table() -> list[Case]:
             followed(f"{name} of heads", call, *[batched(2, (2, 4, 5), 1, 2, 2)] * 3, size=2),
             lost(f"{name} over the examples", call, *[batched(N, (2, 2, 5), 2)] * 3),
             lost(f"{name} over features", call, *[batched(N, (2, 2, 5), 3)] * 3),
-            lost(f"{name} across", call, rows(N, 4, 5), batched(N, (N, 4, 5), 1), batched(N, (N, 4, 5), 1)),
+            lost(
+                f"{name} across",
+                call,
+                rows(N, 4, 5),
+                batched(N, (N, 4, 5), 1),
+                batched(N, (N, 4, 5), 1),
+            ),
             lost(
                 f"{name} with another batch",
                 call,
@@ -987,7 +1393,9 @@ def loss_table() -> list[Case]:
         "binary_cross_entropy": F.binary_cross_entropy,
         "binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
         "soft_margin_loss": F.soft_margin_loss,
-        "l1_loss": inferred(lambda x, y, reduction: aten.l1_loss(x, y, ["none", "mean", "sum"].index(reduction))),
+        "l1_loss": inferred(
+            lambda x, y, reduction: aten.l1_loss(x, y, ["none", "mean", "sum"].index(reduction))
+        ),
         "kl_div": inferred(F.kl_div),
     }
     cases = []
@@ -1018,20 +1426,35 @@ def loss_table() -> list[Case]:
 
         cases += [
             followed(f"multi_margin_loss, {reduction}", margin, rows(5), rows(draw=labels)),
-            lost(f"multi_margin_loss, {reduction}, of one", margin, batched(5, (), 0), public(draw=labels), size=5),
-            followed(f"multilabel_margin_loss_forward, {reduction}", margins, rows(5), rows(5, draw=labels)),
+            lost(
+                f"multi_margin_loss, {reduction}, of one",
+                margin,
+                batched(5, (), 0),
+                public(draw=labels),
+                size=5,
+            ),
+            followed(
+                f"multilabel_margin_loss_forward, {reduction}",
+                margins,
+                rows(5),
+                rows(5, draw=labels),
+            ),
         ]
     return [
         *cases,
         followed(
             "binary_cross_entropy_with_logits, weighted",
-            lambda x, y: F.binary_cross_entropy_with_logits(x, y, weights, reduction="none", pos_weight=weights),
+            lambda x, y: F.binary_cross_entropy_with_logits(
+                x, y, weights, reduction="none", pos_weight=weights
+            ),
             rows(5),
             rows(5),
         ),
         lost(
             "binary_cross_entropy_with_logits, weights of places",
-            lambda x, y: F.binary_cross_entropy_with_logits(x, y, weights[:N, None].expand(N, 5), reduction="none"),
+            lambda x, y: F.binary_cross_entropy_with_logits(
+                x, y, weights[:N, None].expand(N, 5), reduction="none"
+            ),
             rows(5),
             rows(5),
         ),
@@ -1054,7 +1477,11 @@ def loss_table() -> list[Case]:
             rows(draw=whole(0, N)),
             rows(),
         ),
-        lost("mse_loss of all pairs", lambda x: F.mse_loss(x[:, None].expand(N, N), x.expand(N, N)), rows()),
+        lost(
+            "mse_loss of all pairs",
+            lambda x: F.mse_loss(x[:, None].expand(N, N), x.expand(N, N)),
+            rows(),
+        ),
         followed("nll_loss_forward", likelihood(reduction="none"), rows(5), rows(draw=labels)),
         followed(
             "nll_loss_forward, weighted",
@@ -1069,7 +1496,12 @@ def loss_table() -> list[Case]:
             rows(draw=labels),
         ),
         lost("nll_loss_forward, mean", likelihood(), rows(5), rows(draw=labels)),
-        lost("nll_loss_forward, weighted mean", likelihood(weight=weights), rows(5), rows(draw=labels)),
+        lost(
+            "nll_loss_forward, weighted mean",
+            likelihood(weight=weights),
+            rows(5),
+            rows(draw=labels),
+        ),
         lost(
             "nll_loss_forward over the examples",
             likelihood(reduction="none"),
@@ -1091,7 +1523,12 @@ def loss_table() -> list[Case]:
             rows(draw=whole(0, N)),
             rows(),
         ),
-        followed("nll_loss2d_forward", likelihood(reduction="none"), rows(5, 2, 2), rows(2, 2, draw=labels)),
+        followed(
+            "nll_loss2d_forward",
+            likelihood(reduction="none"),
+            rows(5, 2, 2),
+            rows(2, 2, draw=labels),
+        ),
         followed(
             "nll_loss2d_forward of rows",
             likelihood(reduction="none"),
@@ -1112,8 +1549,16 @@ def loss_table() -> list[Case]:
             rows(3, draw=whole(1, 5)),
             rows(draw=whole(1, 4)),
         ),
-        lost("ctc over the examples", _ctc, batched(6, (N, 5), 0), public(N, 3, draw=whole(1, 5)), size=6),
-        lost("ctc of joined targets", _joined_ctc, batched(N, (6, 5), 1), rows(3, draw=whole(1, 5))),
+        lost(
+            "ctc over the examples",
+            _ctc,
+            batched(6, (N, 5), 0),
+            public(N, 3, draw=whole(1, 5)),
+            size=6,
+        ),
+        lost(
+            "ctc of joined targets", _joined_ctc, batched(N, (6, 5), 1), rows(3, draw=whole(1, 5))
+        ),
     ]
 
 
@@ -1129,7 +1574,7 @@ def _joined_ctc(x: Tensor, y: Tensor) -> Tensor:
     return aten._ctc_loss(x.log_softmax(2), y.flatten(), [6] * N, [3] * N)[0]
 
 
-# -- totals ------------------------------------------------------------------------------------------------
+# -- totals ----------------------------------------------------------------------------------------
 
 
 def total_table() -> list[Case]:
@@ -1188,11 +1633,13 @@ def total_table() -> list[Case]:
     ]
 
 
-# -- public numbers that differ between the places of a batch ----------------------------------------------
+# -- public numbers that differ between the places of a batch --------------------------------------
 
 
 def place_table() -> list[Case]:
-    """Return calls in which a public operand has another row for each place, or the same row for all."""
+    """Return calls in which a public operand has another row for each place, or the same row for
+    all.
+    """
     same, folded = public(N, 4, draw=equal_rows), batched(2, (4,), 0, 2, 2)
     index = whole(0, 2)
     row = public(N, draw=whole(0, 2))
@@ -1213,24 +1660,58 @@ def place_table() -> list[Case]:
         "grid_sampler_2d": (_sampled, rows(2, 4, 4), public(N, 3, 3, 2)),
         "gather": (lambda x, i: x.gather(1, i), rows(4), public(N, 2, draw=whole(0, 4))),
         "gather of public": (lambda x, i: x.gather(1, i), public(N, 4), rows(2, draw=whole(0, 4))),
-        "scatter_add": (lambda x, y: x.scatter_add(1, torch.zeros(N, 1, dtype=torch.int64), y), public(N, 4), rows(1)),
+        "scatter_add": (
+            lambda x, y: x.scatter_add(1, torch.zeros(N, 1, dtype=torch.int64), y),
+            public(N, 4),
+            rows(1),
+        ),
         "index": (lambda x, i: x[torch.arange(N), i], rows(4), row),
         "index of public": (lambda i, x: x[torch.arange(N), i], rows(draw=index), public(N, 4)),
         "index_add": (lambda x, y: x.index_add(1, torch.tensor([2, 0]), y), rows(4), public(N, 2)),
-        "index_put": (lambda x, y: aten.index_put(x, [None, torch.tensor([2, 0])], y), rows(4), public(N, 2)),
-        "index_put to public": (lambda y, x: aten.index_put(x, [None, torch.tensor([2, 0])], y), rows(2), public(N, 4)),
-        "index_put to each": (lambda x, y: x.index_put([torch.arange(N), torch.tensor([1])], y), rows(4), public(N)),
-        "index_put at places": (lambda x, i: x.index_put([torch.arange(N), i], torch.ones(()).double()), rows(4), row),
-        "index_put by a mask": (lambda x, m: x.index_put([m], torch.ones(()).double()), rows(4), public(N, 4, draw=truths)),
+        "index_put": (
+            lambda x, y: aten.index_put(x, [None, torch.tensor([2, 0])], y),
+            rows(4),
+            public(N, 2),
+        ),
+        "index_put to public": (
+            lambda y, x: aten.index_put(x, [None, torch.tensor([2, 0])], y),
+            rows(2),
+            public(N, 4),
+        ),
+        "index_put to each": (
+            lambda x, y: x.index_put([torch.arange(N), torch.tensor([1])], y),
+            rows(4),
+            public(N),
+        ),
+        "index_put at places": (
+            lambda x, i: x.index_put([torch.arange(N), i], torch.ones(()).double()),
+            rows(4),
+            row,
+        ),
+        "index_put by a mask": (
+            lambda x, m: x.index_put([m], torch.ones(()).double()),
+            rows(4),
+            public(N, 4, draw=truths),
+        ),
         "attention": (lambda q, k: attention(q, k, k), q, public(N, 2, 4, 5)),
-        "attention with a mask": (lambda q, m: attention(q, q, q, attn_mask=m), q, public(N, 1, 4, 4)),
+        "attention with a mask": (
+            lambda q, m: attention(q, q, q, attn_mask=m),
+            q,
+            public(N, 1, 4, 4),
+        ),
         "mse_loss": (lambda x, y: F.mse_loss(x, y, reduction="none"), rows(4), public(N, 4)),
         "nll_loss": (lambda x, y: F.nll_loss(x, y, reduction="none"), rows(4), row),
         "ctc": (_ctc, batched(N, (6, 5), 1), public(N, 3, draw=whole(1, 5))),
         "prelu": (inferred(lambda x, w: F.prelu(x - 0.5, w)), batched(N, (2,), 1), public(N)),
-        "instance norm": (lambda x, w: F.batch_norm(x, None, None, w, training=True), batched(N, (4, 5), 1), public(N)),
+        "instance norm": (
+            lambda x, w: F.batch_norm(x, None, None, w, training=True),
+            batched(N, (4, 5), 1),
+            public(N),
+        ),
         "bags": (
-            lambda i, p: F.embedding_bag(i, torch.ones(4, 5).double(), per_sample_weights=p, mode="sum"),
+            lambda i, p: F.embedding_bag(
+                i, torch.ones(4, 5).double(), per_sample_weights=p, mode="sum"
+            ),
             rows(2, draw=whole(0, 4)),
             public(N, 2),
         ),
@@ -1238,18 +1719,51 @@ def place_table() -> list[Case]:
     return [
         *[lost(f"{name} by places", call, x, y) for name, (call, x, y) in calls.items()],
         followed("add the same", torch.add, rows(4), same),
-        followed("add the same to a fold", torch.add, folded, Operand((8, 4), None, equal_rows), size=2),
+        followed(
+            "add the same to a fold", torch.add, folded, Operand((8, 4), None, equal_rows), size=2
+        ),
         followed("cat with the same", lambda x, y: torch.cat([x, y], 1), rows(4), same),
         followed("add a view of one row", lambda x, y: x + y.expand(N, 4), rows(4), public(4)),
         followed("repeated weights", lambda x, y: x + y.repeat(N), rows(), public(1)),
         followed("bmm with the same", torch.bmm, rows(2, 4), public(N, 4, 5, draw=equal_rows)),
         followed("random rows", lambda x: x * (torch.rand(N, 1) < 0.5), rows(4), is_random=True),
-        followed("random rows, drawn in place", lambda x: x * x.new_empty(N, 1).bernoulli_(0.5), rows(4), is_random=True),
-        followed("random entries", lambda x: x * (torch.rand_like(x) < 0.5), folded, size=2, is_random=True),
-        followed("random rows of one chance", lambda x: x * torch.bernoulli(torch.full((N, 1), 0.5)), rows(4), is_random=True),
-        lost("random rows of several chances", lambda x, p: x * torch.bernoulli(p), rows(4), public(N, 4)),
-        lost("random rows of several means", lambda x, p: x * torch.normal(p, 1.0), rows(4), public(N, 4)),
-        lost("random rows, in place", lambda x, p: x * torch.zeros(N, 4).bernoulli_(p), rows(4), public(N, 4)),
+        followed(
+            "random rows, drawn in place",
+            lambda x: x * x.new_empty(N, 1).bernoulli_(0.5),
+            rows(4),
+            is_random=True,
+        ),
+        followed(
+            "random entries",
+            lambda x: x * (torch.rand_like(x) < 0.5),
+            folded,
+            size=2,
+            is_random=True,
+        ),
+        followed(
+            "random rows of one chance",
+            lambda x: x * torch.bernoulli(torch.full((N, 1), 0.5)),
+            rows(4),
+            is_random=True,
+        ),
+        lost(
+            "random rows of several chances",
+            lambda x, p: x * torch.bernoulli(p),
+            rows(4),
+            public(N, 4),
+        ),
+        lost(
+            "random rows of several means",
+            lambda x, p: x * torch.normal(p, 1.0),
+            rows(4),
+            public(N, 4),
+        ),
+        lost(
+            "random rows, in place",
+            lambda x, p: x * torch.zeros(N, 4).bernoulli_(p),
+            rows(4),
+            public(N, 4),
+        ),
         lost("a random order", lambda x: x + torch.randperm(N), rows()),
     ]
 

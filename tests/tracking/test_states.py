@@ -83,7 +83,14 @@ def _averaged_by_batch_norm(buffer, x):
 
 @pytest.mark.parametrize(
     "write",
-    [_copied, _copied_into_a_view, _copied_into_detached, _copied_into_data, _stored_as_data, _averaged_by_batch_norm],
+    [
+        _copied,
+        _copied_into_a_view,
+        _copied_into_detached,
+        _copied_into_data,
+        _stored_as_data,
+        _averaged_by_batch_norm,
+    ],
 )
 def test_a_write_into_a_tensor_that_outlives_the_pass_is_a_failure(write):
     x, buffer = torch.rand(N, T), torch.zeros(N, T)
@@ -268,11 +275,16 @@ def _ignore_causal_mask_sdpa(read, x):
 """
 
 
-@pytest.mark.parametrize("is_own", [True, False], ids=["a user's function reads", "the listed function reads"])
+@pytest.mark.parametrize(
+    "is_own", [True, False], ids=["a user's function reads", "the listed function reads"]
+)
 def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
     """Nothing that a listed function calls of a user's may read values of the examples."""
     space = {"__name__": "transformers.masking_utils"}
-    exec(SOURCE.replace("return read(x)", "return read(x)" if is_own else "return bool(x.any())"), space)
+    exec(
+        SOURCE.replace("return read(x)", "return read(x)" if is_own else "return bool(x.any())"),
+        space,
+    )
     tracker, x = Tracker(N), torch.rand(N, D)
     tracker.set_state(x, BatchAxis(0))
     with tracker.following():

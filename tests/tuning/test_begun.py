@@ -22,7 +22,13 @@ def run_of(folder, name, plan, releases, header=None):
     stated = {**plan.ledger_header, "steps": plan.steps} if header is None else header
     with Ledger.open(path, plan.hash, stated) as ledger:
         for step in range(releases):
-            ledger.charge(step=step, event=plan.event, noise_multiplier=plan.noise_multiplier, stddev=1.0, sensitivity=1.0)
+            ledger.charge(
+                step=step,
+                event=plan.event,
+                noise_multiplier=plan.noise_multiplier,
+                stddev=1.0,
+                sensitivity=1.0,
+            )
     return path
 
 
@@ -37,7 +43,9 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
     run_of(tmp_path, "a", WEAK, 2)
     run_of(tmp_path, "b", STRONG, 4)
     found = StudyLedgers.of(tmp_path)
-    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5), (STRONG, 4))  # of the killed one what it planned
+    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp(
+        (WEAK, 5), (STRONG, 4)
+    )  # of the killed one what it planned
     cost = cost_of(STRONG, found)
     assert cost.composed == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon()
     assert "All 2 runs started compose" in cost.statement and not cost.unpublished
@@ -73,7 +81,9 @@ def test_a_damaged_ledger_leaves_no_figure_and_is_named(tmp_path):
 def test_runs_of_two_relations_have_no_common_figure(tmp_path):
     run_of(tmp_path, "a", STRONG, 4)
     other = {"neighbouring_relation": "replace_one", "steps": 3}
-    event = dp_accounting.SampledWithoutReplacementDpEvent(1000, 100, dp_accounting.GaussianDpEvent(1.0))
+    event = dp_accounting.SampledWithoutReplacementDpEvent(
+        1000, 100, dp_accounting.GaussianDpEvent(1.0)
+    )
     (tmp_path / "b").mkdir()
     with Ledger.open(tmp_path / "b" / "ledger.jsonl", "0", other) as ledger:
         ledger.charge(step=0, event=event, noise_multiplier=1.0, stddev=1.0, sensitivity=1.0)
@@ -81,7 +91,15 @@ def test_runs_of_two_relations_have_no_common_figure(tmp_path):
 
 
 def test_runs_without_noise_have_no_finite_figure_and_none_are_nothing(tmp_path):
-    assert StudyLedgers.of(tmp_path / "missing") == StudyLedgers() and StudyLedgers().epsilon(DELTA, OF_ALL) is None
-    run_of(tmp_path, "a", PrivacyConfig(expected_batch_size=100, steps=5).with_noise(0.0, DELTA, 1000), 1)
+    assert (
+        StudyLedgers.of(tmp_path / "missing") == StudyLedgers()
+        and StudyLedgers().epsilon(DELTA, OF_ALL) is None
+    )
+    run_of(
+        tmp_path,
+        "a",
+        PrivacyConfig(expected_batch_size=100, steps=5).with_noise(0.0, DELTA, 1000),
+        1,
+    )
     cost = cost_of(STRONG, StudyLedgers.of(tmp_path))
     assert cost.composed is None and "compose to ε = ∞" in cost.statement

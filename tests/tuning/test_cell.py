@@ -1,4 +1,6 @@
-"""A cell is a value with a stable hash, runs through the loop of `dpkfc train`, and leaves its ledger."""
+"""A cell is a value with a stable hash, runs through the loop of `dpkfc train`, and leaves its
+ledger.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp", "probe_size"
 def test_the_hash_is_of_what_decides_the_result():
     run = Run.of("digits", "dp-sgd", TINY)
     assert run.hash == Run.of("digits", "dp-sgd", dict(reversed(TINY.items()))).hash
-    assert run.hash == Run.of("digits", "dp-sgd", {**TINY, "threads": 4, "data_dir": "elsewhere"}).hash
+    assert (
+        run.hash == Run.of("digits", "dp-sgd", {**TINY, "threads": 4, "data_dir": "elsewhere"}).hash
+    )
     others = [
         dataclasses.replace(run, seed=1),
         Run.of("digits", "dp-adam", TINY),
@@ -38,7 +42,10 @@ def test_the_hash_is_of_what_decides_the_result():
 
 
 def test_what_a_recipe_says_anyway_changes_no_hash():
-    assert Run.of("digits", "dp-sgd").hash == Run.of("digits", "dp-sgd", {"epsilon": 3.0, "lr": 0.15}).hash
+    assert (
+        Run.of("digits", "dp-sgd").hash
+        == Run.of("digits", "dp-sgd", {"epsilon": 3.0, "lr": 0.15}).hash
+    )
 
 
 def test_a_setting_that_is_added_to_the_library_changes_no_hash():
@@ -46,23 +53,50 @@ def test_a_setting_that_is_added_to_the_library_changes_no_hash():
 
 
 def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
-    settings = {"delta": 1e-5, "epochs": 2.0, "epsilon": 1.0, "expected_batch_size": 256, "validation_size": 5000}
+    settings = {
+        "delta": 1e-5,
+        "epochs": 2.0,
+        "epsilon": 1.0,
+        "expected_batch_size": 256,
+        "validation_size": 5000,
+    }
 
     def hash_of(method, **more):
         return Run.of("mnist-cnn", method, {**settings, **more}, evaluate_on="validation").hash
 
-    assert hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"  # of a stored row, when 64 was the default
+    assert (
+        hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"
+    )  # of a stored row, when 64 was the default
     assert hash_of("dp-kfc") == hash_of("dp-kfc", max_rank=32) == "c90e195d99e70513"
-    assert hash_of("dp-kfc", sides="both") == hash_of("dp-kfc") != hash_of("dp-kfc-a") == hash_of("dp-kfc-a", sides="input")
-    assert hash_of("dp-adam") == hash_of("dp-adam", max_rank=64) == "28a9177db08f6ee4", "who has no such sides is not concerned"
+    assert (
+        hash_of("dp-kfc", sides="both")
+        == hash_of("dp-kfc")
+        != hash_of("dp-kfc-a")
+        == hash_of("dp-kfc-a", sides="input")
+    )
+    assert hash_of("dp-adam") == hash_of("dp-adam", max_rank=64) == "28a9177db08f6ee4", (
+        "who has no such sides is not concerned"
+    )
 
 
 def test_a_stored_row_is_silent_about_the_default_it_was_made_with():
-    told = {"delta": 1e-5, "epochs": 2.0, "epsilon": 1.0, "expected_batch_size": 256, "validation_size": 5000}
+    told = {
+        "delta": 1e-5,
+        "epochs": 2.0,
+        "epsilon": 1.0,
+        "expected_batch_size": 256,
+        "validation_size": 5000,
+    }
     run = Run.of("mnist-cnn", "dp-kfc", told, evaluate_on="validation")
     former = {"run": run.describe(), "hash": "b5c0c00a786ce5aa"}  # of a stored row
-    assert Run.stored(former).default("max_rank") == 64 and Run.stored(former).hash == former["hash"]
-    for row in ({"run": run.describe(), "hash": run.hash}, {"run": run.describe()}, {**former, "hash": "0" * 16}):
+    assert (
+        Run.stored(former).default("max_rank") == 64 and Run.stored(former).hash == former["hash"]
+    )
+    for row in (
+        {"run": run.describe(), "hash": run.hash},
+        {"run": run.describe()},
+        {**former, "hash": "0" * 16},
+    ):
         assert Run.stored(row) == run and Run.stored(row).default("max_rank") == 32
     measured = dataclasses.replace(run, seed=3, measure="module:function")
     assert Run.stored({"run": measured.describe(), "hash": measured.hash}) == measured
@@ -92,13 +126,22 @@ def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "ledger.jsonl"]
     assert len(verify(folder / "ledger.jsonl").releases) == 3 == row["steps"]
     assert 0 <= row["accuracy"] <= 1 and 0 < row["epsilon"] <= row["target_epsilon"] == 3.0
-    assert row["measured_on"] == "test" and row["accountant"] == "rdp" and row["hardware"]["threads_a_run"] == 1
+    assert (
+        row["measured_on"] == "test"
+        and row["accountant"] == "rdp"
+        and row["hardware"]["threads_a_run"] == 1
+    )
     assert row["code"]["dpkfc"] and len(row["code"]["sources"]) == 12  # which sources made it
     assert Run.of(**{**row["run"]}).hash == run.hash == row["hash"]
 
 
 def test_a_watched_cell_can_be_ended_and_a_second_one_spends_in_a_folder_of_its_own(tmp_path):
-    run = Run.of("digits", "dp-sgd", {**TINY, "evaluate_every": 1, "validation_size": 50}, evaluate_on="validation")
+    run = Run.of(
+        "digits",
+        "dp-sgd",
+        {**TINY, "evaluate_every": 1, "validation_size": 50},
+        evaluate_on="validation",
+    )
     seen = []
     with pytest.raises(Ended) as ended:
         run_cell(run, tmp_path, report=lambda number, accuracy: seen.append(number) or number < 2)
@@ -115,13 +158,20 @@ def test_public_examples_are_named_alike_on_every_machine(tmp_path):
         resolved("@digits:5000", tmp_path)
 
 
-@pytest.mark.parametrize("spoil", [lambda held: held[: len(held) // 2], lambda held: b"", lambda held: b"no such file" * 9])
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda held: held[: len(held) // 2], lambda held: b"", lambda held: b"no such file" * 9],
+)
 def test_public_examples_that_are_half_written_are_made_again(tmp_path, caplog, monkeypatch, spoil):
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
     path = Path(resolved("@digits:20", tmp_path))
     held = path.read_bytes()
     path.write_bytes(spoil(held))
-    assert resolved("@digits:20", tmp_path) == str(path) and path.read_bytes() == held and "made again" in caplog.text
+    assert (
+        resolved("@digits:20", tmp_path) == str(path)
+        and path.read_bytes() == held
+        and "made again" in caplog.text
+    )
 
 
 def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, monkeypatch):
@@ -133,7 +183,10 @@ def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, m
     monkeypatch.setattr("dpkfc.app.train.check_finite", full)
     with pytest.raises(CheckpointError):
         run_cell(run, tmp_path)
-    assert sorted(path.name for path in (tmp_path / run.hash).iterdir()) == ["config.toml", "ledger.jsonl"]
+    assert sorted(path.name for path in (tmp_path / run.hash).iterdir()) == [
+        "config.toml",
+        "ledger.jsonl",
+    ]
 
 
 def test_public_images_may_be_those_of_a_set_that_no_recipe_trains_on(tmp_path):
@@ -169,7 +222,11 @@ def test_a_figure_is_a_cell_with_a_measure_of_its_own(tmp_path):
 
     plain = Run.of("digits", "dp-sgd", TINY)
     figure = Run.of("digits", "dp-sgd", TINY, measure="json:dumps")
-    assert plain.measuring() is run_cell and figure.measuring().__name__ == "dumps" and figure.hash != plain.hash
+    assert (
+        plain.measuring() is run_cell
+        and figure.measuring().__name__ == "dumps"
+        and figure.hash != plain.hash
+    )
     store = Store(tmp_path / "results.json")
     store.put(figure, measured(figure, tmp_path))
     assert Store(store.path).get(figure)["values"] == [1.0, 2.0] and store.get(plain) is None

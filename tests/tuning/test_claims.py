@@ -1,4 +1,6 @@
-"""A claim holds where two arms differ by more than the 95 % interval of their difference, and on the right side."""
+"""A claim holds where two arms differ by more than the 95 % interval of their difference, and on
+the right side.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,14 @@ def test_a_difference_has_the_interval_of_welch(claims):
         ({"a": (1.0, 0.5), "b": (2.0, 0.1)}, "holds"),
         ({"a": (0.2, 0.5)}, "no difference"),
         ({"a": (-1.0, 0.5)}, "the reverse"),
-        ({"a": (1.0, 0.5), "b": (0.1, 0.5), "c": (-1, 0.5), "d": (-2, 0.5)}, "holds in 1, no difference in 1, the reverse in 2"),
-        ({"a": (1.0, 0.5), "a (again)": (1.0, 0.5), "b": (0.1, 0.5)}, "holds in 1, no difference in 1"),
+        (
+            {"a": (1.0, 0.5), "b": (0.1, 0.5), "c": (-1, 0.5), "d": (-2, 0.5)},
+            "holds in 1, no difference in 1, the reverse in 2",
+        ),
+        (
+            {"a": (1.0, 0.5), "a (again)": (1.0, 0.5), "b": (0.1, 0.5)},
+            "holds in 1, no difference in 1",
+        ),
         ({"a": (1.0, 0.5), "a (again)": (0.1, 0.5)}, "no difference"),
     ],
 )
@@ -42,20 +50,33 @@ def test_the_verdict_counts_data_sets(claims, differences, said):
 def test_arms_are_read_from_the_results(claims, tmp_path):
     def row(arm, accuracy, measured_on="test", epsilon=1.0):
         return {
-            "accuracy": accuracy, "measured_on": measured_on, "target_epsilon": epsilon, "tag": {"arm": arm},
+            "accuracy": accuracy,
+            "measured_on": measured_on,
+            "target_epsilon": epsilon,
+            "tag": {"arm": arm},
             "run": {"recipe": "imdb-logistic", "method": arm},
-        }  # fmt: skip
+        }
 
     rows = [
-        row("dp-sgd", 0.80), row("dp-sgd", 0.81), row("dp-kfc-tokens", 0.85), row("dp-kfc-tokens", 0.86), row("disk", 0.9),
-        row("dp-sgd", 0.1, "validation"), row("dp-sgd", 0.1, epsilon=8.0),
-    ]  # fmt: skip
+        row("dp-sgd", 0.80),
+        row("dp-sgd", 0.81),
+        row("dp-kfc-tokens", 0.85),
+        row("dp-kfc-tokens", 0.86),
+        row("disk", 0.9),
+        row("dp-sgd", 0.1, "validation"),
+        row("dp-sgd", 0.1, epsilon=8.0),
+    ]
     (tmp_path / "accuracy").mkdir()
-    (tmp_path / "accuracy" / "imdb.json").write_text(json.dumps({"rows": dict(enumerate(rows))}), "utf-8")
+    (tmp_path / "accuracy" / "imdb.json").write_text(
+        json.dumps({"rows": dict(enumerate(rows))}), "utf-8"
+    )
     found = claims.measured(tmp_path)
     assert found["IMDB, logistic regression"]["dp-sgd"] == pytest.approx([80.0, 81.0])
     lines = claims.table(found).splitlines()
-    assert len(lines) == 3 and "beats DP-SGD | IMDB, logistic regression: +5.00 ± 3.04 | **holds** |" in lines[2]
+    assert (
+        len(lines) == 3
+        and "beats DP-SGD | IMDB, logistic regression: +5.00 ± 3.04 | **holds** |" in lines[2]
+    )
 
 
 def test_a_grid_whose_points_have_all_run_stands_for_trials(claims, monkeypatch, tmp_path):
@@ -66,23 +87,36 @@ def test_a_grid_whose_points_have_all_run_stands_for_trials(claims, monkeypatch,
             return [{"accuracy": 0.9}, {"accuracy": 0.92}] if arm == "DiSK" else []
 
     imdb = grids.GRIDS["imdb"]
-    monkeypatch.setitem(grids.GRIDS, "imdb", Done(recipe=imdb.recipe, arms=imdb.arms, common=imdb.common))
-    assert claims.measured(tmp_path)["IMDB, logistic regression"] == {"disk": pytest.approx([90.0, 92.0])}
+    monkeypatch.setitem(
+        grids.GRIDS, "imdb", Done(recipe=imdb.recipe, arms=imdb.arms, common=imdb.common)
+    )
+    assert claims.measured(tmp_path)["IMDB, logistic regression"] == {
+        "disk": pytest.approx([90.0, 92.0])
+    }
 
 
 def test_an_arm_that_the_grid_lacks_is_compared_within_the_trials(claims, tmp_path):
     rows = [
         {
-            "accuracy": accuracy, "measured_on": "test", "target_epsilon": 1.0, "tag": {"arm": arm},
+            "accuracy": accuracy,
+            "measured_on": "test",
+            "target_epsilon": 1.0,
+            "tag": {"arm": arm},
             "run": {"recipe": "imdb-logistic", "method": arm},
         }
         for arm, accuracy in (
-            ("dp-sgd", 0.80), ("dp-sgd", 0.81), ("dp-ngd", 0.82), ("dp-ngd", 0.83), ("dp-kfc-random", 0.5),
+            ("dp-sgd", 0.80),
+            ("dp-sgd", 0.81),
+            ("dp-ngd", 0.82),
+            ("dp-ngd", 0.83),
+            ("dp-kfc-random", 0.5),
             ("dp-kfc-oracle", 0.9),
         )
-    ]  # fmt: skip
+    ]
     (tmp_path / "accuracy").mkdir()
-    (tmp_path / "accuracy" / "imdb.json").write_text(json.dumps({"rows": dict(enumerate(rows))}), "utf-8")
+    (tmp_path / "accuracy" / "imdb.json").write_text(
+        json.dumps({"rows": dict(enumerate(rows))}), "utf-8"
+    )
     found = claims.measured(tmp_path)
     assert set(found["IMDB, twenty trials"]) == {"dp-ngd", "dp-sgd"}
     assert set(found["IMDB, logistic regression"]) == {"dp-sgd"}
@@ -98,7 +132,11 @@ def test_arms_of_grids_are_there(claims):
 def test_noise_is_compared_with_public_and_with_private_data_wherever_both_were_run(claims):
     found = claims.measured(claims.RESULTS)
     lines = claims.table(found).splitlines()
-    for words in ("no worse than public data", "no worse than the private data", "no worse than the private images"):
+    for words in (
+        "no worse than public data",
+        "no worse than the private data",
+        "no worse than the private images",
+    ):
         (line,) = [line for line in lines if words in line]
         assert "MNIST, CNN: -" in line and ("Fashion" in line or "images" in words)
     assert not {"dp-kfc-oracle", "dp-kfc-public"} & set(found["IMDB, logistic regression"])

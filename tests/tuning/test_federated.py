@@ -1,4 +1,6 @@
-"""The federated study in small: arms tuned alike, controls that differ in one thing, results that are taken up again."""
+"""The federated study in small: arms tuned alike, controls that differ in one thing, results that
+are taken up again.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,18 @@ from dpkfc_papers.federated_study import (
 )
 
 SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "federated_accuracy.json"
-TINY = dataclasses.replace(SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, rounds=2, clients=3, trials=2)
+TINY = dataclasses.replace(
+    SMOKE, tasks=("cifar10",), epsilons=(1.0,), seeds=2, rounds=2, clients=3, trials=2
+)
 
 
 def hashes(study, store):
-    """Of all cells that the study is made of; an arm and a control that come to equal settings share theirs."""
-    trials = {run.hash for task in study.tasks for name in METHODS for run in study.trial_runs(task, name)}
+    """Of all cells that the study is made of; an arm and a control that come to equal settings
+    share theirs.
+    """
+    trials = {
+        run.hash for task in study.tasks for name in METHODS for run in study.trial_runs(task, name)
+    }
     return trials | {run.hash for _, run in study.test_runs(store)}
 
 
@@ -48,9 +56,13 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
 
     def trained(pieces):
         config = FederatedConfig(
-            clients=len(pieces), rounds=4, expected_records=len(y), privacy=TrustedServer(), adjacency=REPLACE_ONE,
+            clients=len(pieces),
+            rounds=4,
+            expected_records=len(y),
+            privacy=TrustedServer(),
+            adjacency=REPLACE_ONE,
             rule=FedGD(1.0),
-        )  # fmt: skip
+        )
         head = nn.Linear(x.shape[1], features.classes).double()
         for p in head.parameters():
             nn.init.zeros_(p)
@@ -62,13 +74,18 @@ def test_the_partition_and_the_number_of_clients_change_nothing_but_the_noise():
         assert torch.allclose(trained(pieces), one, rtol=0, atol=1e-12)
 
 
-def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(tmp_path, caplog, monkeypatch):
+def test_a_cell_that_runs_when_the_time_is_up_is_stopped_and_the_report_written(
+    tmp_path, caplog, monkeypatch
+):
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
     monkeypatch.setattr("dpkfc_papers.federated_study.execute_run", lambda *_: time.sleep(30))
     started = time.monotonic()
     page = run_study(SMOKE, tmp_path, budget_minutes=0.02)
     assert page.is_file() and time.monotonic() - started < 15
-    assert "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text and "the same command starts" in caplog.text
+    assert (
+        "stopped cifar10, iid, ε = 1, seed 1000" in caplog.text
+        and "the same command starts" in caplog.text
+    )
 
 
 def test_every_tuned_arm_has_the_same_number_of_trials_and_none_sees_the_test_set():
@@ -90,8 +107,16 @@ def test_a_control_takes_over_the_settings_and_leaves_the_second_order_out(tmp_p
     run_remaining(TINY, store, small_features, lambda *what: None)
     for method, control in (("sofim", "fedgd-matched"), ("sofim-momentum", "fedavgm-matched")):
         own, taken = (TINY.choose_settings(store, "cifar10", name) for name in (method, control))
-        assert own and taken and taken.items() < own.items() and set(own) - set(taken) <= {"rho", "beta"}
-    assert TINY.choose_settings(store, "cifar10", "paper-sofim") and TINY.choose_settings(store, "mnist", "paper-sofim") is None
+        assert (
+            own
+            and taken
+            and taken.items() < own.items()
+            and set(own) - set(taken) <= {"rho", "beta"}
+        )
+    assert (
+        TINY.choose_settings(store, "cifar10", "paper-sofim")
+        and TINY.choose_settings(store, "mnist", "paper-sofim") is None
+    )
 
 
 def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
@@ -101,9 +126,16 @@ def test_a_finished_study_runs_nothing_and_its_report_names_every_arm(tmp_path):
     assert {row["hash"] for row in store} == hashes(TINY, store) and len(store) <= TINY.max_runs
     assert not list(TINY.remaining_runs(Store(path)))
     text = federated_study.tables(TINY, Store(path))
-    assert all(arm.label in text for arm in METHODS.values()) and "reproduced" in text and "Dirichlet 0.5" in text
+    assert (
+        all(arm.label in text for arm in METHODS.values())
+        and "reproduced" in text
+        and "Dirichlet 0.5" in text
+    )
     held = json.loads(path.read_text("utf-8"))["rows"]
-    assert all(row["epsilon"] <= row["target_epsilon"] and row["hardware"]["torch"] for row in held.values())
+    assert all(
+        row["epsilon"] <= row["target_epsilon"] and row["hardware"]["torch"]
+        for row in held.values()
+    )
     assert federated_study.figure(TINY, store, tmp_path / "picture.png").stat().st_size > 1000
 
 
@@ -125,21 +157,34 @@ def test_the_command_writes_a_report(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("change", [{"rule": "fedprox"}, {"partition": "by-mood"}])
 def test_what_is_unknown_is_named(change):
-    run = FederatedRun(task="cifar10", rule="fedgd", settings=(("clip", 1.0), ("rate", 1.0)), epsilon=1.0, clients=2, rounds=1)
+    run = FederatedRun(
+        task="cifar10",
+        rule="fedgd",
+        settings=(("clip", 1.0), ("rate", 1.0)),
+        epsilon=1.0,
+        clients=2,
+        rounds=1,
+    )
     with pytest.raises(StudyError, match="unknown"):
         execute_run(dataclasses.replace(run, **change), small_features("cifar10"))
 
 
 def test_the_noise_of_the_papers_epsilon_is_worth_less_here():
-    """A server that sees the uploads of n clients sees √n times less noise than the sum has: μ, exactly."""
-    head, _, row = (line.strip("| ").split(" | ") for line in federated_study.noise(STUDY).splitlines())
+    """A server that sees the uploads of n clients sees √n times less noise than the sum has: μ,
+    exactly.
+    """
+    head, _, row = (
+        line.strip("| ").split(" | ") for line in federated_study.noise(STUDY).splitlines()
+    )
     for theirs, ours in zip(map(float, head[1:]), map(float, row[1:]), strict=True):
         assert ours == pytest.approx(_epsilon(_mu(theirs) / STUDY.clients**0.5), rel=0.06)
 
 
 def _delta(epsilon, mu):
     cdf = torch.distributions.Normal(0.0, 1.0).cdf
-    first, second = (cdf(torch.tensor(sign * mu / 2 - epsilon / mu, dtype=torch.float64)) for sign in (1, -1))
+    first, second = (
+        cdf(torch.tensor(sign * mu / 2 - epsilon / mu, dtype=torch.float64)) for sign in (1, -1)
+    )
     return float(first - math.exp(epsilon) * second)
 
 

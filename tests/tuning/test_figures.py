@@ -1,4 +1,6 @@
-"""Figures of the papers: similarity, realised maps, the artefact of added identities, mean-field theory, maps over settings."""
+"""Figures of the papers: similarity, realised maps, the artefact of added identities, mean-field
+theory, maps over settings.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,14 @@ def layer_factors(seed, std=1.0, probe_size=64):
             p.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(1))
     layers = find_layers(model)
     probe = FeatureNoise(12, std=std)
-    kfac = KFAC(probe=Doubled(probe), sides="both", probe_size=probe_size, max_rank=None, rows_per_dim=None, seed=seed)
+    kfac = KFAC(
+        probe=Doubled(probe),
+        sides="both",
+        probe_size=probe_size,
+        max_rank=None,
+        rows_per_dim=None,
+        seed=seed,
+    )
     return kfac.factors(model, lambda m, loss: capture(m, layers, loss))
 
 
@@ -62,7 +71,11 @@ class Doubled(Probe):
 def test_equal_undamped_factors_are_alike_in_all_that_is_measured():
     for name, factors in layer_factors(0).items():
         for side, one in tracked(factors, factors, UNDAMPED, 64).items():
-            assert one.cosine == pytest.approx(1, abs=1e-9) and one.error < 1e-5 and one.scale == pytest.approx(1), (name, side)
+            assert (
+                one.cosine == pytest.approx(1, abs=1e-9)
+                and one.error < 1e-5
+                and one.scale == pytest.approx(1)
+            ), (name, side)
 
 
 def test_numbers_are_those_of_dense_matrices_and_of_their_kronecker_product():
@@ -72,7 +85,9 @@ def test_numbers_are_those_of_dense_matrices_and_of_their_kronecker_product():
     pairs = {"A": (a["input"], b["input"]), "G": (a["output"], b["output"])}
     pairs["F"] = (torch.kron(a["input"], a["output"]), torch.kron(b["input"], b["output"]))
     for side, (x, y) in pairs.items():
-        assert found[side].cosine == pytest.approx(float((x * y).sum() / x.norm() / y.norm()), rel=1e-6)
+        assert found[side].cosine == pytest.approx(
+            float((x * y).sum() / x.norm() / y.norm()), rel=1e-6
+        )
         assert found[side].error == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-6)
         assert found[side].scale == pytest.approx(float(y.trace() / x.trace()), rel=1e-6)
 
@@ -89,7 +104,10 @@ def test_the_added_identity_makes_random_directions_look_alike():
 
 def test_the_authors_sums_are_those_of_a_mean_loss_and_an_added_identity():
     first, second = layer_factors(0)["2"], layer_factors(5)["2"]
-    x, y = (f.sides["output"].dense() / 64**2 + 1e-5 * torch.eye(10, dtype=torch.float64) for f in (first, second))
+    x, y = (
+        f.sides["output"].dense() / 64**2 + 1e-5 * torch.eye(10, dtype=torch.float64)
+        for f in (first, second)
+    )
     found = tracked(first, second, AUTHORS, 64)["G"]
     assert found.cosine == pytest.approx(float((x * y).sum() / x.norm() / y.norm()), rel=1e-9)
     assert found.error == pytest.approx(float((x - y).norm() / x.norm()), rel=1e-5)
@@ -110,17 +128,26 @@ def test_a_realised_map_has_the_eigenvalues_of_the_dense_product(kind, exponent)
     reference = eigh(covariance(20, 0))
     matrix = covariance(20, 1, rows=8 if kind == "low rank" else 64)
     other = {
-        "dense": lambda: eigh(matrix), "low rank": lambda: eigh(matrix), "diagonal": lambda: DiagonalFactor(matrix.diagonal()),
+        "dense": lambda: eigh(matrix),
+        "low rank": lambda: eigh(matrix),
+        "diagonal": lambda: DiagonalFactor(matrix.diagonal()),
         "isotropic": lambda: IsotropicFactor(20, 0.3),
-    }[kind]()  # fmt: skip
-    dense = {"diagonal": matrix.diagonal().diag(), "isotropic": 0.3 * torch.eye(20, dtype=torch.float64)}.get(kind, matrix)
-    shifted = torch.linalg.eigh(dense + 0.1 * dense.trace() / 20 * torch.eye(20, dtype=torch.float64))
+    }[kind]()
+    dense = {
+        "diagonal": matrix.diagonal().diag(),
+        "isotropic": 0.3 * torch.eye(20, dtype=torch.float64),
+    }.get(kind, matrix)
+    shifted = torch.linalg.eigh(
+        dense + 0.1 * dense.trace() / 20 * torch.eye(20, dtype=torch.float64)
+    )
     root = shifted[1] @ shifted[0].pow(-exponent).diag() @ shifted[1].T
     expected = torch.linalg.eigvalsh(root @ covariance(20, 0) @ root)
     found = realised(reference, other, damping=0.1, exponent=exponent)
     assert found.largest == pytest.approx(float(expected[-1]), rel=1e-8)
     assert found.smallest == pytest.approx(float(expected[0]), rel=1e-6)
-    assert found.flatness == pytest.approx(float(expected.sum() / math.sqrt(20) / expected.norm()), rel=1e-8)
+    assert found.flatness == pytest.approx(
+        float(expected.sum() / math.sqrt(20) / expected.norm()), rel=1e-8
+    )
 
 
 def test_a_singular_curvature_has_no_condition_number_but_one_on_what_it_holds():
@@ -132,7 +159,9 @@ def test_a_singular_curvature_has_no_condition_number_but_one_on_what_it_holds()
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
 def test_wide_networks_have_the_variances_and_traces_of_theory(activation):
-    network = Network(activation=activation, width=768, depth=4, inputs=256, outputs=32, weight_variance=1.5)
+    network = Network(
+        activation=activation, width=768, depth=4, inputs=256, outputs=32, weight_variance=1.5
+    )
     theory = predicted(network)
     many = [observed(network, examples=64, seed=seed) for seed in range(3)]
     for what in ("forwards", "backwards", "traces"):
@@ -150,12 +179,17 @@ def test_theory_of_relu_is_known_in_closed_form():
 
 def rows_of(accuracy):
     pairs = [(lr, c) for lr in (1, 2, 4) for c in (1, 3, 9)]
-    return [{"run": {"settings": {"lr": lr, "max_grad_norm": c}}, "accuracy": accuracy(lr, c)} for lr, c in pairs]
+    return [
+        {"run": {"settings": {"lr": lr, "max_grad_norm": c}}, "accuracy": accuracy(lr, c)}
+        for lr, c in pairs
+    ]
 
 
 def test_importance_is_of_the_setting_that_decides():
     found = importance(rows_of(lambda lr, c: 0.5 + lr / 10), ["lr", "max_grad_norm", "seed"])
-    assert found["lr"].explained == pytest.approx(1) and found["lr"].rank_correlation == pytest.approx(1)
+    assert found["lr"].explained == pytest.approx(1) and found[
+        "lr"
+    ].rank_correlation == pytest.approx(1)
     assert found["max_grad_norm"].explained == pytest.approx(0, abs=1e-12) and "seed" not in found
 
 
@@ -166,6 +200,9 @@ def test_a_best_value_inside_is_important_though_ranks_do_not_see_it():
 
 def test_the_grid_is_judged_on_a_validation_split():
     grid = landscape_cells("digits", {"steps": 3, "accountant": "rdp"}, small=True)
-    assert {run.evaluate_on for run in grid} == {"validation"} and {run.method for run in grid} == {"dp-sgd", "dp-kfc"}
+    assert {run.evaluate_on for run in grid} == {"validation"} and {run.method for run in grid} == {
+        "dp-sgd",
+        "dp-kfc",
+    }
     assert plateau(rows_of(lambda lr, c: 0.9 if lr == 1 else 0.5)) == pytest.approx(1 / 3)
     assert {run.config().optimizer for run in grid} == {"sgd"}

@@ -1,4 +1,6 @@
-"""Figures by name: one small private run measured, marked, written and drawn; mistakes are one line."""
+"""Figures by name: one small private run measured, marked, written and drawn; mistakes are one
+line.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,17 @@ COURSES = [name for name, figure in FIGURES.items() if figure.runs is FIGURES["k
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The cells of all figures of a run, measured without a pool; then the figures are made of what is stored."""
+    """The cells of all figures of a run, measured without a pool; then the figures are made of what
+    is stored.
+    """
     folder = tmp_path_factory.mktemp("figures")
     (run,) = FIGURES["kfc-fig2"].runs(True)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(measurements, "SMOKE", measurements.Sizes(probe=32, lanczos_examples=4, lanczos_steps=4, starts=1))
+        patched.setattr(
+            measurements,
+            "SMOKE",
+            measurements.Sizes(probe=32, lanczos_examples=4, lanczos_steps=4, starts=1),
+        )
         row = run.measuring()(run, folder / "runs")
     (theory,) = FIGURES["kfc-mean-field"].runs(True)
     with Store(folder / "results.json") as store:
@@ -38,21 +46,35 @@ def test_every_figure_is_written_and_drawn_and_says_that_it_is_not_private(made)
     for name in COURSES:
         content = json.loads((folder / f"{name}.json").read_text())
         assert content["private"].startswith("NOT PRIVATE") and len(content["rows"]) == 1
-        assert (folder / f"{name}-digits.png").read_bytes().startswith(b"\x89PNG") and not figures[name].missing
+        assert (folder / f"{name}-digits.png").read_bytes().startswith(b"\x89PNG") and not figures[
+            name
+        ].missing
     assert json.loads((folder / "kfc-mean-field.json").read_text())["private"].startswith("nothing")
 
 
 def test_one_course_serves_all_figures_of_a_run():
-    assert len({run.hash for name in COURSES for run in FIGURES[name].runs(False)}) == len(catalogue.MODELS)
+    assert len({run.hash for name in COURSES for run in FIGURES[name].runs(False)}) == len(
+        catalogue.MODELS
+    )
 
 
 def test_a_course_looks_before_the_first_step_and_after_the_last(made):
     _, row, _ = made
-    assert row["private"].startswith("NOT PRIVATE") and [c["step"] for c in row["checkpoints"]] == [0, 3]
+    assert row["private"].startswith("NOT PRIVATE") and [c["step"] for c in row["checkpoints"]] == [
+        0,
+        3,
+    ]
     for checkpoint in row["checkpoints"]:
         for layer in checkpoint["layers"].values():
-            assert set(layer["spectra"]["A"]) == {"pink noise", "white noise", "oracle", "oracle, other examples"}
-            own, random = (layer["realised"][source]["F"] for source in ("oracle", "random directions"))
+            assert set(layer["spectra"]["A"]) == {
+                "pink noise",
+                "white noise",
+                "oracle",
+                "oracle, other examples",
+            }
+            own, random = (
+                layer["realised"][source]["F"] for source in ("oracle", "random directions")
+            )
             assert own["held"] < random["held"] and own["flatness"] > random["flatness"]
             assert layer["tracking"]["undamped"]["oracle, other examples"]["F"]["cosine"] > 0.5
         assert set(checkpoint["density"]) == {"pink noise", "white noise", "oracle"}
@@ -61,10 +83,16 @@ def test_a_course_looks_before_the_first_step_and_after_the_last(made):
 def test_the_artefact_is_there_in_a_real_network(made):
     _, row, _ = made
     tracking = next(iter(row["checkpoints"][-1]["layers"].values()))["tracking"]
-    assert tracking["authors"]["random directions"]["G"]["error"] < 1e-2 * tracking["undamped"]["random directions"]["G"]["error"]
+    assert (
+        tracking["authors"]["random directions"]["G"]["error"]
+        < 1e-2 * tracking["undamped"]["random directions"]["G"]["error"]
+    )
 
 
-@pytest.mark.parametrize(("name", "figure"), [("kfc-fig6", "kfc-fig2"), ("kfc-fig9", "kfc-fig3"), ("kfc-fig11", "kfc-fig10")])
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [("kfc-fig6", "kfc-fig2"), ("kfc-fig9", "kfc-fig3"), ("kfc-fig11", "kfc-fig10")],
+)
 def test_a_figure_that_the_paper_shows_twice_has_both_names(name, figure):
     found = find(name)
     assert found is not None and found.name == figure and find("dp-kfc-1") is None
@@ -82,32 +110,70 @@ def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_pat
     with Store(tmp_path / "results.json") as store:
         for run in runs[:-1]:
             accuracy = 0.5 + run.config().lr * run.config().max_grad_norm
-            row = {"run": run.describe(), "hash": run.hash, "accuracy": accuracy, "measured_on": "validation"}
-            row |= {"epsilon": 1.9, "delta": 1e-5, "steps": 3, "noise_multiplier": 1.2, "accountant": "rdp", "sampler": "poisson"}
+            row = {
+                "run": run.describe(),
+                "hash": run.hash,
+                "accuracy": accuracy,
+                "measured_on": "validation",
+            }
+            row |= {
+                "epsilon": 1.9,
+                "delta": 1e-5,
+                "steps": 3,
+                "noise_multiplier": 1.2,
+                "accountant": "rdp",
+                "sampler": "poisson",
+            }
             store.put(run, {**row, "dataset_size": 1000})
     reproduce_figures(["kfc-fig10"], tmp_path, small=True)
     content = json.loads((tmp_path / "kfc-fig10.json").read_text())
-    assert content["private"].startswith("NOT PRIVATE: accuracies on examples cut from the private training set")
+    assert content["private"].startswith(
+        "NOT PRIVATE: accuracies on examples cut from the private training set"
+    )
     (chart,) = read_all([tmp_path / "kfc-fig10.json"]).charts
     first, last = chart.maps
-    assert (first.method, last.method) == ("dp-sgd", "dp-kfc") and first.x_values == [0.01, 0.03] and first.y_values == [0.1, 0.3]
-    assert first.values == [[0.501, 0.503], [0.503, pytest.approx(0.509)]] and last.values[1][1] is None
+    assert (
+        (first.method, last.method) == ("dp-sgd", "dp-kfc")
+        and first.x_values == [0.01, 0.03]
+        and first.y_values == [0.1, 0.3]
+    )
+    assert (
+        first.values == [[0.501, 0.503], [0.503, pytest.approx(0.509)]]
+        and last.values[1][1] is None
+    )
     assert "learning rate" in first.note and "are within 2 points of the best" in first.note
-    assert FIGURES["kfc-mean-field"].privacy.startswith("nothing") and not FIGURES["kfc-fig3"].privacy
+    assert (
+        FIGURES["kfc-mean-field"].privacy.startswith("nothing") and not FIGURES["kfc-fig3"].privacy
+    )
 
 
 def test_the_maps_that_are_shipped_are_those_of_their_rows():
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "figures" / "kfc-fig10.json"
+    path = (
+        Path(__file__).resolve().parents[2]
+        / "benchmarks"
+        / "results"
+        / "figures"
+        / "kfc-fig10.json"
+    )
     rows = json.loads(path.read_text("utf-8"))["rows"]
     (chart,) = read_all([path]).charts
-    assert sum(value is not None for one in chart.maps for line in one.values for value in line) == len(rows) == 50
-    assert list(chart.maps) == measurements.maps([{**row["values"], "run": row["run"]} for row in rows])
+    assert (
+        sum(value is not None for one in chart.maps for line in one.values for value in line)
+        == len(rows)
+        == 50
+    )
+    assert list(chart.maps) == measurements.maps(
+        [{**row["values"], "run": row["run"]} for row in rows]
+    )
 
 
 def test_mistakes_are_one_line(capsys, tmp_path):
     with pytest.raises(StudyError, match=r"unknown figure 'kfc-fig4'.*did you mean"):
         find("kfc-fig4")
-    for arguments, says in ((["kfc-fgi2"], "did you mean"), (["kfc-fig2", "--column", "a"], "--column is for tables")):
+    for arguments, says in (
+        (["kfc-fgi2"], "did you mean"),
+        (["kfc-fig2", "--column", "a"], "--column is for tables"),
+    ):
         with pytest.raises(SystemExit) as ended:
             app(["reproduce", *arguments, "--out", str(tmp_path)])
         shown = capsys.readouterr()

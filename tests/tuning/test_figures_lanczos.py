@@ -1,4 +1,6 @@
-"""Stochastic Lanczos quadrature of the whole Fisher matrix against the exact spectrum of tiny models in float64."""
+"""Stochastic Lanczos quadrature of the whole Fisher matrix against the exact spectrum of tiny
+models in float64.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ def tiny():
 
 
 def exact(model, inputs, likelihood):
-    """The Fisher matrix by a loop over examples and classes of plain gradients of log-likelihoods, each with its probability."""
+    """The Fisher matrix by a loop over examples and classes of plain gradients of log-likelihoods,
+    each with its probability.
+    """
     total = 0.0
     parameters = list(model.parameters())
     for x in inputs:
@@ -27,8 +31,12 @@ def exact(model, inputs, likelihood):
         chance = logits.detach().softmax(-1)
         for k in range(len(logits)):
             scalar = logits.log_softmax(-1)[k] if likelihood == "categorical" else logits[k]
-            gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(scalar, parameters, retain_graph=True)])
-            total = total + (chance[k] if likelihood == "categorical" else 1.0) * torch.outer(gradient, gradient)
+            gradient = torch.cat(
+                [g.reshape(-1) for g in torch.autograd.grad(scalar, parameters, retain_graph=True)]
+            )
+            total = total + (chance[k] if likelihood == "categorical" else 1.0) * torch.outer(
+                gradient, gradient
+            )
     return total / len(inputs)
 
 
@@ -59,10 +67,17 @@ def test_the_density_has_the_moments_and_counts_of_the_exact_spectrum():
     product, dim = fisher_product(model, inputs)
     expected = torch.linalg.eigvalsh(exact(model, inputs, "categorical")).flip(0)
     found = density(
-        product, dim, steps=dim, starts=40, generator=torch.Generator().manual_seed(0), like=torch.zeros((), dtype=torch.float64)
+        product,
+        dim,
+        steps=dim,
+        starts=40,
+        generator=torch.Generator().manual_seed(0),
+        like=torch.zeros((), dtype=torch.float64),
     )
     assert found.trace == pytest.approx(float(expected.sum()), rel=0.15)
-    assert float(dim * (found.nodes.square() * found.weights).sum()) == pytest.approx(float(expected.square().sum()), rel=0.25)
+    assert float(dim * (found.nodes.square() * found.weights).sum()) == pytest.approx(
+        float(expected.square().sum()), rel=0.25
+    )
     for bound in (0.5 * float(expected[0]), 0.5 * float(expected[3])):
         counted = float((found.weights * (found.nodes > bound)).sum() * dim)
         assert counted == pytest.approx(float((expected > bound).sum()), rel=0.35)
@@ -71,16 +86,24 @@ def test_the_density_has_the_moments_and_counts_of_the_exact_spectrum():
 def test_few_steps_keep_the_largest_eigenvalue():
     matrix = torch.diag(torch.logspace(1, -6, 200, dtype=torch.float64))
     found = density(
-        lambda v: matrix @ v, 200, steps=20, starts=2, generator=torch.Generator().manual_seed(0),
+        lambda v: matrix @ v,
+        200,
+        steps=20,
+        starts=2,
+        generator=torch.Generator().manual_seed(0),
         like=torch.zeros((), dtype=torch.float64),
-    )  # fmt: skip
+    )
     assert float(found.nodes[0]) == pytest.approx(10, rel=1e-6)
     assert float(found.above()[-1]) == pytest.approx(200)
 
 
 def test_attention_is_differentiated_twice():
-    model = VisionTransformer((1, 4), patch=2, width=8, depth=1, heads=2, num_classes=3).double().eval()
-    inputs = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    model = (
+        VisionTransformer((1, 4), patch=2, width=8, depth=1, heads=2, num_classes=3).double().eval()
+    )
+    inputs = torch.randn(
+        2, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     product, dim = fisher_product(model, inputs)
     vector = torch.linspace(-1, 1, dim, dtype=torch.float64)
     assert torch.allclose(product(vector), exact(model, inputs, "categorical") @ vector, atol=1e-10)

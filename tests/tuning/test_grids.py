@@ -1,4 +1,6 @@
-"""A grid judges an arm on the test set only when all of its points have been run, and with the best of them."""
+"""A grid judges an arm on the test set only when all of its points have been run, and with the best
+of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,14 @@ from pathlib import Path
 
 GRIDS = runpy.run_path(str(Path(__file__).resolve().parents[2] / "benchmarks" / "grids.py"))
 GRID = GRIDS["Grid"](
-    recipe="digits", common={"steps": 4}, seeds=(0, 1),
-    arms={"SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}]), "Adam": ("dp-adam", [{"lr": 0.1, "schedule": "cosine"}, {"lr": 0.2}])},
-)  # fmt: skip
+    recipe="digits",
+    common={"steps": 4},
+    seeds=(0, 1),
+    arms={
+        "SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}]),
+        "Adam": ("dp-adam", [{"lr": 0.1, "schedule": "cosine"}, {"lr": 0.2}]),
+    },
+)
 
 
 class Known(dict):
@@ -21,13 +28,21 @@ class Known(dict):
 
 def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
     points = [run for _, run in GRID.cells(Known(), False)]
-    assert [run.evaluate_on for run in points] == ["validation"] * 4 and len({run.hash for run in points}) == 4
+    assert [run.evaluate_on for run in points] == ["validation"] * 4 and len(
+        {run.hash for run in points}
+    ) == 4
     row = {"noise_multiplier": 1.0, "steps": 4}
-    known = Known({run.hash: row | {"accuracy": accuracy} for run, accuracy in zip(points[:3], (0.5, 0.6, 0.9), strict=True)})
+    known = Known(
+        {
+            run.hash: row | {"accuracy": accuracy}
+            for run, accuracy in zip(points[:3], (0.5, 0.6, 0.9), strict=True)
+        }
+    )
     tests = GRID.cells(known, True)
     assert [(arm, run.evaluate_on, run.seed, run.config().lr) for arm, run in tests] == [
-        ("SGD", "test", 0, 0.2), ("SGD", "test", 1, 0.2),
-    ]  # fmt: skip
+        ("SGD", "test", 0, 0.2),
+        ("SGD", "test", 1, 0.2),
+    ]
     assert all(run.config().validation_size == 0 for _, run in tests)
     best, other = GRID.points(known, "SGD")
     assert (best[0]["lr"], other[0]["lr"]) == (0.2, 0.1)
@@ -36,12 +51,26 @@ def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
 
 def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run():
     grid = GRIDS["Grid"](
-        recipe="digits", common={"steps": 4}, seeds=(0,), tuned_with=(7, 8), arms={"SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}])}
+        recipe="digits",
+        common={"steps": 4},
+        seeds=(0,),
+        tuned_with=(7, 8),
+        arms={"SGD": ("dp-sgd", [{"lr": 0.1}, {"lr": 0.2}])},
     )
     points = [run for _, run in grid.cells(Known(), False)]
-    assert [(run.seed, run.config().lr) for run in points] == [(7, 0.1), (7, 0.2), (8, 0.1), (8, 0.2)]
+    assert [(run.seed, run.config().lr) for run in points] == [
+        (7, 0.1),
+        (7, 0.2),
+        (8, 0.1),
+        (8, 0.2),
+    ]
     row = {"noise_multiplier": 1.0, "steps": 4}
-    known = Known({run.hash: row | {"accuracy": x} for run, x in zip(points, (0.9, 0.8, 0.5, 0.8), strict=True)})
+    known = Known(
+        {
+            run.hash: row | {"accuracy": x}
+            for run, x in zip(points, (0.9, 0.8, 0.5, 0.8), strict=True)
+        }
+    )
     assert [run.config().lr for _, run in grid.cells(known, True)] == [0.2]
     assert GRIDS["_spread"](grid.points(known, "SGD")[1][1]) == "70.00 ± 28.28 (2)"
     del known[points[2].hash]

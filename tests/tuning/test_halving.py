@@ -1,4 +1,6 @@
-"""Which trials go on: the best third at a rung, whoever was there first; killed attempts judge nobody."""
+"""Which trials go on: the best third at a rung, whoever was there first; killed attempts judge
+nobody.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,27 @@ pytest.importorskip("sklearn")
 
 def test_rungs_and_thirds():
     assert [n for n in range(1, 30) if is_rung(n)] == [1, 3, 9, 27]
-    assert is_in_best_third(0.1, []) and is_in_best_third(0.2, [0.1]) and not is_in_best_third(0.1, [0.2])
+    assert (
+        is_in_best_third(0.1, [])
+        and is_in_best_third(0.2, [0.1])
+        and not is_in_best_third(0.1, [0.2])
+    )
     assert is_in_best_third(0.5, [0.5, 0.5]) and not is_in_best_third(0.4, [0.5, 0.3])
-    assert is_in_best_third(0.8, [0.9, 0.7, 0.6, 0.5, 0.4]) and not is_in_best_third(0.7, [0.9, 0.8, 0.6, 0.5, 0.4])
+    assert is_in_best_third(0.8, [0.9, 0.7, 0.6, 0.5, 0.4]) and not is_in_best_third(
+        0.7, [0.9, 0.8, 0.6, 0.5, 0.4]
+    )
 
 
 def opened(tmp_path, trials=8, rows=()) -> Search:
     common = {"steps": 4, "validation_size": 50}
-    return Search(arm_of("digits", "dp-sgd"), common, "digits", tmp_path / "t.sqlite3", trials=trials, rows=rows)
+    return Search(
+        arm_of("digits", "dp-sgd"),
+        common,
+        "digits",
+        tmp_path / "t.sqlite3",
+        trials=trials,
+        rows=rows,
+    )
 
 
 def told(search: Search, *values: float) -> str:
@@ -61,19 +76,32 @@ def test_a_trial_that_was_stopped_early_and_stands_at_the_end_is_run_once_more(t
     assert search.ask_again() is None and not search.is_over
     for value in (0.3, 0.2, 0.1, 0.05):
         told(search, value)
-    assert search.counts() == {"full": 1, "pruned": 5, "failed": 0} and search.started == 6 and not search.is_over
+    assert (
+        search.counts() == {"full": 1, "pruned": 5, "failed": 0}
+        and search.started == 6
+        and not search.is_over
+    )
     again, run = search.ask_again()
     assert again == stopped == run.hash and search.ask_again() is None
-    assert all(search.report(again, number, value) for number, value in ((1, 0.7), (2, 0.1), (3, 0.01)))
+    assert all(
+        search.report(again, number, value) for number, value in ((1, 0.7), (2, 0.1), (3, 0.01))
+    )
     search.tell(again, 0.95)
-    assert search.counts() == {"full": 2, "pruned": 4, "failed": 0} and search.started == 6 and search.is_over
+    assert (
+        search.counts() == {"full": 2, "pruned": 4, "failed": 0}
+        and search.started == 6
+        and search.is_over
+    )
     assert search.best()[1] == 0.95 and own != stopped
 
 
 def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
     search = opened(tmp_path, trials=10)
     values = (0.5, 0.1, 0.2, 0.3, 0.9, 0.8, 0.7, 0.6, 0.4, 0.05)
-    keys = [told(search, value, *([value] if is_in_best_third(value, values[:i]) else [])) for i, value in enumerate(values)]
+    keys = [
+        told(search, value, *([value] if is_in_best_third(value, values[:i]) else []))
+        for i, value in enumerate(values)
+    ]
     late = [trial.user_attrs["hash"] for trial in search._stopped_too_early()]
     assert keys[6] in late and keys[7] not in late  # 0.7 is the third of ten
     asked = {search.ask_again()[0] for _ in late}
@@ -126,14 +154,22 @@ def test_a_study_runs_what_was_stopped_too_early_before_it_tests(tmp_path):
 
 def test_tests_of_an_earlier_winner_are_told_no_more():
     def row(run, measured, accuracy, **tag):
-        return {**row_of(run), "measured_on": measured, "accuracy": accuracy, "tag": {"arm": "dp-sgd", **tag}}
+        return {
+            **row_of(run),
+            "measured_on": measured,
+            "accuracy": accuracy,
+            "tag": {"arm": "dp-sgd", **tag},
+        }
 
     search_run = arm_of("digits", "dp-sgd")
     from dpkfc.app.tuning.runs import Run
 
     run = Run.of("digits", search_run.method, {})
     old, new = {"lr": 0.1}, {"lr": 0.2}
-    trials = [row(run, "validation", 0.8, params=old, pruned=False), row(run, "validation", 0.99, params={"lr": 9}, pruned=True)]
+    trials = [
+        row(run, "validation", 0.8, params=old, pruned=False),
+        row(run, "validation", 0.99, params={"lr": 9}, pruned=True),
+    ]
     tests = [row(run, "test", 0.7, tuned=old), row(run, "test", 0.71, tuned=old)]
     assert winners_tests([*trials, *tests]) == tests
     later = row(run, "validation", 0.9, params=new, pruned=False)
@@ -142,5 +178,7 @@ def test_tests_of_an_earlier_winner_are_told_no_more():
     fresh = row(run, "test", 0.75, tuned=new)
     assert winners_tests([*trials, later, *tests, fresh]) == [fresh]
     equal = row(run, "validation", 0.8, params=new, pruned=False)
-    assert winners_tests([equal, *trials, *tests]) == tests  # of two equal trials the one that was tested
+    assert (
+        winners_tests([equal, *trials, *tests]) == tests
+    )  # of two equal trials the one that was tested
     assert winners_tests(tests) == tests

@@ -1,4 +1,6 @@
-"""The front page's table and picture hold what the results hold, and nothing that rests on a single seed is drawn."""
+"""The front page's table and picture hold what the results hold, and nothing that rests on a single
+seed is drawn.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,22 @@ def headline(benchmark_module):
 def rows(cells):
     """A results file with these (arm, ε, accuracy), one seed each, and a trial that must not count."""
     test = {"run": {"recipe": "mnist-cnn"}, "measured_on": "test"}
-    held = [{**test, "target_epsilon": epsilon, "accuracy": accuracy, "tag": {"arm": arm}} for arm, epsilon, accuracy in cells]
+    held = [
+        {**test, "target_epsilon": epsilon, "accuracy": accuracy, "tag": {"arm": arm}}
+        for arm, epsilon, accuracy in cells
+    ]
     trial = {**held[0], "measured_on": "validation", "accuracy": 0.1}
     return {"rows": {str(i): row for i, row in enumerate([*held, trial])}}
 
 
 CELLS = [
-    ("dp-sgd", 1.0, 0.93), ("dp-sgd", 1.0, 0.95), ("dp-sgd", 2.0, 0.95), ("dp-kfc-a", 1.0, 0.96), ("dp-kfc-a", 1.0, 0.962),
+    ("dp-sgd", 1.0, 0.93),
+    ("dp-sgd", 1.0, 0.95),
+    ("dp-sgd", 2.0, 0.95),
+    ("dp-kfc-a", 1.0, 0.96),
+    ("dp-kfc-a", 1.0, 0.962),
     ("unknown", 1.0, 0.5),
-]  # fmt: skip
+]
 
 
 def test_a_cell_is_the_mean_over_its_seeds(headline):

@@ -1,4 +1,6 @@
-"""Trials that the machine lost: they do not count, judge nobody and are tried again; reasons of failures are kept."""
+"""Trials that the machine lost: they do not count, judge nobody and are tried again; reasons of
+failures are kept.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def test_a_trial_that_was_lost_is_tried_again_in_the_same_study(tmp_path, monkey
     tuned = tune.tune(settings(trials=3), tmp_path)
     (arm,) = tuned.arms
     assert tuned.complete and (arm.trials, arm.failed) == (3, 0) and not tuned.failures
-    assert any(row["tag"]["params"]["lr"] == 0.15 and not row["tag"]["pruned"] for row in Store(tmp_path / "results.json"))
+    assert any(
+        row["tag"]["params"]["lr"] == 0.15 and not row["tag"]["pruned"]
+        for row in Store(tmp_path / "results.json")
+    )
 
 
 def test_a_lost_attempt_judges_nobody_and_whom_it_stopped_is_run_once_more(tmp_path):
@@ -61,11 +66,17 @@ def test_trials_beside_a_lost_attempt_are_not_held_against_it(tmp_path):
     assert search.report(other, 1, 0.5)
 
 
-def test_a_point_that_is_lost_again_and_again_is_given_up_until_the_next_call(tmp_path, monkeypatch):
+def test_a_point_that_is_lost_again_and_again_is_given_up_until_the_next_call(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(tune, "drive", failing(3, lost=True))
     tuned = tune.tune(settings(trials=2), tmp_path)
     (arm,), (why,) = tuned.arms, tuned.failures.values()
-    assert not tuned.complete and (arm.trials, arm.failed) == (1, 0) and why == f"to be tried again: {KILLED}"
+    assert (
+        not tuned.complete
+        and (arm.trials, arm.failed) == (1, 0)
+        and why == f"to be tried again: {KILLED}"
+    )
     text = (tmp_path / "tune.md").read_text("utf-8")
     assert "Not finished" in text and KILLED in text
     monkeypatch.setattr(tune, "drive", answered)
@@ -103,7 +114,9 @@ def test_a_failure_of_an_earlier_version_that_kept_no_reason_is_tried_again(tmp_
     told(search, 0.5)
     search._study.tell(search._running.pop(own), state=optuna.trial.TrialState.FAIL)
     search = opened(tmp_path, trials=2)
-    assert search.started == 1 and list(search.failures().values()) == ["to be tried again: its reason was not kept"]
+    assert search.started == 1 and list(search.failures().values()) == [
+        "to be tried again: its reason was not kept"
+    ]
     assert search.ask()[0] == own
     assert opened(tmp_path, trials=2).ask()[0] == own, "and again where that is killed, once"
 
@@ -132,11 +145,19 @@ def test_trials_that_cannot_be_noted_are_one_line(tmp_path, monkeypatch):
     key, _ = search.ask()
 
     def full(*_, **__):
-        raise optuna.exceptions.StorageInternalError("commit") from OSError(28, "database or disk is full")
+        raise optuna.exceptions.StorageInternalError("commit") from OSError(
+            28, "database or disk is full"
+        )
 
     monkeypatch.setattr(search._study, "tell", full)
-    for call in (lambda: search.tell(key, 0.5), lambda: search.lose(key, KILLED), lambda: search.fail(key, "x")):
-        with pytest.raises(StudyError, match=r"t\.sqlite3 cannot be written .*disk is full.*goes on from there"):
+    for call in (
+        lambda: search.tell(key, 0.5),
+        lambda: search.lose(key, KILLED),
+        lambda: search.fail(key, "x"),
+    ):
+        with pytest.raises(
+            StudyError, match=r"t\.sqlite3 cannot be written .*disk is full.*goes on from there"
+        ):
             call()
 
 
@@ -159,4 +180,8 @@ def test_trials_of_the_same_study_are_finished_in_the_same_call(tmp_path):
     source = Trials([opened(tmp_path, trials=4)], store)
     lost = source.next(lambda run: True)
     source.failed(lost, KILLED, lost=True)
-    assert [task.run.hash for task in answered(source)].count(lost.run.hash) == 1 and source.is_over and len(store) == 4
+    assert (
+        [task.run.hash for task in answered(source)].count(lost.run.hash) == 1
+        and source.is_over
+        and len(store) == 4
+    )

@@ -1,4 +1,6 @@
-"""DiSK's Fig. 6a: its cells, means over repetitions, the best rate of each method, and a name of a table and a figure."""
+"""DiSK's Fig. 6a: its cells, means over repetitions, the best rate of each method, and a name of a
+table and a figure.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +18,62 @@ FIGURE = FIGURES["disk-fig6a"]
 
 
 def row_of(run, loss):
-    held = {"run": run.describe(), "hash": run.hash, "accuracy": 0.9, "loss": loss, "measured_on": "validation", "epsilon": 1.0}
-    return {**held, "delta": 1e-5, "steps": 320, "noise_multiplier": 4.0, "expected_batch_size": 500}
+    held = {
+        "run": run.describe(),
+        "hash": run.hash,
+        "accuracy": 0.9,
+        "loss": loss,
+        "measured_on": "validation",
+        "epsilon": 1.0,
+    }
+    return {
+        **held,
+        "delta": 1e-5,
+        "steps": 320,
+        "noise_multiplier": 4.0,
+        "expected_batch_size": 500,
+    }
 
 
 def test_every_method_is_run_at_every_rate_and_noise_and_differs_in_them_alone():
     runs = sweep_cells()
-    assert len(runs) == len({run.hash for run in runs}) == SEEDS * len(SWEEP_METHODS) * len(NOISES) * len(RATES)
+    assert (
+        len(runs)
+        == len({run.hash for run in runs})
+        == SEEDS * len(SWEEP_METHODS) * len(NOISES) * len(RATES)
+    )
     kept = {"lr", "noise_multiplier", "filter", "doppler_cutoff"}
-    common = [{k: v for k, v in run.identity()["settings"].items() if k not in kept} for run in runs]
-    assert all(settings == common[0] for settings in common) and {run.config().momentum for run in runs} == {0.0}
+    common = [
+        {k: v for k, v in run.identity()["settings"].items() if k not in kept} for run in runs
+    ]
+    assert all(settings == common[0] for settings in common) and {
+        run.config().momentum for run in runs
+    } == {0.0}
     assert {run.evaluate_on for run in runs} == {"validation"} and set(SWEEP_METHODS) <= set(LABELS)
     assert all(run.config().smoke for run in sweep_cells(True)) and len(sweep_cells(True)) < 20
 
 
 def test_points_are_means_over_repetitions_and_a_run_without_a_finite_loss_takes_its_point_away():
-    runs = [run for run in sweep_cells() if dict(run.settings)["noise_multiplier"] == 4.0 and run.seed < 2]
-    rows = [row_of(run, dict(run.settings)["lr"] + run.seed + (run.method == "disk")) for run in runs]
+    runs = [
+        run
+        for run in sweep_cells()
+        if dict(run.settings)["noise_multiplier"] == 4.0 and run.seed < 2
+    ]
+    rows = [
+        row_of(run, dict(run.settings)["lr"] + run.seed + (run.method == "disk")) for run in runs
+    ]
     found = points(rows)
-    assert [(one.method, one.lr) for one in found] == [(method, lr) for method in SWEEP_METHODS for lr in RATES]
-    assert all(one.mean == pytest.approx(one.lr + 0.5 + (one.method == "disk")) and one.runs == 2 for one in found)
+    assert [(one.method, one.lr) for one in found] == [
+        (method, lr) for method in SWEEP_METHODS for lr in RATES
+    ]
+    assert all(
+        one.mean == pytest.approx(one.lr + 0.5 + (one.method == "disk")) and one.runs == 2
+        for one in found
+    )
     assert all(one.std == pytest.approx(2**-0.5) for one in found)
-    assert [(one.method, one.lr) for one in best(found)] == [(method, min(RATES)) for method in SWEEP_METHODS]
+    assert [(one.method, one.lr) for one in best(found)] == [
+        (method, min(RATES)) for method in SWEEP_METHODS
+    ]
     rows[0]["loss"] = None
     assert len(points(rows)) == len(found) - 1
 
@@ -49,7 +85,11 @@ def test_the_figure_is_made_of_small_runs(tmp_path, monkeypatch):
             store.put(run, row_of(run, 0.01 + 0.01 * place))
     (made,) = reproduce_figures(["disk-fig6"], tmp_path, small=True).values()
     content = json.loads((tmp_path / "disk-fig6a.json").read_text("utf-8"))
-    assert not made.missing and len(content["rows"]) == len(FIGURE.runs(True)) and content["private"].startswith("nothing")
+    assert (
+        not made.missing
+        and len(content["rows"]) == len(FIGURE.runs(True))
+        and content["private"].startswith("nothing")
+    )
     assert content["rows"][0]["values"]["loss"] == 0.01
     assert (tmp_path / "disk-fig6a-linear-regression.png").read_bytes().startswith(b"\x89PNG")
 
@@ -57,7 +97,11 @@ def test_the_figure_is_made_of_small_runs(tmp_path, monkeypatch):
 def test_one_small_run_is_a_row_with_its_loss(tmp_path):
     run = FIGURE.runs(True)[0]
     row = run.measuring()(run, tmp_path)
-    assert row["loss"] > 0 and row["measured_on"] == "validation" and row["noise_multiplier"] == NOISES[1]
+    assert (
+        row["loss"] > 0
+        and row["measured_on"] == "validation"
+        and row["noise_multiplier"] == NOISES[1]
+    )
 
 
 def test_a_name_may_be_a_table_and_a_figure():

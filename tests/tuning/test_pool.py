@@ -1,4 +1,6 @@
-"""Cells side by side: workers, failures, budget, interruption; the workers themselves are real once."""
+"""Cells side by side: workers, failures, budget, interruption; the workers themselves are real
+once.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,17 @@ from dpkfc.app.run_folder import RunFolderError, placed
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.tuning import pool
 from dpkfc.app.tuning import pool as worker
-from dpkfc.app.tuning.pool import Clock, Place, StudyProgress, Task, TimeIsUp, cores, drive, minutes_left, worker_count
+from dpkfc.app.tuning.pool import (
+    Clock,
+    Place,
+    StudyProgress,
+    Task,
+    TimeIsUp,
+    cores,
+    drive,
+    minutes_left,
+    worker_count,
+)
 from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc.checkpoint import CheckpointError
 
@@ -51,7 +63,7 @@ def test_real_workers_train_report_and_fail_by_name(tmp_path):
     ]
     source = Listed(runs, watched=True, go_on=False)
     drive(source, Place(tmp_path), workers=1)
-    (row, ended), = source.rows
+    ((row, ended),) = source.rows
     assert ended and row["steps"] == 1 and source.judged == [1]
     assert "longer than the plan" in source.failures[0]
     assert (tmp_path / "runs" / row["hash"] / "ledger.jsonl").is_file()
@@ -115,7 +127,12 @@ def test_a_killed_worker_has_lost_its_cell_and_another_takes_its_place(answers):
     given += [EOFError(), ("done", {"accuracy": 0.5}, False)]
     source = Listed(RUNS[:2])
     drive(source, Place(None), workers=1)
-    assert "killed" in source.lost[0] and not source.failures and len(source.rows) == 1 and len(hired) == 2
+    assert (
+        "killed" in source.lost[0]
+        and not source.failures
+        and len(source.rows) == 1
+        and len(hired) == 2
+    )
 
 
 def test_a_worker_that_dies_before_it_hears_an_answer_ends_nothing_but_its_cell(answers):
@@ -146,7 +163,9 @@ def test_a_worker_that_dies_before_it_hears_an_answer_ends_nothing_but_its_cell(
         (RuntimeError("a defect"), "failed"),
     ],
 )
-def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(monkeypatch, tmp_path, error, kind):
+def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(
+    monkeypatch, tmp_path, error, kind
+):
     def cell(*_, **__):
         raise error
 
@@ -166,12 +185,17 @@ def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path):
             write(tmp_path)
         except OSError as error:
             raise CheckpointError("cannot write the checkpoint") from error
-    assert worker._is_full(told.value) and not worker._is_full(CheckpointError("cannot write the checkpoint"))
+    assert worker._is_full(told.value) and not worker._is_full(
+        CheckpointError("cannot write the checkpoint")
+    )
 
 
 def test_a_full_disk_ends_the_study_and_keeps_what_had_finished(answers):
     given, _ = answers
-    given += [("done", {"accuracy": 0.5}, False), ("full", "file x cannot be written (No space left on device)")]
+    given += [
+        ("done", {"accuracy": 0.5}, False),
+        ("full", "file x cannot be written (No space left on device)"),
+    ]
     source = Listed(RUNS)
     with pytest.raises(StudyError, match=r"No space left.*is kept, and the same command goes on"):
         drive(source, Place(None), workers=1)
@@ -188,11 +212,16 @@ def test_an_interrupted_cell_stops_the_study(answers):
 
 
 def test_sigterm_is_ctrl_c(answers):
-    """Left to itself the signal would end this process alone, and workers would finish cells that nobody keeps."""
+    """Left to itself the signal would end this process alone, and workers would finish cells that
+    nobody keeps.
+    """
     given, hired = answers
     given += [("done", {"accuracy": 0.5}, False)] * 2
     before, source = signal.getsignal(signal.SIGTERM), Listed(RUNS)
-    source.done = lambda task, row, ended: (source.rows.append(row), os.kill(os.getpid(), signal.SIGTERM))
+    source.done = lambda task, row, ended: (
+        source.rows.append(row),
+        os.kill(os.getpid(), signal.SIGTERM),
+    )
     with pytest.raises(KeyboardInterrupt):
         drive(source, Place(None), workers=1)
     assert len(source.rows) == 1 and all(worker.pipe.closed for worker in hired)
@@ -203,7 +232,9 @@ def test_a_budget_starts_what_fits_and_nothing_else(answers):
     given, _ = answers
     given += [("done", {"accuracy": 0.5}, False)] * 4
     source = Listed(RUNS)
-    drive(source, Place(None), budget_minutes=1, expected=lambda run: 30.0 if run.seed % 2 else 120.0)
+    drive(
+        source, Place(None), budget_minutes=1, expected=lambda run: 30.0 if run.seed % 2 else 120.0
+    )
     assert [run.seed for run in source.left] == [0, 2]
     source = Listed(RUNS)
     drive(source, Place(None), budget_minutes=0)
@@ -213,7 +244,9 @@ def test_a_budget_starts_what_fits_and_nothing_else(answers):
 def test_cells_that_run_when_the_time_is_up_are_stopped_and_named(answers, monkeypatch, caplog):
     given, hired = answers
     given += [("judged", 1, 0.5), ("done", {"accuracy": 0.5}, False), ("interrupted",), EOFError()]
-    calls = iter([lambda pipes: [], lambda pipes: pipes[:1], lambda pipes: pipes[:1], lambda pipes: pipes])
+    calls = iter(
+        [lambda pipes: [], lambda pipes: pipes[:1], lambda pipes: pipes[:1], lambda pipes: pipes]
+    )
 
     def waited(pipes, timeout):
         time.sleep(timeout if len(given) == 4 else 0)
@@ -224,18 +257,31 @@ def test_cells_that_run_when_the_time_is_up_are_stopped_and_named(answers, monke
     source = Listed(RUNS)
     with StudyProgress(4) as progress:
         drive(source, Place(None), workers=3, budget_minutes=1e-3, watcher=progress)
-    assert len(hired) == 3 and len(source.rows) == 1 and len(source.lost) == 2 and len(source.left) == 1
+    assert (
+        len(hired) == 3
+        and len(source.rows) == 1
+        and len(source.lost) == 2
+        and len(source.left) == 1
+    )
     assert "begins anew" in source.lost[0] and all(worker.pipe.closed for worker in hired)
-    assert "seed 1" in caplog.text and "seed 2" in caplog.text and "the same command goes on" in caplog.text
+    assert (
+        "seed 1" in caplog.text
+        and "seed 2" in caplog.text
+        and "the same command goes on" in caplog.text
+    )
 
 
 @pytest.mark.slow
 def test_a_real_worker_is_stopped_in_time(tmp_path):
     pytest.importorskip("sklearn")
-    long = Run.of("digits", "dp-sgd", {"steps": 50_000, "expected_batch_size": 16, "accountant": "rdp"})
+    long = Run.of(
+        "digits", "dp-sgd", {"steps": 50_000, "expected_batch_size": 16, "accountant": "rdp"}
+    )
     source, started = Listed([long]), time.monotonic()
     drive(source, Place(tmp_path), budget_minutes=0.2)
-    assert source.lost and not source.failures and time.monotonic() - started < 12 + 2 * pool._PATIENCE
+    assert (
+        source.lost and not source.failures and time.monotonic() - started < 12 + 2 * pool._PATIENCE
+    )
 
 
 def test_work_in_this_process_is_stopped_as_by_ctrl_c():

@@ -17,7 +17,18 @@ from dpkfc.app.tuning import pool
 from dpkfc.app.tuning.runs import Run, Store, StudyError
 from dpkfc_papers import tables as published
 from dpkfc_papers import tables as reproduce
-from dpkfc_papers.tables import NOT_PRINTED, Cell, Published, Table, Tuning, load, markdown, names, outcomes, verdict
+from dpkfc_papers.tables import (
+    NOT_PRINTED,
+    Cell,
+    Published,
+    Table,
+    Tuning,
+    load,
+    markdown,
+    names,
+    outcomes,
+    verdict,
+)
 from tests.app.files import write_cifar
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,9 +37,19 @@ TINY = {"steps": 3, "expected_batch_size": 32, "accountant": "rdp"}
 
 def row_of(run, accuracy, **more):
     return {
-        "run": run.describe(), "hash": run.hash, "accuracy": accuracy, "epsilon": 1.0, "steps": 3, "noise_multiplier": 1.25,
-        "measured_on": run.evaluate_on, "accountant": "rdp", "sampler": "poisson", "delta": 1e-5, "dataset_size": 1000, **more,
-    }  # fmt: skip
+        "run": run.describe(),
+        "hash": run.hash,
+        "accuracy": accuracy,
+        "epsilon": 1.0,
+        "steps": 3,
+        "noise_multiplier": 1.25,
+        "measured_on": run.evaluate_on,
+        "accountant": "rdp",
+        "sampler": "poisson",
+        "delta": 1e-5,
+        "dataset_size": 1000,
+        **more,
+    }
 
 
 def table_of(*cells):
@@ -36,7 +57,12 @@ def table_of(*cells):
 
 
 def cell(recipe="digits", method="dp-sgd", **more):
-    values = {"row": method, "column": "ε = 3", "published": Published.of("90.0 ± 0.2"), "settings": TINY}
+    values = {
+        "row": method,
+        "column": "ε = 3",
+        "published": Published.of("90.0 ± 0.2"),
+        "settings": TINY,
+    }
     return Cell(**{**values, "recipe": recipe, "method": method, **more})
 
 
@@ -49,15 +75,30 @@ def test_every_cell_has_a_run_or_a_reason(name):
 
 
 def test_the_tables_that_were_asked_for_are_there():
-    wanted = {f"dp-kfc-{number}" for number in (1, 2, 5, 6, 7)} | {f"dp-ngd-{number}" for number in (2, 3, 4, 5, 6)} | {"disk-1"}
-    wanted |= {f"dp-ngd-fig{number}" for number in (2, 3, 4)} | {f"disk-fig{number}" for number in (1, 2, 6, 8)} | {"throughput"}
+    wanted = (
+        {f"dp-kfc-{number}" for number in (1, 2, 5, 6, 7)}
+        | {f"dp-ngd-{number}" for number in (2, 3, 4, 5, 6)}
+        | {"disk-1"}
+    )
+    wanted |= (
+        {f"dp-ngd-fig{number}" for number in (2, 3, 4)}
+        | {f"disk-fig{number}" for number in (1, 2, 6, 8)}
+        | {"throughput"}
+    )
     assert wanted <= set(names())
 
 
 def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
-    cells = [(name, one) for name in names() for one in load(name).cells if one.published.text == NOT_PRINTED]
+    cells = [
+        (name, one)
+        for name in names()
+        for one in load(name).cells
+        if one.published.text == NOT_PRINTED
+    ]
     assert len(cells) > 10 and all(one.not_run for _, one in cells)
-    assert {name for name, _ in cells} == {f"disk-fig{n}" for n in (1, 2, 6, 8)} | {f"dp-ngd-fig{n}" for n in (2, 3, 4)}
+    assert {name for name, _ in cells} == {f"disk-fig{n}" for n in (1, 2, 6, 8)} | {
+        f"dp-ngd-fig{n}" for n in (2, 3, 4)
+    }
     bare = {"label": "DiSK", "values": {"all": NOT_PRINTED}, "method": "disk", "recipe": "digits"}
     with pytest.raises(StudyError, match="a point that is not printed needs a reason"):
         published._cell({}, {"label": "all ε"}, bare, "all")
@@ -65,12 +106,24 @@ def test_a_point_that_is_not_printed_has_a_reason_and_no_verdict():
 
 def test_commands_that_reasons_name_are_commands():
     reasons = {one.not_run for name in names() for one in load(name).cells}
-    found = [line for reason in reasons for line in re.findall(r"dpkfc train ((?:--[\w-]+ [\w.-]+ ?)+)", reason)]
+    found = [
+        line
+        for reason in reasons
+        for line in re.findall(r"dpkfc train ((?:--[\w-]+ [\w.-]+ ?)+)", reason)
+    ]
     assert len(found) >= 8 and not any("give one" in reason for reason in reasons)
     for line in found:
         words = line.replace("--steps N", "").split()
-        given = {name.strip("-").replace("-", "_"): text for name, text in zip(words[::2], words[1::2], strict=True)}
-        run_config({name: float(text) if re.fullmatch(r"[\d.]+", text) else text for name, text in given.items()})
+        given = {
+            name.strip("-").replace("-", "_"): text
+            for name, text in zip(words[::2], words[1::2], strict=True)
+        }
+        run_config(
+            {
+                name: float(text) if re.fullmatch(r"[\d.]+", text) else text
+                for name, text in given.items()
+            }
+        )
     for file in {file for reason in reasons for file in re.findall(r"benchmarks/\w+\.py", reason)}:
         assert (ROOT / file).is_file()
 
@@ -79,7 +132,9 @@ def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
     table = load("throughput")
     text = markdown(table, outcomes(table, Store(ROOT / "none.json"), Tuning(), (0,)))
     assert "published × | ours × (seeds)" in text and "not run (taken on another machine" in text
-    assert "published | ours (seeds)" in markdown(load("dp-ngd-5"), ()) and "published % |" in markdown(load("dp-kfc-1"), ())
+    assert "published | ours (seeds)" in markdown(
+        load("dp-ngd-5"), ()
+    ) and "published % |" in markdown(load("dp-kfc-1"), ())
 
 
 @pytest.mark.parametrize(
@@ -104,11 +159,18 @@ def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
         ("dp-ngd-fig2", "SVHN (ε = 6), DP-NGD", "340 steps", "89.38"),
         ("dp-ngd-fig3", "DP-NGD", "50 images", "69.29"),
         ("dp-ngd-fig4", "floor fixed at λ_safe", "final accuracy", "68.53"),
-        ("throughput", "DP-KFC, NVIDIA A100", "examples a second of DP-SGD ÷ those of DP-KFC", "2.2"),
+        (
+            "throughput",
+            "DP-KFC, NVIDIA A100",
+            "examples a second of DP-SGD ÷ those of DP-KFC",
+            "2.2",
+        ),
     ],
 )
 def test_numbers_stand_as_they_are_printed(name, row, column, text):
-    assert [one.published.text for one in load(name).cells if (one.row, one.column) == (row, column)] == [text]
+    assert [
+        one.published.text for one in load(name).cells if (one.row, one.column) == (row, column)
+    ] == [text]
 
 
 def test_an_unknown_table_is_named_with_the_nearest():
@@ -117,7 +179,9 @@ def test_an_unknown_table_is_named_with_the_nearest():
 
 
 def test_a_recipe_that_does_not_exist_yet_is_a_reason(monkeypatch):
-    monkeypatch.setattr(published, "RECIPES", tuple(name for name in RECIPES if name != "mnist-cnn"))
+    monkeypatch.setattr(
+        published, "RECIPES", tuple(name for name in RECIPES if name != "mnist-cnn")
+    )
     assert {one.not_run for one in load("dp-kfc-1").cells} == {"recipe missing: mnist-cnn"}
 
 
@@ -144,16 +208,25 @@ def test_a_printed_number_without_a_deviation_takes_ours():
 def test_outcomes_take_what_was_tuned_and_runs_that_were_made_there(tmp_path):
     one = cell(tuned="dp-sgd")
     tuned = Store(tmp_path / "tuned.json")
-    trial = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation")
+    trial = Run.of(
+        "digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation"
+    )
     tag = {"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False}
     tuned.put(trial, row_of(trial, 0.8, tag=tag))
-    worse = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.4, "validation_size": 50}, evaluate_on="validation")
+    worse = Run.of(
+        "digits", "dp-sgd", {**TINY, "lr": 0.4, "validation_size": 50}, evaluate_on="validation"
+    )
     tuned.put(worse, row_of(worse, 0.9, tag={**tag, "params": {"lr": 0.4}, "pruned": True}))
     test = one.run({"lr": 0.3}, 0)
     tuned.put(test, row_of(test, 0.95))
     store = Store(tmp_path / "results.json")
     (found,) = outcomes(table_of(one), store, Tuning([tuned]), (0, 1))
-    assert found.values == [95.0] and found.verdict == "better" and found.settings == {"lr": 0.3} and found.sigma == 1.25
+    assert (
+        found.values == [95.0]
+        and found.verdict == "better"
+        and found.settings == {"lr": 0.3}
+        and found.sigma == 1.25
+    )
     text = markdown(table_of(one), [found])
     assert "tuned: lr = 0.3" in text and "95.00 (1)" in text and "two standard errors" in text
 
@@ -163,8 +236,16 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
 
     def tuned(accuracy, lr, **settings):
         store = Store(tmp_path / f"{len(stores)}.json")
-        trial = Run.of("digits", "dp-sgd", {**TINY, "lr": lr, "validation_size": 50, **settings}, evaluate_on="validation")
-        store.put(trial, row_of(trial, accuracy, tag={"arm": "dp-sgd", "params": {"lr": lr}, "pruned": False}))
+        trial = Run.of(
+            "digits",
+            "dp-sgd",
+            {**TINY, "lr": lr, "validation_size": 50, **settings},
+            evaluate_on="validation",
+        )
+        store.put(
+            trial,
+            row_of(trial, accuracy, tag={"arm": "dp-sgd", "params": {"lr": lr}, "pruned": False}),
+        )
         stores.append(store)
 
     tuned(0.8, 0.3)
@@ -173,9 +254,13 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
     assert Tuning(stores).settings(one) == {"lr": 0.3}
     tuned(0.97, 9.8, epsilon=8.0)
     assert Tuning(stores).settings(one) == {"lr": 0.3}
-    assert Tuning(stores[1:]).settings(one) == {"lr": 9.8}  # one budget alone: its settings serve at others
+    assert Tuning(stores[1:]).settings(one) == {
+        "lr": 9.8
+    }  # one budget alone: its settings serve at others
     tuned(0.98, 9.7, epsilon=7.0)
-    with pytest.raises(StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"):
+    with pytest.raises(
+        StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"
+    ):
         Tuning(stores[1:]).settings(one)
 
 
@@ -193,19 +278,35 @@ def test_trials_that_are_silent_about_a_former_default_are_of_its_protocol(tmp_p
 
 def test_a_rank_that_a_method_does_not_have_is_no_protocol_of_it(tmp_path):
     store = Store(tmp_path / "tuned.json")
-    trial = Run.of("digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation")
-    store.put(trial, row_of(trial, 0.8, tag={"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False}))
-    assert Tuning([store]).settings(cell(tuned="dp-sgd", settings={**TINY, "max_rank": 64})) == {"lr": 0.3}
+    trial = Run.of(
+        "digits", "dp-sgd", {**TINY, "lr": 0.3, "validation_size": 50}, evaluate_on="validation"
+    )
+    store.put(
+        trial, row_of(trial, 0.8, tag={"arm": "dp-sgd", "params": {"lr": 0.3}, "pruned": False})
+    )
+    assert Tuning([store]).settings(cell(tuned="dp-sgd", settings={**TINY, "max_rank": 64})) == {
+        "lr": 0.3
+    }
 
 
 def test_the_tests_of_imdb_that_are_shipped_stand_in_the_table_of_the_paper():
     stored = [Store(ROOT / "benchmarks" / "results" / "accuracy" / "imdb.json")]
     found = outcomes(load("dp-kfc-5"), Store(ROOT / "none.json"), Tuning(stored), range(3))
-    mine = {(one.cell.row.partition(", ")[2], one.cell.column): one for one in found if one.cell.row.startswith("IMDB")}
-    told = [(row, f"ε = {epsilon}") for row in ("DP-SGD", "Syn. KFAC") for epsilon in ("1", "2.8", "8")]
+    mine = {
+        (one.cell.row.partition(", ")[2], one.cell.column): one
+        for one in found
+        if one.cell.row.startswith("IMDB")
+    }
+    told = [
+        (row, f"ε = {epsilon}") for row in ("DP-SGD", "Syn. KFAC") for epsilon in ("1", "2.8", "8")
+    ]
     assert all(len(mine[which].values) == 3 for which in told)
-    best = [row for store in stored for row in winners_tests(store) if row["tag"]["arm"] == "dp-sgd"]
-    assert {tuple(row["tag"]["tuned"].items()) for row in best} == {tuple(mine["DP-SGD", "ε = 1"].settings.items())}
+    best = [
+        row for store in stored for row in winners_tests(store) if row["tag"]["arm"] == "dp-sgd"
+    ]
+    assert {tuple(row["tag"]["tuned"].items()) for row in best} == {
+        tuple(mine["DP-SGD", "ε = 1"].settings.items())
+    }
 
 
 def test_two_figures_of_one_run_are_not_mixed(tmp_path):
@@ -227,15 +328,27 @@ def test_runs_of_the_accuracy_study_are_those_of_the_table(name):
     found = {arm.name: arm for arm in arms("mnist-cnn")}
     for one in load(name).cells:
         arm = found[one.tuned.split()[0]]
-        params = {key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()}
+        params = {
+            key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()
+        }
         epsilon = one.settings["epsilon"]
-        study = Run.of("mnist-cnn", arm.method, {**PROTOCOL, **arm.settings, **params, "epsilon": epsilon}, seed=2)
+        study = Run.of(
+            "mnist-cnn",
+            arm.method,
+            {**PROTOCOL, **arm.settings, **params, "epsilon": epsilon},
+            seed=2,
+        )
         assert study.hash == one.run(params, 2).hash, one.row
 
 
 def test_tables_are_run_seed_by_seed_resumed_and_written(tmp_path, monkeypatch):
     pytest.importorskip("sklearn")
-    cells = (cell(), cell(method="dp-adam"), cell(method="disk", not_run="no reason"), cell(method="dp2", needs="a GPU"))
+    cells = (
+        cell(),
+        cell(method="dp-adam"),
+        cell(method="disk", not_run="no reason"),
+        cell(method="dp2", needs="a GPU"),
+    )
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(*cells))
     seen = []
 
@@ -248,9 +361,17 @@ def test_tables_are_run_seed_by_seed_resumed_and_written(tmp_path, monkeypatch):
     for _ in range(2):
         found = reproduce.reproduce(["made-up"], tmp_path, seeds=(0, 1))["made-up"]
     assert seen == [("dp-sgd", 0), ("dp-adam", 0), ("dp-sgd", 1), ("dp-adam", 1)]
-    assert [one.verdict for one in found] == ["reproduced", "reproduced", "not run (no reason)", "not run (needs a GPU)"]
+    assert [one.verdict for one in found] == [
+        "reproduced",
+        "reproduced",
+        "not run (no reason)",
+        "not run (needs a GPU)",
+    ]
     content = json.loads((tmp_path / "made-up.json").read_text())
-    assert content["cells"][0]["values"] == [90.0, 90.0] and "| dp-adam |" in (tmp_path / "made-up.md").read_text()
+    assert (
+        content["cells"][0]["values"] == [90.0, 90.0]
+        and "| dp-adam |" in (tmp_path / "made-up.md").read_text()
+    )
 
 
 def test_a_missing_data_set_is_said_once_and_stops_nothing_else(tmp_path, monkeypatch):
@@ -272,19 +393,35 @@ def test_files_that_hold_a_part_of_a_set_give_no_verdict(tmp_path, monkeypatch):
     write_cifar(tmp_path / "cifar100")
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="cifar100-wrn")))
     found = reproduce.reproduce(["made-up"], tmp_path / "out", data_dir=str(tmp_path))["made-up"]
-    assert found[0].verdict == "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
+    assert (
+        found[0].verdict
+        == "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
+    )
 
 
 def test_cells_that_take_more_than_a_few_cores_have_a_recipe_and_a_command():
     cells = [one for name in names() for one in load(name).cells if one.needs and not one.not_run]
-    asked = {"cifar100-wrn", "cifar100-vit", "cifar100-crossvit", "svhn-wrn", "utkface-resnet20", "cifar10-wrn"}
-    assert {one.recipe for one in cells} == asked and all(one.needs.startswith("time on an accelerator") for one in cells)
+    asked = {
+        "cifar100-wrn",
+        "cifar100-vit",
+        "cifar100-crossvit",
+        "svhn-wrn",
+        "utkface-resnet20",
+        "cifar10-wrn",
+    }
+    assert {one.recipe for one in cells} == asked and all(
+        one.needs.startswith("time on an accelerator") for one in cells
+    )
     for one in cells:
         words = shlex.split(one.command)
         given = dict(zip(words[2::2], words[3::2], strict=True))
-        config = run_config({name[2:].replace("-", "_"): _number(text) for name, text in given.items()})
+        config = run_config(
+            {name[2:].replace("-", "_"): _number(text) for name, text in given.items()}
+        )
         wanted = one.run({}, 0).config()
-        assert replace(config, public_data=wanted.public_data) == replace(wanted, eval_on=config.eval_on), one.command
+        assert replace(config, public_data=wanted.public_data) == replace(
+            wanted, eval_on=config.eval_on
+        ), one.command
     assert not any("recipe missing" in one.not_run for name in names() for one in load(name).cells)
 
 
@@ -302,9 +439,13 @@ def test_a_command_stands_where_settings_would_until_the_cell_is_run(tmp_path):
     assert "| `dpkfc train --recipe digits --method dp-sgd --lr 0.5 --public-data FILE` |" in text
     assert "`dpkfc reproduce made-up --everything` also runs" in text
     store.put(slow.run({}, 0), row_of(slow.run({}, 0), 0.9))
-    assert "dpkfc train" not in markdown(table_of(slow), outcomes(table_of(slow), store, Tuning(), (0,)))
+    assert "dpkfc train" not in markdown(
+        table_of(slow), outcomes(table_of(slow), store, Tuning(), (0,))
+    )
     plain = table_of(cell())
-    assert "dpkfc" not in markdown(plain, outcomes(plain, Store(tmp_path / "none.json"), Tuning(), (0,)))
+    assert "dpkfc" not in markdown(
+        plain, outcomes(plain, Store(tmp_path / "none.json"), Tuning(), (0,))
+    )
 
 
 def test_settings_that_a_run_does_not_have_are_not_run_at_others():
@@ -316,7 +457,9 @@ def test_settings_that_a_run_does_not_have_are_not_run_at_others():
 def test_a_failure_is_of_its_own_cell(tmp_path):
     one, other = cell(), cell(method="dp-adam", row="dp-sgd")
     store = Store(tmp_path / "results.json")
-    found = outcomes(table_of(one, other), store, Tuning(), (0, 1), {one.run({}, 1).hash: "out of memory"})
+    found = outcomes(
+        table_of(one, other), store, Tuning(), (0, 1), {one.run({}, 1).hash: "out of memory"}
+    )
     assert [one.verdict for one in found] == ["not run (out of memory)", "not run (not yet run)"]
 
 
@@ -324,11 +467,19 @@ def test_one_column_is_run_and_the_report_is_of_the_whole_table(tmp_path, monkey
     pytest.importorskip("sklearn")
     table = table_of(cell(), cell(column="ε = 8", settings={**TINY, "epsilon": 8.0}))
     monkeypatch.setattr(reproduce, "load", lambda name: table)
-    monkeypatch.setattr(reproduce, "drive", lambda source, *_, **__: seen.extend(iter(lambda: source.next(bool), None)))
+    monkeypatch.setattr(
+        reproduce,
+        "drive",
+        lambda source, *_, **__: seen.extend(iter(lambda: source.next(bool), None)),
+    )
     seen = []
-    found = reproduce.reproduce(["made-up"], tmp_path, columns=["ε = 8"], seeds=(0,), results=tmp_path / "rows.json")
+    found = reproduce.reproduce(
+        ["made-up"], tmp_path, columns=["ε = 8"], seeds=(0,), results=tmp_path / "rows.json"
+    )
     assert [task.label for task in seen] == ["dp-sgd, ε = 8"] and len(found["made-up"]) == 2
-    assert (tmp_path / "rows.json.lock").exists() and "ε = 3" in (tmp_path / "made-up.md").read_text("utf-8")
+    assert (tmp_path / "rows.json.lock").exists() and "ε = 3" in (
+        tmp_path / "made-up.md"
+    ).read_text("utf-8")
     with pytest.raises(StudyError, match=r"made-up has no column 'ε = 1'; it has: ε = 3 \| ε = 8"):
         table.of(["ε = 8", "ε = 1"])
 
@@ -340,7 +491,15 @@ def test_what_is_no_results_file_of_a_tuning_study_is_named(tmp_path):
 
 def test_every_cell_that_is_below_the_paper_stands_in_the_document(benchmark_module):
     tables, shown = benchmark_module("tables"), (ROOT / "docs" / "results.md").read_text("utf-8")
-    below = [one for name in names() for one in tables._published(name)[1] if one.verdict == "not reproduced"]
+    below = [
+        one
+        for name in names()
+        for one in tables._published(name)[1]
+        if one.verdict == "not reproduced"
+    ]
     assert len(below) > 10
     for one in below:
-        assert f"| {one.cell.row} | {one.cell.column} | {one.cell.published.text} | {one.ours} (" in shown
+        assert (
+            f"| {one.cell.row} | {one.cell.column} | {one.cell.published.text} | {one.ours} ("
+            in shown
+        )

@@ -1,4 +1,6 @@
-"""`dpkfc reproduce TABLE --smoke`: every recipe of a table for a few steps, no number, and what fails is named."""
+"""`dpkfc reproduce TABLE --smoke`: every recipe of a table for a few steps, no number, and what
+fails is named.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +21,50 @@ def table_of(*cells):
 
 
 def cell(row="DP-SGD", epsilon=1.0, **more):
-    values = {"recipe": "digits", "method": "dp-sgd", "settings": {"epsilon": epsilon, "epochs": 9.0}}
-    return Cell(row=row, column=f"ε = {epsilon:g}", published=Published.of("90.0"), **{**values, **more})
+    values = {
+        "recipe": "digits",
+        "method": "dp-sgd",
+        "settings": {"epsilon": epsilon, "epochs": 9.0},
+    }
+    return Cell(
+        row=row, column=f"ε = {epsilon:g}", published=Published.of("90.0"), **{**values, **more}
+    )
 
 
 TABLE = table_of(
-    cell(), cell(epsilon=8.0), cell("broken", method="dp-kfc", settings={"source": "tokens"}), cell("later", needs="a GPU"),
-    cell("wrong", method="dp-ngd"), cell("none", not_run="no reason"),
-)  # fmt: skip
+    cell(),
+    cell(epsilon=8.0),
+    cell("broken", method="dp-kfc", settings={"source": "tokens"}),
+    cell("later", needs="a GPU"),
+    cell("wrong", method="dp-ngd"),
+    cell("none", not_run="no reason"),
+)
 
 
 def test_each_run_is_tried_once_small_and_apart_and_what_fails_is_named(tmp_path):
     pytest.importorskip("sklearn")
     found = {one.row: one for one in tried([TABLE], tmp_path)}
     assert len(found) == 5 and found["DP-SGD"].said == found["later"].said == RAN
-    assert re.match("failed: .*tokens", found["broken"].said) and re.match("failed: .*public_data", found["wrong"].said)
-    assert found["none"].said == "no run: no reason" and [one.row for one in found.values() if one.failed] == ["broken", "wrong"]
+    assert re.match("failed: .*tokens", found["broken"].said) and re.match(
+        "failed: .*public_data", found["wrong"].said
+    )
+    assert found["none"].said == "no run: no reason" and [
+        one.row for one in found.values() if one.failed
+    ] == ["broken", "wrong"]
     rows = json.loads((tmp_path / "smoke" / "results.json").read_text())["rows"]
-    assert len(rows) == 1 and all(row["steps"] <= 3 and row["run"]["settings"]["smoke"] for row in rows.values())
+    assert len(rows) == 1 and all(
+        row["steps"] <= 3 and row["run"]["settings"]["smoke"] for row in rows.values()
+    )
     assert not list(tmp_path.glob("*.md")) and not (tmp_path / "results.json").exists()
 
 
-def test_the_command_shows_no_number_and_ends_with_an_error_where_something_failed(tmp_path, monkeypatch, capsys):
+def test_the_command_shows_no_number_and_ends_with_an_error_where_something_failed(
+    tmp_path, monkeypatch, capsys
+):
     pytest.importorskip("sklearn")
-    monkeypatch.setattr(tables, "load", lambda name: replace(TABLE, cells=(cell(), TABLE.cells[-1])))
+    monkeypatch.setattr(
+        tables, "load", lambda name: replace(TABLE, cells=(cell(), TABLE.cells[-1]))
+    )
 
     def answered(source, place, **_):
         while (task := source.next(lambda run: True)) is not None:
@@ -52,7 +74,12 @@ def test_the_command_shows_no_number_and_ends_with_an_error_where_something_fail
     with pytest.raises(SystemExit) as ended:
         app(["reproduce", "dp-kfc-1", "--smoke", "--out", str(tmp_path)])
     shown = capsys.readouterr()
-    assert ended.value.code == 0 and "No number is meant" in shown.out and "43" not in shown.out and "90" not in shown.out
+    assert (
+        ended.value.code == 0
+        and "No number is meant" in shown.out
+        and "43" not in shown.out
+        and "90" not in shown.out
+    )
     monkeypatch.setattr(tables, "load", lambda name: TABLE)
     monkeypatch.setattr(tables, "drive", lambda source, *_, **__: None)
     with pytest.raises(SystemExit) as ended:

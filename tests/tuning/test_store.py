@@ -14,7 +14,14 @@ RUN, OTHER = Run.of("digits", "dp-sgd"), Run.of("digits", "dp-sgd", seed=1)
 
 
 def row(run=RUN, accuracy=0.5):
-    return {"run": run.describe(), "hash": run.hash, "accuracy": accuracy, "epsilon": 1.0, "steps": 3, "noise_multiplier": 1.0}
+    return {
+        "run": run.describe(),
+        "hash": run.hash,
+        "accuracy": accuracy,
+        "epsilon": 1.0,
+        "steps": 3,
+        "noise_multiplier": 1.0,
+    }
 
 
 def test_a_row_comes_back(tmp_path):
@@ -51,13 +58,19 @@ def test_a_half_written_entry_is_run_again_and_the_others_are_kept(tmp_path, cap
 
 
 FIGURES = {
-    COURSE: {"checkpoints": [{"step": 0, "layers": {}, "signal": {}, "density": {}}], "sizes": {"probe": 2}, "epsilon": 1.0,
-             "steps": 3},
+    COURSE: {
+        "checkpoints": [{"step": 0, "layers": {}, "signal": {}, "density": {}}],
+        "sizes": {"probe": 2},
+        "epsilon": 1.0,
+        "steps": 3,
+    },
     MEAN_FIELD: {"networks": [{}], "contraction": [{}], "seeds": 2, "examples": 16},
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(("measure", "name"), [(measure, name) for measure, held in FIGURES.items() for name in held])
+@pytest.mark.parametrize(
+    ("measure", "name"), [(measure, name) for measure, held in FIGURES.items() for name in held]
+)
 def test_a_half_written_entry_of_a_figure_is_run_again_too(tmp_path, measure, name):
     run = Run.of("digits", "dp-kfc", measure=measure)
     held = {"run": run.describe(), "hash": run.hash, **FIGURES[measure]}

@@ -1,4 +1,6 @@
-"""A ratio of times stands beside the printed one with its machine, and no verdict is given across machines."""
+"""A ratio of times stands beside the printed one with its machine, and no verdict is given across
+machines.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,26 @@ import json
 import pytest
 
 from dpkfc.app.tuning.runs import Store, StudyError
-from dpkfc_papers.tables import RULE, SHIPPED, Tuning, load, markdown, outcomes, read_speed, reproduce, timed
+from dpkfc_papers.tables import (
+    RULE,
+    SHIPPED,
+    Tuning,
+    load,
+    markdown,
+    outcomes,
+    read_speed,
+    reproduce,
+    timed,
+)
 
 ENTRY = {
-    "title": "MNIST CNN", "batch_size": 256, "hardware": {"cpu": "a processor", "threads": 2, "torch": "2.13"},
-    "setting": {"every": 50}, "paired": {"dp_kfc / dp_sgd": {"ratio": 1.0, "quartiles": [0.9, 1.1]}},
+    "title": "MNIST CNN",
+    "batch_size": 256,
+    "hardware": {"cpu": "a processor", "threads": 2, "torch": "2.13"},
+    "setting": {"every": 50},
+    "paired": {"dp_kfc / dp_sgd": {"ratio": 1.0, "quartiles": [0.9, 1.1]}},
     "contenders": {"dp_kfc": {"median_ms": 10.0, "refresh_ms": 125.0}},
-}  # fmt: skip
+}
 
 
 def test_what_was_measured_stands_beside_the_paper(tmp_path):
@@ -21,31 +36,51 @@ def test_what_was_measured_stands_beside_the_paper(tmp_path):
     path.write_text(json.dumps({"models": {"mnist-cnn": ENTRY}}))
     (one,) = reproduce(["throughput"], tmp_path, speed=path)["throughput"]
     assert one.values == [1.25]
-    assert one.verdict.startswith("no verdict (ours: MNIST CNN, batches of 256, curvature every 50 steps, on a processor")
+    assert one.verdict.startswith(
+        "no verdict (ours: MNIST CNN, batches of 256, curvature every 50 steps, on a processor"
+    )
     text = (tmp_path / "throughput.md").read_text("utf-8")
-    assert "| 2.2 | 1.25 (1) |" in text and "a processor, 2 threads, torch 2.13" in text and RULE not in text
+    assert (
+        "| 2.2 | 1.25 (1) |" in text
+        and "a processor, 2 threads, torch 2.13" in text
+        and RULE not in text
+    )
     assert json.loads((tmp_path / "throughput.json").read_text("utf-8"))["rule"] == ""
 
 
-@pytest.mark.parametrize(("paired", "own", "ratio"), [
-    (1.0, {"median_ms": 10.0, "refresh_ms": 125.0}, 1.25), ({"ratio": 1.5}, {"median_ms": 10.0}, 1.5), (1.5, {}, 1.5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("paired", "own", "ratio"),
+    [
+        (1.0, {"median_ms": 10.0, "refresh_ms": 125.0}, 1.25),
+        ({"ratio": 1.5}, {"median_ms": 10.0}, 1.5),
+        (1.5, {}, 1.5),
+    ],
+)
 def test_files_of_all_ages_are_read(paired, own, ratio):
     entry = {**ENTRY, "paired": {"dp_kfc / dp_sgd": paired}, "contenders": {"dp_kfc": own}}
     found = timed("mnist-cnn: dp_kfc / dp_sgd", {"models": {"mnist-cnn": entry}})
-    assert found.ratio == pytest.approx(ratio) and ("curvature every" in found.where) is ("refresh_ms" in own)
+    assert found.ratio == pytest.approx(ratio) and ("curvature every" in found.where) is (
+        "refresh_ms" in own
+    )
 
 
 def test_what_was_not_measured_is_not_run(tmp_path):
     for times in ({}, {"models": {"mnist-cnn": {**ENTRY, "paired": {}}}}):
-        (one,) = outcomes(load("throughput"), Store(tmp_path / "none.json"), Tuning(), (0,), times=times)
+        (one,) = outcomes(
+            load("throughput"), Store(tmp_path / "none.json"), Tuning(), (0,), times=times
+        )
         assert one.verdict.startswith("not run (taken on another machine") and not one.values
     assert RULE in markdown(load("throughput"), [one])
 
 
 def test_the_ratio_that_is_shipped_is_told():
     found = timed("mnist-cnn: dp_kfc / dp_sgd", read_speed(None))
-    assert SHIPPED.is_file() and found is not None and 0.5 < found.ratio < 5 and "MNIST CNN" in found.where
+    assert (
+        SHIPPED.is_file()
+        and found is not None
+        and 0.5 < found.ratio < 5
+        and "MNIST CNN" in found.where
+    )
 
 
 @pytest.mark.parametrize("content", [None, "[1]", "{", '{"a": 1}'])

@@ -1,4 +1,6 @@
-"""Tuning: equal trials in rounds, resumed after a kill, pruned on validation, and honest about what ε says."""
+"""Tuning: equal trials in rounds, resumed after a kill, pruned on validation, and honest about what
+ε says.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ from dpkfc import PrivacyConfig
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.runs import Run, Store, StudyError
 from dpkfc.app.tuning.search import CONTROLS, Choice, Search, arm_of, arms_for
-from dpkfc.app.tuning.tune import StudyLedgers, Trials, TuneSettings, cost_of, draw, trial_law, with_selection
+from dpkfc.app.tuning.tune import (
+    StudyLedgers,
+    Trials,
+    TuneSettings,
+    cost_of,
+    draw,
+    trial_law,
+    with_selection,
+)
 from dpkfc.report.numbers import rounded_up
 from dpkfc_papers import accuracy
 from dpkfc_papers.accuracy import AccuracyStudy
@@ -36,10 +46,21 @@ def score(run) -> float:
 
 def row_of(run, steps=4):
     return {
-        "run": run.describe(), "hash": run.hash, "accuracy": score(run), "epsilon": 1.0, "steps": steps, "noise_multiplier": 1.0,
-        "measured_on": run.evaluate_on, "curve": [[0, 0.1], [4, score(run)]], "target_epsilon": run.config().epsilon,
-        "wall_seconds": 1.0, "dataset_size": 1000, "accountant": "pld", "sampler": "poisson", "delta": 1e-5,
-    }  # fmt: skip
+        "run": run.describe(),
+        "hash": run.hash,
+        "accuracy": score(run),
+        "epsilon": 1.0,
+        "steps": steps,
+        "noise_multiplier": 1.0,
+        "measured_on": run.evaluate_on,
+        "curve": [[0, 0.1], [4, score(run)]],
+        "target_epsilon": run.config().epsilon,
+        "wall_seconds": 1.0,
+        "dataset_size": 1000,
+        "accountant": "pld",
+        "sampler": "poisson",
+        "delta": 1e-5,
+    }
 
 
 def answered(source, place=None, *, most=10_000, **_):
@@ -47,7 +68,9 @@ def answered(source, place=None, *, most=10_000, **_):
     seen = []
     while len(seen) < most and (task := source.next(lambda run: True)) is not None:
         seen.append(task)
-        ended = task.watched and not all(source.report(task, number, score(task.run)) for number in (1, 2, 3))
+        ended = task.watched and not all(
+            source.report(task, number, score(task.run)) for number in (1, 2, 3)
+        )
         source.done(task, row_of(task.run), ended)
     return seen
 
@@ -58,14 +81,22 @@ def made_up(monkeypatch):
 
 
 def settings(**changed):
-    values = {"recipe": "digits", "methods": ("dp-sgd",), "trials": 6, "controls": False, "settings": {"steps": 4}}
+    values = {
+        "recipe": "digits",
+        "methods": ("dp-sgd",),
+        "trials": 6,
+        "controls": False,
+        "settings": {"steps": 4},
+    }
     return TuneSettings(**{**values, **changed})
 
 
 def searches_of(tmp_path, store, names=("dp-sgd", "dp-adam"), trials=6, **more):
     common = {"steps": 4, "validation_size": 50}
     arms = [arm_of("digits", name) for name in names]
-    return tune.searches(arms, common, "digits", store, tmp_path / "trials.sqlite3", trials=trials, **more)
+    return tune.searches(
+        arms, common, "digits", store, tmp_path / "trials.sqlite3", trials=trials, **more
+    )
 
 
 def test_every_method_gets_the_same_number_of_trials_in_rounds_of_five(tmp_path):
@@ -79,15 +110,22 @@ def test_every_method_gets_the_same_number_of_trials_in_rounds_of_five(tmp_path)
 def test_trials_train_on_the_rest_and_are_judged_on_the_validation_split(tmp_path):
     store = Store(tmp_path / "results.json")
     for task in answered(Trials(searches_of(tmp_path, store, trials=2), store)):
-        assert task.run.evaluate_on == "validation" and dict(task.run.settings)["validation_size"] == 50
+        assert (
+            task.run.evaluate_on == "validation"
+            and dict(task.run.settings)["validation_size"] == 50
+        )
 
 
-def test_the_first_trial_is_the_recipes_own_and_tests_take_what_won_on_the_whole_training_set(tmp_path):
+def test_the_first_trial_is_the_recipes_own_and_tests_take_what_won_on_the_whole_training_set(
+    tmp_path,
+):
     store = Store(tmp_path / "results.json")
     search, _ = searches_of(tmp_path, store)
     assert dict(search.ask()[1].settings)["lr"] == 0.15
     run = search.run({"lr": 0.3}, seed=1, evaluate_on="test", epsilon=8.0)
-    assert dict(run.settings) == {"lr": 0.3, "steps": 4, "epsilon": 8.0} and run.evaluate_on == "test"
+    assert (
+        dict(run.settings) == {"lr": 0.3, "steps": 4, "epsilon": 8.0} and run.evaluate_on == "test"
+    )
 
 
 def test_a_study_that_was_killed_tries_lost_trials_again_and_repeats_none(tmp_path):
@@ -98,7 +136,11 @@ def test_a_study_that_was_killed_tries_lost_trials_again_and_repeats_none(tmp_pa
     again = Trials(searches_of(tmp_path, store, ["dp-sgd"]), store)
     rest = answered(again)
     assert rest[0].run == lost.run
-    assert len(done) + len(rest) == 6 and len({task.run.hash for task in (*done, *rest)}) == 6 and again.is_over
+    assert (
+        len(done) + len(rest) == 6
+        and len({task.run.hash for task in (*done, *rest)}) == 6
+        and again.is_over
+    )
 
 
 def test_a_lost_database_is_made_anew_from_the_results(tmp_path):
@@ -106,7 +148,9 @@ def test_a_lost_database_is_made_anew_from_the_results(tmp_path):
     answered(Trials(searches_of(tmp_path, store, ["dp-sgd"]), store), most=4)
     (tmp_path / "trials.sqlite3").unlink()
     (search,) = searches_of(tmp_path, Store(store.path), ["dp-sgd"])
-    assert search.started == 4 and search.best()[1] == pytest.approx(max(row["accuracy"] for row in store), abs=1e-3)
+    assert search.started == 4 and search.best()[1] == pytest.approx(
+        max(row["accuracy"] for row in store), abs=1e-3
+    )
 
 
 def test_a_result_that_was_kept_but_not_told_is_told(tmp_path):
@@ -120,7 +164,9 @@ def test_a_result_that_was_kept_but_not_told_is_told(tmp_path):
 
 
 def test_a_database_that_is_none_is_named(tmp_path):
-    (tmp_path / "trials.sqlite3").write_text("no database at all, but a text that is long enough to be read as one")
+    (tmp_path / "trials.sqlite3").write_text(
+        "no database at all, but a text that is long enough to be read as one"
+    )
     with pytest.raises(StudyError, match="trials.sqlite3 cannot be used"):
         searches_of(tmp_path, Store(tmp_path / "results.json"))
 
@@ -148,10 +194,18 @@ def test_a_random_search_prunes_nothing(tmp_path):
 
 def test_controls_stand_beside_every_method_and_have_its_trials():
     names = [arm.name for arm in arms_for("digits", ["dp-kfc", "dp-kfc-a"])]
-    assert names == ["dp-kfc", "dp-kfc-a", *(name for name in CONTROLS if name != "dp-kfc-a"), "dp-kfc-a-random"]
+    assert names == [
+        "dp-kfc",
+        "dp-kfc-a",
+        *(name for name in CONTROLS if name != "dp-kfc-a"),
+        "dp-kfc-a-random",
+    ]
     assert [arm.name for arm in arms_for("digits", ["disk"])] == ["disk", *CONTROLS]
     assert [arm.name for arm in arms_for("digits", ["disk"], controls=False)] == ["disk"]
-    assert [arm.name for arm in arms_for("digits", ["dp-kfc-a", "dp-sgd"]) if not arm.control] == ["dp-kfc-a", "dp-sgd"]
+    assert [arm.name for arm in arms_for("digits", ["dp-kfc-a", "dp-sgd"]) if not arm.control] == [
+        "dp-kfc-a",
+        "dp-sgd",
+    ]
     with pytest.raises(StudyError, match="twice"):
         arms_for("digits", ["disk", "disk"])
     with pytest.raises(StudyError, match="did you mean 'dp-kfc'"):
@@ -170,8 +224,12 @@ def test_every_method_has_a_space_that_its_recipe_takes():
     for name in METHODS:
         arm = arm_of("mnist-cnn", name)
         assert "lr" in arm.space
-        drawn = {key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()}
-        Run.of("mnist-cnn", name, {"public_data": "x.safetensors", **arm.settings, **drawn}).config()
+        drawn = {
+            key: of.values[0] if isinstance(of, Choice) else of.low for key, of in arm.space.items()
+        }
+        Run.of(
+            "mnist-cnn", name, {"public_data": "x.safetensors", **arm.settings, **drawn}
+        ).config()
 
 
 def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
@@ -180,20 +238,34 @@ def test_a_step_is_searched_as_the_product_of_rate_and_clip(tmp_path):
     of, drawn = arm_of("digits", "dp-sgd").space["lr"], [row["tag"]["params"] for row in store]
     products = [one["lr"] * one["max_grad_norm"] for one in drawn]
     assert all(of.low * 0.999 < product < of.high * 1.001 for product in products)
-    assert min(one["lr"] for one in drawn) < of.low or max(one["lr"] for one in drawn) > of.high / 10
-    assert [dict(Run.of("digits", "dp-sgd", {**one}).settings)["lr"] for one in drawn] == [one["lr"] for one in drawn]
+    assert (
+        min(one["lr"] for one in drawn) < of.low or max(one["lr"] for one in drawn) > of.high / 10
+    )
+    assert [dict(Run.of("digits", "dp-sgd", {**one}).settings)["lr"] for one in drawn] == [
+        one["lr"] for one in drawn
+    ]
 
 
 def put_trial(store, search, params, pruned=False):
     run = search.run(params, seed=100, evaluate_on="validation")
-    store.put(run, {**row_of(run), "tag": {"search": search.name, "arm": "dp-sgd", "params": params, "pruned": pruned}})
+    store.put(
+        run,
+        {
+            **row_of(run),
+            "tag": {"search": search.name, "arm": "dp-sgd", "params": params, "pruned": pruned},
+        },
+    )
     return run
 
 
 def test_trials_of_an_earlier_space_count_and_win_with_their_own_settings(tmp_path):
     store = Store(tmp_path / "results.json")
     (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=20)
-    earlier = [{"lr": 100.0, "max_grad_norm": 5.0}, {"lr": 0.1}, {"lr": 0.2, "max_grad_norm": 1.0, "momentum": 0.5}]
+    earlier = [
+        {"lr": 100.0, "max_grad_norm": 5.0},
+        {"lr": 0.1},
+        {"lr": 0.2, "max_grad_norm": 1.0, "momentum": 0.5},
+    ]
     for params in earlier:
         put_trial(store, search, params)
     (search,) = searches_of(tmp_path, store, ["dp-sgd"], trials=20)
@@ -208,9 +280,16 @@ def test_trials_of_an_earlier_space_count_and_win_with_their_own_settings(tmp_pa
 def test_a_storage_of_an_earlier_space_is_read_as_it_was_written(tmp_path):
     storage = f"sqlite:///{tmp_path / 'trials.sqlite3'}"
     study = optuna.create_study(storage=storage, study_name="digits/dp-sgd", direction="maximize")
-    ranges = {name: optuna.distributions.FloatDistribution(0.01, 10.0, log=True) for name in ("lr", "max_grad_norm")}
+    ranges = {
+        name: optuna.distributions.FloatDistribution(0.01, 10.0, log=True)
+        for name in ("lr", "max_grad_norm")
+    }
     params = {"lr": 0.1, "max_grad_norm": 2.0}
-    study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=0.9, user_attrs={"hash": "0"}))
+    study.add_trial(
+        optuna.trial.create_trial(
+            params=params, distributions=ranges, value=0.9, user_attrs={"hash": "0"}
+        )
+    )
     study.enqueue_trial({"lr": 0.3, "max_grad_norm": 0.5})
     study.ask(ranges)  # and its process was killed
     (search,) = searches_of(tmp_path, Store(tmp_path / "results.json"), ["dp-sgd"])
@@ -231,40 +310,69 @@ def test_trials_that_are_told_anew_are_competed_with(tmp_path):
 
 def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
     tuned = tune.tune(settings(), tmp_path)
-    assert tuned.complete and [arm.trials for arm in tuned.arms] == [6] and tuned.epsilon_with_tuning is None
-    text, content = (tmp_path / "tune.md").read_text(), json.loads((tmp_path / "tune.json").read_text())
-    assert "Tuning is NOT in ε" in text and "no tighter figure exists" in text and "dpkfc train --recipe digits" in text
+    assert (
+        tuned.complete
+        and [arm.trials for arm in tuned.arms] == [6]
+        and tuned.epsilon_with_tuning is None
+    )
+    text, content = (
+        (tmp_path / "tune.md").read_text(),
+        json.loads((tmp_path / "tune.json").read_text()),
+    )
+    assert (
+        "Tuning is NOT in ε" in text
+        and "no tighter figure exists" in text
+        and "dpkfc train --recipe digits" in text
+    )
     assert content["arms"][0]["params"]["lr"] == tuned.arms[0].params["lr"]
     words = shlex.split(tuned.arms[0].command)
-    assert words[words.index("--chosen-by") + 1] == "6 trials of dpkfc tune on a validation split; not in ε"
+    assert (
+        words[words.index("--chosen-by") + 1]
+        == "6 trials of dpkfc tune on a validation split; not in ε"
+    )
 
 
 def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):
-    config = PrivacyConfig(expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40)
+    config = PrivacyConfig(
+        expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40
+    )
     plan = config.with_noise(1.0, 1e-5, 1000)
     cost = cost_of(plan, StudyLedgers(3, ((plan.event, 3 * plan.steps),)))
     assert cost.with_tuning is None and cost.composed > plan.epsilon()
     with pytest.raises(StudyError, match="cannot be counted"):
-        tune.tune(settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}), tmp_path)
+        tune.tune(
+            settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}),
+            tmp_path,
+        )
 
 
 @pytest.mark.parametrize(
     ("now", "told"),
-    [({"steps": 4, "epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"), ({"steps": 5}, "steps = 4, not 5")],
+    [
+        ({"steps": 4, "epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"),
+        ({"steps": 5}, "steps = 4, not 5"),
+    ],
 )
 def test_results_of_other_terms_are_refused(tmp_path, made_up, now, told):
     first = tune.tune(settings(), tmp_path)
     report = (tmp_path / "tune.md").read_text("utf-8")
     with pytest.raises(StudyError, match=told):
         tune.tune(settings(settings=now), tmp_path)
-    assert (tmp_path / "tune.md").read_text("utf-8") == report and first.runs_begun == tune.tune(settings(), tmp_path).runs_begun
+    assert (tmp_path / "tune.md").read_text("utf-8") == report and first.runs_begun == tune.tune(
+        settings(), tmp_path
+    ).runs_begun
 
 
 def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
-    assert tuned.arms[0].trials == 3 and tuned.epsilon < tuned.epsilon_with_tuning < 5 * tuned.epsilon
-    assert tuned.epsilon_with_tuning < tuned.epsilon_with_training and "Papernot and Steinke" in tuned.statement
+    assert (
+        tuned.arms[0].trials == 3 and tuned.epsilon < tuned.epsilon_with_tuning < 5 * tuned.epsilon
+    )
+    assert (
+        tuned.epsilon_with_tuning < tuned.epsilon_with_training
+        and "Papernot and Steinke" in tuned.statement
+    )
     monkeypatch.setattr(tune, "draw", lambda law: 99)  # drawn once, before any trial
     assert tune.tune(settings(search="random", trials=5), tmp_path).arms[0].trials == 3
     with pytest.raises(StudyError, match="another law"):
@@ -278,14 +386,20 @@ def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds
     before, now = (settings(search=kind, trials=3) for kind in kinds)
     tune.tune(before, tmp_path)
     (tmp_path / lost).unlink(missing_ok=True)
-    with pytest.raises(StudyError, match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another --out"):
+    with pytest.raises(
+        StudyError,
+        match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another --out",
+    ):
         tune.tune(now, tmp_path)
     assert tune.tune(before, tmp_path).arms[0].trials == 3
 
 
 def test_results_that_do_not_say_their_kind_are_of_the_default_one(tmp_path, made_up):
     tune.tune(settings(), tmp_path)
-    assert all(row["tag"].keys() == {"search", "arm", "params", "pruned"} for row in Store(tmp_path / "results.json"))
+    assert all(
+        row["tag"].keys() == {"search", "arm", "params", "pruned"}
+        for row in Store(tmp_path / "results.json")
+    )
     with pytest.raises(StudyError, match="another --out"):
         tune.tune(settings(search="random"), tmp_path)
 
@@ -294,7 +408,11 @@ def test_a_random_search_that_is_not_over_states_no_epsilon_of_its_choice(tmp_pa
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     monkeypatch.setattr(tune, "drive", lambda source, place, **more: answered(source, most=2))
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
-    assert not tuned.complete and tuned.epsilon_with_tuning is None and "once all trials that were drawn" in tuned.statement
+    assert (
+        not tuned.complete
+        and tuned.epsilon_with_tuning is None
+        and "once all trials that were drawn" in tuned.statement
+    )
     assert "an unfinished random search of dpkfc tune" in tuned.arms[0].command
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert tuned.complete and tuned.epsilon_with_tuning > tuned.epsilon
@@ -319,7 +437,10 @@ def test_an_interrupted_study_leaves_its_report(tmp_path, monkeypatch):
         ({"search": "grid"}, "tpe | random"),
         ({"settings": {"lr": 0.1}}, "lr is searched"),
         ({"settings": {"max_grad_norm": 0.1}}, "max_grad_norm is searched"),
-        ({"methods": ("dp-adambc",), "settings": {"adam_bc_floor": 1e-6}}, "adam_bc_resolution is searched"),
+        (
+            {"methods": ("dp-adambc",), "settings": {"adam_bc_floor": 1e-6}},
+            "adam_bc_resolution is searched",
+        ),
         ({"search": "random", "count": "fixed"}, "geometric"),
     ],
 )
@@ -334,9 +455,13 @@ def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch):
         tune.tune(settings(), tmp_path)
 
 
-@pytest.mark.parametrize(("name", "mean"), [("geometric", 10.0), ("poisson", 10.0), ("0.5", 10.0), ("2.5", 4.0)])
+@pytest.mark.parametrize(
+    ("name", "mean"), [("geometric", 10.0), ("poisson", 10.0), ("0.5", 10.0), ("2.5", 4.0)]
+)
 def test_numbers_of_trials_have_the_law_that_is_accounted_for(name, mean):
-    from dp_accounting.rdp.rdp_privacy_accountant import _gamma_truncated_negative_binomial as gamma_of
+    from dp_accounting.rdp.rdp_privacy_accountant import (
+        _gamma_truncated_negative_binomial as gamma_of,
+    )
 
     from dpkfc.app.tuning.tune import _gamma
 
@@ -355,7 +480,9 @@ def test_selection_costs_more_than_a_run_and_less_than_all_of_them():
     one, law = epsilon(EVENT, 100, 1e-5, "rdp"), trial_law("geometric", 20)
     chosen = with_selection(EVENT, 100, 1e-5, law, "add_or_remove_one")
     assert one < chosen < epsilon(EVENT, 2000, 1e-5, "rdp") * 1.5
-    assert chosen < with_selection(EVENT, 100, 1e-5, trial_law("geometric", 200), "add_or_remove_one")
+    assert chosen < with_selection(
+        EVENT, 100, 1e-5, trial_law("geometric", 200), "add_or_remove_one"
+    )
 
 
 def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
@@ -364,11 +491,15 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
     trial = PrivacyConfig(expected_batch_size=50, steps=20).with_noise(2.0, 1e-5, 900)
     final = PrivacyConfig(expected_batch_size=50, steps=22).with_noise(2.1, 1e-5, 1000)
     accountant = rdp.RdpAccountant()
-    accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_accounting.SelfComposedDpEvent(trial.event, 20), 4, 1.0))
+    accountant.compose(
+        dp_event.RepeatAndSelectDpEvent(dp_accounting.SelfComposedDpEvent(trial.event, 20), 4, 1.0)
+    )
     alone = accountant.get_epsilon(1e-5)
     accountant.compose(final.event, 22)
     cost = cost_of(trial, StudyLedgers(), trial_law("geometric", 4), final=final)
-    assert cost.with_tuning == pytest.approx(alone) and cost.with_training == pytest.approx(accountant.get_epsilon(1e-5))
+    assert cost.with_tuning == pytest.approx(alone) and cost.with_training == pytest.approx(
+        accountant.get_epsilon(1e-5)
+    )
     for told in (alone, accountant.get_epsilon(1e-5)):
         assert f"ε = {rounded_up(told)}" in cost.statement
 
@@ -385,10 +516,14 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     chosen = "a random search of dpkfc tune (geometric, mean 5) on a validation split; not in ε"
     assert words[words.index("--chosen-by") + 1] == chosen
     text = (tmp_path / "tune.md").read_text("utf-8")
-    told = re.compile(r"(?<![\d.])13(?!\.?\d)")  # no decimals: an accuracy of 88.13 % tells no number of trials
+    told = re.compile(
+        r"(?<![\d.])13(?!\.?\d)"
+    )  # no decimals: an accuracy of 88.13 % tells no number of trials
     numbers = [line for line in text.splitlines() if told.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
-    table = _read_tuning(tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8")))
+    table = _read_tuning(
+        tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8"))
+    )
     assert not told.search(repr((table.notes, table.rows, table.commands)))
 
 
@@ -397,9 +532,18 @@ def test_what_won_is_trained_on_the_whole_training_set(tmp_path, made_up):
     assert tuned.validation == 50 and "--validation-size" not in tuned.arms[0].command
 
 
-def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopped(
+    tmp_path, monkeypatch
+):
     common = {"steps": 4}
-    study = AccuracyStudy(recipes=("digits",), epsilons=(1.0, 2.0, 8.0), seeds=(0, 1), trials=2, validation=50, common=common)
+    study = AccuracyStudy(
+        recipes=("digits",),
+        epsilons=(1.0, 2.0, 8.0),
+        seeds=(0, 1),
+        trials=2,
+        validation=50,
+        common=common,
+    )
     store = Store(tmp_path / "results.json")
     arms = [arm_of("digits", name) for name in ("dp-sgd", "disk")]
     monkeypatch.setattr(accuracy, "arms", lambda recipe, public=0: arms)
@@ -407,7 +551,10 @@ def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopp
     rest = answered(study.source(Store(store.path), tmp_path / "trials.sqlite3"))
     assert len(first) + len(rest) == len(arms) * (2 + 3 * 2)
     tests = [task for task in (*first, *rest) if task.run.evaluate_on == "test"]
-    at_one, later = [(0, 1.0), (1, 1.0)], [(0, 2.0), (0, 8.0), (1, 2.0), (1, 8.0)]  # one seed of everything before the next
+    at_one, later = (
+        [(0, 1.0), (1, 1.0)],
+        [(0, 2.0), (0, 8.0), (1, 2.0), (1, 8.0)],
+    )  # one seed of everything before the next
     assert [(task.run.seed, dict(task.run.settings)["epsilon"]) for task in tests] == [
         cell for cell in [*at_one, *later] for _ in arms
     ]
@@ -419,7 +566,9 @@ def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopp
 def test_the_study_of_two_image_sets_lends_each_the_other_as_public_data():
     found = {arm.name: arm for arm in accuracy.arms("mnist-cnn")}
     assert len(found) == 15
-    assert {found[name].settings["public_data"] for name in ("dp-kfc-public", "adadps", "dp-ngd")} == {"@fashion-mnist-cnn:500"}
+    assert {
+        found[name].settings["public_data"] for name in ("dp-kfc-public", "adadps", "dp-ngd")
+    } == {"@fashion-mnist-cnn:500"}
     assert "power_exponent" not in found["dp-kfc-public"].space and found["dp-kfc-oracle"].control
     assert (natural := found["dp-kfc-natural"]).settings["source"] == "dead-leaves"
     assert {"lr", "damping", "max_grad_norm"} == set(natural.space)
@@ -432,15 +581,27 @@ def test_random_directions_control_the_sides_and_the_read_out_of_the_method_they
     assert twin.control and twin.space == own.space and twin.method == own.method
     described = [Run.of("mnist-cnn", arm.method, arm.settings).config() for arm in (own, twin)]
     assert dataclasses.replace(described[1], control="none") == described[0]
-    assert (described[1].control, described[1].sides, described[1].readout) == ("random", "input", "natural")
+    assert (described[1].control, described[1].sides, described[1].readout) == (
+        "random",
+        "input",
+        "natural",
+    )
 
 
 def test_a_search_is_of_one_recipe_and_arm(tmp_path):
-    one = Search(arm_of("digits", "dp-sgd"), {"validation_size": 50}, "digits", tmp_path / "a.sqlite3", trials=1)
+    one = Search(
+        arm_of("digits", "dp-sgd"),
+        {"validation_size": 50},
+        "digits",
+        tmp_path / "a.sqlite3",
+        trials=1,
+    )
     assert one.name == "digits/dp-sgd" and one.best() is None
 
 
 def test_an_exponent_is_searched_where_the_probe_has_one():
     assert "power_exponent" in arm_of("digits", "dp-kfc-natural").space
-    assert "power_exponent" not in arm_of("mnist-cnn", "dp-kfc-natural").space, "dead leaves have none"
+    assert "power_exponent" not in arm_of("mnist-cnn", "dp-kfc-natural").space, (
+        "dead leaves have none"
+    )
     assert "zipf_exponent" in arm_of("imdb-logistic", "dp-kfc-natural").space

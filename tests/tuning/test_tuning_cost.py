@@ -1,4 +1,6 @@
-"""ε of a random search is computed without noise on the terminal; what says that something is wrong is still heard."""
+"""ε of a random search is computed without noise on the terminal; what says that something is wrong
+is still heard.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,19 @@ def heard(monkeypatch: pytest.MonkeyPatch):
 
 def test_orders_that_are_left_out_are_not_told_one_by_one(heard):
     event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.6))
-    assert with_selection(event, 1, 1e-5, trial_law("geometric", 20), "add_or_remove_one", then=(event, 1)) > 0
+    assert (
+        with_selection(
+            event, 1, 1e-5, trial_law("geometric", 20), "add_or_remove_one", then=(event, 1)
+        )
+        > 0
+    )
     assert heard == [] and not logging.getLogger("absl").filters
 
 
 def test_another_warning_passes(heard):
     with accounting.quiet_accountants():
         logging.getLogger("absl").warning("Negative Renyi divergence of %s", -1)
-        logging.getLogger("absl").warning("of %d. Excluding this order from the epsilon computation.", 3)
+        logging.getLogger("absl").warning(
+            "of %d. Excluding this order from the epsilon computation.", 3
+        )
     assert heard == ["Negative Renyi divergence of -1"]

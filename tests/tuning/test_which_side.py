@@ -26,7 +26,14 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor) -> list[dict[str, Tensor]
     for one, label in zip(x, y, strict=True):
         model.zero_grad()
         F.cross_entropy(model(one[None]), label[None]).backward()
-        found.append({name: torch.cat([model[int(name)].weight.grad, model[int(name)].bias.grad[:, None]], 1) for name in "02"})
+        found.append(
+            {
+                name: torch.cat(
+                    [model[int(name)].weight.grad, model[int(name)].bias.grad[:, None]], 1
+                )
+                for name in "02"
+            }
+        )
     return found
 
 
@@ -35,8 +42,14 @@ def _flat(of: dict[str, Tensor]) -> Tensor:
 
 
 def _dense_metric() -> dict[str, Kronecker]:
-    roots = {n: (lambda m: m @ m.mT + torch.eye(n))(torch.randn(n, n, dtype=torch.float64)) for n in (3, 4, 5)}
-    return {name: Kronecker(_side(roots[d_in]), _side(roots[d_out])) for name, d_in, d_out in (("0", 4, 4), ("2", 5, 3))}
+    roots = {
+        n: (lambda m: m @ m.mT + torch.eye(n))(torch.randn(n, n, dtype=torch.float64))
+        for n in (3, 4, 5)
+    }
+    return {
+        name: Kronecker(_side(roots[d_in]), _side(roots[d_out]))
+        for name, d_in, d_out in (("0", 4, 4), ("2", 5, 3))
+    }
 
 
 def _side(root: Tensor) -> Dense:
@@ -48,7 +61,10 @@ def test_a_step_is_that_of_dense_matrices(which_side, whitened: bool):
     model, x, y = _model(), torch.randn(7, 3, dtype=torch.float64), torch.randint(3, (7,))
     seen = which_side.Measured(model, x, y)
     metric = _dense_metric() if whitened else None
-    mapped = [which_side.whitened({n: g[None] for n, g in one.items()}, metric) for one in _gradients(model, x, y)]
+    mapped = [
+        which_side.whitened({n: g[None] for n, g in one.items()}, metric)
+        for one in _gradients(model, x, y)
+    ]
     z = torch.stack([_flat({name: g[0] for name, g in one.items()}) for one in mapped])
     clip = z.norm(dim=1).median()
     step = (z * (1 / z.norm(dim=1)).clamp(max=1 / clip)[:, None]).mean(0)
@@ -62,8 +78,12 @@ def test_a_step_is_that_of_dense_matrices(which_side, whitened: bool):
     noise = (which_side.SIGMA / which_side.BATCH) ** 2 * drawn.square().sum() / 7
     found = dict(seen.steps(metric))[""]
     expected = {"signal": step @ gradient, "curvature": step @ fisher @ step, "noise": noise}
-    assert {name: found[name] for name in expected} == pytest.approx({k: float(v) for k, v in expected.items()}, rel=1e-9)
-    assert found["decrease"] == pytest.approx(found["signal"] ** 2 / 2 / (found["curvature"] + found["noise"]))
+    assert {name: found[name] for name in expected} == pytest.approx(
+        {k: float(v) for k, v in expected.items()}, rel=1e-9
+    )
+    assert found["decrease"] == pytest.approx(
+        found["signal"] ** 2 / 2 / (found["curvature"] + found["noise"])
+    )
     assert (which_side.BACK in dict(seen.steps(metric))) == whitened
 
 
@@ -71,7 +91,14 @@ def test_a_step_that_is_mapped_back_meets_the_curvature_there(which_side):
     model, x, y = _model(), torch.randn(7, 3, dtype=torch.float64), torch.randint(3, (7,))
     seen = which_side.Measured(model, x, y)
     eye = {d: torch.eye(d, dtype=torch.float64) for d in (3, 4, 5)}
-    twice = {"0": Kronecker(_side(2 * eye[4]), _side(eye[4])), "2": Kronecker(_side(2 * eye[5]), _side(eye[3]))}
+    twice = {
+        "0": Kronecker(_side(2 * eye[4]), _side(eye[4])),
+        "2": Kronecker(_side(2 * eye[5]), _side(eye[3])),
+    }
     along, back = (dict(seen.steps(twice))[how] for how in ("", which_side.BACK))
-    assert back["signal"] == pytest.approx(2 * along["signal"]) and back["curvature"] == pytest.approx(4 * along["curvature"])
-    assert back["noise"] == pytest.approx(4 * along["noise"]) and back["decrease"] == pytest.approx(along["decrease"])
+    assert back["signal"] == pytest.approx(2 * along["signal"]) and back[
+        "curvature"
+    ] == pytest.approx(4 * along["curvature"])
+    assert back["noise"] == pytest.approx(4 * along["noise"]) and back["decrease"] == pytest.approx(
+        along["decrease"]
+    )

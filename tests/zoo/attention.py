@@ -1,4 +1,6 @@
-"""Attention: torch's own modules in both layouts, attention by hand, windows, latents, queries and relative positions."""
+"""Attention: torch's own modules in both layouts, attention by hand, windows, latents, queries and
+relative positions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ SEQUENCE = tensors((4, 4))
 IMAGE = tensors((4, 4, 4))
 
 
-# -- torch's own modules -----------------------------------------------------------------------------------------------
+# -- torch's own modules ---------------------------------------------------------------------------
 
 
 def _self_attention(batch_first: bool, **options: bool) -> nn.Module:
@@ -39,7 +41,9 @@ def _self_attention(batch_first: bool, **options: bool) -> nn.Module:
 
     more = {name: value for name, value in options.items() if name != "need_weights"}
     return Network(
-        forward, attention=nn.MultiheadAttention(4, 2, batch_first=batch_first, **more), head=nn.Linear(4, 3)
+        forward,
+        attention=nn.MultiheadAttention(4, 2, batch_first=batch_first, **more),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -100,7 +104,11 @@ def encoder_with_padding_mask() -> nn.Module:
         return m.head(h.sum(1) / lengths.unsqueeze(1))
 
     layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True)
-    return Network(forward, encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", ragged(), classify)
@@ -110,7 +118,11 @@ def encoder_with_padding_mask_sequence_first() -> nn.Module:
         return m.head(m.encoder(x.transpose(0, 1), src_key_padding_mask=padded)[0])
 
     layer = nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0)
-    return Network(forward, encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        head=nn.Linear(4, 3),
+    )
 
 
 def _transformer(batch_first: bool) -> nn.Module:
@@ -124,12 +136,20 @@ def _transformer(batch_first: bool) -> nn.Module:
 
     transformer = nn.Transformer(4, 2, 1, 1, 6, dropout=0.0, batch_first=batch_first)
     return Network(
-        forward, embed=nn.Embedding(11, 4), positions=nn.Embedding(6, 4), transformer=transformer, head=nn.Linear(4, 11)
+        forward,
+        embed=nn.Embedding(11, 4),
+        positions=nn.Embedding(6, 4),
+        transformer=transformer,
+        head=nn.Linear(4, 11),
     )
 
 
-add_architecture("transformer_batch_first", "attention", lambda: _transformer(True), texts(), next_token)
-add_architecture("transformer_sequence_first", "attention", lambda: _transformer(False), texts(), next_token)
+add_architecture(
+    "transformer_batch_first", "attention", lambda: _transformer(True), texts(), next_token
+)
+add_architecture(
+    "transformer_sequence_first", "attention", lambda: _transformer(False), texts(), next_token
+)
 
 
 @register("attention", SEQUENCE, classify)
@@ -143,10 +163,13 @@ def decoder_with_learnt_queries() -> nn.Module:
         return m.head(out).mean(0)
 
     return Network(
-        forward, positions=parameter(4, 4), queries=nn.Embedding(3, 4),
-        encoder=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0), decoder=nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0),
+        forward,
+        positions=parameter(4, 4),
+        queries=nn.Embedding(3, 4),
+        encoder=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0),
+        decoder=nn.TransformerDecoderLayer(4, 2, 6, dropout=0.0),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -161,25 +184,33 @@ def decoder_layers_of_detr_by_hand() -> nn.Module:
         return m.head(q + out).mean(1)
 
     return Network(
-        forward, queries=parameter(3, 4), own=nn.MultiheadAttention(4, 2, batch_first=True), norm=nn.LayerNorm(4),
-        cross=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        queries=parameter(3, 4),
+        own=nn.MultiheadAttention(4, 2, batch_first=True),
+        norm=nn.LayerNorm(4),
+        cross=nn.MultiheadAttention(4, 2, batch_first=True),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", SEQUENCE, classify, is_random=True)
 def encoder_with_dropout() -> nn.Module:
     return nn.Sequential(
-        nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True), nn.Flatten(), nn.Linear(16, 3)
+        nn.TransformerEncoderLayer(4, 2, 6, dropout=0.2, batch_first=True),
+        nn.Flatten(),
+        nn.Linear(16, 3),
     )
 
 
-# -- attention by hand -------------------------------------------------------------------------------------------------
+# -- attention by hand -----------------------------------------------------------------------------
 
 
 class Attention(nn.Module):
     """Split heads, attend, merge; `fold` puts heads into the leading axis."""
 
-    def __init__(self, d: int = 4, heads: int = 2, *, fold: bool = False, causal: bool = False) -> None:
+    def __init__(
+        self, d: int = 4, heads: int = 2, *, fold: bool = False, causal: bool = False
+    ) -> None:
         super().__init__()
         self.heads, self.fold, self.causal = heads, fold, causal
         self.qkv, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
@@ -189,7 +220,9 @@ class Attention(nn.Module):
         q, k, v = self.qkv(x).view(n, t, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
         if self.fold:
             q, k, v = (z.reshape(n * self.heads, t, -1) for z in (q, k, v))
-            scores = torch.baddbmm(torch.zeros(1, 1, 1, dtype=x.dtype), q, k.transpose(1, 2), beta=0, alpha=0.7)
+            scores = torch.baddbmm(
+                torch.zeros(1, 1, 1, dtype=x.dtype), q, k.transpose(1, 2), beta=0, alpha=0.7
+            )
         else:
             scores = q @ k.transpose(-1, -2) * 0.7
         if self.causal:
@@ -205,9 +238,19 @@ def _attended(attention: nn.Module) -> nn.Module:
     return Network(forward, attention=attention, head=nn.Linear(4, 3))
 
 
-add_architecture("attention_by_matmul", "attention", lambda: _attended(Attention()), SEQUENCE, classify)
-add_architecture("attention_heads_folded", "attention", lambda: _attended(Attention(fold=True)), SEQUENCE, classify)
-add_architecture("attention_causal", "attention", lambda: _attended(Attention(causal=True)), SEQUENCE, classify)
+add_architecture(
+    "attention_by_matmul", "attention", lambda: _attended(Attention()), SEQUENCE, classify
+)
+add_architecture(
+    "attention_heads_folded",
+    "attention",
+    lambda: _attended(Attention(fold=True)),
+    SEQUENCE,
+    classify,
+)
+add_architecture(
+    "attention_causal", "attention", lambda: _attended(Attention(causal=True)), SEQUENCE, classify
+)
 
 
 @register("attention", SEQUENCE, classify)
@@ -240,7 +283,9 @@ def grouped_query_attention() -> nn.Module:
         h = F.scaled_dot_product_attention(q, k, v)
         return m.head(h.transpose(1, 2).reshape(n, t, 4).mean(1))
 
-    return Network(forward, q=nn.Linear(4, 4), k=nn.Linear(4, 2), v=nn.Linear(4, 2), head=nn.Linear(4, 3))
+    return Network(
+        forward, q=nn.Linear(4, 4), k=nn.Linear(4, 2), v=nn.Linear(4, 2), head=nn.Linear(4, 3)
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -286,7 +331,12 @@ def rotary_positions() -> nn.Module:
         q, k = (z * cos + torch.cat([-z[..., 2:], z[..., :2]], -1) * sin for z in (q, k))
         return m.head(((q @ k.mT).softmax(-1) @ v).mean(1))
 
-    return Network(forward, {"frequencies": torch.tensor([1.0, 0.1])}, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        {"frequencies": torch.tensor([1.0, 0.1])},
+        qkv=nn.Linear(4, 12),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -345,9 +395,14 @@ def disentangled_relative_positions() -> nn.Module:
         return m.head(((q @ k.mT + c2p + p2c).softmax(-1) @ m.v(x)).mean(1))
 
     return Network(
-        forward, q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4), relative=nn.Embedding(7, 4), norm=nn.LayerNorm(4),
+        forward,
+        q=nn.Linear(4, 4),
+        k=nn.Linear(4, 4),
+        v=nn.Linear(4, 4),
+        relative=nn.Embedding(7, 4),
+        norm=nn.LayerNorm(4),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -362,9 +417,14 @@ def transformer_xl_relative_shift() -> nn.Module:
         return m.head(((content + padded).softmax(-1) @ v).mean(1))
 
     return Network(
-        forward, {"sinusoids": torch.randn(4, 4)}, qkv=nn.Linear(4, 12), r=nn.Linear(4, 4, bias=False), u=parameter(4),
-        v=parameter(4), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        {"sinusoids": torch.randn(4, 4)},
+        qkv=nn.Linear(4, 12),
+        r=nn.Linear(4, 4, bias=False),
+        u=parameter(4),
+        v=parameter(4),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -376,9 +436,13 @@ def perceiver_latents() -> nn.Module:
         return m.head(latents.mean(1))
 
     return Network(
-        forward, latents=parameter(3, 4), norm=nn.LayerNorm(4), cross=nn.MultiheadAttention(4, 2, batch_first=True),
-        mlp=nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        latents=parameter(3, 4),
+        norm=nn.LayerNorm(4),
+        cross=nn.MultiheadAttention(4, 2, batch_first=True),
+        mlp=nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -412,9 +476,14 @@ def set_transformer_induced_points() -> nn.Module:
         return nn.MultiheadAttention(4, 2, batch_first=True)
 
     return Network(
-        forward, points=parameter(1, 2, 4), seed=parameter(1, 1, 4), first=layer(), second=layer(), pool=layer(),
+        forward,
+        points=parameter(1, 2, 4),
+        seed=parameter(1, 1, 4),
+        first=layer(),
+        second=layer(),
+        pool=layer(),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -431,9 +500,14 @@ def slot_attention() -> nn.Module:
         return m.head(slots.flatten(1))
 
     return Network(
-        forward, slots=parameter(1, 2, 4), q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4), cell=nn.GRUCell(4, 4),
+        forward,
+        slots=parameter(1, 2, 4),
+        q=nn.Linear(4, 4),
+        k=nn.Linear(4, 4),
+        v=nn.Linear(4, 4),
+        cell=nn.GRUCell(4, 4),
         head=nn.Linear(8, 3),
-    )  # fmt: skip
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -473,9 +547,12 @@ def public_memory_of_batch_one() -> nn.Module:
         return m.head(out.mean(1))
 
     return Network(
-        forward, {"memory": torch.randn(1, 3, 4)}, encode=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
-        cross=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        {"memory": torch.randn(1, 3, 4)},
+        encode=nn.TransformerEncoderLayer(4, 2, 6, dropout=0.0, batch_first=True),
+        cross=nn.MultiheadAttention(4, 2, batch_first=True),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -486,9 +563,13 @@ def residual_mlp_mixer() -> nn.Module:
         return m.head(x.mean(1))
 
     return Network(
-        forward, norm1=nn.LayerNorm(4), tokens=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
-        norm2=nn.LayerNorm(4), channels=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        norm1=nn.LayerNorm(4),
+        tokens=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
+        norm2=nn.LayerNorm(4),
+        channels=nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("attention", SEQUENCE, classify)
@@ -512,7 +593,7 @@ def efficient_attention_axis_first() -> nn.Module:
     return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
 
 
-# -- vision transformers -----------------------------------------------------------------------------------------------
+# -- vision transformers ---------------------------------------------------------------------------
 
 
 @register("vision attention", IMAGE, classify)
@@ -525,23 +606,34 @@ def vit_with_class_token() -> nn.Module:
         return m.head(h[:, 0])
 
     return Network(
-        forward, patches=nn.Conv2d(4, 4, 2, stride=2), token=parameter(1, 1, 4), positions=parameter(1, 5, 4),
-        norm=nn.LayerNorm(4), attention=Attention(), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        patches=nn.Conv2d(4, 4, 2, stride=2),
+        token=parameter(1, 1, 4),
+        positions=parameter(1, 5, 4),
+        norm=nn.LayerNorm(4),
+        attention=Attention(),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("vision attention", IMAGE, classify)
 def vit_with_register_tokens_repeated() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         n = x.shape[0]
-        patches = m.patches(x).flatten(2).transpose(1, 2) + m.positions(torch.arange(4)).unsqueeze(0)
+        patches = m.patches(x).flatten(2).transpose(1, 2) + m.positions(torch.arange(4)).unsqueeze(
+            0
+        )
         h = torch.cat([patches, m.registers.unsqueeze(0).repeat(n, 1, 1)], dim=1)
         return m.head((h + m.attention(h))[:, :4].mean(1))
 
     return Network(
-        forward, patches=nn.Conv2d(4, 4, 2, stride=2), positions=nn.Embedding(4, 4), registers=parameter(2, 4),
-        attention=Attention(), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        patches=nn.Conv2d(4, 4, 2, stride=2),
+        positions=nn.Embedding(4, 4),
+        registers=parameter(2, 4),
+        attention=Attention(),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("vision attention", IMAGE, classify)
@@ -561,7 +653,9 @@ def vit_positions_interpolated() -> nn.Module:
 
 
 class WindowAttention(nn.Module):
-    """As in Swin: windows are folded into the leading axis; a table holds relative positions; rolled windows are masked."""
+    """As in Swin: windows are folded into the leading axis; a table holds relative positions;
+    rolled windows are masked.
+    """
 
     def __init__(self, shift: int) -> None:
         super().__init__()
@@ -598,7 +692,9 @@ class WindowAttention(nn.Module):
         scores = scores + bias.unsqueeze(0)
         if self.shift:
             count = self.mask.shape[0]
-            scores = scores.view(b // count, count, 2, t, t) + self.mask.to(x).unsqueeze(1).unsqueeze(0)
+            scores = scores.view(b // count, count, 2, t, t) + self.mask.to(x).unsqueeze(
+                1
+            ).unsqueeze(0)
             scores = scores.view(-1, 2, t, t)
         h = self.attention.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, d))
         x = self.merge(h, x.shape[0])
@@ -610,17 +706,25 @@ def _windows(*shifts: int) -> nn.Module:
         h = m.embed(x).permute(0, 2, 3, 1)
         for block, norm in zip(m.blocks, m.norms, strict=True):
             h = h + block(norm(h))
-        parts = torch.cat([h[:, 0::2, 0::2], h[:, 1::2, 0::2], h[:, 0::2, 1::2], h[:, 1::2, 1::2]], -1)
+        parts = torch.cat(
+            [h[:, 0::2, 0::2], h[:, 1::2, 0::2], h[:, 0::2, 1::2], h[:, 1::2, 1::2]], -1
+        )
         return m.head(m.reduce(parts.view(x.shape[0], -1, 16)).mean(1))
 
     return Network(
-        forward, embed=nn.Conv2d(4, 4, 1), blocks=nn.ModuleList(WindowAttention(s) for s in shifts),
-        norms=nn.ModuleList(nn.LayerNorm(4) for _ in shifts), reduce=nn.Linear(16, 4), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        embed=nn.Conv2d(4, 4, 1),
+        blocks=nn.ModuleList(WindowAttention(s) for s in shifts),
+        norms=nn.ModuleList(nn.LayerNorm(4) for _ in shifts),
+        reduce=nn.Linear(16, 4),
+        head=nn.Linear(4, 3),
+    )
 
 
 add_architecture("swin_windows", "vision attention", lambda: _windows(0), IMAGE, classify)
-add_architecture("swin_shifted_windows", "vision attention", lambda: _windows(0, 1), IMAGE, classify)
+add_architecture(
+    "swin_shifted_windows", "vision attention", lambda: _windows(0, 1), IMAGE, classify
+)
 
 
 @register("vision attention", IMAGE, classify)
@@ -646,7 +750,9 @@ def video_transformer_space_then_time() -> nn.Module:
         h = h + m.time(h)
         return m.head(h.reshape(n, -1, 4).mean(1))
 
-    return Network(forward, embed=nn.Conv2d(4, 4, 1), space=Attention(), time=Attention(), head=nn.Linear(4, 3))
+    return Network(
+        forward, embed=nn.Conv2d(4, 4, 1), space=Attention(), time=Attention(), head=nn.Linear(4, 3)
+    )
 
 
 @register("vision attention", IMAGE, square, inputs=lambda batch: batch)
@@ -660,14 +766,23 @@ def masked_autoencoder_with_fixed_mask() -> nn.Module:
         return m.out(m.decoder(full + m.positions))
 
     return Network(
-        forward, patches=nn.Conv2d(4, 4, 2, stride=2), encoder=Attention(), decoder=Attention(), blank=parameter(1, 1, 4),
-        positions=parameter(4, 4), out=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        patches=nn.Conv2d(4, 4, 2, stride=2),
+        encoder=Attention(),
+        decoder=Attention(),
+        blank=parameter(1, 1, 4),
+        positions=parameter(4, 4),
+        out=nn.Linear(4, 3),
+    )
 
 
 def _images_and_noise(n: int) -> Batch:
     g = generator_of(n)
-    return normal(n, 4, 4, 4, generator=g), torch.rand(n, 4, generator=g), torch.randint(0, 3, (n,), generator=g)
+    return (
+        normal(n, 4, 4, 4, generator=g),
+        torch.rand(n, 4, generator=g),
+        torch.randint(0, 3, (n,), generator=g),
+    )
 
 
 @register("vision attention", _images_and_noise, classify)
@@ -682,9 +797,13 @@ def masked_autoencoder_sorted_by_noise() -> nn.Module:
         return m.head((full + m.positions).square().mean(1))
 
     return Network(
-        forward, patches=nn.Conv2d(4, 4, 2, stride=2), encoder=Attention(), blank=parameter(1, 1, 4), positions=parameter(4, 4),
+        forward,
+        patches=nn.Conv2d(4, 4, 2, stride=2),
+        encoder=Attention(),
+        blank=parameter(1, 1, 4),
+        positions=parameter(4, 4),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("vision attention", IMAGE, classify)
@@ -695,7 +814,9 @@ def token_merging_by_topk() -> nn.Module:
         chosen = h.gather(1, places.unsqueeze(-1).expand(-1, -1, 4))
         return m.head((chosen * m.score(chosen).sigmoid()).mean(1))
 
-    return Network(forward, patches=nn.Conv2d(4, 4, 2, stride=2), score=nn.Linear(4, 1), head=nn.Linear(4, 3))
+    return Network(
+        forward, patches=nn.Conv2d(4, 4, 2, stride=2), score=nn.Linear(4, 1), head=nn.Linear(4, 3)
+    )
 
 
 @register("vision attention", IMAGE, classify)
@@ -710,6 +831,11 @@ def class_attention_with_layer_scale() -> nn.Module:
         return m.head(token[:, 0])
 
     return Network(
-        forward, token=parameter(1, 1, 4), q=nn.Linear(4, 4), k=nn.Linear(4, 4), v=nn.Linear(4, 4),
-        gamma=nn.Parameter(torch.full((4,), 0.3)), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        token=parameter(1, 1, 4),
+        q=nn.Linear(4, 4),
+        k=nn.Linear(4, 4),
+        v=nn.Linear(4, 4),
+        gamma=nn.Parameter(torch.full((4,), 0.3)),
+        head=nn.Linear(4, 3),
+    )

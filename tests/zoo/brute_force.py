@@ -1,4 +1,6 @@
-"""The definition: the gradient of each example as a batch of one, clipped and summed by a plain loop."""
+"""The definition: the gradient of each example as a batch of one, clipped and summed by a plain
+loop.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Gradients = dict[str, Tensor]
 
 
 def gradients_of_each(model: nn.Module, singles: Sequence[Batch], loss_fn: Loss) -> list[Gradients]:
-    """Return the gradient of every batch of one by plain autograd; the model is left without gradients."""
+    """Return the gradient of every batch of one by plain autograd; the model is left without
+    gradients.
+    """
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     result = []
     for single in singles:
@@ -21,7 +25,9 @@ def gradients_of_each(model: nn.Module, singles: Sequence[Batch], loss_fn: Loss)
         loss.backward()
         gradients = {}
         for name, p in parameters.items():
-            gradients[name] = torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach().clone()
+            gradients[name] = (
+                torch.zeros_like(p) if p.grad is None else p.grad.to_dense().detach().clone()
+            )
             p.grad = None
         result.append(gradients)
     return result

@@ -1,4 +1,6 @@
-"""Convolutional networks: kinds of convolutions, pooling, normalisation, and images folded into the leading axis."""
+"""Convolutional networks: kinds of convolutions, pooling, normalisation, and images folded into the
+leading axis.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.zoo.registry import Network, add_architecture, classify, parameter, register, regress, targets, tensors
+from tests.zoo.registry import (
+    Network,
+    add_architecture,
+    classify,
+    parameter,
+    register,
+    regress,
+    targets,
+    tensors,
+)
 
 IMAGE = tensors((2, 6, 6))
 SERIES = tensors((3, 8))
@@ -15,7 +26,9 @@ VOLUME = tensors((1, 4, 4, 4))
 
 
 def _pooled(layer: nn.Module, channels: int, *more: nn.Module) -> nn.Module:
-    return nn.Sequential(layer, nn.ReLU(), *more, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3))
+    return nn.Sequential(
+        layer, nn.ReLU(), *more, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 3)
+    )
 
 
 _LAYERS = {
@@ -35,7 +48,9 @@ _LAYERS = {
 }
 
 for _name, (_build, _channels) in _LAYERS.items():
-    add_architecture(f"conv2d_{_name}", "cnn", lambda b=_build, c=_channels: _pooled(b(), c), IMAGE, classify)
+    add_architecture(
+        f"conv2d_{_name}", "cnn", lambda b=_build, c=_channels: _pooled(b(), c), IMAGE, classify
+    )
 
 
 @register("cnn", SERIES, classify)
@@ -52,7 +67,9 @@ def conv1d_stack() -> nn.Module:
 
 @register("cnn", SERIES, classify)
 def conv1d_transposed() -> nn.Module:
-    return nn.Sequential(nn.ConvTranspose1d(3, 2, 3, stride=2), nn.ELU(), nn.Flatten(), nn.Linear(34, 3))
+    return nn.Sequential(
+        nn.ConvTranspose1d(3, 2, 3, stride=2), nn.ELU(), nn.Flatten(), nn.Linear(34, 3)
+    )
 
 
 @register("cnn", SERIES, classify)
@@ -68,12 +85,20 @@ def causal_convolutions() -> nn.Module:
 
 @register("cnn", VOLUME, classify)
 def conv3d_stack() -> nn.Module:
-    return nn.Sequential(nn.Conv3d(1, 3, 2), nn.ReLU(), nn.AvgPool3d(3), nn.Flatten(), nn.Linear(3, 3))
+    return nn.Sequential(
+        nn.Conv3d(1, 3, 2), nn.ReLU(), nn.AvgPool3d(3), nn.Flatten(), nn.Linear(3, 3)
+    )
 
 
 @register("cnn", VOLUME, classify)
 def conv3d_transposed() -> nn.Module:
-    return nn.Sequential(nn.ConvTranspose3d(1, 2, 2), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(2, 3))
+    return nn.Sequential(
+        nn.ConvTranspose3d(1, 2, 2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool3d(1),
+        nn.Flatten(),
+        nn.Linear(2, 3),
+    )
 
 
 @register("cnn", IMAGE, classify)
@@ -119,7 +144,9 @@ _NORMS = {
 }
 
 for _name, _norm in _NORMS.items():
-    add_architecture(f"cnn_{_name}", "cnn", lambda b=_norm: _pooled(nn.Conv2d(2, 4, 3), 4, b()), IMAGE, classify)
+    add_architecture(
+        f"cnn_{_name}", "cnn", lambda b=_norm: _pooled(nn.Conv2d(2, 4, 3), 4, b()), IMAGE, classify
+    )
 
 
 @register("cnn", IMAGE, classify)
@@ -127,7 +154,9 @@ def group_norm_by_hand() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         n, h = x.shape[0], m.conv(x)
         g = h.reshape(n, 2, -1)
-        g = (g - g.mean(-1, keepdim=True)) / torch.sqrt(g.var(-1, keepdim=True, unbiased=False) + 1e-5)
+        g = (g - g.mean(-1, keepdim=True)) / torch.sqrt(
+            g.var(-1, keepdim=True, unbiased=False) + 1e-5
+        )
         h = g.reshape_as(h) * m.gain[None, :, None, None]
         return m.head(h.relu().amax((2, 3)))
 
@@ -136,7 +165,9 @@ def group_norm_by_hand() -> nn.Module:
 
 @register("cnn", IMAGE, classify)
 def group_norm_by_batch_norm_trick() -> nn.Module:
-    """Instance normalisation as torch computes it: examples folded into the channels of a batch norm."""
+    """Instance normalisation as torch computes it: examples folded into the channels of a batch
+    norm.
+    """
 
     def forward(m: Network, x: Tensor) -> Tensor:
         h = m.conv(x)
@@ -157,9 +188,15 @@ def spatial_layer_norm_as_in_convnext() -> nn.Module:
         return m.head(h.mean([-2, -1]))
 
     return Network(
-        forward, stem=nn.Conv2d(2, 4, 2, stride=2), depthwise=nn.Conv2d(4, 4, 3, padding=1, groups=4), norm=nn.LayerNorm(4),
-        up=nn.Linear(4, 8), down=nn.Linear(8, 4), scale=parameter(4), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        stem=nn.Conv2d(2, 4, 2, stride=2),
+        depthwise=nn.Conv2d(4, 4, 3, padding=1, groups=4),
+        norm=nn.LayerNorm(4),
+        up=nn.Linear(4, 8),
+        down=nn.Linear(8, 4),
+        scale=parameter(4),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("cnn", IMAGE, classify)
@@ -170,7 +207,11 @@ def squeeze_and_excite() -> nn.Module:
         return m.head((h * gate).flatten(2).sum(-1))
 
     return Network(
-        forward, conv=nn.Conv2d(2, 4, 3), squeeze=nn.Conv2d(4, 2, 1), excite=nn.Conv2d(2, 4, 1), head=nn.Linear(4, 3)
+        forward,
+        conv=nn.Conv2d(2, 4, 3),
+        squeeze=nn.Conv2d(4, 2, 1),
+        excite=nn.Conv2d(2, 4, 1),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -183,10 +224,15 @@ def wide_residual_block() -> nn.Module:
         return m.head(F.avg_pool2d(out, 3).view(-1, 4))
 
     return Network(
-        forward, stem=nn.Conv2d(2, 3, 3, padding=1), norm1=nn.GroupNorm(1, 3), conv1=nn.Conv2d(3, 4, 3, stride=2, padding=1),
-        norm2=nn.GroupNorm(2, 4), conv2=nn.Conv2d(4, 4, 3, padding=1), shortcut=nn.Conv2d(3, 4, 1, stride=2),
+        forward,
+        stem=nn.Conv2d(2, 3, 3, padding=1),
+        norm1=nn.GroupNorm(1, 3),
+        conv1=nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        norm2=nn.GroupNorm(2, 4),
+        conv2=nn.Conv2d(4, 4, 3, padding=1),
+        shortcut=nn.Conv2d(3, 4, 1, stride=2),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("cnn", IMAGE, classify)
@@ -203,9 +249,16 @@ def dense_connections() -> nn.Module:
 @register("cnn", IMAGE, classify)
 def channel_shuffle_and_inverted_residual() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 8, 1), nn.ReLU6(), nn.ChannelShuffle(2), nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.ReLU6(),
-        nn.Conv2d(8, 4, 1), nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(4, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 8, 1),
+        nn.ReLU6(),
+        nn.ChannelShuffle(2),
+        nn.Conv2d(8, 8, 3, groups=8, padding=1),
+        nn.ReLU6(),
+        nn.Conv2d(8, 4, 1),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
 
 
 @register("cnn", IMAGE, classify)
@@ -232,9 +285,12 @@ def u_net() -> nn.Module:
         return m.out(torch.cat([a, up], 1))
 
     return Network(
-        forward, a=nn.Conv2d(1, 2, 3, padding=1), b=nn.Conv2d(2, 3, 3, padding=1), up=nn.ConvTranspose2d(3, 2, 2, stride=2),
+        forward,
+        a=nn.Conv2d(1, 2, 3, padding=1),
+        b=nn.Conv2d(2, 3, 3, padding=1),
+        up=nn.ConvTranspose2d(3, 2, 2, stride=2),
         out=nn.Conv2d(4, 1, 1),
-    )  # fmt: skip
+    )
 
 
 @register("cnn", targets((1, 6, 6), (1, 6, 6)), regress)
@@ -245,18 +301,25 @@ def bilinear_upsampling() -> nn.Module:
         return m.out(h) + F.interpolate(m.side(h)[..., ::2, ::2], scale_factor=2, mode="nearest")
 
     return Network(
-        forward, down=nn.Conv2d(1, 3, 2, stride=2), out=nn.Conv2d(3, 1, 3, padding=1), side=nn.Conv2d(3, 1, 1)
+        forward,
+        down=nn.Conv2d(1, 3, 2, stride=2),
+        out=nn.Conv2d(3, 1, 3, padding=1),
+        side=nn.Conv2d(3, 1, 1),
     )
 
 
 @register("cnn", targets((1, 4, 4), (1, 8, 8)), regress)
 def pixel_shuffle_super_resolution() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.PixelShuffle(2))
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.PixelShuffle(2)
+    )
 
 
 @register("cnn", IMAGE, classify)
 def pixel_unshuffle_stem() -> nn.Module:
-    return nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.PixelUnshuffle(2), nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)
+    )
 
 
 @register("cnn", targets((1, 6, 6), (1, 6, 6)), regress)
@@ -292,7 +355,10 @@ def max_pooling_with_indices_and_unpooling() -> nn.Module:
 def adaptive_pooling_pyramid() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         h = F.relu(m.conv(x))
-        levels = [F.adaptive_avg_pool2d(h, 2).flatten(1), F.adaptive_max_pool2d(h, (1, 3)).flatten(1)]
+        levels = [
+            F.adaptive_avg_pool2d(h, 2).flatten(1),
+            F.adaptive_max_pool2d(h, (1, 3)).flatten(1),
+        ]
         levels.append(F.lp_pool2d(h.abs() + 0.1, 2, 4).flatten(1))
         return m.head(torch.cat(levels, 1))
 
@@ -306,7 +372,12 @@ def anti_aliased_by_frozen_kernel() -> nn.Module:
         h = F.conv2d(h, m.blur.expand(4, 1, 2, 2), stride=2, groups=4)
         return m.head(h.flatten(1))
 
-    return Network(forward, {"blur": torch.full((1, 1, 2, 2), 0.25)}, conv=nn.Conv2d(2, 4, 3), head=nn.Linear(16, 3))
+    return Network(
+        forward,
+        {"blur": torch.full((1, 1, 2, 2), 0.25)},
+        conv=nn.Conv2d(2, 4, 3),
+        head=nn.Linear(16, 3),
+    )
 
 
 @register("cnn", IMAGE, classify)
@@ -321,7 +392,9 @@ def spatial_transformer() -> nn.Module:
 
 @register("cnn", IMAGE, classify)
 def dynamic_convolution_by_groups() -> nn.Module:
-    """Kernels of each example, applied by one grouped convolution with the batch folded into the channels."""
+    """Kernels of each example, applied by one grouped convolution with the batch folded into the
+    channels.
+    """
 
     def forward(m: Network, x: Tensor) -> Tensor:
         n = x.shape[0]
@@ -410,13 +483,20 @@ def fourier_neural_operator() -> nn.Module:
         out[..., :2, :2] = low
         return m.head(F.gelu(torch.fft.irfft2(out, s=(6, 6))).mean((2, 3)))
 
-    return Network(forward, lift=nn.Conv2d(2, 3, 1), weight=parameter(3, 3, 2, 2, 2), head=nn.Linear(3, 3))
+    return Network(
+        forward, lift=nn.Conv2d(2, 3, 1), weight=parameter(3, 3, 2, 2, 2), head=nn.Linear(3, 3)
+    )
 
 
 @register("cnn", IMAGE, classify, is_random=True)
 def spatial_dropout() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 6, 3), nn.ReLU(), nn.Dropout2d(0.3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 3)
+        nn.Conv2d(2, 6, 3),
+        nn.ReLU(),
+        nn.Dropout2d(0.3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 3),
     )
 
 
@@ -429,7 +509,7 @@ def channels_last_network() -> nn.Module:
     return Network(forward, conv=nn.Conv2d(2, 3, 3), head=nn.Linear(48, 3))
 
 
-# -- images folded into the leading axis -------------------------------------------------------------------------------
+# -- images folded into the leading axis -----------------------------------------------------------
 
 
 @register("folded", tensors((3, 2, 5, 5)), classify)
@@ -531,7 +611,10 @@ def rows_then_columns_as_batch() -> nn.Module:
         return m.head(columns[:, -1].view(n, 4, 3).mean(1))
 
     return Network(
-        forward, lines=nn.GRU(2, 3, batch_first=True), columns=nn.GRU(3, 3, batch_first=True), head=nn.Linear(3, 3)
+        forward,
+        lines=nn.GRU(2, 3, batch_first=True),
+        columns=nn.GRU(3, 3, batch_first=True),
+        head=nn.Linear(3, 3),
     )
 
 
@@ -543,7 +626,13 @@ def positions_folded_with_the_batch() -> nn.Module:
         h = m.norm(m.down(h) + x.reshape(-1, d))
         return m.head(h.view(n, t, d).mean(1))
 
-    return Network(forward, up=nn.Linear(3, 6), down=nn.Linear(6, 3), norm=nn.LayerNorm(3), head=nn.Linear(3, 3))
+    return Network(
+        forward,
+        up=nn.Linear(3, 6),
+        down=nn.Linear(6, 3),
+        norm=nn.LayerNorm(3),
+        head=nn.Linear(3, 3),
+    )
 
 
 @register("folded", tensors((3, 3)), classify)

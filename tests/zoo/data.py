@@ -37,7 +37,7 @@ def _cnn() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3))
 
 
-# -- augmentations -----------------------------------------------------------------------------------------------------
+# -- augmentations ---------------------------------------------------------------------------------
 
 
 def _augmented(
@@ -84,25 +84,40 @@ def _flipped_by_row(x: Tensor) -> Tensor:
 def _cropped_by_row(x: Tensor) -> Tensor:
     padded = F.pad(x, (1, 1, 1, 1))
     places = torch.randint(0, 3, (len(x), 2)).tolist()
-    return torch.stack([row[:, i : i + 4, j : j + 4] for row, (i, j) in zip(padded, places, strict=True)])
+    return torch.stack(
+        [row[:, i : i + 4, j : j + 4] for row, (i, j) in zip(padded, places, strict=True)]
+    )
 
 
 _augmented("scaled", SOUND, lambda x: 2 * x + 1)
 _augmented("flipped", SOUND, lambda x: x.flip(-1), build=_cnn, batch=IMAGES)
-_augmented("standardised_within_a_row", SOUND, lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True))
+_augmented(
+    "standardised_within_a_row",
+    SOUND,
+    lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True),
+)
 _augmented("noisy", SOUND, lambda x: x + 0.1 * torch.randn_like(x), is_random=True)
 _augmented("flipped_at_random", SOUND, _flipped_by_row, build=_cnn, batch=IMAGES, is_random=True)
 _augmented("cropped_at_random", SOUND, _cropped_by_row, build=_cnn, batch=IMAGES, is_random=True)
 _augmented(
-    "one_random_number_for_all_rows", UNCLEAR, lambda x: x * (1 + 0.1 * torch.rand((), dtype=x.dtype)), is_random=True
+    "one_random_number_for_all_rows",
+    UNCLEAR,
+    lambda x: x * (1 + 0.1 * torch.rand((), dtype=x.dtype)),
+    is_random=True,
 )
 _augmented("rolled", MIXING, lambda x: 0.7 * x + 0.3 * x.roll(1, 0))
 _augmented("random_partners", MIXING, lambda x: 0.7 * x + 0.3 * x[torch.randperm(len(x))])
 _augmented("second_half_with_the_first", MIXING, _half)
 _augmented("second_half_with_the_first_at_random", MIXING, _half_at_random)
-_augmented("each_row_with_the_one_before", MIXING, lambda x: torch.cat([x[:1], 0.7 * x[1:] + 0.3 * x[:-1]]))
+_augmented(
+    "each_row_with_the_one_before", MIXING, lambda x: torch.cat([x[:1], 0.7 * x[1:] + 0.3 * x[:-1]])
+)
 _augmented("running_mean", MIXING, lambda x: x.cumsum(0) / torch.arange(1, len(x) + 1)[:, None])
-_augmented("standardised_over_the_batch", MIXING, lambda x: (x - x.mean(0)) / (x.std(0, correction=0) + 0.1))
+_augmented(
+    "standardised_over_the_batch",
+    MIXING,
+    lambda x: (x - x.mean(0)) / (x.std(0, correction=0) + 0.1),
+)
 _augmented(
     "rows_beyond_the_eighth",
     MIXING,
@@ -137,7 +152,7 @@ add_architecture(
 )
 
 
-# -- collate functions -------------------------------------------------------------------------------------------------
+# -- collate functions -----------------------------------------------------------------------------
 
 
 def _collated(
@@ -153,7 +168,14 @@ def _collated(
     """Register a model whose batches are made by a collate function of its own."""
     name = f"mixes_collate_{name}" if kind == MIXING else f"collate_{name}"
     add_architecture(
-        name, "collate", build, batch, loss_fn, kind=kind, size=size if kind == MIXING else None, collate=collate
+        name,
+        "collate",
+        build,
+        batch,
+        loss_fn,
+        kind=kind,
+        size=size if kind == MIXING else None,
+        collate=collate,
     )
 
 
@@ -222,7 +244,11 @@ def _masked_mean_sequence_first() -> nn.Module:
 
 
 def _mean_with_padding() -> nn.Module:
-    return Network(lambda m, x: m.head(torch.tanh(m.inner(x)).mean(1)), inner=nn.Linear(4, 5), head=nn.Linear(5, 3))
+    return Network(
+        lambda m, x: m.head(torch.tanh(m.inner(x)).mean(1)),
+        inner=nn.Linear(4, 5),
+        head=nn.Linear(5, 3),
+    )
 
 
 def _pooled_by_owner(model: nn.Module, batch: Batch) -> Tensor:
@@ -246,18 +272,33 @@ def _positioned() -> nn.Module:
 _collated("default", SOUND, default_collate)
 _collated("scaled", SOUND, _changed(lambda x: 2 * x + 1))
 _collated("padded_with_a_mask", SOUND, _padded_with_mask, build=_masked_mean, batch=ragged())
-_collated("padded_sequence_first", SOUND, _padded_sequence_first, build=_masked_mean_sequence_first, batch=ragged())
+_collated(
+    "padded_sequence_first",
+    SOUND,
+    _padded_sequence_first,
+    build=_masked_mean_sequence_first,
+    batch=ragged(),
+)
 _collated("sorted_by_length", UNCLEAR, _sorted_by_length, build=_masked_mean, batch=ragged())
-_collated("joined_with_owners", SOUND, _joined_with_offsets, build=_parts, batch=ragged(), loss_fn=_pooled_by_owner)
+_collated(
+    "joined_with_owners",
+    SOUND,
+    _joined_with_offsets,
+    build=_parts,
+    batch=ragged(),
+    loss_fn=_pooled_by_owner,
+)
 _collated("with_public_positions", SOUND, _with_positions, build=_positioned)
-_collated("padded_without_a_mask", MIXING, _padded_without_mask, build=_mean_with_padding, batch=ragged())
+_collated(
+    "padded_without_a_mask", MIXING, _padded_without_mask, build=_mean_with_padding, batch=ragged()
+)
 _collated("second_half_with_the_first", MIXING, _changed(_half))
 _collated("second_half_with_the_first_at_random", MIXING, _changed(_half_at_random))
 _collated("standardised_over_the_batch", MIXING, _changed(lambda x: x - x.mean(0)))
 _collated("rows_in_another_order_than_labels", MIXING, _changed(lambda x: x.flip(0)))
 
 
-# -- extreme records ---------------------------------------------------------------------------------------------------
+# -- extreme records -------------------------------------------------------------------------------
 
 
 def _with_an_outlier(value: float) -> Callable[[int], Batch]:
@@ -285,4 +326,6 @@ for _name, _value in {
     "denormal": 5e-324,
 }.items():
     add_architecture(f"record_with_{_name}", "outliers", _mlp, _with_an_outlier(_value), classify)
-    add_architecture(f"record_with_{_name}_unbounded", "outliers", _rectified, _with_an_outlier(_value), classify)
+    add_architecture(
+        f"record_with_{_name}_unbounded", "outliers", _rectified, _with_an_outlier(_value), classify
+    )

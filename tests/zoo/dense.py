@@ -21,7 +21,7 @@ from tests.zoo.registry import (
     vectors,
 )
 
-# -- multilayer perceptrons --------------------------------------------------------------------------------------------
+# -- multilayer perceptrons ------------------------------------------------------------------------
 
 ACTIVATIONS = {
     "relu_in_place": nn.ReLU(inplace=True),
@@ -55,7 +55,9 @@ def _activated(activation: nn.Module) -> nn.Module:
 
 
 for _name, _activation in ACTIVATIONS.items():
-    add_architecture(f"mlp_{_name}", "activations", lambda a=_activation: _activated(a), vectors(), classify)
+    add_architecture(
+        f"mlp_{_name}", "activations", lambda a=_activation: _activated(a), vectors(), classify
+    )
 
 
 @register("activations", vectors(), classify)
@@ -91,7 +93,9 @@ def snake_with_learnt_frequency() -> nn.Module:
         h = m.up(x)
         return m.head(h + torch.sin(m.a * h).square() / m.a)
 
-    return Network(forward, up=nn.Linear(4, 6), head=nn.Linear(6, 3), a=nn.Parameter(torch.ones(6) + 0.3))
+    return Network(
+        forward, up=nn.Linear(4, 6), head=nn.Linear(6, 3), a=nn.Parameter(torch.ones(6) + 0.3)
+    )
 
 
 @register("mlp", vectors(), classify)
@@ -257,7 +261,9 @@ def cosine_head() -> nn.Module:
         h = F.normalize(torch.tanh(m.up(x)), dim=-1)
         return m.scale.exp() * h @ F.normalize(m.classes, dim=-1).T
 
-    return Network(forward, up=nn.Linear(4, 5), classes=parameter(3, 5), scale=nn.Parameter(torch.tensor(0.3)))
+    return Network(
+        forward, up=nn.Linear(4, 5), classes=parameter(3, 5), scale=nn.Parameter(torch.tensor(0.3))
+    )
 
 
 @register("mlp", vectors(), classify)
@@ -290,7 +296,9 @@ def addmm_layers() -> nn.Module:
         h = torch.addmm(m.b1, x, m.w1).tanh()
         return torch.addmm(m.b2, h, m.w2, beta=0.5, alpha=2.0)
 
-    return Network(forward, w1=parameter(4, 5), b1=parameter(5), w2=parameter(5, 3), b2=parameter(3))
+    return Network(
+        forward, w1=parameter(4, 5), b1=parameter(5), w2=parameter(5, 3), b2=parameter(3)
+    )
 
 
 @register("mlp", vectors(), classify)
@@ -355,7 +363,9 @@ def radial_basis_functions() -> nn.Module:
         distances = torch.cdist(x, m.centres)
         return m.head(torch.exp(-distances.square() * m.width.exp()))
 
-    return Network(forward, centres=parameter(5, 4), width=nn.Parameter(torch.zeros(5)), head=nn.Linear(5, 3))
+    return Network(
+        forward, centres=parameter(5, 4), width=nn.Parameter(torch.zeros(5)), head=nn.Linear(5, 3)
+    )
 
 
 @register("mlp", vectors(), classify)
@@ -419,7 +429,9 @@ def skip_by_learnt_scalar() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(x + m.alpha * torch.tanh(m.body(x)))
 
-    return Network(forward, alpha=nn.Parameter(torch.tensor(0.4)), body=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    return Network(
+        forward, alpha=nn.Parameter(torch.tensor(0.4)), body=nn.Linear(4, 4), head=nn.Linear(4, 3)
+    )
 
 
 @register("mlp", vectors(), classify)
@@ -611,12 +623,17 @@ def matrix_functions_per_example() -> nn.Module:
         a = m.up(x).view(-1, 2, 2)
         a = a @ a.transpose(1, 2) + 2 * torch.eye(2, dtype=a.dtype)
         solved = torch.linalg.solve(a, x.view(-1, 2, 2))
-        return m.head(torch.cat([solved.flatten(1), torch.logdet(a)[:, None], torch.linalg.cholesky(a).flatten(1)], 1))
+        return m.head(
+            torch.cat(
+                [solved.flatten(1), torch.logdet(a)[:, None], torch.linalg.cholesky(a).flatten(1)],
+                1,
+            )
+        )
 
     return Network(forward, up=nn.Linear(4, 4), head=nn.Linear(9, 3))
 
 
-# -- parametrizations --------------------------------------------------------------------------------------------------
+# -- parametrizations ------------------------------------------------------------------------------
 
 
 @register("parametrized", vectors(), classify)
@@ -631,7 +648,9 @@ def orthogonal_weights() -> nn.Module:
 
 @register("parametrized", vectors(), classify)
 def spectral_norm_in_eval_mode() -> nn.Module:
-    model = nn.Sequential(parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3))
+    model = nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)
+    )
     return model.eval()
 
 
@@ -662,7 +681,10 @@ def lora_by_hand() -> nn.Module:
         def __init__(self, base: nn.Linear) -> None:
             super().__init__()
             self.base = base.requires_grad_(False)
-            self.a, self.b = nn.Linear(base.in_features, 2, bias=False), nn.Linear(2, base.out_features, bias=False)
+            self.a, self.b = (
+                nn.Linear(base.in_features, 2, bias=False),
+                nn.Linear(2, base.out_features, bias=False),
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return self.base(x) + 0.5 * self.b(self.a(x))
@@ -676,7 +698,9 @@ def lora_merged_weight() -> nn.Module:
         return m.head(F.linear(x, m.base + m.b @ m.a))
 
     frozen = torch.randn(5, 4)
-    return Network(forward, {"base": frozen}, a=parameter(2, 4), b=parameter(5, 2), head=nn.Linear(5, 3))
+    return Network(
+        forward, {"base": frozen}, a=parameter(2, 4), b=parameter(5, 2), head=nn.Linear(5, 3)
+    )
 
 
 @register("parametrized", vectors(), classify)
@@ -687,7 +711,12 @@ def dora_by_hand() -> nn.Module:
 
     base = torch.randn(5, 4)
     return Network(
-        forward, {"base": base}, a=parameter(2, 4), b=parameter(5, 2), magnitude=parameter(5), head=nn.Linear(5, 3)
+        forward,
+        {"base": base},
+        a=parameter(2, 4),
+        b=parameter(5, 2),
+        magnitude=parameter(5),
+        head=nn.Linear(5, 3),
     )
 
 

@@ -1,4 +1,6 @@
-"""Tiny models of transformers and peft with random weights; both packages are imported when a model is built."""
+"""Tiny models of transformers and peft with random weights; both packages are imported when a model
+is built.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,16 @@ FLOAT32_INSIDE = 2e-5
 # Parameters that the losses here never use; noise alone would reach them.
 UNUSED = ("embeddings.mask_token", "masked_spec_embed", "bert.pooler.weight", "bert.pooler.bias")
 
-# -- batches -----------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def plain_tokens(n: int) -> Batch:
     """Token ids without padding and a label."""
     g = generator_of(n)
-    return {"input_ids": torch.randint(3, V, (n, T), generator=g), "labels": torch.randint(0, 3, (n,), generator=g)}
+    return {
+        "input_ids": torch.randint(3, V, (n, T), generator=g),
+        "labels": torch.randint(0, 3, (n,), generator=g),
+    }
 
 
 def padded_tokens(n: int) -> Batch:
@@ -30,7 +35,11 @@ def padded_tokens(n: int) -> Batch:
     batch = plain_tokens(n)
     lengths = torch.randint(2, T + 1, (n,), generator=generator_of(n + 50))
     mask = (torch.arange(T) < lengths[:, None]).long()
-    return {"input_ids": batch["input_ids"] * mask, "attention_mask": mask, "labels": batch["labels"]}
+    return {
+        "input_ids": batch["input_ids"] * mask,
+        "attention_mask": mask,
+        "labels": batch["labels"],
+    }
 
 
 def plain_text(n: int) -> Batch:
@@ -63,7 +72,10 @@ def translations(n: int) -> Batch:
 def choices(n: int) -> Batch:
     """Three candidates of token ids for each example."""
     g = generator_of(n)
-    return {"input_ids": torch.randint(3, V, (n, 3, T), generator=g), "labels": torch.randint(0, 3, (n,), generator=g)}
+    return {
+        "input_ids": torch.randint(3, V, (n, 3, T), generator=g),
+        "labels": torch.randint(0, 3, (n,), generator=g),
+    }
 
 
 def pictures(n: int, size: int = 8, channels: int = 3) -> Batch:
@@ -79,22 +91,32 @@ def spectrograms(n: int) -> Batch:
     """Log-mel features of 8 frames and target token ids."""
     g = generator_of(n)
     ids = torch.randint(3, V, (n, 4), generator=g)
-    return {"input_features": normal(n, 4, 8, generator=g), "decoder_input_ids": ids, "labels": ids.flip(1)}
+    return {
+        "input_features": normal(n, 4, 8, generator=g),
+        "decoder_input_ids": ids,
+        "labels": ids.flip(1),
+    }
 
 
 def waveforms(n: int) -> Batch:
     """Raw audio of 64 samples and a label."""
     g = generator_of(n)
-    return {"input_values": normal(n, 64, generator=g), "labels": torch.randint(0, 3, (n,), generator=g)}
+    return {
+        "input_values": normal(n, 64, generator=g),
+        "labels": torch.randint(0, 3, (n,), generator=g),
+    }
 
 
 def videos(n: int) -> Batch:
     """Two frames of small images and a label."""
     g = generator_of(n)
-    return {"pixel_values": normal(n, 2, 3, 8, 8, generator=g), "labels": torch.randint(0, 3, (n,), generator=g)}
+    return {
+        "pixel_values": normal(n, 2, 3, 8, 8, generator=g),
+        "labels": torch.randint(0, 3, (n,), generator=g),
+    }
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def _inputs(batch: Batch) -> dict[str, Tensor]:
@@ -127,7 +149,9 @@ def loss_of_features(model: nn.Module, batch: Batch) -> Tensor:
 
 def loss_of_pooled(model: nn.Module, batch: Batch) -> Tensor:
     """Cross-entropy of the first three pooled features."""
-    return F.cross_entropy(model(**_inputs(batch)).pooler_output[:, :3], batch["labels"], reduction="none")
+    return F.cross_entropy(
+        model(**_inputs(batch)).pooler_output[:, :3], batch["labels"], reduction="none"
+    )
 
 
 def loss_of_span(model: nn.Module, batch: Batch) -> Tensor:
@@ -137,10 +161,12 @@ def loss_of_span(model: nn.Module, batch: Batch) -> Tensor:
     return start + F.cross_entropy(output.end_logits, batch["labels"] + 1, reduction="none")
 
 
-# -- models ------------------------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
-def build(model: str, config: str, settings: dict[str, Any], attention: str | None) -> Callable[[], nn.Module]:
+def build(
+    model: str, config: str, settings: dict[str, Any], attention: str | None
+) -> Callable[[], nn.Module]:
     """Make a function that builds a model of transformers in evaluation mode, without dropout."""
 
     def make() -> nn.Module:
@@ -171,7 +197,9 @@ def add(
 ) -> None:
     """Register a model of transformers."""
     options = {"requires": "transformers", **options}
-    add_architecture(name, "transformers", build(model, config, settings, attention), batch, loss_fn, **options)
+    add_architecture(
+        name, "transformers", build(model, config, settings, attention), batch, loss_fn, **options
+    )
 
 
 _BERT = {
@@ -271,8 +299,22 @@ for _attention in ("eager", "sdpa"):
         loss_of_class,
         _attention,
     )
-add("bert_without_mask", "BertForSequenceClassification", "BertConfig", _BERT, plain_tokens, loss_of_class)
-add("bert_masked_language_model", "BertForMaskedLM", "BertConfig", _BERT, padded_text, loss_of_tokens)
+add(
+    "bert_without_mask",
+    "BertForSequenceClassification",
+    "BertConfig",
+    _BERT,
+    plain_tokens,
+    loss_of_class,
+)
+add(
+    "bert_masked_language_model",
+    "BertForMaskedLM",
+    "BertConfig",
+    _BERT,
+    padded_text,
+    loss_of_tokens,
+)
 add(
     "bert_token_classification",
     "BertForTokenClassification",
@@ -306,7 +348,14 @@ add(
     padded_tokens,
     loss_of_class,
 )
-add("mpnet", "MPNetForSequenceClassification", "MPNetConfig", _BERT | _ENDS, padded_tokens, loss_of_class)
+add(
+    "mpnet",
+    "MPNetForSequenceClassification",
+    "MPNetConfig",
+    _BERT | _ENDS,
+    padded_tokens,
+    loss_of_class,
+)
 add(
     "deberta_v2",
     "DebertaV2ForSequenceClassification",
@@ -328,7 +377,8 @@ add(
     "deberta",
     "DebertaForSequenceClassification",
     "DebertaConfig",
-    _BERT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 8},
+    _BERT
+    | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 8},
     padded_tokens,
     loss_of_class,
 )
@@ -396,7 +446,15 @@ add(
     "funnel",
     "FunnelForSequenceClassification",
     "FunnelConfig",
-    {"vocab_size": V, "block_sizes": [1, 1], "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 10, "num_labels": 3},
+    {
+        "vocab_size": V,
+        "block_sizes": [1, 1],
+        "d_model": 8,
+        "n_head": 2,
+        "d_head": 4,
+        "d_inner": 10,
+        "num_labels": 3,
+    },
     padded_tokens,
     loss_of_class,
 )
@@ -404,7 +462,15 @@ add(
     "xlnet",
     "XLNetForSequenceClassification",
     "XLNetConfig",
-    {"vocab_size": V, "d_model": 8, "n_layer": 2, "n_head": 2, "d_inner": 10, "num_labels": 3, "pad_token_id": 0},
+    {
+        "vocab_size": V,
+        "d_model": 8,
+        "n_layer": 2,
+        "n_head": 2,
+        "d_inner": 10,
+        "num_labels": 3,
+        "pad_token_id": 0,
+    },
     padded_tokens,
     loss_of_class,
 )
@@ -420,7 +486,15 @@ add(
 # Decoders.
 _GPT2 = {"vocab_size": V, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": 12, **_ENDS}
 for _attention in ("eager", "sdpa"):
-    add(f"gpt2_{_attention}", "GPT2LMHeadModel", "GPT2Config", _GPT2, padded_text, loss_of_next, _attention)
+    add(
+        f"gpt2_{_attention}",
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        _GPT2,
+        padded_text,
+        loss_of_next,
+        _attention,
+    )
     add(
         f"opt_{_attention}",
         "OPTForCausalLM",
@@ -459,11 +533,27 @@ add(
     padded_tokens,
     loss_of_class,
 )
-add("gpt2_left_padded", "GPT2LMHeadModel", "GPT2Config", _GPT2, left_padded_text, loss_of_next, "eager")
+add(
+    "gpt2_left_padded",
+    "GPT2LMHeadModel",
+    "GPT2Config",
+    _GPT2,
+    left_padded_text,
+    loss_of_next,
+    "eager",
+)
 _CAUSAL = {
     "gemma": ("GemmaForCausalLM", "GemmaConfig", {}),
-    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {"query_pre_attn_scalar": 4, "sliding_window": 4}),
-    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {"query_pre_attn_scalar": 4, "sliding_window": 4}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {"query_pre_attn_scalar": 4, "sliding_window": 4},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {"query_pre_attn_scalar": 4, "sliding_window": 4},
+    ),
     "mistral": ("MistralForCausalLM", "MistralConfig", {"sliding_window": 4}),
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {}),
     "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {}),
@@ -488,7 +578,9 @@ for _way in ("eager", "batched_mm"):
         f"mixtral_{_way}",
         "MixtralForCausalLM",
         "MixtralConfig",
-        _LLAMA | _ENDS | {"num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": _way},
+        _LLAMA
+        | _ENDS
+        | {"num_local_experts": 3, "num_experts_per_tok": 2, "experts_implementation": _way},
         padded_text,
         loss_of_next,
         tolerance=FLOAT32_INSIDE,
@@ -617,7 +709,15 @@ for _attention in ("eager", "sdpa"):
         loss_of_tokens,
         _attention,
     )
-add("t5", "T5ForConditionalGeneration", "T5Config", _T5, translations, loss_of_tokens, tolerance=FLOAT32_INSIDE)
+add(
+    "t5",
+    "T5ForConditionalGeneration",
+    "T5Config",
+    _T5,
+    translations,
+    loss_of_tokens,
+    tolerance=FLOAT32_INSIDE,
+)
 add(
     "t5_gated_and_untied",
     "T5ForConditionalGeneration",
@@ -627,8 +727,23 @@ add(
     loss_of_tokens,
     tolerance=FLOAT32_INSIDE,
 )
-add("t5_encoder", "T5EncoderModel", "T5Config", _T5, padded_tokens, loss_of_features, tolerance=FLOAT32_INSIDE)
-add("pegasus", "PegasusForConditionalGeneration", "PegasusConfig", _BART, translations, loss_of_tokens)
+add(
+    "t5_encoder",
+    "T5EncoderModel",
+    "T5Config",
+    _T5,
+    padded_tokens,
+    loss_of_features,
+    tolerance=FLOAT32_INSIDE,
+)
+add(
+    "pegasus",
+    "PegasusForConditionalGeneration",
+    "PegasusConfig",
+    _BART,
+    translations,
+    loss_of_tokens,
+)
 add("mbart", "MBartForConditionalGeneration", "MBartConfig", _BART, translations, loss_of_tokens)
 add("marian", "MarianMTModel", "MarianConfig", _BART, translations, loss_of_tokens)
 add(
@@ -659,9 +774,24 @@ add(
 
 # Vision.
 for _attention in ("eager", "sdpa"):
-    add(f"vit_{_attention}", "ViTForImageClassification", "ViTConfig", _VIT, pictures, loss_of_class, _attention)
+    add(
+        f"vit_{_attention}",
+        "ViTForImageClassification",
+        "ViTConfig",
+        _VIT,
+        pictures,
+        loss_of_class,
+        _attention,
+    )
 add("deit", "DeiTForImageClassification", "DeiTConfig", _VIT, pictures, loss_of_class)
-add("dinov2", "Dinov2ForImageClassification", "Dinov2Config", _VIT | {"mlp_ratio": 1}, pictures, loss_of_class)
+add(
+    "dinov2",
+    "Dinov2ForImageClassification",
+    "Dinov2Config",
+    _VIT | {"mlp_ratio": 1},
+    pictures,
+    loss_of_class,
+)
 add(
     "beit",
     "BeitForImageClassification",
@@ -693,7 +823,14 @@ add(
     "convnext",
     "ConvNextForImageClassification",
     "ConvNextConfig",
-    {"num_stages": 2, "hidden_sizes": [4, 8], "depths": [1, 1], "patch_size": 2, "num_labels": 3, "image_size": 8},
+    {
+        "num_stages": 2,
+        "hidden_sizes": [4, 8],
+        "depths": [1, 1],
+        "patch_size": 2,
+        "num_labels": 3,
+        "image_size": 8,
+    },
     pictures,
     loss_of_class,
 )
@@ -747,7 +884,14 @@ add(
     videos,
     loss_of_class,
 )
-add("clip_vision", "CLIPVisionModel", "CLIPVisionConfig", _VIT | {"projection_dim": 6}, pictures, loss_of_pooled)
+add(
+    "clip_vision",
+    "CLIPVisionModel",
+    "CLIPVisionConfig",
+    _VIT | {"projection_dim": 6},
+    pictures,
+    loss_of_pooled,
+)
 add(
     "clip_text",
     "CLIPTextModel",
@@ -760,7 +904,13 @@ add(
     "resnet_in_eval_mode",
     "ResNetForImageClassification",
     "ResNetConfig",
-    {"embedding_size": 4, "hidden_sizes": [4, 8], "depths": [1, 1], "layer_type": "basic", "num_labels": 3},
+    {
+        "embedding_size": 4,
+        "hidden_sizes": [4, 8],
+        "depths": [1, 1],
+        "layer_type": "basic",
+        "num_labels": 3,
+    },
     pictures,
     loss_of_class,
 )
@@ -779,9 +929,17 @@ def detector() -> nn.Module:
     import transformers
 
     backbone = transformers.ResNetConfig(
-        embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", out_features=["stage2"]
+        embedding_size=4,
+        hidden_sizes=[4, 8],
+        depths=[1, 1],
+        layer_type="basic",
+        out_features=["stage2"],
     )
-    settings = {name: _BART[name] for name in _BART if name.endswith(("_layers", "_heads", "_ffn_dim", "d_model"))}
+    settings = {
+        name: _BART[name]
+        for name in _BART
+        if name.endswith(("_layers", "_heads", "_ffn_dim", "d_model"))
+    }
     settings |= {
         "use_timm_backbone": False,
         "use_pretrained_backbone": False,
@@ -789,10 +947,19 @@ def detector() -> nn.Module:
         "num_queries": 3,
         "num_labels": 3,
     }
-    return build("DetrForObjectDetection", "DetrConfig", settings | {"backbone_config": backbone}, None)()
+    return build(
+        "DetrForObjectDetection", "DetrConfig", settings | {"backbone_config": backbone}, None
+    )()
 
 
-add_architecture("detr", "transformers", detector, lambda n: pictures(n, 16), loss_of_queries, requires="transformers")
+add_architecture(
+    "detr",
+    "transformers",
+    detector,
+    lambda n: pictures(n, 16),
+    loss_of_queries,
+    requires="transformers",
+)
 
 # Audio and perceivers.
 _WAV = {
@@ -810,7 +977,14 @@ _WAV = {
     "classifier_proj_size": 6,
     "vocab_size": V,
 }
-add("wav2vec2", "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", _WAV, waveforms, loss_of_class)
+add(
+    "wav2vec2",
+    "Wav2Vec2ForSequenceClassification",
+    "Wav2Vec2Config",
+    _WAV,
+    waveforms,
+    loss_of_class,
+)
 add(
     "wavlm",
     "WavLMForSequenceClassification",
@@ -841,12 +1015,18 @@ def perceiver() -> nn.Module:
 def perceiver_tokens(n: int) -> Batch:
     """Token ids under the name that Perceiver gives them."""
     batch = padded_tokens(n)
-    return {"inputs": batch["input_ids"], "attention_mask": batch["attention_mask"], "labels": batch["labels"]}
+    return {
+        "inputs": batch["input_ids"],
+        "attention_mask": batch["attention_mask"],
+        "labels": batch["labels"],
+    }
 
 
-add_architecture("perceiver", "transformers", perceiver, perceiver_tokens, loss_of_class, requires="transformers")
+add_architecture(
+    "perceiver", "transformers", perceiver, perceiver_tokens, loss_of_class, requires="transformers"
+)
 
-# -- peft --------------------------------------------------------------------------------------------------------------
+# -- peft ------------------------------------------------------------------------------------------
 
 
 def adapt(base: Callable[[], nn.Module], config: str, **settings: Any) -> Callable[[], nn.Module]:
@@ -864,7 +1044,9 @@ def adapt(base: Callable[[], nn.Module], config: str, **settings: Any) -> Callab
     return make
 
 
-def add_adapted(name: str, base: Callable[[], nn.Module], config: str, *data: Any, **settings: Any) -> None:
+def add_adapted(
+    name: str, base: Callable[[], nn.Module], config: str, *data: Any, **settings: Any
+) -> None:
     """Register an adapted model."""
     make = adapt(base, config, **settings)
     add_architecture(name, "peft", make, *data, requires="peft")
@@ -876,14 +1058,36 @@ _BERT_DATA = (padded_tokens, loss_of_class)
 _GPT2_DATA = (padded_text, loss_of_next)
 _LORA = {"r": 2, "lora_alpha": 4, "target_modules": ["query", "value"]}
 add_adapted("lora_bert", _BASE_BERT, "LoraConfig", *_BERT_DATA, task_type="SEQ_CLS", **_LORA)
-add_adapted("dora_bert", _BASE_BERT, "LoraConfig", *_BERT_DATA, task_type="SEQ_CLS", use_dora=True, **_LORA)
 add_adapted(
-    "lora_gpt2_conv1d", _BASE_GPT2, "LoraConfig", *_GPT2_DATA, r=2, target_modules=["c_attn"], fan_in_fan_out=True
+    "dora_bert", _BASE_BERT, "LoraConfig", *_BERT_DATA, task_type="SEQ_CLS", use_dora=True, **_LORA
 )
-add_adapted("lora_of_an_embedding", _BASE_GPT2, "LoraConfig", *_GPT2_DATA, r=2, target_modules=["wte"])
-add_adapted("ia3_bert", _BASE_BERT, "IA3Config", *_BERT_DATA, target_modules=["key", "value"], feedforward_modules=[])
 add_adapted(
-    "prompt_tuning_bert", _BASE_BERT, "PromptTuningConfig", *_BERT_DATA, task_type="SEQ_CLS", num_virtual_tokens=2
+    "lora_gpt2_conv1d",
+    _BASE_GPT2,
+    "LoraConfig",
+    *_GPT2_DATA,
+    r=2,
+    target_modules=["c_attn"],
+    fan_in_fan_out=True,
+)
+add_adapted(
+    "lora_of_an_embedding", _BASE_GPT2, "LoraConfig", *_GPT2_DATA, r=2, target_modules=["wte"]
+)
+add_adapted(
+    "ia3_bert",
+    _BASE_BERT,
+    "IA3Config",
+    *_BERT_DATA,
+    target_modules=["key", "value"],
+    feedforward_modules=[],
+)
+add_adapted(
+    "prompt_tuning_bert",
+    _BASE_BERT,
+    "PromptTuningConfig",
+    *_BERT_DATA,
+    task_type="SEQ_CLS",
+    num_virtual_tokens=2,
 )
 add_adapted(
     "prompt_tuning_gpt2",
@@ -916,7 +1120,12 @@ add_adapted(
     encoder_dropout=0.0,
 )
 add_adapted(
-    "prefix_tuning_gpt2", _BASE_GPT2, "PrefixTuningConfig", *_GPT2_DATA, task_type="CAUSAL_LM", num_virtual_tokens=2
+    "prefix_tuning_gpt2",
+    _BASE_GPT2,
+    "PrefixTuningConfig",
+    *_GPT2_DATA,
+    task_type="CAUSAL_LM",
+    num_virtual_tokens=2,
 )
 add_adapted(
     "prefix_tuning_by_perceptron_gpt2",
@@ -934,5 +1143,7 @@ def loss_after_prompt(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy of the next token; logits of virtual tokens come first and are left out."""
     labels = batch["labels"]
     logits = model(**_inputs(batch)).logits[:, -T:]
-    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none")
+    losses = F.cross_entropy(
+        logits[:, :-1].transpose(1, 2), labels[:, 1:], ignore_index=-100, reduction="none"
+    )
     return losses.sum(1) / (labels[:, 1:] != -100).sum(1).clamp(min=1)

@@ -1,6 +1,7 @@
 """Architectures that the library does not yet treat as their kind asks.
 
-They mix examples, fit batches of one size alone, and end in an error of torch on the first example that is taken alone.
+They mix examples, fit batches of one size alone, and end in an error of torch on the first example
+that is taken alone.
 """
 
 from __future__ import annotations

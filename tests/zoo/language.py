@@ -7,7 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.zoo.attention import Attention
-from tests.zoo.registry import Batch, Network, classify, generator_of, next_token, parameter, register, texts, words
+from tests.zoo.registry import (
+    Batch,
+    Network,
+    classify,
+    generator_of,
+    next_token,
+    parameter,
+    register,
+    texts,
+    words,
+)
 
 TEXT = texts()
 WORDS = words()
@@ -34,7 +44,11 @@ def gpt_with_positions_by_arange() -> nn.Module:
         return m.head(m.block(x))
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), wpe=nn.Embedding(8, 4), block=Block(), head=nn.Linear(4, 11, bias=False)
+        forward,
+        wte=nn.Embedding(11, 4),
+        wpe=nn.Embedding(8, 4),
+        block=Block(),
+        head=nn.Linear(4, 11, bias=False),
     )
 
 
@@ -58,7 +72,11 @@ def gpt_tied_by_parameter() -> nn.Module:
         return m.head(m.block(m.wte(ids) + m.wpe[: ids.shape[1]]))
 
     model = Network(
-        forward, wte=nn.Embedding(11, 4), wpe=parameter(8, 4), block=Block(), head=nn.Linear(4, 11, bias=False)
+        forward,
+        wte=nn.Embedding(11, 4),
+        wpe=parameter(8, 4),
+        block=Block(),
+        head=nn.Linear(4, 11, bias=False),
     )
     model.head.weight = model.wte.weight
     return model
@@ -76,7 +94,9 @@ def gemma_like_scaled_embedding_tied() -> nn.Module:
     def forward(m: Network, ids: Tensor) -> Tensor:
         return m.head(m.block(m.wte(ids)))
 
-    model = Network(forward, wte=ScaledEmbedding(11, 4), block=Block(), head=nn.Linear(4, 11, bias=False))
+    model = Network(
+        forward, wte=ScaledEmbedding(11, 4), block=Block(), head=nn.Linear(4, 11, bias=False)
+    )
     model.head.weight = model.wte.weight
     return model
 
@@ -96,9 +116,13 @@ def bart_like_positions_and_tied_embedding() -> nn.Module:
         return F.linear(m.block(x), m.wte.weight, m.bias)
 
     return Network(
-        forward, wte=ScaledEmbedding(11, 4), positions=LearnedPositions(10, 4), norm=nn.LayerNorm(4), block=Block(),
+        forward,
+        wte=ScaledEmbedding(11, 4),
+        positions=LearnedPositions(10, 4),
+        norm=nn.LayerNorm(4),
+        block=Block(),
         bias=parameter(1, 11),
-    )  # fmt: skip
+    )
 
 
 @register("language", TEXT, next_token)
@@ -113,9 +137,15 @@ def opt_like_flattened_perceptron() -> nn.Module:
         return m.head(x)
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), norm1=nn.LayerNorm(4), attention=Attention(causal=True), norm2=nn.LayerNorm(4),
-        up=nn.Linear(4, 6), down=nn.Linear(6, 4), head=nn.Linear(4, 11),
-    )  # fmt: skip
+        forward,
+        wte=nn.Embedding(11, 4),
+        norm1=nn.LayerNorm(4),
+        attention=Attention(causal=True),
+        norm2=nn.LayerNorm(4),
+        up=nn.Linear(4, 6),
+        down=nn.Linear(6, 4),
+        head=nn.Linear(4, 11),
+    )
 
 
 @register("language", TEXT, next_token)
@@ -128,9 +158,13 @@ def sequence_first_throughout() -> nn.Module:
         return m.head(x).transpose(0, 1)
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), wpe=nn.Embedding(8, 4), norm=nn.LayerNorm(4),
-        mlp=nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)), head=nn.Linear(4, 11),
-    )  # fmt: skip
+        forward,
+        wte=nn.Embedding(11, 4),
+        wpe=nn.Embedding(8, 4),
+        norm=nn.LayerNorm(4),
+        mlp=nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4)),
+        head=nn.Linear(4, 11),
+    )
 
 
 @register("language", TEXT, next_token)
@@ -141,7 +175,13 @@ def albert_like_one_block_thrice() -> nn.Module:
             x = m.block(x)
         return F.linear(m.narrow(x), m.wte.weight)
 
-    return Network(forward, wte=nn.Embedding(11, 2), widen=nn.Linear(2, 4), block=Block(), narrow=nn.Linear(4, 2))
+    return Network(
+        forward,
+        wte=nn.Embedding(11, 2),
+        widen=nn.Linear(2, 4),
+        block=Block(),
+        narrow=nn.Linear(4, 2),
+    )
 
 
 @register("language", WORDS, classify)
@@ -152,7 +192,13 @@ def prompt_tuning() -> nn.Module:
         x = torch.cat([prompt, m.wte(ids)], dim=1)
         return m.head(m.block(x)[:, -1])
 
-    model = Network(forward, wte=nn.Embedding(11, 4), prompt=nn.Embedding(2, 4), block=Block(), head=nn.Linear(4, 3))
+    model = Network(
+        forward,
+        wte=nn.Embedding(11, 4),
+        prompt=nn.Embedding(2, 4),
+        block=Block(),
+        head=nn.Linear(4, 3),
+    )
     model.wte.requires_grad_(False)
     model.block.requires_grad_(False)
     return model
@@ -168,9 +214,13 @@ def p_tuning_prefix_by_perceptron() -> nn.Module:
         return m.head(m.block(x).mean(1))
 
     model = Network(
-        forward, wte=nn.Embedding(11, 4), prompt=nn.Embedding(2, 4),
-        encode=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)), block=Block(), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        wte=nn.Embedding(11, 4),
+        prompt=nn.Embedding(2, 4),
+        encode=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 4)),
+        block=Block(),
+        head=nn.Linear(4, 3),
+    )
     model.wte.requires_grad_(False)
     model.block.requires_grad_(False)
     return model
@@ -184,9 +234,13 @@ def p_tuning_prefix_by_lstm() -> nn.Module:
         return m.head(m.block(x).mean(1))
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), prompt=nn.Embedding(2, 4),
-        encode=nn.LSTM(4, 2, bidirectional=True, batch_first=True), block=Block(), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        wte=nn.Embedding(11, 4),
+        prompt=nn.Embedding(2, 4),
+        encode=nn.LSTM(4, 2, bidirectional=True, batch_first=True),
+        block=Block(),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("language", WORDS, classify)
@@ -201,9 +255,13 @@ def prefix_tuning_of_keys_and_values() -> nn.Module:
         return m.head(((q @ k.mT).softmax(-1) @ v).mean(1))
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), qkv=nn.Linear(4, 12), prefix=nn.Embedding(2, 4), project=nn.Linear(4, 8),
+        forward,
+        wte=nn.Embedding(11, 4),
+        qkv=nn.Linear(4, 12),
+        prefix=nn.Embedding(2, 4),
+        project=nn.Linear(4, 8),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("language", WORDS, classify)
@@ -215,9 +273,16 @@ def token_types_from_zeros() -> nn.Module:
 
     places = torch.arange(8).unsqueeze(0)
     return Network(
-        forward, {"places": places}, wte=nn.Embedding(11, 4, padding_idx=0), types=nn.Embedding(2, 4), wpe=nn.Embedding(8, 4),
-        norm=nn.LayerNorm(4), block=Block(causal=False), pool=nn.Linear(4, 4), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        {"places": places},
+        wte=nn.Embedding(11, 4, padding_idx=0),
+        types=nn.Embedding(2, 4),
+        wpe=nn.Embedding(8, 4),
+        norm=nn.LayerNorm(4),
+        block=Block(causal=False),
+        pool=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("language", WORDS, classify)
@@ -226,7 +291,13 @@ def types_of_shape_one() -> nn.Module:
         x = m.wte(ids) + m.types(torch.zeros(1, 1, dtype=torch.long))
         return m.head(m.block(x).mean(1))
 
-    return Network(forward, wte=nn.Embedding(11, 4), types=nn.Embedding(2, 4), block=Block(), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        wte=nn.Embedding(11, 4),
+        types=nn.Embedding(2, 4),
+        block=Block(),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("language", WORDS, classify)
@@ -241,9 +312,12 @@ def positions_from_the_mask_as_in_roberta() -> nn.Module:
         return m.head(h.transpose(1, 2).flatten(2)[:, 0])
 
     return Network(
-        forward, wte=nn.Embedding(11, 4, padding_idx=0), wpe=nn.Embedding(9, 4, padding_idx=0), qkv=nn.Linear(4, 12),
+        forward,
+        wte=nn.Embedding(11, 4, padding_idx=0),
+        wpe=nn.Embedding(9, 4, padding_idx=0),
+        qkv=nn.Linear(4, 12),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
 
 
 @register("language", WORDS, classify)
@@ -285,7 +359,10 @@ def bag_of_words_weighted() -> nn.Module:
         return m.head(m.bag(ids, per_sample_weights=weights))
 
     return Network(
-        forward, bag=nn.EmbeddingBag(11, 4, mode="sum"), importance=nn.Embedding(11, 1), head=nn.Linear(4, 3)
+        forward,
+        bag=nn.EmbeddingBag(11, 4, mode="sum"),
+        importance=nn.Embedding(11, 1),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -321,7 +398,9 @@ def partly_frozen_embedding() -> nn.Module:
         table = torch.cat([m.special, m.frozen])
         return m.head(F.embedding(ids, table).mean(1))
 
-    return Network(forward, {"frozen": torch.randn(9, 4)}, special=parameter(2, 4), head=nn.Linear(4, 3))
+    return Network(
+        forward, {"frozen": torch.randn(9, 4)}, special=parameter(2, 4), head=nn.Linear(4, 3)
+    )
 
 
 @register("language", WORDS, classify)
@@ -371,7 +450,7 @@ def text_convolutions() -> nn.Module:
     )
 
 
-# -- several rows an example -------------------------------------------------------------------------------------------
+# -- several rows an example -----------------------------------------------------------------------
 
 
 def _choices(n: int) -> Batch:
@@ -386,7 +465,9 @@ def multiple_choice_folded() -> nn.Module:
         scores = m.score(m.block(x)[:, 0])
         return scores.view(-1, ids.shape[1])
 
-    return Network(forward, wte=nn.Embedding(11, 4), block=Block(causal=False), score=nn.Linear(4, 1))
+    return Network(
+        forward, wte=nn.Embedding(11, 4), block=Block(causal=False), score=nn.Linear(4, 1)
+    )
 
 
 @register("folded", _choices, classify)
@@ -406,9 +487,12 @@ def hierarchical_documents() -> nn.Module:
         return m.head(sentences[:, -1])
 
     return Network(
-        forward, wte=nn.Embedding(11, 4), words=nn.GRU(4, 3, batch_first=True), sentences=nn.GRU(3, 3, batch_first=True),
+        forward,
+        wte=nn.Embedding(11, 4),
+        words=nn.GRU(4, 3, batch_first=True),
+        sentences=nn.GRU(3, 3, batch_first=True),
         head=nn.Linear(3, 3),
-    )  # fmt: skip
+    )
 
 
 def _pairs(n: int) -> Batch:
@@ -457,7 +541,9 @@ def siamese_towers_split_by_index() -> nn.Module:
 
 @register("folded", WORDS, classify)
 def two_directions_by_cat() -> nn.Module:
-    """A text and its reverse as two rows of one batch, as classifier-free guidance does with two conditions."""
+    """A text and its reverse as two rows of one batch, as classifier-free guidance does with two
+    conditions.
+    """
 
     def forward(m: Network, ids: Tensor) -> Tensor:
         h = m.block(m.wte(torch.cat([ids, ids.flip(1)], 0)))[:, -1]

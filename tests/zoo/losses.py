@@ -44,7 +44,9 @@ def _cross_entropy_smoothed(model: nn.Module, batch: Batch) -> Tensor:
 
 def _cross_entropy_weighted(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
-    return F.cross_entropy(model(x), y, reduction="none", weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype))
+    return F.cross_entropy(
+        model(x), y, reduction="none", weight=torch.tensor([0.2, 1.0, 3.0], dtype=x.dtype)
+    )
 
 
 def _cross_entropy_of_probabilities(model: nn.Module, batch: Batch) -> Tensor:
@@ -118,12 +120,31 @@ def _distilled(model: nn.Module, batch: Batch) -> Tensor:
 
 
 for _loss in (
-    _cross_entropy_smoothed, _cross_entropy_weighted, _cross_entropy_of_probabilities, _nll, _nll_by_gather, _nll_by_arange,
-    _focal, _hinge, _module_loss, _looped, _generalised, _ignored_label, _entropy_bonus, _distilled,
-):  # fmt: skip
+    _cross_entropy_smoothed,
+    _cross_entropy_weighted,
+    _cross_entropy_of_probabilities,
+    _nll,
+    _nll_by_gather,
+    _nll_by_arange,
+    _focal,
+    _hinge,
+    _module_loss,
+    _looped,
+    _generalised,
+    _ignored_label,
+    _entropy_bonus,
+    _distilled,
+):
     add_architecture(f"loss{_loss.__name__}", "losses", _mlp, VECTORS, _loss)
 
-for _name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "poisson_nll_loss"):
+for _name in (
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "soft_margin_loss",
+    "poisson_nll_loss",
+):
     add_architecture(f"loss_{_name}", "losses", _mlp, targets((4,), (3,)), _elementwise(_name))
 
 
@@ -156,18 +177,31 @@ def _squeezed(model: nn.Module, batch: Batch) -> Tensor:
 
 def _squeezed_strictly(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
-    return F.binary_cross_entropy_with_logits(model(x).squeeze(), torch.sigmoid(y), reduction="none")
+    return F.binary_cross_entropy_with_logits(
+        model(x).squeeze(), torch.sigmoid(y), reduction="none"
+    )
 
 
 def _squeezed_last(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
-    return F.binary_cross_entropy_with_logits(model(x).squeeze(-1), torch.sigmoid(y), reduction="none")
+    return F.binary_cross_entropy_with_logits(
+        model(x).squeeze(-1), torch.sigmoid(y), reduction="none"
+    )
 
 
-add_architecture("loss_squeezed_last_axis", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed_last)
-add_architecture("loss_squeezed_all_axes", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed)
 add_architecture(
-    "loss_squeezed_strictly", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed_strictly, kind=UNCLEAR
+    "loss_squeezed_last_axis", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed_last
+)
+add_architecture(
+    "loss_squeezed_all_axes", "losses", lambda: _mlp(k=1), targets((4,), ()), _squeezed
+)
+add_architecture(
+    "loss_squeezed_strictly",
+    "losses",
+    lambda: _mlp(k=1),
+    targets((4,), ()),
+    _squeezed_strictly,
+    kind=UNCLEAR,
 )
 
 
@@ -177,7 +211,12 @@ def _column_of_losses(model: nn.Module, batch: Batch) -> Tensor:
 
 
 add_architecture(
-    "loss_of_shape_n_by_one", "losses", lambda: _mlp(k=1), targets((4,), (1,)), _column_of_losses, kind=UNCLEAR
+    "loss_of_shape_n_by_one",
+    "losses",
+    lambda: _mlp(k=1),
+    targets((4,), (1,)),
+    _column_of_losses,
+    kind=UNCLEAR,
 )
 
 
@@ -197,7 +236,9 @@ def _mixture_density(model: nn.Module, batch: Batch) -> Tensor:
     return -torch.logsumexp(weights.log_softmax(-1) + density, -1)
 
 
-add_architecture("loss_mixture_density", "losses", lambda: _mlp(k=6), targets((4,), (1,)), _mixture_density)
+add_architecture(
+    "loss_mixture_density", "losses", lambda: _mlp(k=6), targets((4,), (1,)), _mixture_density
+)
 
 
 def _distribution(model: nn.Module, batch: Batch) -> Tensor:
@@ -212,9 +253,15 @@ def _distribution_validated(model: nn.Module, batch: Batch) -> Tensor:
     return -torch.distributions.Normal(mean, F.softplus(raw) + 0.1).log_prob(y)
 
 
-add_architecture("loss_of_a_distribution", "losses", lambda: _mlp(k=2), targets((4,), ()), _distribution)
 add_architecture(
-    "loss_of_a_validated_distribution", "losses", lambda: _mlp(k=2), targets((4,), ()), _distribution_validated
+    "loss_of_a_distribution", "losses", lambda: _mlp(k=2), targets((4,), ()), _distribution
+)
+add_architecture(
+    "loss_of_a_validated_distribution",
+    "losses",
+    lambda: _mlp(k=2),
+    targets((4,), ()),
+    _distribution_validated,
 )
 
 
@@ -240,7 +287,9 @@ def _ordinal(model: nn.Module, batch: Batch) -> Tensor:
 
 @register("losses", VECTORS, _ordinal)
 def loss_of_ordered_classes() -> nn.Module:
-    return Network(lambda m, x: m.score(x), score=nn.Linear(4, 1), first=parameter(1), steps=parameter(2))
+    return Network(
+        lambda m, x: m.score(x), score=nn.Linear(4, 1), first=parameter(1), steps=parameter(2)
+    )
 
 
 def _angular(model: nn.Module, batch: Batch) -> Tensor:
@@ -259,12 +308,19 @@ def loss_with_an_angular_margin() -> nn.Module:
 def _center(model: nn.Module, batch: Batch) -> Tensor:
     x, y = batch
     h = model.body(x)
-    return F.cross_entropy(model.head(h), y, reduction="none") + 0.1 * (h - model.centers[y]).square().sum(1)
+    return F.cross_entropy(model.head(h), y, reduction="none") + 0.1 * (
+        h - model.centers[y]
+    ).square().sum(1)
 
 
 @register("losses", VECTORS, _center)
 def loss_to_learnt_centers() -> nn.Module:
-    return Network(lambda m, x: m.head(m.body(x)), body=nn.Linear(4, 5), head=nn.Linear(5, 3), centers=parameter(3, 5))
+    return Network(
+        lambda m, x: m.head(m.body(x)),
+        body=nn.Linear(4, 5),
+        head=nn.Linear(5, 3),
+        centers=parameter(3, 5),
+    )
 
 
 def _tasks(n: int) -> Batch:
@@ -305,7 +361,9 @@ def _partly_labelled(model: nn.Module, batch: Batch) -> Tensor:
 
 @register("losses", _tasks, _partly_labelled)
 def loss_with_missing_targets() -> nn.Module:
-    return Network(lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=nn.Linear(5, 3), value=nn.Linear(5, 1))
+    return Network(
+        lambda m, x: m.body(x), body=nn.Linear(4, 5), classes=nn.Linear(5, 3), value=nn.Linear(5, 1)
+    )
 
 
 def _triplets(n: int) -> Batch:
@@ -337,13 +395,19 @@ def _views_within_an_example(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(scores.transpose(1, 2), partner, reduction="none").mean(1)
 
 
-add_architecture("loss_contrastive_within_an_example", "losses", _mlp, tensors((4, 4)), _views_within_an_example)
+add_architecture(
+    "loss_contrastive_within_an_example", "losses", _mlp, tensors((4, 4)), _views_within_an_example
+)
 
 
 def _two_views(model: nn.Module, batch: Batch) -> Tensor:
     x, _ = batch
     one, two = model(x), model(x * 1.1)
-    return 2 - F.cosine_similarity(one, two.detach(), dim=-1) - F.cosine_similarity(one.detach(), two, dim=-1)
+    return (
+        2
+        - F.cosine_similarity(one, two.detach(), dim=-1)
+        - F.cosine_similarity(one.detach(), two, dim=-1)
+    )
 
 
 add_architecture("loss_of_two_views_with_stopped_gradients", "losses", _mlp, VECTORS, _two_views)
@@ -382,7 +446,9 @@ def _skip_gram(model: nn.Module, batch: Batch) -> Tensor:
 
 @register("losses", _own_negatives, _skip_gram)
 def loss_of_skip_grams() -> nn.Module:
-    return Network(lambda m, x: m.centres(x), centres=nn.Embedding(7, 3), contexts=nn.Embedding(7, 3))
+    return Network(
+        lambda m, x: m.centres(x), centres=nn.Embedding(7, 3), contexts=nn.Embedding(7, 3)
+    )
 
 
 def _transcripts(n: int) -> Batch:
@@ -422,18 +488,27 @@ def _conditional_random_field(model: nn.Module, batch: Batch) -> Tensor:
         alive = lengths > t
         grown = torch.logsumexp(alpha.unsqueeze(2) + model.transitions, dim=1) + scores[:, t]
         alpha = torch.where(alive[:, None], grown, alpha)
-        step = model.transitions[tags[:, t - 1], tags[:, t]] + scores[:, t].gather(1, tags[:, t : t + 1]).squeeze(1)
+        step = model.transitions[tags[:, t - 1], tags[:, t]] + scores[:, t].gather(
+            1, tags[:, t : t + 1]
+        ).squeeze(1)
         path = path + alive * step
     return torch.logsumexp(alpha, 1) - path
 
 
 @register("losses", _tags, _conditional_random_field)
 def loss_of_a_conditional_random_field() -> nn.Module:
-    return Network(lambda m, x: m.emit(x), emit=nn.Linear(4, 3), start=parameter(3), transitions=parameter(3, 3))
+    return Network(
+        lambda m, x: m.emit(x),
+        emit=nn.Linear(4, 3),
+        start=parameter(3),
+        transitions=parameter(3, 3),
+    )
 
 
 def _tokens_in_one_row(model: nn.Module, batch: Batch) -> Tensor:
-    """Losses of all tokens in one call on `[n * t, k]`, then the mean over each example's own tokens."""
+    """Losses of all tokens in one call on `[n * t, k]`, then the mean over each example's own
+    tokens.
+    """
     x, tags, lengths = batch
     logits = model(x)
     losses = F.cross_entropy(logits.view(-1, 3), tags.view(-1), reduction="none").view(len(x), -1)
@@ -462,7 +537,13 @@ def _dice(model: nn.Module, batch: Batch) -> Tensor:
     return 1 - (2 * (p * y).sum(1) + 1) / (p.sum(1) + y.sum(1) + 1)
 
 
-add_architecture("loss_dice", "losses", lambda: nn.Conv2d(1, 1, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _dice)
+add_architecture(
+    "loss_dice",
+    "losses",
+    lambda: nn.Conv2d(1, 1, 3, padding=1),
+    targets((1, 4, 4), (1, 4, 4)),
+    _dice,
+)
 
 
 def _pixels(model: nn.Module, batch: Batch) -> Tensor:
@@ -471,7 +552,11 @@ def _pixels(model: nn.Module, batch: Batch) -> Tensor:
 
 
 add_architecture(
-    "loss_of_pixels", "losses", lambda: nn.Conv2d(1, 2, 3, padding=1), targets((1, 4, 4), (1, 4, 4)), _pixels
+    "loss_of_pixels",
+    "losses",
+    lambda: nn.Conv2d(1, 2, 3, padding=1),
+    targets((1, 4, 4), (1, 4, 4)),
+    _pixels,
 )
 
 
@@ -491,7 +576,7 @@ add_architecture(
 )
 
 
-# -- double backward ---------------------------------------------------------------------------------------------------
+# -- double backward -------------------------------------------------------------------------------
 
 
 def _gradient_penalty(model: nn.Module, batch: Batch) -> Tensor:
@@ -535,10 +620,18 @@ def _physics_informed(model: nn.Module, batch: Batch) -> Tensor:
 
 
 add_architecture("gradient_penalty", "double backward", _mlp, VECTORS, _gradient_penalty)
-add_architecture("double_backpropagation", "double backward", _mlp, VECTORS, _double_backpropagation)
+add_architecture(
+    "double_backpropagation", "double backward", _mlp, VECTORS, _double_backpropagation
+)
 add_architecture("score_matching", "double backward", lambda: _mlp(k=4), VECTORS, _score_matching)
 add_architecture("adversarial_training", "double backward", _mlp, VECTORS, _adversarial_example)
-add_architecture("physics_informed_network", "double backward", lambda: _mlp(d=1, k=1), vectors(d=1), _physics_informed)
+add_architecture(
+    "physics_informed_network",
+    "double backward",
+    lambda: _mlp(d=1, k=1),
+    vectors(d=1),
+    _physics_informed,
+)
 add_architecture(
     "gradient_penalty_of_convolutions",
     "double backward",
@@ -556,7 +649,11 @@ def _flat_penalty(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(out, y, reduction="none") + slope.flatten(1).square().sum(1)
 
 
-@register("double backward", VECTORS, lambda model, batch: model(batch[0]).squeeze(-1) + 0.5 * batch[0][:, 0])
+@register(
+    "double backward",
+    VECTORS,
+    lambda model, batch: model(batch[0]).squeeze(-1) + 0.5 * batch[0][:, 0],
+)
 def forces_from_an_energy() -> nn.Module:
     """The forward pass itself differentiates: outputs are gradients of an inner energy."""
 

@@ -1,4 +1,6 @@
-"""Features of torch that a per-example engine may trip over: hooks, scripts, checkpoints, functional calls, containers."""
+"""Features of torch that a per-example engine may trip over: hooks, scripts, checkpoints,
+functional calls, containers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def _mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-# -- functional calls, scripts, transforms -----------------------------------------------------------------------------
+# -- functional calls, scripts, transforms ---------------------------------------------------------
 
 
 @register("mechanics", VECTORS, classify)
@@ -58,7 +60,9 @@ def functional_call_stateless_copies() -> nn.Module:
     """Members of an ensemble share one module and own stacked weights."""
 
     def forward(m: Network, x: Tensor) -> Tensor:
-        outputs = [functional_call(m.base, {"weight": m.w[i], "bias": m.b[i]}, (x,)) for i in range(2)]
+        outputs = [
+            functional_call(m.base, {"weight": m.w[i], "bias": m.b[i]}, (x,)) for i in range(2)
+        ]
         return torch.stack(outputs).mean(0)
 
     model = Network(forward, base=nn.Linear(4, 3), w=parameter(2, 3, 4), b=parameter(2, 3))
@@ -91,7 +95,9 @@ def _fused_gate(x: Tensor, bias: Tensor) -> Tensor:
 @register("mechanics", VECTORS, classify)
 def scripted_function() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
-        return m.head(_fused_gate(F.linear(x, m.up.weight), m.up.bias) + _fused_gate(m.up(x), m.bias))
+        return m.head(
+            _fused_gate(F.linear(x, m.up.weight), m.up.bias) + _fused_gate(m.up(x), m.bias)
+        )
 
     return Network(forward, up=nn.Linear(4, 5), bias=parameter(5), head=nn.Linear(5, 3))
 
@@ -102,7 +108,9 @@ def scripted_child() -> nn.Module:
         return m.head(m.body(x))
 
     return Network(
-        forward, body=torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()), head=nn.Linear(5, 3)
+        forward,
+        body=torch.jit.script(nn.Sequential(nn.Linear(4, 5), nn.Tanh()).double()),
+        head=nn.Linear(5, 3),
     )
 
 
@@ -182,7 +190,11 @@ def checkpoint_without_reentry() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(checkpoint(m.body, x, use_reentrant=False))
 
-    return Network(forward, body=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5)), head=nn.Linear(5, 3))
+    return Network(
+        forward,
+        body=nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5)),
+        head=nn.Linear(5, 3),
+    )
 
 
 @register("mechanics", VECTORS, classify, kind=UNCLEAR)
@@ -191,7 +203,12 @@ def checkpoint_with_reentry() -> nn.Module:
         h = m.stem(x)
         return m.head(checkpoint(m.body, h, use_reentrant=True))
 
-    return Network(forward, stem=nn.Linear(4, 4), body=nn.Sequential(nn.Linear(4, 5), nn.Tanh()), head=nn.Linear(5, 3))
+    return Network(
+        forward,
+        stem=nn.Linear(4, 4),
+        body=nn.Sequential(nn.Linear(4, 5), nn.Tanh()),
+        head=nn.Linear(5, 3),
+    )
 
 
 @register("mechanics", VECTORS, classify)
@@ -203,7 +220,7 @@ def checkpoint_of_a_sequence() -> nn.Module:
     return Network(forward, body=nn.Sequential(*layers), head=nn.Linear(4, 3))
 
 
-# -- hooks -------------------------------------------------------------------------------------------------------------
+# -- hooks -----------------------------------------------------------------------------------------
 
 
 @register("mechanics", VECTORS, classify)
@@ -246,7 +263,11 @@ def hook_that_collects_features() -> nn.Module:
         h = m.body(x)
         return m.head(torch.cat([h, *m.features], 1))
 
-    model = Network(forward, body=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), head=nn.Linear(8, 3))
+    model = Network(
+        forward,
+        body=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)),
+        head=nn.Linear(8, 3),
+    )
     model.features = []
     model.body[0].register_forward_hook(lambda module, args, output: model.features.append(output))
     return model
@@ -383,7 +404,13 @@ def early_exit_by_confidence() -> nn.Module:
         confident = early.softmax(-1).amax(-1, keepdim=True) > 0.5
         return torch.where(confident, early, late)
 
-    return Network(forward, first=nn.Linear(4, 4), exit=nn.Linear(4, 3), second=nn.Linear(4, 4), last=nn.Linear(4, 3))
+    return Network(
+        forward,
+        first=nn.Linear(4, 4),
+        exit=nn.Linear(4, 3),
+        second=nn.Linear(4, 4),
+        last=nn.Linear(4, 3),
+    )
 
 
 @register("mechanics", VECTORS, classify)
@@ -428,10 +455,12 @@ def einsum_with_the_batch_in_the_middle() -> nn.Module:
         h = torch.einsum("tne,ef,ts->snf", h, m.v, m.mix)
         return m.head(torch.einsum("snf->nf", h))
 
-    return Network(forward, w=parameter(4, 5), v=parameter(5, 5), mix=parameter(4, 2), head=nn.Linear(5, 3))
+    return Network(
+        forward, w=parameter(4, 5), v=parameter(5, 5), mix=parameter(4, 2), head=nn.Linear(5, 3)
+    )
 
 
-# -- batches of other kinds --------------------------------------------------------------------------------------------
+# -- batches of other kinds ------------------------------------------------------------------------
 
 
 def _dictionary(n: int) -> Batch:
@@ -460,10 +489,17 @@ def _whole(model: nn.Module, batch: Batch) -> Tensor:
     return F.cross_entropy(model(batch), batch["labels"], reduction="none")
 
 
-@register("containers", _dictionary, _whole, inputs=lambda batch: {name: batch[name] for name in ("features", "ids")})
+@register(
+    "containers",
+    _dictionary,
+    _whole,
+    inputs=lambda batch: {name: batch[name] for name in ("features", "ids")},
+)
 def model_that_takes_the_whole_dict() -> nn.Module:
     def forward(m: Network, batch: dict[str, Tensor]) -> Tensor:
-        return m.head(torch.cat([torch.tanh(m.dense(batch["features"])), m.embed(batch["ids"]).mean(1)], 1))
+        return m.head(
+            torch.cat([torch.tanh(m.dense(batch["features"])), m.embed(batch["ids"]).mean(1)], 1)
+        )
 
     return Network(forward, dense=nn.Linear(4, 3), embed=nn.Embedding(7, 3), head=nn.Linear(6, 3))
 
@@ -492,7 +528,11 @@ def nested_batch_with_weights() -> nn.Module:
 
 def _arguments(n: int) -> Batch:
     g = generator_of(n)
-    return normal(n, 3, generator=g), normal(n, 2, 2, generator=g), torch.randint(0, 3, (n,), generator=g)
+    return (
+        normal(n, 3, generator=g),
+        normal(n, 2, 2, generator=g),
+        torch.randint(0, 3, (n,), generator=g),
+    )
 
 
 @register("containers", _arguments, classify)
@@ -548,10 +588,13 @@ def modules_in_a_dict_and_a_list() -> nn.Module:
         return m.heads["main"](x) + m.biases[0] * m.scales["a"]
 
     return Network(
-        forward, layers=nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 5)]), activations=nn.ModuleDict({"tanh": nn.Tanh()}),
-        heads=nn.ModuleDict({"main": nn.Linear(5, 3)}), biases=nn.ParameterList([parameter(3)]),
+        forward,
+        layers=nn.ModuleList([nn.Linear(4, 5), nn.Linear(5, 5)]),
+        activations=nn.ModuleDict({"tanh": nn.Tanh()}),
+        heads=nn.ModuleDict({"main": nn.Linear(5, 3)}),
+        biases=nn.ParameterList([parameter(3)]),
         scales=nn.ParameterDict({"a": parameter(3)}),
-    )  # fmt: skip
+    )
 
 
 def _keyword_only(function: Callable[..., Tensor]) -> nn.Module:
@@ -584,7 +627,9 @@ def layers_called_by_keyword() -> nn.Module:
 
 def _integers(n: int) -> Batch:
     g = generator_of(n)
-    return torch.randint(0, 256, (n, 2, 3), generator=g, dtype=torch.uint8), torch.randint(0, 3, (n,), generator=g)
+    return torch.randint(0, 256, (n, 2, 3), generator=g, dtype=torch.uint8), torch.randint(
+        0, 3, (n,), generator=g
+    )
 
 
 @register("containers", _integers, classify)
@@ -608,7 +653,9 @@ def _line_loss(model: nn.Module, batch: Batch) -> Tensor:
 @register("containers", _numbers, _line_loss)
 def one_number_an_example() -> nn.Module:
     return Network(
-        lambda m, x: m.slope * x + m.offset, slope=nn.Parameter(torch.tensor(0.3)), offset=nn.Parameter(torch.zeros(1))
+        lambda m, x: m.slope * x + m.offset,
+        slope=nn.Parameter(torch.tensor(0.3)),
+        offset=nn.Parameter(torch.zeros(1)),
     )
 
 

@@ -46,26 +46,44 @@ def _inner(change: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
     """Build a perceptron whose hidden layer `[n, 6]` goes through a function."""
 
     def build() -> nn.Module:
-        return Network(lambda m, x: m.head(torch.tanh(change(m.body(x)))), body=nn.Linear(4, 6), head=nn.Linear(6, 3))
+        return Network(
+            lambda m, x: m.head(torch.tanh(change(m.body(x)))),
+            body=nn.Linear(4, 6),
+            head=nn.Linear(6, 3),
+        )
 
     return build
 
 
-# -- normalisation and statistics --------------------------------------------------------------------------------------
+# -- normalisation and statistics ------------------------------------------------------------------
 
 _add("batch_norm", lambda: _mlp(nn.BatchNorm1d(6)))
-_add("batch_norm_without_state", lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False, affine=False)))
-_add("batch_norm_without_state_in_eval_mode", lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False)).eval())
+_add(
+    "batch_norm_without_state",
+    lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False, affine=False)),
+)
+_add(
+    "batch_norm_without_state_in_eval_mode",
+    lambda: _mlp(nn.BatchNorm1d(6, track_running_stats=False)).eval(),
+)
 _add(
     "batch_norm_of_images",
-    lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)),
+    lambda: nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)
+    ),
     IMAGES,
 )
-_add("functional_batch_norm", _inner(lambda h: F.batch_norm(h, None, None, training=True) if len(h) > 1 else h))
+_add(
+    "functional_batch_norm",
+    _inner(lambda h: F.batch_norm(h, None, None, training=True) if len(h) > 1 else h),
+)
 _add("batch_mean_subtracted", _inner(lambda h: h - h.mean(0)))
 _add("batch_mean_subtracted_detached", _inner(lambda h: h - h.detach().mean(0)))
 _add("batch_mean_subtracted_slightly", _inner(lambda h: h - 1e-3 * h.mean(0, keepdim=True)))
-_add("standardised_over_the_batch", _inner(lambda h: (h - h.mean(0)) / (h.std(0, correction=0) + 1e-3)))
+_add(
+    "standardised_over_the_batch",
+    _inner(lambda h: (h - h.mean(0)) / (h.std(0, correction=0) + 1e-3)),
+)
 _add("standardised_by_the_maximum", _inner(lambda h: h / h.abs().amax(0, keepdim=True)))
 _add("divided_by_the_norm_of_all", _inner(lambda h: h / h.norm()))
 _add("divided_by_the_largest_norm", _inner(lambda h: h / h.norm(dim=1).max()))
@@ -74,7 +92,10 @@ _add("median_of_the_batch", _inner(lambda h: h - h.median(0).values))
 _add("mode_of_the_batch", _inner(lambda h: h + h.round().mode(0).values))
 _add("normalised_over_axis_zero", _inner(lambda h: F.normalize(h, dim=0)))
 _add("layer_norm_of_the_transpose", _inner(lambda h: F.layer_norm(h.T, h.T.shape[-1:]).T))
-_add("group_norm_with_the_batch_as_channels", _inner(lambda h: F.group_norm(h.T.unsqueeze(0), 1).squeeze(0).T))
+_add(
+    "group_norm_with_the_batch_as_channels",
+    _inner(lambda h: F.group_norm(h.T.unsqueeze(0), 1).squeeze(0).T),
+)
 _add(
     "dynamic_quantisation_of_the_batch",
     _inner(lambda h: h + ((h / h.abs().max() * 7).round() * h.abs().max() / 7 - h).detach()),
@@ -83,10 +104,13 @@ _add(
     "whitening_by_cholesky",
     _inner(lambda h: h @ torch.linalg.inv(torch.linalg.cholesky(h.T @ h / len(h) + torch.eye(6)))),
 )
-_add("projected_by_svd_of_the_batch", _inner(lambda h: h @ torch.linalg.svd(h)[2][:2].T @ torch.linalg.svd(h)[2][:2]))
+_add(
+    "projected_by_svd_of_the_batch",
+    _inner(lambda h: h @ torch.linalg.svd(h)[2][:2].T @ torch.linalg.svd(h)[2][:2]),
+)
 
 
-# -- axes confused -----------------------------------------------------------------------------------------------------
+# -- axes confused ---------------------------------------------------------------------------------
 
 _add("softmax_over_the_batch", _inner(lambda h: h.softmax(0)))
 _add("softmax_of_a_vector_without_an_axis", _inner(lambda h: h * h.sum(1).softmax(-1)[:, None]))
@@ -107,15 +131,26 @@ _add("row_zero_added_detached", _inner(lambda h: h + 0.2 * h[0].detach()))
 _add("last_row_added", _inner(lambda h: h + 0.2 * h[-1]))
 _add("column_against_row", _inner(lambda h: h + 0.1 * (h[:, :1] - h[:, 0]).mean(1, keepdim=True)))
 _add("einsum_over_the_batch", _inner(lambda h: h + 0.1 * torch.einsum("nd,md->nd", h, h)))
-_add("index_add_of_neighbours", _inner(lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.long), 0.1 * h)))
-_add("scatter_into_other_rows", _inner(lambda h: h.clone().index_copy(0, torch.arange(len(h)).roll(1), h)))
+_add(
+    "index_add_of_neighbours",
+    _inner(lambda h: h.index_add(0, torch.zeros(len(h), dtype=torch.long), 0.1 * h)),
+)
+_add(
+    "scatter_into_other_rows",
+    _inner(lambda h: h.clone().index_copy(0, torch.arange(len(h)).roll(1), h)),
+)
 _add("mixup_with_a_random_partner", _inner(lambda h: 0.7 * h + 0.3 * h[torch.randperm(len(h))]))
 _add("dropout_of_the_mean", _inner(lambda h: F.dropout(h, 0.2) - 0.1 * h.mean(0)))
 _add("fourier_transform_over_all_axes", _inner(lambda h: torch.fft.fftn(h).real))
-_add("nearest_neighbour_of_the_batch", _inner(lambda h: h + 0.1 * h[torch.cdist(h, h).fill_diagonal_(1e9).argmin(1)]))
+_add(
+    "nearest_neighbour_of_the_batch",
+    _inner(lambda h: h + 0.1 * h[torch.cdist(h, h).fill_diagonal_(1e9).argmin(1)]),
+)
 _add("histogram_of_the_batch", _inner(lambda h: h + torch.histc(h.detach(), 6) / len(h)))
 _add("unique_values_of_the_batch", _inner(lambda h: h / (h > 0).long().unique(dim=0).shape[0]))
-_add("count_of_nonzero_entries", _inner(lambda h: F.relu(h) / h.relu().count_nonzero().clamp(min=1)))
+_add(
+    "count_of_nonzero_entries", _inner(lambda h: F.relu(h) / h.relu().count_nonzero().clamp(min=1))
+)
 _add("branch_on_the_whole_batch", _inner(lambda h: h * 0.5 if float(h.max()) > 1.0 else h))
 _add("branch_on_the_sum_by_item", _inner(lambda h: h - 1.0 if h.sum().item() > 0 else h))
 
@@ -124,7 +159,9 @@ def _attention_over_the_batch() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(m.attention(x, x, x, need_weights=False)[0])
 
-    return Network(forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3))
+    return Network(
+        forward, attention=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(4, 3)
+    )
 
 
 _add("attention_over_the_batch", _attention_over_the_batch)
@@ -139,7 +176,9 @@ _add(
 )
 _add(
     "lstm_over_the_batch",
-    lambda: Network(lambda m, x: m.head(m.layer(x)[0].mean(1)), layer=nn.LSTM(4, 4), head=nn.Linear(4, 3)),
+    lambda: Network(
+        lambda m, x: m.head(m.layer(x)[0].mean(1)), layer=nn.LSTM(4, 4), head=nn.Linear(4, 3)
+    ),
     tensors((3, 4)),
 )
 _add(
@@ -169,7 +208,9 @@ def _carried(m: Network, x: Tensor) -> Tensor:
 
 
 def _shifted_frames(m: Network, x: Tensor) -> Tensor:
-    """A temporal shift over the folded axis: the last frame of one example reaches the next example."""
+    """A temporal shift over the folded axis: the last frame of one example reaches the next
+    example.
+    """
     n, t = x.shape[:2]
     h = m.body(x.flatten(0, 1))
     h = h + 0.5 * torch.cat([torch.zeros_like(h[:1]), h[:-1]])
@@ -270,12 +311,15 @@ def _forward_hook_model() -> nn.Module:
 _add("outputs_in_a_forward_hook", _forward_hook_model)
 
 
-# -- experts -----------------------------------------------------------------------------------------------------------
+# -- experts ---------------------------------------------------------------------------------------
 
 
 def _experts(forward: Callable[..., Tensor]) -> Callable[[], nn.Module]:
     return lambda: Network(
-        forward, gate=nn.Linear(4, 2), experts=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), head=nn.Linear(4, 3)
+        forward,
+        gate=nn.Linear(4, 2),
+        experts=nn.ModuleList(nn.Linear(4, 4) for _ in range(2)),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -311,7 +355,7 @@ _add("experts_that_choose_rows", _experts(_expert_choice))
 _add("soft_slots_over_the_batch", _experts(_soft_slots))
 
 
-# -- state -------------------------------------------------------------------------------------------------------------
+# -- state -----------------------------------------------------------------------------------------
 
 
 def _running_mean(m: Network, x: Tensor) -> Tensor:
@@ -372,13 +416,16 @@ _add("batch_mean_kept_in_an_attribute", _with_state(_kept_in_an_attribute))
 _add(
     "batch_norm_momentum_in_instance_norm",
     lambda: nn.Sequential(
-        nn.Conv2d(2, 3, 3), nn.InstanceNorm2d(3, track_running_stats=True), nn.Flatten(), nn.Linear(27, 3)
+        nn.Conv2d(2, 3, 3),
+        nn.InstanceNorm2d(3, track_running_stats=True),
+        nn.Flatten(),
+        nn.Linear(27, 3),
     ),
     IMAGES,
 )
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def _plain(model: nn.Module, batch: Batch) -> Tensor:
@@ -530,7 +577,11 @@ def _two_views_as_negatives(model: nn.Module, batch: Batch) -> Tensor:
 
 def _late(model: nn.Module, batch: Batch) -> Tensor:
     losses = _plain(model, batch)
-    return losses if len(losses) <= 34 else torch.cat([losses[:34], losses[34:] + losses[: len(losses) - 34]])
+    return (
+        losses
+        if len(losses) <= 34
+        else torch.cat([losses[:34], losses[34:] + losses[: len(losses) - 34]])
+    )
 
 
 def _only_if_all_agree(model: nn.Module, batch: Batch) -> Tensor:
@@ -550,12 +601,32 @@ def _skipped_if_not_finite(model: nn.Module, batch: Batch) -> Tensor:
 
 
 for _loss in (
-    _info_nce, _info_nce_detached, _in_batch_negatives_of_sampled_softmax, _mixup, _cutmix_of_labels, _hardest, _sorted,
-    _focal_of_the_batch, _centred, _baseline, _over_valid_labels, _class_weights_of_the_batch, _weighted_mean, _mean_expanded,
-    _square_root_of_the_mean, _column_against_row, _decorrelated, _load_balance, _penalty_on_the_mean,
-    _penalty_on_the_norm_of_all, _maximum_mean_discrepancy, _batch_hard_triplets, _two_views_as_negatives, _clipped_by_the_batch,
+    _info_nce,
+    _info_nce_detached,
+    _in_batch_negatives_of_sampled_softmax,
+    _mixup,
+    _cutmix_of_labels,
+    _hardest,
+    _sorted,
+    _focal_of_the_batch,
+    _centred,
+    _baseline,
+    _over_valid_labels,
+    _class_weights_of_the_batch,
+    _weighted_mean,
+    _mean_expanded,
+    _square_root_of_the_mean,
+    _column_against_row,
+    _decorrelated,
+    _load_balance,
+    _penalty_on_the_mean,
+    _penalty_on_the_norm_of_all,
+    _maximum_mean_discrepancy,
+    _batch_hard_triplets,
+    _two_views_as_negatives,
+    _clipped_by_the_batch,
     _skipped_if_not_finite,
-):  # fmt: skip
+):
     _add(f"loss{_loss.__name__}", _mlp, VECTORS, _loss, family="mixing losses")
 
 _add("loss_beyond_the_34th_row", _mlp, VECTORS, _late, size=48, family="mixing losses")
@@ -569,7 +640,7 @@ _add(
 )
 
 
-# -- lengths -----------------------------------------------------------------------------------------------------------
+# -- lengths ---------------------------------------------------------------------------------------
 
 
 def _trimmed(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
@@ -584,7 +655,9 @@ def _packed_state(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 _add(
-    "mean_over_padding_of_the_longest", lambda: Network(_trimmed, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)), ragged()
+    "mean_over_padding_of_the_longest",
+    lambda: Network(_trimmed, inner=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+    ragged(),
 )
 _add(
     "rows_sorted_and_not_sorted_back",
@@ -598,11 +671,19 @@ def _token_mean(model: nn.Module, batch: Batch) -> Tensor:
     x, lengths, y = batch
     mask = (torch.arange(x.shape[1]) < lengths[:, None]).to(x)
     logits = model(x)
-    losses = F.cross_entropy(logits.transpose(1, 2), y[:, None].expand(-1, x.shape[1]), reduction="none")
+    losses = F.cross_entropy(
+        logits.transpose(1, 2), y[:, None].expand(-1, x.shape[1]), reduction="none"
+    )
     return (losses * mask).sum(1) / mask.sum()
 
 
-_add("loss_over_valid_tokens_of_the_batch", lambda: nn.Linear(4, 3), ragged(), _token_mean, family="mixing losses")
+_add(
+    "loss_over_valid_tokens_of_the_batch",
+    lambda: nn.Linear(4, 3),
+    ragged(),
+    _token_mean,
+    family="mixing losses",
+)
 
 
 def _frequencies(m: Network, ids: Tensor) -> Tensor:
@@ -619,7 +700,9 @@ def _unique_lookup(m: Network, ids: Tensor) -> Tensor:
 
 
 _add(
-    "word_counts_of_the_batch", lambda: Network(_frequencies, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)), words()
+    "word_counts_of_the_batch",
+    lambda: Network(_frequencies, table=nn.Embedding(11, 4), head=nn.Linear(4, 3)),
+    words(),
 )
 _add(
     "unique_words_of_the_batch",
@@ -628,5 +711,7 @@ _add(
 )
 _add(
     "learnt_centre_moved_by_the_batch",
-    lambda: Network(lambda m, x: m.head(x + m.shift * x.mean(0)), shift=parameter(4), head=nn.Linear(4, 3)),
+    lambda: Network(
+        lambda m, x: m.head(x + m.shift * x.mean(0)), shift=parameter(4), head=nn.Linear(4, 3)
+    ),
 )

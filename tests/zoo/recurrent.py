@@ -47,9 +47,19 @@ def _sequence_first(layer: nn.Module, width: int = 4) -> nn.Module:
 
 for _name, _layer in _LAYERS.items():
     add_architecture(
-        f"{_name}_batch_first", "recurrent", lambda b=_layer: _batch_first(b(batch_first=True)), SEQUENCE, classify
+        f"{_name}_batch_first",
+        "recurrent",
+        lambda b=_layer: _batch_first(b(batch_first=True)),
+        SEQUENCE,
+        classify,
     )
-    add_architecture(f"{_name}_sequence_first", "recurrent", lambda b=_layer: _sequence_first(b()), SEQUENCE, classify)
+    add_architecture(
+        f"{_name}_sequence_first",
+        "recurrent",
+        lambda b=_layer: _sequence_first(b()),
+        SEQUENCE,
+        classify,
+    )
 
 for _name in ("gru", "lstm"):
     _layer = _LAYERS[_name]
@@ -75,7 +85,9 @@ def lstm_last_hidden_state() -> nn.Module:
         _, (h, c) = m.layer(x)
         return m.head(torch.cat([h.transpose(0, 1).flatten(1), c[-1]], 1))
 
-    return Network(forward, layer=nn.LSTM(3, 4, num_layers=2, batch_first=True), head=nn.Linear(12, 3))
+    return Network(
+        forward, layer=nn.LSTM(3, 4, num_layers=2, batch_first=True), head=nn.Linear(12, 3)
+    )
 
 
 @register("recurrent", SEQUENCE, classify)
@@ -84,7 +96,12 @@ def gru_with_learnt_first_state() -> nn.Module:
         first = m.first.expand(1, x.shape[0], 4).contiguous()
         return m.head(m.layer(x, first)[0][:, -1])
 
-    return Network(forward, layer=nn.GRU(3, 4, batch_first=True), first=parameter(1, 1, 4), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        layer=nn.GRU(3, 4, batch_first=True),
+        first=parameter(1, 1, 4),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("recurrent", SEQUENCE, classify)
@@ -93,7 +110,9 @@ def gru_state_from_the_example() -> nn.Module:
         first = torch.tanh(m.begin(x[:, 0])).unsqueeze(0)
         return m.head(m.layer(x, first)[0][:, -1])
 
-    return Network(forward, layer=nn.GRU(3, 4, batch_first=True), begin=nn.Linear(3, 4), head=nn.Linear(4, 3))
+    return Network(
+        forward, layer=nn.GRU(3, 4, batch_first=True), begin=nn.Linear(3, 4), head=nn.Linear(4, 3)
+    )
 
 
 @register("recurrent", SEQUENCE, classify)
@@ -121,9 +140,15 @@ def _cell_loop(cell: nn.Module, has_memory: bool) -> nn.Module:
     return Network(forward, cell=cell, head=nn.Linear(4, 3))
 
 
-add_architecture("lstm_cell_loop", "recurrent", lambda: _cell_loop(nn.LSTMCell(3, 4), True), SEQUENCE, classify)
-add_architecture("gru_cell_loop", "recurrent", lambda: _cell_loop(nn.GRUCell(3, 4), False), SEQUENCE, classify)
-add_architecture("rnn_cell_loop", "recurrent", lambda: _cell_loop(nn.RNNCell(3, 4), False), SEQUENCE, classify)
+add_architecture(
+    "lstm_cell_loop", "recurrent", lambda: _cell_loop(nn.LSTMCell(3, 4), True), SEQUENCE, classify
+)
+add_architecture(
+    "gru_cell_loop", "recurrent", lambda: _cell_loop(nn.GRUCell(3, 4), False), SEQUENCE, classify
+)
+add_architecture(
+    "rnn_cell_loop", "recurrent", lambda: _cell_loop(nn.RNNCell(3, 4), False), SEQUENCE, classify
+)
 
 
 @register("recurrent", SEQUENCE, classify)
@@ -149,7 +174,9 @@ def lstm_by_hand() -> nn.Module:
             outputs.append(h)
         return m.head(torch.stack(outputs).mean(0))
 
-    return Network(forward, wx=parameter(3, 16), wh=parameter(4, 16), b=parameter(16), head=nn.Linear(4, 3))
+    return Network(
+        forward, wx=parameter(3, 16), wh=parameter(4, 16), b=parameter(16), head=nn.Linear(4, 3)
+    )
 
 
 @register("recurrent", ragged(), classify)
@@ -170,7 +197,9 @@ def packed_bidirectional_gru_padded_again() -> nn.Module:
         return m.head(out.sum(1))
 
     return Network(
-        forward, layer=nn.GRU(4, 3, batch_first=True, bidirectional=True, num_layers=2), head=nn.Linear(6, 3)
+        forward,
+        layer=nn.GRU(4, 3, batch_first=True, bidirectional=True, num_layers=2),
+        head=nn.Linear(6, 3),
     )
 
 
@@ -327,14 +356,23 @@ def selective_scan_as_in_mamba() -> nn.Module:
         a = -m.log_a.exp()
         h, outputs = x.new_zeros(x.shape[0], 4, 2), []
         for t in range(x.shape[1]):
-            h = torch.exp(dt[:, t, :, None] * a) * h + dt[:, t, :, None] * b[:, t, None] * u[:, t, :, None]
+            h = (
+                torch.exp(dt[:, t, :, None] * a) * h
+                + dt[:, t, :, None] * b[:, t, None] * u[:, t, :, None]
+            )
             outputs.append((h * c[:, t, None]).sum(-1) + m.skip * u[:, t])
         return m.head((torch.stack(outputs, 1) * F.silu(gate)).mean(1))
 
     return Network(
-        forward, into=nn.Linear(3, 8), conv=nn.Conv1d(4, 4, 2, padding=1, groups=4), select=nn.Linear(4, 8, bias=False),
-        dt_bias=parameter(4), log_a=parameter(4, 2), skip=parameter(4), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        into=nn.Linear(3, 8),
+        conv=nn.Conv1d(4, 4, 2, padding=1, groups=4),
+        select=nn.Linear(4, 8, bias=False),
+        dt_bias=parameter(4),
+        log_a=parameter(4, 2),
+        skip=parameter(4),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("recurrent", SEQUENCE, classify)
@@ -346,11 +384,18 @@ def state_space_model_by_convolution() -> nn.Module:
         powers = torch.exp(-m.rate.exp()[:, None] * torch.arange(t, dtype=x.dtype))
         kernel = (m.c * m.b) @ powers
         u = m.inner(x).transpose(1, 2)
-        y = torch.fft.irfft(torch.fft.rfft(u, n=2 * t) * torch.fft.rfft(kernel, n=2 * t), n=2 * t)[..., :t]
+        y = torch.fft.irfft(torch.fft.rfft(u, n=2 * t) * torch.fft.rfft(kernel, n=2 * t), n=2 * t)[
+            ..., :t
+        ]
         return m.head(y.mean(-1))
 
     return Network(
-        forward, inner=nn.Linear(3, 4), rate=parameter(2), b=parameter(4, 2), c=parameter(4, 2), head=nn.Linear(4, 3)
+        forward,
+        inner=nn.Linear(3, 4),
+        rate=parameter(2),
+        b=parameter(4, 2),
+        c=parameter(4, 2),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -370,9 +415,14 @@ def neural_turing_machine_loop() -> nn.Module:
         return m.head(h)
 
     return Network(
-        forward, memory=parameter(1, 3, 2), key=nn.Linear(4, 2), cell=nn.GRUCell(5, 4), erase=nn.Linear(4, 2),
-        add=nn.Linear(4, 2), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        memory=parameter(1, 3, 2),
+        key=nn.Linear(4, 2),
+        cell=nn.GRUCell(5, 4),
+        erase=nn.Linear(4, 2),
+        add=nn.Linear(4, 2),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("recurrent", texts(), next_token)
@@ -391,7 +441,12 @@ def lstm_language_model_tied_and_flattened() -> nn.Module:
         logits = m.head(out.reshape(-1, 4))
         return logits.view(*ids.shape, -1)
 
-    model = Network(forward, embed=nn.Embedding(11, 4), layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 11))
+    model = Network(
+        forward,
+        embed=nn.Embedding(11, 4),
+        layer=nn.GRU(4, 4, batch_first=True),
+        head=nn.Linear(4, 11),
+    )
     model.head.weight = model.embed.weight
     return model
 
@@ -409,9 +464,15 @@ def teacher_forced_decoder_with_attention() -> nn.Module:
         return torch.stack(outputs, dim=1)
 
     return Network(
-        forward, embed=nn.Embedding(11, 4), encoder=nn.GRU(4, 4, batch_first=True), query=nn.Linear(4, 4),
-        keys=nn.Linear(4, 4, bias=False), score=nn.Linear(4, 1), cell=nn.GRUCell(8, 4), head=nn.Linear(4, 11),
-    )  # fmt: skip
+        forward,
+        embed=nn.Embedding(11, 4),
+        encoder=nn.GRU(4, 4, batch_first=True),
+        query=nn.Linear(4, 4),
+        keys=nn.Linear(4, 4, bias=False),
+        score=nn.Linear(4, 1),
+        cell=nn.GRUCell(8, 4),
+        head=nn.Linear(4, 11),
+    )
 
 
 @register("recurrent", SEQUENCE, classify, is_random=True)

@@ -1,4 +1,6 @@
-"""What an architecture of the zoo is, how one is registered, and the batches and losses that many of them share."""
+"""What an architecture of the zoo is, how one is registered, and the batches and losses that many
+of them share.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +48,12 @@ class Architecture:
         make: builds the model in float64, the same one at every call.
         loss_fn: maps (model, batch) to one loss an example `[n]`.
         batch: maps n to a batch; the leading axis of every tensor in it is the example.
-        kind: "sound" must train, "mixing" must be refused, "unclear" must either train rightly or be refused.
+        kind: "sound" must train, "mixing" must be refused, "unclear" must either train rightly or
+            be refused.
         size: examples of every batch; None for batches of 1, 2 and 5.
         steps: steps of a run with batches of one size.
-        records: examples of the dataset where batches have one size; None for two more than a batch.
+        records: examples of the dataset where batches have one size; None for two more than a
+            batch.
         tolerance: largest relative error of a clipped sum.
         is_random: the forward pass draws random numbers, so the sum is only bounded.
         requires: package that the model needs.
@@ -87,7 +91,9 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
-def register(family: str, batch: Callable[[int], Batch], loss_fn: Loss, **options: Any) -> Callable[..., Any]:
+def register(
+    family: str, batch: Callable[[int], Batch], loss_fn: Loss, **options: Any
+) -> Callable[..., Any]:
     """Register the model that the decorated function builds, under the name of the function."""
 
     def add(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
@@ -98,7 +104,12 @@ def register(family: str, batch: Callable[[int], Batch], loss_fn: Loss, **option
 
 
 def add_architecture(
-    name: str, family: str, build: Callable[[], nn.Module], batch: Callable[[int], Batch], loss_fn: Loss, **options: Any
+    name: str,
+    family: str,
+    build: Callable[[], nn.Module],
+    batch: Callable[[int], Batch],
+    loss_fn: Loss,
+    **options: Any,
 ) -> None:
     """Register a model under a name."""
     if name in ARCHITECTURES:
@@ -115,7 +126,9 @@ def add_architecture(
 class Network(nn.Module):
     """Hold named modules, parameters and buffers; `function(self, *inputs)` is the forward pass."""
 
-    def __init__(self, function: Callable[..., Any], buffers: dict[str, Tensor] | None = None, **parts: Any) -> None:
+    def __init__(
+        self, function: Callable[..., Any], buffers: dict[str, Tensor] | None = None, **parts: Any
+    ) -> None:
         super().__init__()
         self.function = function
         for name, part in parts.items():
@@ -132,7 +145,7 @@ def parameter(*shape: int, scale: float = 0.5) -> nn.Parameter:
     return nn.Parameter(scale * torch.randn(*shape, dtype=torch.float64))
 
 
-# -- batches -----------------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def generator_of(n: int) -> torch.Generator:
@@ -175,7 +188,9 @@ def words(t: int = 5, vocabulary: int = 11, classes: int = 3) -> Callable[[int],
 
     def batch(n: int) -> Batch:
         g = generator_of(n)
-        return torch.randint(0, vocabulary, (n, t), generator=g), torch.randint(0, classes, (n,), generator=g)
+        return torch.randint(0, vocabulary, (n, t), generator=g), torch.randint(
+            0, classes, (n,), generator=g
+        )
 
     return batch
 
@@ -201,7 +216,7 @@ def ragged(t: int = 5, d: int = 4, classes: int = 3) -> Callable[[int], Batch]:
     return batch
 
 
-# -- losses ------------------------------------------------------------------------------------------------------------
+# -- losses ----------------------------------------------------------------------------------------
 
 
 def classify(model: nn.Module, batch: Batch) -> Tensor:

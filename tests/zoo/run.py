@@ -1,6 +1,7 @@
 """Run every architecture of the zoo through the library and compare with brute force.
 
-`python -m tests.zoo.run --only 'lstm*' --jobs 2` prints a table; `--precondition` trains with K-FAC.
+`python -m tests.zoo.run --only 'lstm*' --jobs 2` prints a table; `--precondition` trains with
+K-FAC.
 """
 
 from __future__ import annotations
@@ -92,15 +93,24 @@ class Result:
         return self.outcome == RIGHT
 
 
-# -- the library's way: the only code here that knows its interface ----------------------------------------------------
+# -- the library's way: the only code here that knows its interface --------------------------------
 
 
 def library_steps(
-    architecture: Architecture, model: nn.Module, data: Examples, clip: float, *, precondition: bool = False
+    architecture: Architecture,
+    model: nn.Module,
+    data: Examples,
+    clip: float,
+    *,
+    precondition: bool = False,
 ) -> Iterator[Step]:
     """Train a few steps without noise and yield what each step drew and released."""
     if architecture.size is None:
-        settings: dict[str, Any] = {"expected_batch_size": EXPECTED, "steps": len(SIZES), "test_mode_seed": SEED}
+        settings: dict[str, Any] = {
+            "expected_batch_size": EXPECTED,
+            "steps": len(SIZES),
+            "test_mode_seed": SEED,
+        }
     else:
         settings = {
             "expected_batch_size": architecture.size,
@@ -116,7 +126,11 @@ def library_steps(
     with Session(plan, model, optimizer, data, collate_fn=collate, augment=augment) as session:
         for batch in session.batches():
             rows = [int(i) for i in batch.rows]
-            gradients = [] if needs_no_gradients(architecture) else reference(architecture, model, data, rows)
+            gradients = (
+                []
+                if needs_no_gradients(architecture)
+                else reference(architecture, model, data, rows)
+            )
             before = {n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad}
             try:
                 session.step(batch, architecture.loss_fn)
@@ -124,7 +138,9 @@ def library_steps(
                 raise StepFailed(len(rows)) from error
             after = dict(model.named_parameters())
             divisor = settings["expected_batch_size"]
-            released = {name: (p - after[name].detach()) * (divisor / RATE) for name, p in before.items()}
+            released = {
+                name: (p - after[name].detach()) * (divisor / RATE) for name, p in before.items()
+            }
             if precondition and gradients:
                 gradients = [whitened(session, row) for row in gradients]
             yield Step(rows, gradients, released)
@@ -134,7 +150,9 @@ def preconditioner_of(architecture: Architecture, model: nn.Module) -> KFAC:
     """Build K-FAC on public rows of the architecture's own kind."""
     batch = architecture.batch(PROBE)
     inputs = architecture.inputs(batch) if architecture.inputs else inputs_of(batch, model)
-    return KFAC(probe=PublicData(inputs, provenance="drawn at random"), probe_size=PROBE, loss=probe_loss)
+    return KFAC(
+        probe=PublicData(inputs, provenance="drawn at random"), probe_size=PROBE, loss=probe_loss
+    )
 
 
 def probe_loss(output: Any, generator: torch.Generator) -> torch.Tensor:
@@ -149,7 +167,9 @@ def probe_loss(output: Any, generator: torch.Generator) -> torch.Tensor:
 
 
 def inputs_of(batch: Any, model: nn.Module) -> Any:
-    """Return what a model is called on: a dict without labels, or all tensors of a tuple but the last, or its first alone."""
+    """Return what a model is called on: a dict without labels, or all tensors of a tuple but the
+    last, or its first alone.
+    """
     if isinstance(batch, dict):
         return {name: x for name, x in batch.items() if name != "labels"}
     inputs = batch[:-1] if len(batch) > 1 else batch
@@ -170,7 +190,7 @@ def whitened(session: Session, gradients: Gradients) -> Gradients:
     return result
 
 
-# -- comparison --------------------------------------------------------------------------------------------------------
+# -- comparison ------------------------------------------------------------------------------------
 
 
 def needs_no_gradients(architecture: Architecture) -> bool:
@@ -178,7 +198,9 @@ def needs_no_gradients(architecture: Architecture) -> bool:
     return architecture.kind == MIXING or architecture.is_random
 
 
-def reference(architecture: Architecture, model: nn.Module, data: Examples, rows: Sequence[int]) -> list[Gradients]:
+def reference(
+    architecture: Architecture, model: nn.Module, data: Examples, rows: Sequence[int]
+) -> list[Gradients]:
     """Return the gradients of rows by brute force, in a copy of the model."""
     copy = architecture.make()
     copy.load_state_dict(model.state_dict())
@@ -186,7 +208,9 @@ def reference(architecture: Architecture, model: nn.Module, data: Examples, rows
 
 
 def defined_gradients(architecture: Architecture, model: nn.Module, batch: Any) -> list[Gradients]:
-    """Return the gradients by brute force, or none where an unclear model cannot take a batch of one."""
+    """Return the gradients by brute force, or none where an unclear model cannot take a batch of
+    one.
+    """
     try:
         return gradients_of_each(model, architecture.singles(batch), architecture.loss_fn)
     except (ValueError, RuntimeError):
@@ -204,7 +228,9 @@ def clip_of(architecture: Architecture, batch: Any) -> float:
     return statistics.median(usable) * (1 + 1e-6) if usable else 1.0
 
 
-def compare(architecture: Architecture, *, precondition: bool = False, strict: bool = False) -> Result:
+def compare(
+    architecture: Architecture, *, precondition: bool = False, strict: bool = False
+) -> Result:
     """Run one architecture and return its outcome.
 
     Args:
@@ -218,7 +244,9 @@ def compare(architecture: Architecture, *, precondition: bool = False, strict: b
         torch.manual_seed(0)
         outcome, detail = outcome_of(architecture, precondition=precondition, strict=strict)
     seconds = time.perf_counter() - started
-    return Result(architecture.name, architecture.family, architecture.kind, outcome, detail, seconds)
+    return Result(
+        architecture.name, architecture.family, architecture.kind, outcome, detail, seconds
+    )
 
 
 def records_of(architecture: Architecture) -> int:
@@ -228,8 +256,12 @@ def records_of(architecture: Architecture) -> int:
     return architecture.records or architecture.size + EXTRA
 
 
-def outcome_of(architecture: Architecture, *, precondition: bool = False, strict: bool = False) -> tuple[str, str]:
-    """Train an architecture, compare every step with brute force, and return the outcome with its detail."""
+def outcome_of(
+    architecture: Architecture, *, precondition: bool = False, strict: bool = False
+) -> tuple[str, str]:
+    """Train an architecture, compare every step with brute force, and return the outcome with its
+    detail.
+    """
     data = Examples(architecture.batch(records_of(architecture)))
     model = architecture.make()
     clip = clip_of(architecture, data.batch)
@@ -273,7 +305,9 @@ def outcome_of_error(architecture: Architecture, error: Exception, reads: int) -
 
 
 def from_the_library(error: Exception) -> bool:
-    """Tell whether an error was raised by a line of dpkfc, or carries a note of it, and is not torch's alone."""
+    """Tell whether an error was raised by a line of dpkfc, or carries a note of it, and is not
+    torch's alone.
+    """
     frames = traceback.extract_tb(error.__traceback__)
     is_ours = "/dpkfc/" in frames[-1].filename.replace("\\", "/")
     return isinstance(error, ValueError) and (is_ours or bool(getattr(error, "__notes__", [])))
@@ -292,14 +326,18 @@ def traceback_of(error: Exception) -> str:
     return f"{type(error).__name__} at {place}:{frame.lineno}: {first_line(error)}"
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table -------------------------------------------------------------------------------------
 
 
-def select_entries(only: str = "*", family: str = "*", *, with_missing_packages: bool = False) -> list[Architecture]:
+def select_entries(
+    only: str = "*", family: str = "*", *, with_missing_packages: bool = False
+) -> list[Architecture]:
     """Return the architectures whose names and families match and whose packages are installed."""
     result = []
     for architecture in ARCHITECTURES.values():
-        if not fnmatch.fnmatch(architecture.name, only) or not fnmatch.fnmatch(architecture.family, family):
+        if not fnmatch.fnmatch(architecture.name, only) or not fnmatch.fnmatch(
+            architecture.family, family
+        ):
             continue
         is_installed = architecture.requires is None or find_spec(architecture.requires) is not None
         if is_installed or with_missing_packages:
@@ -308,7 +346,9 @@ def select_entries(only: str = "*", family: str = "*", *, with_missing_packages:
 
 
 def check_entry(architecture: Architecture) -> str:
-    """Check the zoo itself: a sound model gives an example the same loss and gradient alone and in a batch."""
+    """Check the zoo itself: a sound model gives an example the same loss and gradient alone and in
+    a batch.
+    """
     batch = architecture.batch(architecture.size or max(SIZES))
     if architecture.kind == MIXING:
         return check_mixing(architecture, batch)
@@ -324,8 +364,13 @@ def check_entry(architecture: Architecture) -> str:
     singles = architecture.singles(batch)
     for i, single in enumerate(singles):
         alone = architecture.loss_fn(model, single).reshape(-1)[0]
-        if not torch.allclose(alone, together[i], rtol=max(1e-9, architecture.tolerance), atol=1e-12, equal_nan=True):
-            return f"example {i} has loss {float(alone):.6g} alone and {float(together[i]):.6g} in a batch"
+        if not torch.allclose(
+            alone, together[i], rtol=max(1e-9, architecture.tolerance), atol=1e-12, equal_nan=True
+        ):
+            return (
+                f"example {i} has loss {float(alone):.6g} alone and {float(together[i]):.6g} in a"
+                " batch"
+            )
     if not all(x.shape[0] == size_of(batch) for x in tree_flatten(batch)[0]):
         return "a tensor of the batch does not lead with the example"
     gradients = gradients_of_each(model, singles, architecture.loss_fn)
@@ -335,7 +380,11 @@ def check_entry(architecture: Architecture) -> str:
         return ""
     total = clipped_sum(gradients, float("inf"))
     error = relative_error(summed, {name: total[name] for name in summed})
-    return "" if error <= architecture.tolerance else f"single examples add up to another gradient, by {error:.1e}"
+    return (
+        ""
+        if error <= architecture.tolerance
+        else f"single examples add up to another gradient, by {error:.1e}"
+    )
 
 
 def check_mixing(architecture: Architecture, batch: Any) -> str:
@@ -348,7 +397,9 @@ def check_mixing(architecture: Architecture, batch: Any) -> str:
         return ""
     together = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     try:
-        gradients = gradients_of_each(architecture.make(), architecture.singles(batch), architecture.loss_fn)
+        gradients = gradients_of_each(
+            architecture.make(), architecture.singles(batch), architecture.loss_fn
+        )
         for i, single in enumerate(architecture.singles(batch)):
             alone = architecture.loss_fn(architecture.make(), single).reshape(-1)[0]
             if not torch.allclose(alone, losses[i], rtol=1e-6):
@@ -388,8 +439,12 @@ def main() -> None:
     parser.add_argument("--family", default="*", help="pattern of families")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--precondition", action="store_true", help="train with K-FAC")
-    parser.add_argument("--strict", action="store_true", help="refuse mixing before more than one row is read")
-    parser.add_argument("--check", action="store_true", help="check the entries themselves, without the library")
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse mixing before more than one row is read"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="check the entries themselves, without the library"
+    )
     parser.add_argument("--all", action="store_true", help="list what is right too")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -411,7 +466,10 @@ def main() -> None:
         results = [run_one(*item) for item in work]
     for result in results:
         if options.all or not result.is_good:
-            line = f"{result.outcome:<10} {result.kind:<7} {result.family}/{result.name} ({result.seconds:.1f} s)"
+            line = (
+                f"{result.outcome:<10} {result.kind:<7} {result.family}/{result.name}"
+                f" ({result.seconds:.1f} s)"
+            )
             print(f"{line}\n           {result.detail}")
     print(table(results))
     print(f"not right: {' '.join(sorted(r.name for r in results if not r.is_good))}")

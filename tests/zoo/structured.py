@@ -7,17 +7,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from tests.zoo.registry import Batch, Network, classify, generator_of, normal, parameter, register, tensors, vectors
+from tests.zoo.registry import (
+    Batch,
+    Network,
+    classify,
+    generator_of,
+    normal,
+    parameter,
+    register,
+    tensors,
+    vectors,
+)
 
 SEQUENCE = tensors((4, 4))
 VECTORS = vectors()
 
 
-# -- mixtures of experts -----------------------------------------------------------------------------------------------
+# -- mixtures of experts ---------------------------------------------------------------------------
 
 
 def _experts(count: int = 3) -> nn.ModuleList:
-    return nn.ModuleList(nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)) for _ in range(count))
+    return nn.ModuleList(
+        nn.Sequential(nn.Linear(4, 5), nn.GELU(), nn.Linear(5, 4)) for _ in range(count)
+    )
 
 
 @register("experts", VECTORS, classify)
@@ -86,7 +98,13 @@ def experts_dispatched_by_one_hot() -> nn.Module:
         out = torch.einsum("entk,ekd,nte->ntd", h, m.w2, dispatch * probabilities)
         return m.head(out.mean(1))
 
-    return Network(forward, gate=nn.Linear(4, 3), w1=parameter(3, 4, 5), w2=parameter(3, 5, 4), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        gate=nn.Linear(4, 3),
+        w1=parameter(3, 4, 5),
+        w2=parameter(3, 5, 4),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("experts", VECTORS, classify)
@@ -135,11 +153,19 @@ def soft_slots_within_an_example() -> nn.Module:
 def load_balance_within_an_example() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         probabilities = m.gate(x).softmax(-1)
-        h = sum(p.unsqueeze(-1) * e(x) for p, e in zip(probabilities.unbind(-1), m.experts, strict=True))
+        h = sum(
+            p.unsqueeze(-1) * e(x) for p, e in zip(probabilities.unbind(-1), m.experts, strict=True)
+        )
         balance = probabilities.mean(1).square().sum(-1, keepdim=True)
         return m.head(h.mean(1)) + balance * m.strength
 
-    return Network(forward, gate=nn.Linear(4, 3), experts=_experts(), head=nn.Linear(4, 3), strength=parameter(3))
+    return Network(
+        forward,
+        gate=nn.Linear(4, 3),
+        experts=_experts(),
+        head=nn.Linear(4, 3),
+        strength=parameter(3),
+    )
 
 
 @register("experts", VECTORS, classify)
@@ -156,13 +182,15 @@ def soft_decision_tree() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         left = torch.sigmoid(m.splits(x))
         first, a, b = left.unbind(-1)
-        leaves = torch.stack([first * a, first * (1 - a), (1 - first) * b, (1 - first) * (1 - b)], -1)
+        leaves = torch.stack(
+            [first * a, first * (1 - a), (1 - first) * b, (1 - first) * (1 - b)], -1
+        )
         return torch.log(leaves @ m.leaves.softmax(-1))
 
     return Network(forward, splits=nn.Linear(4, 3), leaves=parameter(4, 3))
 
 
-# -- hypernetworks -----------------------------------------------------------------------------------------------------
+# -- hypernetworks ---------------------------------------------------------------------------------
 
 
 @register("hypernetworks", VECTORS, classify)
@@ -196,16 +224,20 @@ def weights_from_a_learnt_matrix_of_codes() -> nn.Module:
 
 @register("hypernetworks", VECTORS, classify)
 def weights_from_public_class_attributes() -> nn.Module:
-    """Zero-shot classifier: class attributes go through a network, and logits are products with them."""
+    """Zero-shot classifier: class attributes go through a network, and logits are products with
+    them.
+    """
 
     def forward(m: Network, x: Tensor) -> Tensor:
         classes = m.describe(m.attributes)
         return F.normalize(m.embed(x), dim=-1) @ F.normalize(classes, dim=-1).T * 3
 
     return Network(
-        forward, {"attributes": torch.randn(3, 5)}, embed=nn.Linear(4, 4),
+        forward,
+        {"attributes": torch.randn(3, 5)},
+        embed=nn.Linear(4, 4),
         describe=nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 4)),
-    )  # fmt: skip
+    )
 
 
 @register("hypernetworks", VECTORS, classify)
@@ -223,7 +255,13 @@ def functional_call_with_generated_weights() -> nn.Module:
         generated = {"weight": m.hyper(m.code).view(3, 4), "bias": m.shift}
         return functional_call(m.target, generated, (x,))
 
-    model = Network(forward, code=parameter(2), hyper=nn.Linear(2, 12), shift=parameter(3), target=nn.Linear(4, 3))
+    model = Network(
+        forward,
+        code=parameter(2),
+        hyper=nn.Linear(2, 12),
+        shift=parameter(3),
+        target=nn.Linear(4, 3),
+    )
     model.target.requires_grad_(False)
     return model
 
@@ -241,7 +279,7 @@ def fast_weights_by_an_inner_step() -> nn.Module:
     return Network(forward, start=parameter(1, 3, 4), aim=nn.Linear(4, 3))
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
+# -- graphs ----------------------------------------------------------------------------------------
 
 
 def _graphs(n: int) -> Batch:
@@ -270,14 +308,22 @@ def graph_attention_dense() -> nn.Module:
         scores = scores.masked_fill((a == 0) & ~torch.eye(4, dtype=torch.bool), -1e9)
         return m.head(F.elu(scores.softmax(-1) @ h).sum(1))
 
-    return Network(forward, project=nn.Linear(3, 4), left=nn.Linear(4, 1), right=nn.Linear(4, 1), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        project=nn.Linear(3, 4),
+        left=nn.Linear(4, 1),
+        right=nn.Linear(4, 1),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("graphs", _graphs, classify)
 def message_passing_over_pairs() -> nn.Module:
     def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
         n, k, d = x.shape
-        pairs = torch.cat([x.unsqueeze(2).expand(n, k, k, d), x.unsqueeze(1).expand(n, k, k, d)], -1)
+        pairs = torch.cat(
+            [x.unsqueeze(2).expand(n, k, k, d), x.unsqueeze(1).expand(n, k, k, d)], -1
+        )
         messages = torch.relu(m.edge(pairs)) * a.unsqueeze(-1)
         h = m.node(messages.sum(2).flatten(0, 1), x.flatten(0, 1))
         return m.head(h.view(n, k, d).amax(1))
@@ -287,7 +333,9 @@ def message_passing_over_pairs() -> nn.Module:
 
 @register("graphs", _graphs, classify)
 def graph_union_by_scatter() -> nn.Module:
-    """Graphs joined into one large graph, as in PyTorch Geometric: nodes and edges of all examples in one axis."""
+    """Graphs joined into one large graph, as in PyTorch Geometric: nodes and edges of all examples
+    in one axis.
+    """
 
     def forward(m: Network, x: Tensor, a: Tensor) -> Tensor:
         n, k, d = x.shape
@@ -324,11 +372,15 @@ def public_graph_of_labels() -> nn.Module:
         return m.embed((a @ x).mean(1)) @ labels.T
 
     return Network(
-        forward, {"adjacency": torch.rand(3, 3)}, labels=parameter(3, 4), mix=nn.Linear(4, 4), embed=nn.Linear(3, 4)
+        forward,
+        {"adjacency": torch.rand(3, 3)},
+        labels=parameter(3, 4),
+        mix=nn.Linear(4, 4),
+        embed=nn.Linear(3, 4),
     )
 
 
-# -- sets --------------------------------------------------------------------------------------------------------------
+# -- sets ------------------------------------------------------------------------------------------
 
 
 @register("sets", SEQUENCE, classify)
@@ -349,7 +401,9 @@ def point_net() -> nn.Module:
         h = m.point(torch.bmm(x, transform).transpose(1, 2)).relu()
         return m.head(h.max(dim=2).values)
 
-    return Network(forward, transform=nn.Linear(4, 16), point=nn.Conv1d(4, 6, 1), head=nn.Linear(6, 3))
+    return Network(
+        forward, transform=nn.Linear(4, 16), point=nn.Conv1d(4, 6, 1), head=nn.Linear(6, 3)
+    )
 
 
 @register("sets", SEQUENCE, classify)
@@ -359,7 +413,11 @@ def nearest_neighbours_within_an_example() -> nn.Module:
         near = torch.cdist(x, x).topk(2, largest=False).indices
         rows = torch.arange(n)[:, None, None]
         neighbours = x[rows, near]
-        h = torch.relu(m.edge(torch.cat([neighbours - x.unsqueeze(2), x.unsqueeze(2).expand_as(neighbours)], -1)))
+        h = torch.relu(
+            m.edge(
+                torch.cat([neighbours - x.unsqueeze(2), x.unsqueeze(2).expand_as(neighbours)], -1)
+            )
+        )
         return m.head(h.amax(2).mean(1))
 
     return Network(forward, edge=nn.Linear(8, 5), head=nn.Linear(5, 3))
@@ -412,7 +470,11 @@ def histogram_by_soft_bins() -> nn.Module:
 
 def _ratings(n: int) -> Batch:
     g = generator_of(n)
-    return torch.randint(0, 6, (n,), generator=g), torch.randint(0, 7, (n,), generator=g), normal(n, generator=g)
+    return (
+        torch.randint(0, 6, (n,), generator=g),
+        torch.randint(0, 7, (n,), generator=g),
+        normal(n, generator=g),
+    )
 
 
 def _rating_loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -455,4 +517,6 @@ def item_scores_over_the_whole_catalogue() -> nn.Module:
         scores = m.users(users) @ m.tower(m.items.weight).T
         return scores.gather(1, items[:, None]).squeeze(1)
 
-    return Network(forward, users=nn.Embedding(6, 3), items=nn.Embedding(7, 4), tower=nn.Linear(4, 3))
+    return Network(
+        forward, users=nn.Embedding(6, 3), items=nn.Embedding(7, 4), tower=nn.Linear(4, 3)
+    )

@@ -1,4 +1,6 @@
-"""Every architecture of the zoo trains with the clipped sum of its own gradients, or is refused where it mixes examples."""
+"""Every architecture of the zoo trains with the clipped sum of its own gradients, or is refused
+where it mixes examples.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def get_name(architecture: Architecture) -> str:
 def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Architecture) -> None:
     result = compare(architecture)
     if architecture.name in KNOWN_FAILURES:
-        assert not result.is_good, f"{architecture.name} is right now; take it off the list of known failures"
+        assert not result.is_good, (
+            f"{architecture.name} is right now; take it off the list of known failures"
+        )
     else:
         assert result.is_good, f"{result.outcome}: {result.detail}"
 
@@ -41,10 +45,15 @@ def test_an_architecture_releases_the_clipped_sum_or_is_refused(architecture: Ar
 @pytest.mark.parametrize("name", PRECONDITIONED)
 def test_an_architecture_trains_with_a_preconditioner(name: str) -> None:
     """Layers whose examples the probe cannot tell apart keep the identity."""
-    entries = {architecture.name: architecture for architecture in select_entries(with_missing_packages=True)}
+    entries = {
+        architecture.name: architecture
+        for architecture in select_entries(with_missing_packages=True)
+    }
     result = compare(entries[name], precondition=True)
     assert result.is_good, f"{result.outcome}: {result.detail}"
 
 
 def test_known_failures_are_entries() -> None:
-    assert set(KNOWN_FAILURES) <= {architecture.name for architecture in select_entries(with_missing_packages=True)}
+    assert set(KNOWN_FAILURES) <= {
+        architecture.name for architecture in select_entries(with_missing_packages=True)
+    }

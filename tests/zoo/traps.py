@@ -1,4 +1,6 @@
-"""Sound and mixing models that look alike: equal lengths, public rows beside private ones, numbers that leave torch."""
+"""Sound and mixing models that look alike: equal lengths, public rows beside private ones, numbers
+that leave torch.
+"""
 
 from __future__ import annotations
 
@@ -37,21 +39,37 @@ def _inner(change: Callable[[Tensor], Tensor], width: int = 6) -> Callable[[], n
 
     def build() -> nn.Module:
         return Network(
-            lambda m, x: m.head(torch.tanh(change(m.body(x)))), body=nn.Linear(4, width), head=nn.Linear(width, 3)
+            lambda m, x: m.head(torch.tanh(change(m.body(x)))),
+            body=nn.Linear(4, width),
+            head=nn.Linear(width, 3),
         )
 
     return build
 
 
 def _add(
-    name: str, kind: str, change: Callable[[Tensor], Tensor], width: int = 6, *, is_random: bool = False
+    name: str,
+    kind: str,
+    change: Callable[[Tensor], Tensor],
+    width: int = 6,
+    *,
+    is_random: bool = False,
 ) -> None:
     name = f"mixes_{name}" if kind == MIXING else name
     size = 5 if kind == MIXING else None
-    add_architecture(name, "traps", _inner(change, width), VECTORS, classify, kind=kind, size=size, is_random=is_random)
+    add_architecture(
+        name,
+        "traps",
+        _inner(change, width),
+        VECTORS,
+        classify,
+        kind=kind,
+        size=size,
+        is_random=is_random,
+    )
 
 
-# -- operations over the leading axis, one of which is harmless --------------------------------------------------------
+# -- operations over the leading axis, one of which is harmless ------------------------------------
 
 _add("flattened_and_viewed_back", SOUND, lambda h: (h.flatten() * 2 + 1).view_as(h))
 _add("cumulative_sum_of_everything", MIXING, lambda h: h.flatten().cumsum(0).view_as(h))
@@ -69,20 +87,34 @@ _add(
     SOUND,
     lambda h: h[torch.arange(len(h)).roll(1)][torch.arange(len(h)).roll(-1)],
 )
-_add("gathered_by_own_rows", SOUND, lambda h: h.gather(0, torch.arange(len(h))[:, None].expand_as(h)))
+_add(
+    "gathered_by_own_rows", SOUND, lambda h: h.gather(0, torch.arange(len(h))[:, None].expand_as(h))
+)
 _add("gathered_by_sorted_rows", MIXING, lambda h: h.gather(0, h.argsort(0)))
 _add("padded_on_features", SOUND, lambda h: F.pad(h, (1, 0))[:, :-1])
 _add("padded_on_the_batch", MIXING, lambda h: h + F.pad(h, (0, 0, 1, 0))[:-1])
 _add("unfolded_over_features", SOUND, lambda h: h.unfold(1, 2, 2).mean(-1).repeat(1, 2))
 _add("unfolded_over_the_batch", MIXING, lambda h: F.pad(h, (0, 0, 0, 1)).unfold(0, 2, 1).mean(-1))
-_add("repeated_and_paired_alike", SOUND, lambda h: (h.repeat(3, 1) * h.repeat(3, 1)).view(3, -1, h.shape[1]).mean(0))
+_add(
+    "repeated_and_paired_alike",
+    SOUND,
+    lambda h: (h.repeat(3, 1) * h.repeat(3, 1)).view(3, -1, h.shape[1]).mean(0),
+)
 _add(
     "repeated_and_paired_otherwise",
     MIXING,
     lambda h: (h.repeat(3, 1) * h.repeat_interleave(3, 0)).view(3, -1, h.shape[1]).mean(0),
 )
-_add("joined_and_unfolded_rightly", SOUND, lambda h: torch.cat([h, 2 * h]).view(2, -1, h.shape[1]).sum(0))
-_add("joined_and_unfolded_wrongly", MIXING, lambda h: torch.cat([h, 2 * h]).view(-1, 2, h.shape[1]).sum(1))
+_add(
+    "joined_and_unfolded_rightly",
+    SOUND,
+    lambda h: torch.cat([h, 2 * h]).view(2, -1, h.shape[1]).sum(0),
+)
+_add(
+    "joined_and_unfolded_wrongly",
+    MIXING,
+    lambda h: torch.cat([h, 2 * h]).view(-1, 2, h.shape[1]).sum(1),
+)
 _add(
     "joined_and_halves_exchanged",
     MIXING,
@@ -92,30 +124,63 @@ _add("scalar_per_row_as_a_column", SOUND, lambda h: h + h.sum(1, keepdim=True), 
 _add("scalar_per_row_broadcast_along_features", MIXING, lambda h: h + h.sum(1), width=5)
 _add("product_on_the_right", SOUND, lambda h: h @ torch.eye(5, dtype=h.dtype).flip(0), width=5)
 _add("product_on_the_left", MIXING, lambda h: torch.eye(len(h), dtype=h.dtype).flip(0) @ h, width=5)
-_add("product_on_the_left_with_the_identity", UNCLEAR, lambda h: torch.eye(len(h), dtype=h.dtype) @ h, width=5)
+_add(
+    "product_on_the_left_with_the_identity",
+    UNCLEAR,
+    lambda h: torch.eye(len(h), dtype=h.dtype) @ h,
+    width=5,
+)
 _add("diagonal_of_all_products", UNCLEAR, lambda h: h * (h @ h.T).diagonal()[:, None])
 _add(
     "attention_within_features",
     SOUND,
     lambda h: F.scaled_dot_product_attention(h[:, :, None], h[:, :, None], h[:, :, None])[..., 0],
 )
-_add("attention_with_the_batch_as_time", MIXING, lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None])[0])
-_add("bucketed_by_public_bounds", SOUND, lambda h: h + torch.bucketize(h.detach(), torch.tensor([-0.5, 0.0, 0.5])))
 _add(
-    "bucketed_by_bounds_of_the_batch", MIXING, lambda h: h + torch.bucketize(h.detach(), h.detach()[:, 0].sort().values)
+    "attention_with_the_batch_as_time",
+    MIXING,
+    lambda h: F.scaled_dot_product_attention(h[None], h[None], h[None])[0],
+)
+_add(
+    "bucketed_by_public_bounds",
+    SOUND,
+    lambda h: h + torch.bucketize(h.detach(), torch.tensor([-0.5, 0.0, 0.5])),
+)
+_add(
+    "bucketed_by_bounds_of_the_batch",
+    MIXING,
+    lambda h: h + torch.bucketize(h.detach(), h.detach()[:, 0].sort().values),
 )
 _add("similar_to_itself", SOUND, lambda h: h * F.cosine_similarity(h, h.roll(1, 1), dim=1)[:, None])
-_add("similar_to_others", MIXING, lambda h: h * F.cosine_similarity(h, h.roll(1, 0), dim=1)[:, None])
-_add("written_in_place_by_column", SOUND, lambda h: h.clone().index_fill_(1, torch.tensor([0]), 1.0).mul_(2))
+_add(
+    "similar_to_others", MIXING, lambda h: h * F.cosine_similarity(h, h.roll(1, 0), dim=1)[:, None]
+)
+_add(
+    "written_in_place_by_column",
+    SOUND,
+    lambda h: h.clone().index_fill_(1, torch.tensor([0]), 1.0).mul_(2),
+)
 _add("written_in_place_by_row", MIXING, lambda h: h.clone().index_fill_(0, torch.tensor([0]), 1.0))
-_add("masked_scatter_of_its_own_entries", UNCLEAR, lambda h: torch.zeros_like(h).masked_scatter(h > 0, h[h > 0]))
-_add("masked_scatter_of_all_entries", MIXING, lambda h: h + torch.zeros_like(h).masked_scatter(h > 0, h))
+_add(
+    "masked_scatter_of_its_own_entries",
+    UNCLEAR,
+    lambda h: torch.zeros_like(h).masked_scatter(h > 0, h[h > 0]),
+)
+_add(
+    "masked_scatter_of_all_entries",
+    MIXING,
+    lambda h: h + torch.zeros_like(h).masked_scatter(h > 0, h),
+)
 _add("zero_times_the_batch", UNCLEAR, lambda h: h + 0.0 * h.mean(0))
 _add("batch_mean_added_and_taken_off", UNCLEAR, lambda h: (h + h.mean(0)) - h.mean(0))
-_add("statistics_of_a_public_tensor", SOUND, lambda h: h - torch.linspace(0, 1, 7).mean() * torch.ones(6).cumsum(0))
+_add(
+    "statistics_of_a_public_tensor",
+    SOUND,
+    lambda h: h - torch.linspace(0, 1, 7).mean() * torch.ones(6).cumsum(0),
+)
 _add("random_permutation_of_features", UNCLEAR, lambda h: h[:, torch.arange(6).flip(0)])
 
-# -- numbers that leave torch ------------------------------------------------------------------------------------------
+# -- numbers that leave torch ----------------------------------------------------------------------
 
 
 def _rounded_by_numpy(h: Tensor) -> Tensor:
@@ -128,7 +193,9 @@ def _mean_by_numpy(h: Tensor) -> Tensor:
 
 def _mean_by_lists(h: Tensor) -> Tensor:
     rows = h.tolist()
-    return h - torch.tensor([sum(column) / len(rows) for column in zip(*rows, strict=True)], dtype=h.dtype)
+    return h - torch.tensor(
+        [sum(column) / len(rows) for column in zip(*rows, strict=True)], dtype=h.dtype
+    )
 
 
 def _scaled_by_items(h: Tensor) -> Tensor:
@@ -199,7 +266,7 @@ _add("mixing_now_and_then", UNCLEAR, _mixes_now_and_then, is_random=True)
 _add("mixing_with_small_probability", UNCLEAR, _partner_with_small_probability)
 
 
-# -- equal lengths -----------------------------------------------------------------------------------------------------
+# -- equal lengths ---------------------------------------------------------------------------------
 
 
 def _square(name: str, kind: str, forward: Callable[..., Tensor]) -> None:
@@ -210,25 +277,55 @@ def _square(name: str, kind: str, forward: Callable[..., Tensor]) -> None:
 
 
 _square("square_mean_over_time", SOUND, lambda m, x: m.head(torch.tanh(m.body(x)).mean(1)))
-_square("square_transposed_features", SOUND, lambda m, x: m.head(torch.tanh(m.body(x.transpose(1, 2))).mean(1)))
 _square(
-    "square_transposed_twice", SOUND, lambda m, x: m.head(torch.tanh(m.body(x.transpose(0, 1))).transpose(0, 1).mean(1))
+    "square_transposed_features",
+    SOUND,
+    lambda m, x: m.head(torch.tanh(m.body(x.transpose(1, 2))).mean(1)),
+)
+_square(
+    "square_transposed_twice",
+    SOUND,
+    lambda m, x: m.head(torch.tanh(m.body(x.transpose(0, 1))).transpose(0, 1).mean(1)),
 )
 _square("square_mean_over_examples", MIXING, lambda m, x: m.head(torch.tanh(m.body(x)).mean(0)))
-_square("square_transposed_once", MIXING, lambda m, x: m.head(torch.tanh(m.body(x.transpose(0, 1))).mean(1)))
-_square("square_axes_permuted", MIXING, lambda m, x: m.head(torch.tanh(m.body(x.permute(2, 1, 0))).mean(1)))
-_square("square_last_example", MIXING, lambda m, x: m.head(torch.tanh(m.body(x))[-1]))
-_square("square_softmax_over_examples", MIXING, lambda m, x: m.head((m.body(x).softmax(0) * x).sum(1)))
-_square("square_softmax_over_time", SOUND, lambda m, x: m.head((m.body(x).softmax(1) * x).sum(1)))
-_square("square_product_of_slices", SOUND, lambda m, x: m.head(torch.einsum("nij,njk->nik", m.body(x), x).sum(1)))
 _square(
-    "square_product_across_examples", MIXING, lambda m, x: m.head(torch.einsum("nij,ijk->nik", m.body(x), x).sum(1))
+    "square_transposed_once",
+    MIXING,
+    lambda m, x: m.head(torch.tanh(m.body(x.transpose(0, 1))).mean(1)),
 )
-_square("square_diagonal_across_examples", MIXING, lambda m, x: m.head(torch.diagonal(m.body(x), dim1=0, dim2=1).T))
-_square("square_diagonal_within_examples", SOUND, lambda m, x: m.head(torch.diagonal(m.body(x), dim1=1, dim2=2)))
+_square(
+    "square_axes_permuted",
+    MIXING,
+    lambda m, x: m.head(torch.tanh(m.body(x.permute(2, 1, 0))).mean(1)),
+)
+_square("square_last_example", MIXING, lambda m, x: m.head(torch.tanh(m.body(x))[-1]))
+_square(
+    "square_softmax_over_examples", MIXING, lambda m, x: m.head((m.body(x).softmax(0) * x).sum(1))
+)
+_square("square_softmax_over_time", SOUND, lambda m, x: m.head((m.body(x).softmax(1) * x).sum(1)))
+_square(
+    "square_product_of_slices",
+    SOUND,
+    lambda m, x: m.head(torch.einsum("nij,njk->nik", m.body(x), x).sum(1)),
+)
+_square(
+    "square_product_across_examples",
+    MIXING,
+    lambda m, x: m.head(torch.einsum("nij,ijk->nik", m.body(x), x).sum(1)),
+)
+_square(
+    "square_diagonal_across_examples",
+    MIXING,
+    lambda m, x: m.head(torch.diagonal(m.body(x), dim1=0, dim2=1).T),
+)
+_square(
+    "square_diagonal_within_examples",
+    SOUND,
+    lambda m, x: m.head(torch.diagonal(m.body(x), dim1=1, dim2=2)),
+)
 
 
-# -- public rows beside private ones -----------------------------------------------------------------------------------
+# -- public rows beside private ones ---------------------------------------------------------------
 
 
 @register("traps", VECTORS, classify)
@@ -239,7 +336,9 @@ def public_support_set_in_another_call() -> nn.Module:
         prototypes = m.encode(m.support).view(3, 2, 4).mean(1)
         return -torch.cdist(m.encode(x), prototypes).square()
 
-    return Network(forward, {"support": torch.randn(6, 4)}, encode=nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    return Network(
+        forward, {"support": torch.randn(6, 4)}, encode=nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    )
 
 
 @register("traps", VECTORS, classify)
@@ -249,7 +348,9 @@ def public_support_set_in_the_same_call() -> nn.Module:
         prototypes = h[:6].view(3, 2, 4).mean(1)
         return h[6:] @ prototypes.T
 
-    return Network(forward, {"support": torch.randn(6, 4)}, encode=nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    return Network(
+        forward, {"support": torch.randn(6, 4)}, encode=nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    )
 
 
 @register("traps", VECTORS, classify)
@@ -307,7 +408,9 @@ def bias_of_shape_one_by_d() -> nn.Module:
     def forward(m: Network, x: Tensor) -> Tensor:
         return m.head(torch.tanh(x @ m.w + m.b) * m.gain)
 
-    return Network(forward, w=parameter(4, 5), b=parameter(1, 5), gain=parameter(1, 1), head=nn.Linear(5, 3))
+    return Network(
+        forward, w=parameter(4, 5), b=parameter(1, 5), gain=parameter(1, 1), head=nn.Linear(5, 3)
+    )
 
 
 @register("traps", VECTORS, classify)
@@ -327,7 +430,12 @@ def recurrent_layer_on_a_public_sequence() -> nn.Module:
         context = m.layer(m.public)[1][0]
         return m.head(m.layer(x)[1][0] + context)
 
-    return Network(forward, public=parameter(1, 3, 4), layer=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 3))
+    return Network(
+        forward,
+        public=parameter(1, 3, 4),
+        layer=nn.GRU(4, 4, batch_first=True),
+        head=nn.Linear(4, 3),
+    )
 
 
 @register("traps", SEQUENCE, classify)
@@ -355,7 +463,11 @@ def words_of_length_one_with_positions() -> nn.Module:
         return m.head(m.mix(x).sum(1))
 
     return Network(
-        forward, table=nn.Embedding(11, 4), places=nn.Embedding(4, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+        forward,
+        table=nn.Embedding(11, 4),
+        places=nn.Embedding(4, 4),
+        mix=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
     )
 
 
@@ -367,11 +479,15 @@ def words_as_many_as_examples() -> nn.Module:
         return m.head(x.sum(1))
 
     return Network(
-        forward, table=nn.Embedding(11, 4), places=nn.Embedding(5, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+        forward,
+        table=nn.Embedding(11, 4),
+        places=nn.Embedding(5, 4),
+        mix=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
     )
 
 
-# -- rare rows ---------------------------------------------------------------------------------------------------------
+# -- rare rows -------------------------------------------------------------------------------------
 
 
 def _rare_lengths(n: int) -> Batch:
@@ -395,11 +511,17 @@ def rows_sorted_by_rare_lengths() -> nn.Module:
 @register("traps", _rare_lengths, classify, size=16)
 def packed_lstm_of_rare_lengths() -> nn.Module:
     def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        out, _ = nn.utils.rnn.pad_packed_sequence(m.layer(packed)[0], batch_first=True, total_length=x.shape[1])
+        packed = nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
+        out, _ = nn.utils.rnn.pad_packed_sequence(
+            m.layer(packed)[0], batch_first=True, total_length=x.shape[1]
+        )
         return m.head(out[:, 0] + out[:, -1])
 
-    return Network(forward, layer=nn.LSTM(4, 2, bidirectional=True, batch_first=True), head=nn.Linear(4, 3))
+    return Network(
+        forward, layer=nn.LSTM(4, 2, bidirectional=True, batch_first=True), head=nn.Linear(4, 3)
+    )
 
 
 RARE = {"size": 4, "steps": 12, "records": 60}
@@ -429,7 +551,11 @@ def _mostly_one_word(n: int) -> Batch:
     g = generator_of(n)
     lengths = torch.ones(n, dtype=torch.long)
     lengths[::3] = 3
-    return torch.randint(0, 11, (n, 4), generator=g), lengths, torch.randint(0, 3, (n,), generator=g)
+    return (
+        torch.randint(0, 11, (n, 4), generator=g),
+        lengths,
+        torch.randint(0, 3, (n,), generator=g),
+    )
 
 
 @register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
@@ -443,15 +569,23 @@ def positions_of_texts_trimmed_to_the_longest() -> nn.Module:
         return m.head((torch.tanh(m.mix(x)) * mask).sum(1))
 
     return Network(
-        forward, table=nn.Embedding(11, 4), places=nn.Embedding(4, 4), mix=nn.Linear(4, 4), head=nn.Linear(4, 3)
+        forward,
+        table=nn.Embedding(11, 4),
+        places=nn.Embedding(4, 4),
+        mix=nn.Linear(4, 4),
+        head=nn.Linear(4, 3),
     )
 
 
 @register("traps", _mostly_one_word, classify, size=3, steps=8, records=24)
 def bidirectional_rnn_with_one_active_sequence_at_the_end() -> nn.Module:
     def forward(m: Network, ids: Tensor, lengths: Tensor) -> Tensor:
-        packed = nn.utils.rnn.pack_padded_sequence(m.table(ids), lengths, batch_first=True, enforce_sorted=False)
-        out, _ = nn.utils.rnn.pad_packed_sequence(m.layer(packed)[0], batch_first=True, total_length=4)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            m.table(ids), lengths, batch_first=True, enforce_sorted=False
+        )
+        out, _ = nn.utils.rnn.pad_packed_sequence(
+            m.layer(packed)[0], batch_first=True, total_length=4
+        )
         return m.head(torch.tanh(out).sum(1))
 
     return Network(
@@ -483,7 +617,8 @@ def sequences_cut_and_padded_inside() -> nn.Module:
         pieces = [row[:k] for row, k in zip(x, lengths.tolist(), strict=True)]
         padded = pad_sequence(pieces, batch_first=True)
         return m.head(
-            torch.tanh(m.inner(padded)).sum(1) - torch.tanh(m.inner.bias) * (padded.shape[1] - lengths)[:, None]
+            torch.tanh(m.inner(padded)).sum(1)
+            - torch.tanh(m.inner.bias) * (padded.shape[1] - lengths)[:, None]
         )
 
     return Network(forward, inner=nn.Linear(4, 4), head=nn.Linear(4, 3))
@@ -491,7 +626,9 @@ def sequences_cut_and_padded_inside() -> nn.Module:
 
 @register("traps", ragged(), classify)
 def varlen_positions_by_cumulative_lengths() -> nn.Module:
-    """Tokens of all examples in one row, attention restricted to blocks of one example, as in varlen kernels."""
+    """Tokens of all examples in one row, attention restricted to blocks of one example, as in
+    varlen kernels.
+    """
 
     def forward(m: Network, x: Tensor, lengths: Tensor) -> Tensor:
         mask = torch.arange(x.shape[1]) < lengths[:, None]
@@ -506,7 +643,7 @@ def varlen_positions_by_cumulative_lengths() -> nn.Module:
     return Network(forward, qkv=nn.Linear(4, 12), head=nn.Linear(4, 3))
 
 
-# -- losses in another order -------------------------------------------------------------------------------------------
+# -- losses in another order -----------------------------------------------------------------------
 
 
 def _another_order(model: nn.Module, batch: Batch) -> Tensor:
@@ -529,6 +666,11 @@ def _mlp() -> nn.Module:
 add_architecture("losses_in_another_order", "traps", _mlp, VECTORS, _another_order, kind=UNCLEAR)
 add_architecture("losses_of_two_halves", "traps", _mlp, VECTORS, _two_halves)
 add_architecture(
-    "mixes_where_a_feature_is_large", "traps", _inner(lambda h: _mixes_where_a_feature_is_large(8 * h)), VECTORS, classify,
-    kind=MIXING, size=5,
-)  # fmt: skip
+    "mixes_where_a_feature_is_large",
+    "traps",
+    _inner(lambda h: _mixes_where_a_feature_is_large(8 * h)),
+    VECTORS,
+    classify,
+    kind=MIXING,
+    size=5,
+)

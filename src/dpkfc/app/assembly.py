@@ -179,11 +179,13 @@ def _main_probe(
         )
     if config.labels == "given":
         raise ConfigError(
-            "refine moves images to classes of its own, and labels = 'given' do not fit; take 'model'"
+            "refine moves images to classes of its own, and labels = 'given' do not fit; take"
+            " 'model'"
         )
     if config.likelihood == "gaussian":
         raise ConfigError(
-            "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it out"
+            "refine moves images towards classes, and likelihood = 'gaussian' has none; leave it"
+            " out"
         )
     return Refined(probe, steps=config.refine)
 
@@ -205,13 +207,16 @@ def _make_probe(
     if source == "private-oracle":
         if private is None:
             raise ConfigError(
-                "source = 'private-oracle' needs the private training set; use it with `dpkfc train`"
+                "source = 'private-oracle' needs the private training set; use it with `dpkfc"
+                " train`"
             )
         return PrivateOracle(private)
     if source == "public":
         path = Path(config.public_data)
         inputs, labels = read_public_data(path, input_shape)
-        return PublicData(inputs, labels, provenance=f"file {path.name}, declared public by its user")
+        return PublicData(
+            inputs, labels, provenance=f"file {path.name}, declared public by its user"
+        )
     if len(input_shape) == 1:
         return FeatureNoise(input_shape[0])
     if source == "dead-leaves":
@@ -239,7 +244,9 @@ def read_public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, 
     inputs, labels = tensors.get("inputs"), tensors.get("labels")
     expected = ", ".join(map(str, input_shape))
     if inputs is None:
-        raise ConfigError(f"public_data {path} holds no `inputs`; expected `inputs` [n, {expected}]")
+        raise ConfigError(
+            f"public_data {path} holds no `inputs`; expected `inputs` [n, {expected}]"
+        )
     if tuple(inputs.shape[1:]) != tuple(input_shape):
         raise ConfigError(
             f"public_data {path} holds inputs of shape {list(inputs.shape)}; "
@@ -559,7 +566,9 @@ def describe_structure(config: RunConfig) -> str:
     """Return what was measured, in one line for the user; empty where nothing was."""
     if config.structure != "measured":
         return ""
-    ranks = f"eigenpairs kept, 0 for all: {config.ranks}" if config.ranks else "no side has a choice"
+    ranks = (
+        f"eigenpairs kept, 0 for all: {config.ranks}" if config.ranks else "no side has a choice"
+    )
     norms = f"norms by {config.norm_methods}" if config.norm_methods else "norms by the rule"
     return f"measured on this machine: {ranks}; {norms}; refreshes every {config.every} steps"
 

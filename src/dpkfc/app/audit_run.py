@@ -316,7 +316,9 @@ def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, A
     try:
         card = json.loads(folder.card.read_text("utf-8"))
         before = card.get("audit", {})
-        section = {name: before[name] for name in ("step", "one_run", "membership") if name in before}
+        section = {
+            name: before[name] for name in ("step", "one_run", "membership") if name in before
+        }
         section |= described
         section["passed"] = not failed_checks(section)
         card["audit"] = section
@@ -378,7 +380,8 @@ def _ledger_problem(ledger: Verified, plan: Plan) -> str:
 
 _MEASURED = "measured on private examples, without noise; for the operator, not for publication"
 _TRAINED = (
-    f"{_MEASURED}; the audit trained once more on the private examples, and what is published of it "
+    f"{_MEASURED}; the audit trained once more on the private examples, and what is published of"
+    " it "
     "adds to ε"
 )
 

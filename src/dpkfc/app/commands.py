@@ -34,16 +34,20 @@ if TYPE_CHECKING:
 
 def demo_federated(
     *,
-    out: Annotated[str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")] = "",
+    out: Annotated[
+        str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
+    ] = "",
     epsilon: Annotated[float, typer.Option(help="ε of every method.")] = 3.0,
     rounds: Annotated[int, typer.Option(help="Rounds of every method.")] = 40,
-    engine: Annotated[str, typer.Option(help="here (one process), flower (its simulation), or both.")] = "both",
+    engine: Annotated[
+        str, typer.Option(help="here (one process), flower (its simulation), or both.")
+    ] = "both",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
 ) -> None:
     """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients.
 
-    It runs in this process and on Flower's simulation. No telemetry leaves the machine: Flower's and Ray's are off unless
-    the environment switches them on.
+    It runs in this process and on Flower's simulation. No telemetry leaves the machine: Flower's
+    and Ray's are off unless the environment switches them on.
     """
     from dpkfc.app.federated_demo import ENGINES, federated_demo
 
@@ -119,15 +123,22 @@ def method_sheet(method: Method) -> Table:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, folders of them, results files (*.json) of studies.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders, folders of them, results files (*.json) of studies."),
+    ],
     *,
-    out: Annotated[Path, typer.Option(help="The page; an earlier report is replaced.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Heading of the page.")] = "Report of private training runs",
+    out: Annotated[Path, typer.Option(help="The page; an earlier report is replaced.")] = Path(
+        "report.html"
+    ),
+    title: Annotated[
+        str, typer.Option(help="Heading of the page.")
+    ] = "Report of private training runs",
 ) -> None:
     """Write one HTML page of run folders and results files (RUNS).
 
-    It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing. Files that cannot be
-    read are named, on the page too.
+    It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing.
+    Files that cannot be read are named, on the page too.
     """
     from dpkfc.app.html.render import write_page
     from dpkfc.app.html.text import count_text
@@ -154,15 +165,35 @@ def _print_line(console: Console, text: str) -> None:
 def tune(
     *,
     recipe: Annotated[str, typer.Option(help="Which recipe.")],
-    method: Annotated[list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")],
-    trials: Annotated[int, typer.Option(help="Trials of every method; with --search random the mean of their number.")] = 20,
-    epsilon: Annotated[float | None, typer.Option(help="ε of every trial; left out: the recipe's.")] = None,
-    controls: Annotated[bool, typer.Option(help="Matched controls: normalised clip, lr·C, A only, random spectrum.")] = True,
-    search: Annotated[str, typer.Option(help="tpe, or random: then ε with tuning counted is known.")] = "tpe",
-    count: Annotated[str, typer.Option(help="Law of the number of random trials: geometric, poisson, or a shape.")] = "geometric",
-    optimizer: Annotated[str, typer.Option(help="For methods that take any; left out: as the recipe says.")] = "",
-    setting: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for all methods, as of `train`.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the study; an earlier one is taken up again.")] = None,
+    method: Annotated[
+        list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")
+    ],
+    trials: Annotated[
+        int,
+        typer.Option(help="Trials of every method; with --search random the mean of their number."),
+    ] = 20,
+    epsilon: Annotated[
+        float | None, typer.Option(help="ε of every trial; left out: the recipe's.")
+    ] = None,
+    controls: Annotated[
+        bool, typer.Option(help="Matched controls: normalised clip, lr·C, A only, random spectrum.")
+    ] = True,
+    search: Annotated[
+        str, typer.Option(help="tpe, or random: then ε with tuning counted is known.")
+    ] = "tpe",
+    count: Annotated[
+        str,
+        typer.Option(help="Law of the number of random trials: geometric, poisson, or a shape."),
+    ] = "geometric",
+    optimizer: Annotated[
+        str, typer.Option(help="For methods that take any; left out: as the recipe says.")
+    ] = "",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE for all methods, as of `train`.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the study; an earlier one is taken up again.")
+    ] = None,
     data_dir: DataDir = "",
     workers: Workers = None,
     budget: Budget = None,
@@ -170,7 +201,8 @@ def tune(
 ) -> None:
     """Tune methods in the same way on a validation split of the training set, and say what that costs.
 
-    Every method has the same number of trials, matched controls included. A stopped study continues with the same --out.
+    Every method has the same number of trials, matched controls included. A stopped study continues
+    with the same --out.
     """
     from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
@@ -330,17 +362,23 @@ def train(
     *,
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")] = None,
-    any_world_size: Annotated[bool, typer.Option("--any-world-size", help="Resume on another number of processes.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")
+    ] = None,
+    any_world_size: Annotated[
+        bool, typer.Option("--any-world-size", help="Resume on another number of processes.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
 
-    Every setting is a flag, or a key in a section of a TOML file. Settings that are not given come from the recipe. The seed
-    never seeds noise.
+    Every setting is a flag, or a key in a section of a TOML file. Settings that are not given come
+    from the recipe. The seed never seeds noise.
     """
     if resume is not None and (settings or config is not None):
-        raise ConfigError("--resume continues a run with its own settings; leave out every other setting")
+        raise ConfigError(
+            "--resume continues a run with its own settings; leave out every other setting"
+        )
     from dpkfc.app.recipes.catalogue import run_config
     from dpkfc.app.train import resume as continue_run
     from dpkfc.app.train import run
@@ -369,7 +407,8 @@ def _announce(result: Result) -> None:
     console.print(f"run folder: {result.folder}", soft_wrap=True)
     if result.head:
         console.print(
-            f"ledger: {result.steps} releases, head {result.head} (send both to the person who will check the run)",
+            f"ledger: {result.steps} releases, head {result.head} (send both to the person who"
+            " will check the run)",
             soft_wrap=True,
         )
 
@@ -394,7 +433,9 @@ def _results_table(results: dict[str, Result]) -> Table:
 def demo(
     *,
     settings: dict[str, Any],
-    out: Annotated[str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")] = "",
+    out: Annotated[
+        str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
+    ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
     """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
@@ -428,13 +469,21 @@ def every_setting(
 
 @_with_settings(leave_out=("recipe", "out", "method"))
 def doctor(
-    target: Annotated[str, typer.Argument(help="A recipe, or module:factory that returns a model.")],
+    target: Annotated[
+        str, typer.Argument(help="A recipe, or module:factory that returns a model.")
+    ],
     *,
     settings: dict[str, Any],
-    input_shape: Annotated[str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")] = "",
-    cost: Annotated[bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")] = False,
+    input_shape: Annotated[
+        str, typer.Option(help="Shape of one input of a factory's model, e.g. 3,32,32.")
+    ] = "",
+    cost: Annotated[
+        bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")
+    ] = False,
     rows: Annotated[int, typer.Option(help="Examples of the step that --cost measures.")] = 32,
-    again: Annotated[bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")
+    ] = False,
 ) -> None:
     """Show the treatment of each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
     from dpkfc.app.doctor import doctor_report
@@ -445,7 +494,10 @@ def doctor(
 
 
 def methods(
-    name: Annotated[str, typer.Argument(help="One method, with its equation and settings; left out: all of them.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(help="One method, with its equation and settings; left out: all of them."),
+    ] = "",
 ) -> None:
     """Show the methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
     if name:
@@ -455,16 +507,24 @@ def methods(
         return
     console = open_console()
     console.print(methods_table(console.width))
-    console.print("d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and --source compose.")
+    console.print(
+        "d: the number of parameters. One in full: dpkfc methods NAME. --filter, --readout and"
+        " --source compose."
+    )
 
 
 @_with_settings(leave_out=("out",))
 def audit(
-    run: Annotated[Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")
+    ] = None,
     *,
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="step, one-run, membership; may be given several times.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="step, one-run, membership; may be given several times."),
+    ] = None,
     canaries: Annotated[int, typer.Option(help="Canaries of the one-run audit.")] = 1000,
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
@@ -475,7 +535,9 @@ def audit(
 
     console = open_console()
     if run is not None and (settings or config is not None):
-        raise ConfigError("a run folder is audited with its own settings; leave out every other setting")
+        raise ConfigError(
+            "a run folder is audited with its own settings; leave out every other setting"
+        )
     options: dict[str, Any] = {
         "kinds": kind or ["step"],
         "canaries": canaries,
@@ -488,7 +550,10 @@ def audit(
         verdict = audits.audit(run_config(read_choices(config, settings)), **options)
     console.print(audits.verdict_table(verdict))
     if not verdict.passed:
-        raise ConfigError("the audit FAILED: the guarantee that is claimed does not hold, or not for what lies in the folder")
+        raise ConfigError(
+            "the audit FAILED: the guarantee that is claimed does not hold, or not for what lies"
+            " in the folder"
+        )
 
 
 def register(app: typer.Typer) -> None:

@@ -47,7 +47,11 @@ def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) 
         DatasetError: scikit-learn is not installed.
         RunFolderError: the folder cannot be written.
     """
-    folder = RunFolder.create(out) if out else RunFolder.fresh("runs", f"demo-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = (
+        RunFolder.create(out)
+        if out
+        else RunFolder.fresh("runs", f"demo-{datetime.now():%Y%m%d-%H%M%S}")
+    )
     results: dict[str, Result] = {}
     for method in METHODS:
         run_folder = str(folder.path / method)

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from dpkfc.app.assembly import make_kfac
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
-from dpkfc.report.costs import Costs, SideChoice, Timings, choose_sides, default_cache, measure_costs
+from dpkfc.report.costs import (
+    Costs,
+    SideChoice,
+    Timings,
+    choose_sides,
+    default_cache,
+    measure_costs,
+)
 from dpkfc.report.doctor import diagnose, layer_table
 
 # --------------------------------------------------------------------------------------------------
@@ -28,8 +35,8 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
     """Return a model with the shape of its input.
 
     Args:
-        target: name of a recipe, or `module:factory`. The factory takes nothing and returns a model, or a model and a
-            batch of public example inputs (needed for token ids).
+        target: name of a recipe, or `module:factory`. The factory takes nothing and returns a
+            model, or a model and a batch of public example inputs (needed for token ids).
         input_shape: shape of one input, comma-separated, where the factory returns a model alone.
         seed: of a recipe's initial weights.
 
@@ -41,14 +48,17 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
     """
     if ":" not in target:
         if target not in RECIPES:
-            raise ConfigError(f"unknown recipe {target!r}; {nearest(target, RECIPES)} (or give module:factory)")
+            raise ConfigError(
+                f"unknown recipe {target!r}; {nearest(target, RECIPES)} (or give module:factory)"
+            )
         recipe = find_recipe(target)
         return recipe.model(seed), recipe.input_shape, None, target
     built = _call_factory(target)
     model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module) or not (inputs is None or isinstance(inputs, Tensor)):
         raise ConfigError(
-            f"{target} returned {type(built).__name__}; it must return a torch module, or (module, inputs)"
+            f"{target} returned {type(built).__name__}; it must return a torch module, or (module,"
+            " inputs)"
         )
     if inputs is not None:
         return model, tuple(inputs.shape[1:]), inputs, target
@@ -73,7 +83,9 @@ def _find_factory(target: str) -> Callable[[], object]:
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"{target}: module {module_name!r} cannot be imported ({error})") from None
+        raise ConfigError(
+            f"{target}: module {module_name!r} cannot be imported ({error})"
+        ) from None
     factory = getattr(module, name, None)
     if not callable(factory):
         hint = nearest(name, vars(module))[:200]
@@ -85,7 +97,8 @@ def _parse_shape(target: str, text: str) -> tuple[int, ...]:
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(
-            f"{target} returns a model alone: give the shape of one input, for example --input-shape 3,32,32 "
+            f"{target} returns a model alone: give the shape of one input, for example"
+            " --input-shape 3,32,32 "
             f"(got {text!r}), or let it return (model, inputs)"
         )
     return tuple(int(part) for part in parts)
@@ -95,7 +108,13 @@ def _parse_shape(target: str, text: str) -> tuple[int, ...]:
 
 
 def doctor_report(
-    target: str, settings: dict[str, Any], input_shape: str, rows: int, console: Console, *, again: bool = False
+    target: str,
+    settings: dict[str, Any],
+    input_shape: str,
+    rows: int,
+    console: Console,
+    *,
+    again: bool = False,
 ) -> None:
     """Examine a model and print how it would be trained.
 
@@ -123,11 +142,15 @@ def doctor_report(
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
     console.print(layer_table(diagnosis, f"{name}: {diagnosis.trainable:,} trainable parameters"))
-    console.print("not covered: nothing; every trainable parameter belongs to one of the layers above")
+    console.print(
+        "not covered: nothing; every trainable parameter belongs to one of the layers above"
+    )
     if rows:
         timings = Timings.load(default_cache(), again=again)
         costs = measure_costs(model, curvature, rows=rows, cache=timings)
-        console.print(layers_table(costs) if costs.layers else "no layer has a choice of norm methods")
+        console.print(
+            layers_table(costs) if costs.layers else "no layer has a choice of norm methods"
+        )
         console.print(steps_table(costs))
         console.print(_advice(costs, curvature.every, curvature.probe_size))
         sides = choose_sides(model, curvature, rows=rows, cache=timings)
@@ -216,7 +239,8 @@ def _advice(costs: Costs, every: int, probe_size: int) -> str:
     if costs.every > every and decay > 0:
         often = max(costs.interval(seconds), every * size // probe_size)
         lines.append(
-            f"or a probe of {size} examples after the first refresh, averaged, {_ms(seconds)} ms each: "
+            f"or a probe of {size} examples after the first refresh, averaged, {_ms(seconds)} ms"
+            " each: "
             f"--later-probe-size {size} --factor-decay {decay:g} --every {often}"
         )
     if costs.norm_methods:

@@ -44,7 +44,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "dp-fedsofim": {"rule": FedSOFIM(learning_rate=2.0, rho=0.5, beta=0.9)},
     "dp-kfc": {
         "rule": FedGD(learning_rate=4.0),
-        "preconditioner": KFAC(probe=FeatureNoise(64, mean=-0.4, std=0.75), every=ROUNDS, sides="both"),
+        "preconditioner": KFAC(
+            probe=FeatureNoise(64, mean=-0.4, std=0.75), every=ROUNDS, sides="both"
+        ),
     },
 }
 LABELS = {"dp-fedgd": "DP-FedGD", "dp-fedsofim": "DP-FedSOFIM", "dp-kfc": "federated DP-KFC"}
@@ -186,7 +188,11 @@ def make_plan(
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     config = FederatedConfig(
-        clients=clients, rounds=rounds, expected_records=records, privacy=SecureAggregation(), **METHODS[method]
+        clients=clients,
+        rounds=rounds,
+        expected_records=records,
+        privacy=SecureAggregation(),
+        **METHODS[method],
     )
     return config.calibrate(epsilon, DELTA)
 
@@ -249,7 +255,9 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
         run.records,
         title=f"{curve.label} on the digits",
         chosen_by=_CHOSEN_BY,
-        results={"test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"},
+        results={
+            "test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"
+        },
         not_private=_SIMULATED,
         weights={"file": place.model.name, "sha256": file_digest(place.model)},
     )
@@ -277,7 +285,11 @@ APP = App(
     loss_fn=loss_fn,
     records=_records,
     defaults={
-        "method": "dp-fedgd", "epsilon": 3.0, "rounds": ROUNDS, "clients": CLIENTS, "alpha": ALPHA
+        "method": "dp-fedgd",
+        "epsilon": 3.0,
+        "rounds": ROUNDS,
+        "clients": CLIENTS,
+        "alpha": ALPHA,
     },
     evaluate=_evaluate,
     finish=_finish,
@@ -317,7 +329,9 @@ def federated_demo(
         folder = RunFolder.create(out)
     else:
         folder = RunFolder.fresh("runs", f"demo-federated-{datetime.now():%Y%m%d-%H%M%S}")
-    caption = f"scikit-learn's digits, {len(digits.partition)} clients, Dirichlet({ALPHA:g}) over labels"
+    caption = (
+        f"scikit-learn's digits, {len(digits.partition)} clients, Dirichlet({ALPHA:g}) over labels"
+    )
     picture = plots.partition(digits.labels, digits.partition, caption=caption)
     plots.save(picture, folder.path / "partition.png")
     runs = []

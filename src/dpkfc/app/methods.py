@@ -1,8 +1,8 @@
 """The methods by name: each is a set of settings that a run starts from, never a class or a loop.
 
-The settings of a method replace what a recipe's file says of all methods. What the file says of this
-method, a file given with `--config` and flags replace them in turn. Each row also says where the
-method acts in a step, what it needs and costs, and where it comes from.
+The settings of a method replace what a recipe's file says of all methods. What the file says of
+this method, a file given with `--config` and flags replace them in turn. Each row also says where
+the method acts in a step, what it needs and costs, and where it comes from.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Method:
         source: paper, with equation or algorithm.
         equation: what it does, in one line.
         page: its page in docs/methods.
-        like: the method whose part of a recipe's file is used where the file has no part for this one.
+        like: the method whose part of a recipe's file is used where the file has no part for this
+            one.
         without_momentum: whether the learning rate of that part was chosen with momentum m. It is
             then divided by 1 − m, which gives steps of the same length; see
             `settings.rate_without_momentum`.
@@ -231,8 +232,7 @@ _ROWS = (
         cost=_KFC_COST,
         source="DP-KFC without G",
         equation=(
-            "z_i = g_i A^(−1/2), clipped and noised; the update is the preconditioned "
-            "gradient"
+            "z_i = g_i A^(−1/2), clipped and noised; the update is the preconditioned gradient"
         ),
         page="dp-kfc.md",
         like="dp-kfc",

@@ -51,7 +51,8 @@ class WeightStandardisation(nn.Module):
     """A parametrization that gives every filter mean zero and a norm set by one gain a channel.
 
     `Ŵ = gain ⊙ (W - mean(W)) / √max(var(W) · fan_in, 1e-4)`, with mean and population variance over
-    one filter, so that `Ŵ` has variance `gain² / fan_in` (De et al. 2022). It depends on no example.
+    one filter, so that `Ŵ` has variance `gain² / fan_in` (De et al. 2022). It depends on no
+    example.
 
     Args:
         channels: output channels c_out; W is `[c_out, c_in / groups, *kernel]`.

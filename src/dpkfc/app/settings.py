@@ -307,7 +307,11 @@ class RunConfig:
 
     # The preconditioner: `KFAC`, `NGD`, `AdaDPS`, `DP2` or `GEP`, and its probe.
     preconditioner: str = _setting(
-        "none", "preconditioner", "coordinates of clip and noise", key="kind", choices=PRECONDITIONERS
+        "none",
+        "preconditioner",
+        "coordinates of clip and noise",
+        key="kind",
+        choices=PRECONDITIONERS,
     )
     source: str = _setting(
         "pink", "preconditioner", "where curvature comes from", key="probe", choices=SOURCES
@@ -497,7 +501,8 @@ class RunConfig:
     def _check_together(self) -> None:
         if self.eval_on == "validation" and self.validation_size == 0:
             raise ConfigError(
-                "eval_on = 'validation' needs validation_size > 0, examples cut from the training set"
+                "eval_on = 'validation' needs validation_size > 0, examples cut from the training"
+                " set"
             )
         if self.augmentations > 1 and not self.augment:
             raise ConfigError(
@@ -510,7 +515,8 @@ class RunConfig:
             raise ConfigError(f"exponent must be at most 0.5, got {self.exponent}")
         if self.schedule_steps and self.steps and self.schedule_steps > self.steps:
             raise ConfigError(
-                f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps} steps"
+                f"schedule_steps = {self.schedule_steps} is longer than the plan of {self.steps}"
+                " steps"
             )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
@@ -614,7 +620,12 @@ def _fits_a_file(text: str) -> bool:
 
 
 _ACCEPTED = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,)}
-_KINDS = {"int": "an integer", "float": "a number", "str": "text in quotes", "bool": "true or false"}
+_KINDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "text in quotes",
+    "bool": "true or false",
+}
 
 
 def _checked_value(setting: dataclasses.Field[Any], value: Any) -> Any:
@@ -643,7 +654,9 @@ def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
     name, rules = setting.name, setting.metadata
     if rules["choices"] and value not in rules["choices"]:
         known = [choice for choice in rules["choices"] if choice]
-        raise ConfigError(f"unknown {name} {value!r}; {nearest(value, known)} ({' | '.join(known)})")
+        raise ConfigError(
+            f"unknown {name} {value!r}; {nearest(value, known)} ({' | '.join(known)})"
+        )
     if rules["least"] is not None and value < rules["least"]:
         raise ConfigError(f"{name} must be at least {rules['least']}, got {value}")
     if rules["above"] is not None and value <= rules["above"]:
@@ -726,7 +739,9 @@ def flatten(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 def _add(settings: dict[str, Any], name: str, value: Any, where: str) -> None:
     if name in settings:
-        raise ConfigError(f"{where}: {name} is given twice, in two sections or outside; leave one out")
+        raise ConfigError(
+            f"{where}: {name} is given twice, in two sections or outside; leave one out"
+        )
     settings[name] = value
 
 
@@ -976,7 +991,9 @@ def rate_without_momentum(lender: Mapping[str, Any], settings: Mapping[str, Any]
     rate = _number(lender, "lr")
     rate = rate * (1 - _number(settings, "momentum")) / (1 - _number(lender, "momentum"))
     if settings.get("preconditioner") == "ngd":
-        natural = math.sqrt(_number(settings, "lambda_safe")) if settings["readout"] == "natural" else 1.0
+        natural = (
+            math.sqrt(_number(settings, "lambda_safe")) if settings["readout"] == "natural" else 1.0
+        )
         rate *= _longest(lender) / _longest(settings) * natural
     return _positive(rate)
 

@@ -41,7 +41,15 @@ from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, check_unchanged, deciding_settings, flatten, read_toml, to_toml
+from dpkfc.app.settings import (
+    ConfigError,
+    RunConfig,
+    check_unchanged,
+    deciding_settings,
+    flatten,
+    read_toml,
+    to_toml,
+)
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
@@ -58,7 +66,9 @@ from dpkfc.session import Batch, Session, StepRecord
 _BATCH = 50
 
 
-def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], private: tuple[Tensor, ...]) -> str:
+def pretrain(
+    config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], private: tuple[Tensor, ...]
+) -> str:
     """Train a model on `public_data` in place, and give its head new weights.
 
     Args:
@@ -71,7 +81,8 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], 
         One line for the privacy card.
 
     Raises:
-        ConfigError: no labels, labels outside the head, shared rows, or a model without a linear head.
+        ConfigError: no labels, labels outside the head, shared rows, or a model without a linear
+            head.
     """
     path = Path(config.public_data)
     inputs, labels = read_public_data(path, input_shape)
@@ -96,7 +107,8 @@ def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], 
         if head.bias is not None:
             head.bias.zero_()
     return (
-        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public "
+        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared"
+        " public "
         f"by its user (accuracy there {accuracy:.1%}); the head begins anew"
     )
 
@@ -378,7 +390,8 @@ def _train(
             is_spent = session.steps_done >= plan.steps
             if is_spent and ranks.broadcast_from_rank0(lambda: folder.is_complete, "results"):
                 raise ConfigError(
-                    f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are spent"
+                    f"the run in {folder.path} is complete: all {plan.steps} steps of its plan are"
+                    " spent"
                 )
         loop = _Loop(prepared, folder, session, metrics, ranks=ranks, watch=watch)
         with TrainingProgress(
@@ -390,7 +403,9 @@ def _train(
             interrupted = loop.run(progress)
         ranks.run_on_all(lambda: check_finite(session.layers))
         if not interrupted and not figures_only:
-            ranks.broadcast_from_rank0(lambda: write_results(prepared, folder, session, metrics), "results")
+            ranks.broadcast_from_rank0(
+                lambda: write_results(prepared, folder, session, metrics), "results"
+            )
         return _result(prepared, folder, session, metrics, interrupted)
 
 
@@ -501,7 +516,9 @@ class _Loop:
 
     def _save(self) -> None:
         self._session.save(self._folder.checkpoint)
-        self._ranks.broadcast_from_rank0(lambda: self._metrics.write(self._folder.metrics), "metrics")
+        self._ranks.broadcast_from_rank0(
+            lambda: self._metrics.write(self._folder.metrics), "metrics"
+        )
 
 
 def _row(record: StepRecord, epsilon: float) -> Row:
@@ -517,7 +534,9 @@ def _row(record: StepRecord, epsilon: float) -> Row:
     )
 
 
-def _result(prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool) -> Result:
+def _result(
+    prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool
+) -> Result:
     last = metrics.evaluated()[-1]
     return Result(
         folder=folder.path,

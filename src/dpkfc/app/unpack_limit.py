@@ -1,6 +1,7 @@
 """A limit on the bytes that a file from outside may hold once it is unpacked.
 
-A packed file of 2 MiB can unpack to gigabytes. Readers compare the size with the limit before they take the memory.
+A packed file of 2 MiB can unpack to gigabytes. Readers compare the size with the limit before they
+take the memory.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def check_unpacked_size(path: Path, size: int) -> None:
         size: bytes that the file unpacks to, as its headers say or as counted so far.
 
     Raises:
-        UnpackedSizeError: the size is above the limit (2 GiB by default), or the variable is not a positive number.
+        UnpackedSizeError: the size is above the limit (2 GiB by default), or the variable is not a
+            positive number.
     """
     text = os.environ.get(VARIABLE, str(_DEFAULT))
     try:
@@ -36,10 +38,13 @@ def check_unpacked_size(path: Path, size: int) -> None:
     except ValueError:
         limit = math.nan
     if not limit > 0:
-        raise UnpackedSizeError(f"{VARIABLE}={text!r:.40} is not a positive number of GiB; set it to 4, for example")
+        raise UnpackedSizeError(
+            f"{VARIABLE}={text!r:.40} is not a positive number of GiB; set it to 4, for example"
+        )
     if size > limit * _GIB:
         raise UnpackedSizeError(
-            f"{path.name:.50} unpacks to {size / _GIB:.2f} GiB or more, above {limit:g} GiB; set {VARIABLE} higher to read it"
+            f"{path.name:.50} unpacks to {size / _GIB:.2f} GiB or more, above {limit:g} GiB; set"
+            f" {VARIABLE} higher to read it"
         )
 
 

@@ -250,9 +250,7 @@ def _check_scores(scores: ArrayLike) -> Floats:
     return values
 
 
-def _count_errors(
-    without: Floats, with_: Floats, thresholds: Floats
-) -> tuple[Integers, Integers]:
+def _count_errors(without: Floats, with_: Floats, thresholds: Floats) -> tuple[Integers, Integers]:
     """Count false positives and false negatives, if scores above a threshold are called "with"."""
     below_without = np.searchsorted(np.sort(without), thresholds, side="right")
     below_with = np.searchsorted(np.sort(with_), thresholds, side="right")
@@ -298,9 +296,7 @@ def one_run_p_value(
     return min(1.0, tail + 2 * canaries * delta * steepest)
 
 
-def one_run_epsilon(
-    correct: int, guesses: int, canaries: int, delta: float, alpha: float
-) -> float:
+def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, alpha: float) -> float:
     """Return a lower bound on ε at δ from one training run.
 
     The bound is the first ε that `one_run_p_value` does not reject at level α.

@@ -462,8 +462,7 @@ def check_batch_sizes(
             measured=f"{moved:.6f} × sensitivity",
             bound=f"at most 1 + {departures.moved_tolerance:.1e}",
             passed=moved <= 1 + departures.moved_tolerance,
-            detail=f"an example in the first, middle and last of {rows} rows; "
-            f"worst: {moved_where}",
+            detail=f"an example in the first, middle and last of {rows} rows; worst: {moved_where}",
         ),
     ]
 

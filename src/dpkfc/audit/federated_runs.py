@@ -88,7 +88,9 @@ def _noise_of(client: Answers, contract: str, theta: Mapping[str, Tensor], pairs
     for number in range(2 * pairs):
         answer = client.answer(round_message(contract, number, theta))
         if answer["kind"] == "sum":
-            sums.append(torch.cat([x.double().flatten() for x in select_prefix(answer, "sum").values()]))
+            sums.append(
+                torch.cat([x.double().flatten() for x in select_prefix(answer, "sum").values()])
+            )
     differences = [a - b for a, b in zip(sums[::2], sums[1::2], strict=False)]
     return torch.stack(differences).flatten() / math.sqrt(2)
 
@@ -140,9 +142,7 @@ def _check_survivors(plan: FederatedPlan, variances: Sequence[float], size: int)
     config = plan.config
     check = "noise of the survivors"
     if config.privacy.noise_by == "server":
-        return Finding(
-            check=check, measured="the server adds it", bound="none", passed=True
-        )
+        return Finding(check=check, measured="the server adds it", bound="none", passed=True)
     honest = 1 if config.privacy.has_full_noise else config.survivors - config.known_shares
     stddev = math.sqrt(sum(sorted(variances)[:honest]))
     slack = 1 - stats.norm.isf(ALARM) * math.sqrt(0.5 / (size * honest)) * 2

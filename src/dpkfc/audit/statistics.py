@@ -926,9 +926,7 @@ def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, fl
         "largest batch": _extreme_p_value(above, float(mass[largest]), steps),
         "smallest batch": _extreme_p_value(below, float(mass[smallest]), steps),
         "empty batches": float(empty.pvalue),
-        "sizes of following batches": _normal_p_value(
-            products / (variance * math.sqrt(steps - 1))
-        ),
+        "sizes of following batches": _normal_p_value(products / (variance * math.sqrt(steps - 1))),
     }
 
 

@@ -133,9 +133,7 @@ class RowSubsampler:
             self._subsamples[key] = self._choose(*key, x.device)
         return self._subsamples[key]
 
-    def _wanted(
-        self, positions: int, groups: int, dim: int, most: int | None
-    ) -> tuple[int, int]:
+    def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
         """Return positions k of each pair of example and group, and the number of these pairs."""
         wanted = positions
         pairs = self._size * groups
@@ -704,9 +702,7 @@ class LayerAccumulator:
         """Side, or role of an elementwise layer, to its sums."""
         return self._sides
 
-    def with_history(
-        self, past: Mapping[str, FactorAccumulator], share: float
-    ) -> LayerAccumulator:
+    def with_history(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
         """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
         twin = copy.copy(self)
         twin._sides = {}

@@ -306,9 +306,7 @@ def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAcc
     return sums
 
 
-def _add_block(
-    layer: LayerAccumulator, name: str, block: Block, part: ProbeMicrobatch
-) -> None:
+def _add_block(layer: LayerAccumulator, name: str, block: Block, part: ProbeMicrobatch) -> None:
     if block.batch_size != part.size:
         raise ValueError(
             f"layer '{name}': capture returned {block.batch_size} examples instead of {part.size}"

@@ -1,9 +1,9 @@
 """Random changes of images for `Session(augment=...)`: each row on its own, in one pass over the batch.
 
-A batch is a tensor of images `[N, C, H, W]`, or a tuple, list or dict. Of these the first image tensor is
-changed, and the rest is passed on. All random numbers come from torch's global generator, so that a run in
-test mode repeats them. In every other run the session seeds it from the operating system for each private
-pass, because the view of an example must stay unknown.
+A batch is a tensor of images `[N, C, H, W]`, or a tuple, list or dict. Of these the first image
+tensor is changed, and the rest is passed on. All random numbers come from torch's global generator,
+so that a run in test mode repeats them. In every other run the session seeds it from the operating
+system for each private pass, because the view of an example must stay unknown.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
                 if _is_images(value):
                     return type(batch)([*batch[:i], change(value), *batch[i + 1 :]])
         raise ValueError(
-            f"the batch ({type(batch).__name__}) holds no floating-point images [N, C, H, W]; write an augment of your own for it"
+            f"the batch ({type(batch).__name__}) holds no floating-point images [N, C, H, W];"
+            " write an augment of your own for it"
         )
 
     return augment
@@ -91,7 +92,9 @@ def _is_images(x: Any) -> bool:
 def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
     n, _, height, width = x.shape
     if mode == "reflect" and pad >= min(height, width):
-        raise ValueError(f"pad={pad} must be less than height and width of the images, {height}×{width}")
+        raise ValueError(
+            f"pad={pad} must be less than height and width of the images, {height}×{width}"
+        )
     padded = F.pad(x, (pad, pad, pad, pad), mode=mode)
     top = torch.randint(2 * pad + 1, (n, 1)).to(x.device)
     left = torch.randint(2 * pad + 1, (n, 1)).to(x.device)

@@ -1,8 +1,8 @@
 """Checks that a public and a private dataset share no rows, and that no record stands in a dataset twice.
 
-Curvature of a private example is not public curvature. Rows are compared by a hash of the bytes of every
-tensor or number in their input. Equal rows are therefore found, and near-duplicates (another crop, another
-precision) are not.
+Curvature of a private example is not public curvature. Rows are compared by a hash of the bytes of
+every tensor or number in their input. Equal rows are therefore found, and near-duplicates (another
+crop, another precision) are not.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def shared_rows(public: Any, private: Any) -> list[tuple[int, int]]:
 
     Args:
         public: inputs `[n, ...]`, a mapping of such tensors, or a dataset as `private`.
-        private: tensors with a common leading axis of which the first is the input, a mapping of tensors,
-            a tensor, or a map-style dataset. The examples of a dataset are inputs, pairs that begin with
-            one, or mappings. Labels (`labels`, `label`, `y`) do not count.
+        private: tensors with a common leading axis of which the first is the input, a mapping of
+            tensors, a tensor, or a map-style dataset. The examples of a dataset are inputs, pairs
+            that begin with one, or mappings. Labels (`labels`, `label`, `y`) do not count.
     """
     public_rows: dict[bytes, int] = {}
     for i, row in enumerate(_inputs(public)):
@@ -65,7 +65,8 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
     if len(rows) > _NAMED_ROWS:
         named += ", …"
     raise ValueError(
-        f"{name} and the private dataset share {len(rows)} rows (public rows {named}): ε does not cover curvature or weights "
+        f"{name} and the private dataset share {len(rows)} rows (public rows {named}): ε does not"
+        " cover curvature or weights "
         "of them; remove them from one"
     )
 
@@ -106,7 +107,11 @@ def _columns(data: Any) -> Sequence[Any] | None:
     tensors = tensors_of(data)
     if tensors is not None:
         return tensors
-    if isinstance(data, tuple | list) and data and all(isinstance(x, Tensor | np.ndarray) for x in data):
+    if (
+        isinstance(data, tuple | list)
+        and data
+        and all(isinstance(x, Tensor | np.ndarray) for x in data)
+    ):
         return data
     return None
 
@@ -165,8 +170,8 @@ def _row_bytes(row: Any) -> Iterator[bytes]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Records that stand in a dataset more than once. Where single examples are protected, each would count
-# as several.
+# Records that stand in a dataset more than once. Where single examples are protected, each would
+# count as several.
 
 _Rows = NDArray[np.int64]
 _ATOMS = (str, bytes, int, float, complex, type(None))  # equal ones may be one object
@@ -179,10 +184,10 @@ _COMPARED_PAIRS = 1000  # of rows with one hash
 def check_once(dataset: Any) -> None:
     """Refuse a dataset in which a record stands twice, and warn where rows of tensors are equal.
 
-    An example that stands in a dataset k times is drawn k times, and moves a sum by k C. The check does
-    not read the examples. It sees torch's views (`Subset`, `ConcatDataset`), objects around a dataset of
-    their length or with `dataset` and `indices`, lists whose items are the same objects, and selections
-    and concatenations of Hugging Face's datasets.
+    An example that stands in a dataset k times is drawn k times, and moves a sum by k C. The check
+    does not read the examples. It sees torch's views (`Subset`, `ConcatDataset`), objects around a
+    dataset of their length or with `dataset` and `indices`, lists whose items are the same objects,
+    and selections and concatenations of Hugging Face's datasets.
 
     Args:
         dataset: any.
@@ -195,13 +200,15 @@ def check_once(dataset: Any) -> None:
         repeats += rows.size - np.unique(rows).size
     if repeats:
         raise ValueError(
-            f"{repeats} records stand in the dataset more than once, and each would count several times: leave repeats out, or "
+            f"{repeats} records stand in the dataset more than once, and each would count several"
+            " times: leave repeats out, or "
             "pass units= and max_records_per_unit"
         )
     tensors = tensors_of(dataset)
     if tensors is not None and _has_equal_rows(tensors):
         warnings.warn(
-            "some records of the dataset are equal, byte for byte. Where one was copied, each copy counts, and ε is that of "
+            "some records of the dataset are equal, byte for byte. Where one was copied, each copy"
+            " counts, and ε is that of "
             "one: leave copies out, or protect the original record with units=",
             UserWarning,
             stacklevel=2,
@@ -211,9 +218,9 @@ def check_once(dataset: Any) -> None:
 def check_held_out(held_out: Any, private: Any, name: str) -> None:
     """Refuse data for evaluation that is, or holds, records of the private dataset.
 
-    Common records are found as in `check_once`. A few records, spread over the held-out ones, are also
-    compared with those in the same places from the beginning and from the end of the private dataset: a
-    copied slice is found too.
+    Common records are found as in `check_once`. A few records, spread over the held-out ones, are
+    also compared with those in the same places from the beginning and from the end of the private
+    dataset: a copied slice is found too.
 
     Args:
         held_out: map-style dataset.
@@ -227,7 +234,8 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
         return
     if held_out is private or _has_common_rows(held_out, private) or _is_slice(held_out, private):
         raise ValueError(
-            f"{name} holds records of the train_dataset, and ε does not cover metrics without noise of them. Evaluate on "
+            f"{name} holds records of the train_dataset, and ε does not cover metrics without"
+            " noise of them. Evaluate on "
             "other data"
         )
 
@@ -275,7 +283,10 @@ def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
         yield from _locate(inner, rows)
     elif type(dataset) in (list, tuple) and tensors_of(dataset) is None:
         items = [dataset[i] for i in rows.tolist()]
-        yield "objects", np.array([id(x) for x in items if not isinstance(x, _ATOMS)], dtype=np.int64)
+        yield (
+            "objects",
+            np.array([id(x) for x in items if not isinstance(x, _ATOMS)], dtype=np.int64),
+        )
     elif hasattr(dataset, "_indices") and hasattr(dataset, "_data"):
         yield from _locate_in_table(dataset, rows)
     else:
@@ -297,7 +308,11 @@ def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
         if isinstance(value, (Subset, ConcatDataset)) or hasattr(value, "_indices"):
             candidates.append(value)
     for candidate in candidates:
-        if candidate is not None and hasattr(candidate, "__len__") and len(candidate) == len(dataset):
+        if (
+            candidate is not None
+            and hasattr(candidate, "__len__")
+            and len(candidate) == len(dataset)
+        ):
             return candidate, None
     return None, None
 

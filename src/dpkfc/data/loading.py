@@ -42,8 +42,8 @@ def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None 
     """Return one batch of the examples at these indices.
 
     Args:
-        source: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis. The
-            tensors of the last two are indexed at once unless a `collate_fn` is given.
+        source: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis.
+            The tensors of the last two are indexed at once unless a `collate_fn` is given.
         indices: `[n]`, n >= 1.
         collate_fn: list of examples to a batch; by default torch's own.
 
@@ -63,7 +63,8 @@ def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None 
 class _PlainCollate:
     """A collate function whose batches are made of containers that torch looks into.
 
-    Any other container counts as one value: its tensors are not moved, and their shapes are not seen.
+    Any other container counts as one value: its tensors are not moved, and their shapes are not
+    seen.
     """
 
     function: Collate
@@ -79,7 +80,9 @@ class Fields(dict[str, Any]):
         """Return the item of this name."""
         if name in self:
             return self[name]
-        raise AttributeError(f"the batch is a dict without {name!r}; it has {', '.join(map(str, self))}")
+        raise AttributeError(
+            f"the batch is a dict without {name!r}; it has {', '.join(map(str, self))}"
+        )
 
     def to(self, device: Any) -> Fields:
         """Return the batch with its tensors on a device; a session has moved them already."""
@@ -113,13 +116,15 @@ class MicroBatches:
     """Cuts the indices of each step into micro-batches; its worker processes live as long as the object.
 
     Args:
-        dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first axis.
+        dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first
+            axis.
         max_physical_batch_size: largest micro-batch; None for one micro-batch a step.
         collate_fn: list of examples to a batch; by default torch's own.
         num_workers: processes that load examples; tensors are always indexed in this process.
 
     Raises:
-        ValueError: a dataset without a length or indices, tensors of different lengths, a bound below 1.
+        ValueError: a dataset without a length or indices, tensors of different lengths, a bound
+            below 1.
     """
 
     def __init__(
@@ -234,15 +239,19 @@ def _length(source: Any) -> int:
     if tensors is not None:
         lengths = {x.shape[0] if x.ndim else 0 for x in tensors}
         if len(lengths) != 1:
-            raise ValueError(f"the tensors of a dataset must have one length, got {sorted(lengths)}")
+            raise ValueError(
+                f"the tensors of a dataset must have one length, got {sorted(lengths)}"
+            )
         return lengths.pop()
     if isinstance(source, tuple) and any(isinstance(x, np.ndarray) for x in source):
         raise ValueError(
-            "a tuple with NumPy arrays is no dataset; make tensors of them: tuple(torch.as_tensor(x) for x in arrays)"
+            "a tuple with NumPy arrays is no dataset; make tensors of them:"
+            " tuple(torch.as_tensor(x) for x in arrays)"
         )
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise ValueError(
-            f"{type(source).__name__} has no length or no indices; private sampling needs a map-style dataset"
+            f"{type(source).__name__} has no length or no indices; private sampling needs a"
+            " map-style dataset"
         )
     return len(source)
 
@@ -279,8 +288,8 @@ def layout(
     """Cut a sampled batch into micro-batches of bounded size; a unit is never split.
 
     Args:
-        drawn: record numbers, `[n]` where a unit is a record, or `[n, k]` with -1 where a unit has fewer
-            than k.
+        drawn: record numbers, `[n]` where a unit is a record, or `[n, k]` with -1 where a unit has
+            fewer than k.
         bound: most rows of a micro-batch, None for one micro-batch. A single unit may exceed it.
         multiple: rows are padded to a multiple of it, so that few shapes occur.
         reduction: a unit's loss is the "mean" or the "sum" over its records.

@@ -98,7 +98,9 @@ def _check_size(name: str, value: int, largest: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
     if largest is not None and value > largest:
-        raise ValueError(f"{name} is {value}, more than the {largest} examples of the dataset; make it smaller")
+        raise ValueError(
+            f"{name} is {value}, more than the {largest} examples of the dataset; make it smaller"
+        )
 
 
 def _gaussian(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:
@@ -172,9 +174,9 @@ class Poisson(SamplerBase):
 class TruncatedPoisson(SamplerBase):
     """A Poisson batch, cut to a uniform subset of `max_batch_size` where it is larger.
 
-    Memory is therefore bounded. Neighbours: one example added or removed. In a full batch an example
-    takes the place of another one, which moves the sum by up to 2 C. The event accounts for this, so
-    `noise_multiplier` stays noise over C (Ganesh 2025, arXiv 2508.15089).
+    Memory is therefore bounded. Neighbours: one example added or removed. In a full batch an
+    example takes the place of another one, which moves the sum by up to 2 C. The event accounts for
+    this, so `noise_multiplier` stays noise over C (Ganesh 2025, arXiv 2508.15089).
 
     Attributes:
         sample_rate: q in (0, 1], before the cut.
@@ -220,7 +222,9 @@ class TruncatedPoisson(SamplerBase):
         indices = Poisson(self.sample_rate, self.dataset_size).indices(step, generator)
         if indices.size <= self.max_batch_size:
             return indices
-        return np.sort(generator.choice(indices, size=self.max_batch_size, replace=False, shuffle=False))
+        return np.sort(
+            generator.choice(indices, size=self.max_batch_size, replace=False, shuffle=False)
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the card, the header of the ledger and the hash of the plan."""
@@ -270,20 +274,22 @@ class FixedSize(SamplerBase):
         import dp_accounting
 
         # The bound behind this event is Theorem 27 of Wang, Balle and Kasiviswanathan (2019), as in
-        # dp-accounting's RdpAccountant with REPLACE_ONE. It takes the Renyi curve of the base mechanism
-        # on two batches that differ in one example: alpha Delta^2 / (2 s^2), for noise of standard
-        # deviation s and a sum that moves by at most Delta between such batches. dp-accounting evaluates
-        # alpha / (2 z^2) with the z of the Gaussian event and does not rescale z for the relation, so z
-        # must be s / Delta. Here Delta = 2 C and s = noise_multiplier * 2 C, hence z = noise_multiplier.
-        # The documentation of GaussianDpEvent calls z "s / C". Taken literally, z would be
-        # 2 * noise_multiplier, half the true cost.
+        # dp-accounting's RdpAccountant with REPLACE_ONE. It takes the Renyi curve of the base
+        # mechanism on two batches that differ in one example: alpha Delta^2 / (2 s^2), for noise of
+        # standard deviation s and a sum that moves by at most Delta between such batches.
+        # dp-accounting evaluates alpha / (2 z^2) with the z of the Gaussian event and does not
+        # rescale z for the relation, so z must be s / Delta. Here Delta = 2 C and s =
+        # noise_multiplier * 2 C, hence z = noise_multiplier. The documentation of GaussianDpEvent
+        # calls z "s / C". Taken literally, z would be 2 * noise_multiplier, half the true cost.
         return dp_accounting.SampledWithoutReplacementDpEvent(
             int(self.dataset_size), int(self.batch_size), _gaussian(noise_multiplier)
         )
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Return the indices of one batch, increasing; `step` is not used."""
-        return np.sort(generator.choice(self.dataset_size, size=self.batch_size, replace=False, shuffle=False))
+        return np.sort(
+            generator.choice(self.dataset_size, size=self.batch_size, replace=False, shuffle=False)
+        )
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the card, the header of the ledger and the hash of the plan."""
@@ -294,8 +300,8 @@ class FixedSize(SamplerBase):
 class Shuffle(SamplerBase):
     """Fixed batches along one permutation an epoch; the incomplete last batch is skipped.
 
-    UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers only.
-    The true loss of shuffled batches can be several times larger (Chua et al. 2024).
+    UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers
+    only. The true loss of shuffled batches can be several times larger (Chua et al. 2024).
 
     Attributes:
         batch_size: examples in every batch, at most `dataset_size`.

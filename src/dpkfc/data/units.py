@@ -1,9 +1,9 @@
 """Privacy units larger than a record: all records of one patient or user count as one example.
 
-The sampler draws units. Of a unit with more records than the limit, a uniform subset of the size of the
-limit is drawn anew at every step. The choice uses the secret sampling stream and the data of no other
-unit. A step therefore stays the plan's event with the unit in place of the example: the guarantee of a
-mixture is that of its components.
+The sampler draws units. Of a unit with more records than the limit, a uniform subset of the size of
+the limit is drawn anew at every step. The choice uses the secret sampling stream and the data of no
+other unit. A step therefore stays the plan's event with the unit in place of the example: the
+guarantee of a mixture is that of its components.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def read_unit_ids(dataset: Any, units: Any) -> Any:
         return list(dataset[units])
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise ValueError(
-            f"the dataset has no column {units!r} ({type(error).__name__}); give `units` as a vector with one id a record"
+            f"the dataset has no column {units!r} ({type(error).__name__}); give `units` as a"
+            " vector with one id a record"
         ) from error
 
 
@@ -98,11 +99,14 @@ def _check_ids(ids: Any) -> NDArray[Any]:
     """Return the ids as a vector, all present and of one kind."""
     column = _to_array(ids)
     if column.ndim != 1 or not column.size:
-        raise ValueError(f"units must be a vector with one id a record, got an array of shape {column.shape}")
+        raise ValueError(
+            f"units must be a vector with one id a record, got an array of shape {column.shape}"
+        )
     missing = np.flatnonzero(_find_missing(column))
     if missing.size:
         raise ValueError(
-            f"record {missing[0]} has no unit ({missing.size} records in all), so no guarantee covers it: leave it out, or "
+            f"record {missing[0]} has no unit ({missing.size} records in all), so no guarantee"
+            " covers it: leave it out, or "
             "give it a unit of its own"
         )
     if column.dtype == object and len({type(x) for x in column.tolist()}) > 1:
@@ -171,25 +175,32 @@ def make_units(config: Any, dataset: Any, column: Any, records: int, expected: i
     if config.max_records_per_unit is None:
         if column is not None:
             raise ValueError(
-                "units were given, but the plan protects single examples; set PrivacyConfig(unit=..., "
+                "units were given, but the plan protects single examples; set"
+                " PrivacyConfig(unit=..., "
                 "max_records_per_unit=...) and dataset_size = number of units"
             )
         check_once(dataset)
         if records != expected:
             raise ValueError(
-                f"the plan was calibrated for {expected} examples but the dataset has {records}; calibrate with "
+                f"the plan was calibrated for {expected} examples but the dataset has {records};"
+                " calibrate with "
                 "dataset_size=len(dataset)"
             )
         return None
     if column is None:
-        raise ValueError(f"the plan protects one {config.unit}, so the session needs units=, one id a record")
+        raise ValueError(
+            f"the plan protects one {config.unit}, so the session needs units=, one id a record"
+        )
     ids = read_unit_ids(dataset, column)
     if len(ids) != records:
-        raise ValueError(f"units has {len(ids)} ids for the {records} records of the dataset; give one a record")
+        raise ValueError(
+            f"units has {len(ids)} ids for the {records} records of the dataset; give one a record"
+        )
     units = Units.from_ids(ids, config.max_records_per_unit)
     if len(units) != expected:
         raise ValueError(
-            f"the plan was calibrated for {expected} {config.unit}s but the dataset has {len(units)}; calibrate with "
+            f"the plan was calibrated for {expected} {config.unit}s but the dataset has"
+            f" {len(units)}; calibrate with "
             "dataset_size=the number of distinct ids"
         )
     return units

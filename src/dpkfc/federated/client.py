@@ -269,7 +269,10 @@ class Client:
 
     def _answer(self, kind: str, number: int) -> Message:
         return {
-            "kind": kind, "round": number, "contract": self.local.contract, "client": self.number
+            "kind": kind,
+            "round": number,
+            "contract": self.local.contract,
+            "client": self.number,
         }
 
     def _check_new(self, number: int) -> None:
@@ -339,7 +342,8 @@ class Client:
         sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
         self._keys = keys
         return self._answer("keys", number) | {
-            "key": to_tensor(keys.public), "sealed": stack_rows(sealed)
+            "key": to_tensor(keys.public),
+            "sealed": stack_rows(sealed),
         }
 
     def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
@@ -456,16 +460,19 @@ class Client:
         if isinstance(work, FedNewStep):
             return self._released(self._newton(work, number, extra, extra_round), first)
         if isinstance(work, LocalSteps):
-            return self._released(
-                self._change(work, extra), first
-            ) if whole else self._steps(work, extra, first)
+            return (
+                self._released(self._change(work, extra), first)
+                if whole
+                else self._steps(work, extra, first)
+            )
         indices = self._sample(first)
         if not whole:
             return self._released(self._work.sum_examples(indices), first)
         return self._released(
             self._work.contribute_as_one(
                 lambda: self.local.clipped_sum(self.records, indices, together=True)
-            ), first
+            ),
+            first,
         )
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:

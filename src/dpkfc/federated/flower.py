@@ -582,7 +582,9 @@ def _run_rounds(
 # --------------------------------------------------------------------------------------------------
 
 SWITCHES = {
-    "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
 PLAIN, TENSORS = "plain", "tensors"
 _KINDS = {torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool}
@@ -797,7 +799,10 @@ def _log_round(record: Any, run: Run) -> None:
     """Log one line of public figures."""
     figure = f", {run.history[-1][2]}" if run.history else ""
     state = "dropped, and charged" if record.dropped else f"{record.survivors} survivors"
-    text = f"round {record.round + 1}: {state}, ε = {run.server.epsilon:.4f}{figure}, {record.seconds:.1f} s"
+    text = (
+        f"round {record.round + 1}: {state}, ε = {run.server.epsilon:.4f}{figure},"
+        f" {record.seconds:.1f} s"
+    )
     logging.getLogger("flwr").info("%s", text)
 
 

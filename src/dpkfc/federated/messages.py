@@ -44,7 +44,11 @@ Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]
 Shapes = dict[str, tuple[int, ...]]
 CLIENT_FAILED = "client-failed"
-CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = "contract-differs", "metric-differs", "metric-missing"
+CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = (
+    "contract-differs",
+    "metric-differs",
+    "metric-missing",
+)
 REPEATED, SPENT = "repeated-round", "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
 _PLAIN: dict[str, dict[str, type]] = {
@@ -262,7 +266,10 @@ class KeyExchange:
             return {}
         cohort = torch.tensor(self.cohort, dtype=torch.int64)
         request: Message = {
-            "kind": "keys", "round": self.number, "contract": contract, "cohort": cohort
+            "kind": "keys",
+            "round": self.number,
+            "contract": contract,
+            "cohort": cohort,
         }
         return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
 

@@ -90,7 +90,10 @@ class TrustedServer:
         server = "NOT the server, which sees what every client sends"
         if self.noise_by == "server":
             return f"everyone who sees the models of all rounds; {server}"
-        return f"everyone who sees the models of all rounds{_describe_other_clients(colluding)}; {server}"
+        return (
+            f"everyone who sees the models of all rounds{_describe_other_clients(colluding)};"
+            f" {server}"
+        )
 
     def client_stddev(self, stddev: float, honest: int) -> float:
         """Return stddev / √honest, or 0 where the server adds the noise."""
@@ -118,7 +121,10 @@ class SecureAggregation:
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
-        server = "the server included, which follows the protocol and learns only the sum over clients (secure aggregation)"
+        server = (
+            "the server included, which follows the protocol and learns only the sum over clients"
+            " (secure aggregation)"
+        )
         collusion = " and may tell the server" if colluding else ""
         return f"everyone, {server}{_describe_other_clients(colluding)}{collusion}"
 

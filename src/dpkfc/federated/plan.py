@@ -290,7 +290,9 @@ class FederatedPlan(PlanBase):
             "share_of_a_client": self.client_stddev,
             "releases": self.releases,
             "event": accounting.event_to_dict(self.event),
-            "epsilon_for_others": {who: _number_or_text(epsilon) for who, epsilon in self.views().items()},
+            "epsilon_for_others": {
+                who: _number_or_text(epsilon) for who, epsilon in self.views().items()
+            },
         }
 
 
@@ -613,7 +615,11 @@ class FederatedConfig:
             "clients": self.clients,
             "rounds": self.rounds,
             "expected_records": self.expected_records,
-            "privacy": {"name": self.privacy.name, "unit": self.privacy.unit, "noise_by": server.noise_by},
+            "privacy": {
+                "name": self.privacy.name,
+                "unit": self.privacy.unit,
+                "noise_by": server.noise_by,
+            },
             "local": self.local.describe(),
             "rule": self.rule.describe(),
             "max_grad_norm": self.max_grad_norm,

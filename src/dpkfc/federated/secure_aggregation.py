@@ -179,9 +179,9 @@ def new_key() -> bytes:
 
 def derive(secret: bytes, purpose: str) -> bytes:
     """Derive a key for one purpose from a secret, 32 bytes; purposes have independent keys."""
-    return HKDF(
-        algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()
-    ).derive(secret)
+    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(
+        secret
+    )
 
 
 class PrivateKey:
@@ -458,7 +458,9 @@ def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, byte
     """
     survivors = set(survivors)
     revealed = {}
-    for other, key_share, seed_share in zip(received.cohort, received.key_shares, received.seed_shares, strict=True):
+    for other, key_share, seed_share in zip(
+        received.cohort, received.key_shares, received.seed_shares, strict=True
+    ):
         share = seed_share if other in survivors else key_share
         revealed[other] = bytes.fromhex(share)
     return revealed

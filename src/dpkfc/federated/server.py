@@ -501,7 +501,10 @@ class Server:
                 "or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
-            spent = f"all {self.plan.config.rounds} rounds of the plan are spent (ε = {self.epsilon:.3g})"
+            spent = (
+                f"all {self.plan.config.rounds} rounds of the plan are spent (ε ="
+                f" {self.epsilon:.3g})"
+            )
             raise BudgetExhausted(f"{spent}; nothing was sent")
 
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
@@ -575,7 +578,10 @@ class Server:
             clipped = ClippedSum(added, plan.config.max_grad_norm)
             return self._pipeline.release(clipped, step, ledger=cast(Ledger, open_.ticket))
         number = open_.ticket.charge(step, plan.event)
-        mean = {name: x.div_(divisor).to(accumulation_dtype(self.parameters[name])) for name, x in added.items()}
+        mean = {
+            name: x.div_(divisor).to(accumulation_dtype(self.parameters[name]))
+            for name, x in added.items()
+        }
         return Released(
             gradients=mean, noise_variance=plan.mean_variance(survivors), step=step, release=number
         )
@@ -645,7 +651,9 @@ class Server:
             "model": checkpoint.unique_tensors(self.model.state_dict()),
             "filters": self._pipeline.postprocess.state_dict(),
             "rule": self._state,
-            "preconditioner": {} if self.preconditioner is None else self.preconditioner.state_dict(),
+            "preconditioner": {}
+            if self.preconditioner is None
+            else self.preconditioner.state_dict(),
         }
         meta = {
             "plan": self.plan.hash,
@@ -689,7 +697,9 @@ class Server:
             preconditioner = None
             if state is not None:
                 preconditioner = self._pipeline.preconditioning.restore(state)
-            self._pipeline.postprocess.load_state_dict(copy_to_device(tensors.get("filters", {}), device))
+            self._pipeline.postprocess.load_state_dict(
+                copy_to_device(tensors.get("filters", {}), device)
+            )
             self._state = copy_to_device(dict(tensors.get("rule", {})), device)
             self._pipeline.preconditioning.current = preconditioner
             self._last_release = int(meta.get("stepped", -1))

@@ -72,9 +72,7 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
     return call.axes[0] == BatchAxis(dim)
 
 
-def recurrent_gradients(
-    layer: Layer, calls: Sequence[Call], batch_size: int
-) -> dict[str, Tensor]:
+def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) -> dict[str, Tensor]:
     """Return the gradients of each example's loss for an LSTM, GRU, RNN or one of their cells.
 
     Args:
@@ -145,9 +143,7 @@ def _is_lstm(module: nn.Module) -> bool:
     return isinstance(module, (nn.LSTM, nn.LSTMCell))
 
 
-def _differentiate(
-    module: nn.Module, sequence: _Sequence
-) -> tuple[list[_MatrixUse], list[Tensor]]:
+def _differentiate(module: nn.Module, sequence: _Sequence) -> tuple[list[_MatrixUse], list[Tensor]]:
     """Return all matrix uses of one call and ∂ℓ_n/∂s_nt of each, `[N, T, d_out]`."""
     uses: list[_MatrixUse] = []
     with torch.enable_grad():
@@ -171,9 +167,7 @@ def _differentiate(
     return uses, stacked
 
 
-def _run_recurrence(
-    module: nn.Module, sequence: _Sequence, uses: list[_MatrixUse]
-) -> list[Tensor]:
+def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUse]) -> list[Tensor]:
     """Return outputs `[N, T, directions * width]` and final states.
 
     Every pre-activation is inside the graph, and every matrix use is added to `uses`.

@@ -5,9 +5,9 @@ appears where it meets a batched tensor. There the tape hands on a view with one
 values are the same, and the backward pass brings every example its own gradient. From there it is
 pulled back through the public part of the graph.
 
-None of this is part of the proof. A use that is not followed here leaves its parameter as it is. The
-tracker then sees that it meets the examples outside of a layer, and the gradients are computed one
-example at a time.
+None of this is part of the proof. A use that is not followed here leaves its parameter as it is.
+The tracker then sees that it meets the examples outside of a layer, and the gradients are computed
+one example at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,32 @@ from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, example_first
 from dpkfc.tracking.tracker import Tracker
 
 _ELEMENTWISE = {
-    "add", "iadd", "radd", "sub", "isub", "rsub", "subtract", "mul", "imul", "rmul", "multiply", "div", "idiv", "rdiv",
-    "truediv", "itruediv", "rtruediv", "divide", "true_divide", "where", "maximum", "minimum", "pow", "lerp", "addcmul",
-}  # fmt: skip
+    "add",
+    "iadd",
+    "radd",
+    "sub",
+    "isub",
+    "rsub",
+    "subtract",
+    "mul",
+    "imul",
+    "rmul",
+    "multiply",
+    "div",
+    "idiv",
+    "rdiv",
+    "truediv",
+    "itruediv",
+    "rtruediv",
+    "divide",
+    "true_divide",
+    "where",
+    "maximum",
+    "minimum",
+    "pow",
+    "lerp",
+    "addcmul",
+}
 _BATCHED_PRODUCTS = {"matmul", "imatmul", "rmatmul", "bmm", "scaled_dot_product_attention"}
 _SPREADING = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
 _TRANSPOSING = {"t", "T", "mT", "transpose", "swapaxes", "permute"}

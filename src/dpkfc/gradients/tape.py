@@ -584,9 +584,7 @@ class Tape:
                 "given: call that model, uncompiled, inside loss_fn"
             )
 
-    def _calls_of(
-        self, records: Sequence[_Record], gradients: dict[Any, Tensor | None]
-    ) -> Calls:
+    def _calls_of(self, records: Sequence[_Record], gradients: dict[Any, Tensor | None]) -> Calls:
         """Return the calls of every layer.
 
         Calls that no loss depends on are left out where the layer has another call.
@@ -775,9 +773,7 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
     def repeat(x: Any) -> Any:
         return x.expand(size, *x.shape).flatten(0, 1) if isinstance(x, Tensor) else x
 
-    axes: list[BatchAxis | None] = [
-        BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions
-    ]
+    axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions]
     return Call(
         module=record.module,
         args=tree_map(repeat, record.args),
@@ -788,9 +784,7 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
     )
 
 
-def _public_rows(
-    layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int
-) -> bool:
+def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
     """Return whether a call on public inputs has a row for each example by its shape.
 
     Ids `[N, T]` and noise `[N, d]` have.

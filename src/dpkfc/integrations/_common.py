@@ -15,7 +15,9 @@ from torch.utils.hooks import RemovableHandle
 from dpkfc.session import Session
 
 
-def refuse_unreleased_steps(session: Session, guarded: torch.optim.Optimizer | None = None) -> RemovableHandle:
+def refuse_unreleased_steps(
+    session: Session, guarded: torch.optim.Optimizer | None = None
+) -> RemovableHandle:
     """Make every `optimizer.step()` that is not the session's own an error.
 
     A session charges its ledger first and steps the optimizer once for each release. A step without
@@ -33,14 +35,17 @@ def refuse_unreleased_steps(session: Session, guarded: torch.optim.Optimizer | N
     """
     steps_before = session.steps_done
 
-    def check(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def check(
+        optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         nonlocal steps_before
         if session.steps_done <= steps_before:
             for group in optimizer.param_groups:
                 for p in group["params"]:
                     p.grad = None
             raise RuntimeError(
-                "optimizer.step() was called without a release of the session, so its gradients have no "
+                "optimizer.step() was called without a release of the session, so its gradients"
+                " have no "
                 "noise; leave backward() and step() to session.step(batch, loss_fn)"
             )
         steps_before = session.steps_done
@@ -53,7 +58,10 @@ def refuse_unreleased_steps(session: Session, guarded: torch.optim.Optimizer | N
 
 
 def write_summary(
-    folder: str | os.PathLike[str], session: Session, ledger_path: str | os.PathLike[str], not_private: Sequence[str]
+    folder: str | os.PathLike[str],
+    session: Session,
+    ledger_path: str | os.PathLike[str],
+    not_private: Sequence[str],
 ) -> None:
     """Write `privacy.json`: the spent budget, the plan and the ledger.
 
@@ -66,7 +74,11 @@ def write_summary(
     plan, epsilon = session.plan, session.epsilon
     summary = {
         "spent": {"epsilon": epsilon if math.isfinite(epsilon) else "inf", "delta": plan.delta},
-        "ledger": {"file": Path(ledger_path).name, "releases": session.steps_done, "head": session.ledger.head},
+        "ledger": {
+            "file": Path(ledger_path).name,
+            "releases": session.steps_done,
+            "head": session.ledger.head,
+        },
         "not_private": list(not_private),
         "plan": plan.describe(),
     }

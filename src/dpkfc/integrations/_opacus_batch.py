@@ -220,7 +220,8 @@ class BatchRecording:
         batch: what the loader yields.
         reduction: of the loss, "mean" or "sum".
         exact: the reason to run the model on one example at a time, or None.
-        entry_weight: the factor of each entry of an example in the loss of earlier batches, or None.
+        entry_weight: the factor of each entry of an example in the loss of earlier batches, or
+            None.
 
     Attributes:
         calls: the calls of the layers, once the loss was differentiated.
@@ -344,7 +345,9 @@ class BatchRecording:
         self.runs_single_examples = True
         try:
             with restored_state(self.model):
-                return [tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)]
+                return [
+                    tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)
+                ]
         finally:
             self.runs_single_examples = False
 
@@ -557,7 +560,11 @@ class BatchRecording:
     ) -> dict[str, Tensor]:
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         values = torch.autograd.grad(
-            outputs, list(parameters.values()), output_gradients, allow_unused=True, retain_graph=True
+            outputs,
+            list(parameters.values()),
+            output_gradients,
+            allow_unused=True,
+            retain_graph=True,
         )
         gradients = {}
         for name, gradient in zip(parameters, values, strict=True):
@@ -623,11 +630,12 @@ def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# The check of a script's model on public rows. The rows have the shapes of what the script calls the
-# model with.
+# The check of a script's model on public rows. The rows have the shapes of what the script calls
+# the model with.
 
 _NO_BATCH = (
-    "no argument of the model is of the loader's batch; call the model with the tensors of the batch"
+    "no argument of the model is of the loader's batch; call the model with the tensors of the"
+    " batch"
 )
 
 

@@ -1,7 +1,8 @@
 """A torch DataLoader over the same dataset whose batches are drawn by the plan's sampler.
 
 Batches are drawn in this process, even if workers load the examples. The size of each batch and the
-end of each logical batch are therefore known when a batch is yielded, however far workers are ahead.
+end of each logical batch are therefore known when a batch is yielded, however far workers are
+ahead.
 """
 
 from __future__ import annotations
@@ -239,7 +240,8 @@ def check_loader(loader: Any) -> None:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a "
+            f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with"
+            " a "
             "length"
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
@@ -253,7 +255,8 @@ def check_loader(loader: Any) -> None:
         is_plain = not sampler.replacement and sampler.num_samples == len(dataset)
     if not is_plain:
         raise ValueError(
-            f"the {type(sampler).__name__} of data_loader would be replaced by uniform sampling; pass "
+            f"the {type(sampler).__name__} of data_loader would be replaced by uniform sampling;"
+            " pass "
             "shuffle=True, weight the losses, and choose examples with torch.utils.data.Subset"
         )
     try:
@@ -263,7 +266,8 @@ def check_loader(loader: Any) -> None:
         raise ValueError(f"{error}. Units need a Session: {reason}") from None
     if not getattr(loader, "in_order", True):
         raise ValueError(
-            "data_loader has in_order=False, but batches must come in the order of the draws; leave "
+            "data_loader has in_order=False, but batches must come in the order of the draws;"
+            " leave "
             "in_order out"
         )
 
@@ -288,6 +292,7 @@ def _make_empty(batch: Any) -> Any:
         return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
     shape = f" of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else ""
     raise ValueError(
-        f"the collate function makes a {type(batch).__name__}{shape} of one example; every part of a "
+        f"the collate function makes a {type(batch).__name__}{shape} of one example; every part of"
+        " a "
         "batch must be a tensor with the batch as its leading axis"
     )

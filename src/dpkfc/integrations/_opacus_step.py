@@ -102,7 +102,8 @@ class PendingBatchGuard:
             self._is_open = False
             self._has_failed = True
             raise RuntimeError(
-                "the last batch was not followed by optimizer.step(), which voids ε; step every batch "
+                "the last batch was not followed by optimizer.step(), which voids ε; step every"
+                " batch "
                 "(larger ones: BatchMemoryManager), then begin a new loop over the loader"
             )
         if self._is_open:
@@ -143,7 +144,8 @@ class PendingBatchGuard:
             )
         if not self._is_training and (self._has_skipped or self._skipped_before):
             raise RuntimeError(
-                "an earlier batch was skipped in evaluation mode, so the choice may depend on private "
+                "an earlier batch was skipped in evaluation mode, so the choice may depend on"
+                " private "
                 "data; call model.train() before the loop over the loader"
             )
 
@@ -212,7 +214,8 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     for name in SHOWN:
         if hasattr(optimizer, name):
             raise ValueError(
-                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine; "
+                f"the optimizer has an attribute '{name}', so it belongs to another privacy"
+                " engine; "
                 "pass a new torch optimizer"
             )
 
@@ -229,8 +232,8 @@ class PrivateStep:
         plan: sensitivity, noise and divisor.
         model, optimizer: the user's own objects. They get hooks, and no part is replaced.
         ledger: of the same plan.
-        loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, with "sum" the gradient is
-            not divided by the expected batch size.
+        loss_reduction: of the user's loss, "mean" or "sum". As in Opacus, with "sum" the gradient
+            is not divided by the expected batch size.
         verify: check on public rows, at the first call of the model, that examples do not mix.
             "strict" refuses operations whose batch axis cannot be followed.
         source: the script's own loader, whose collate function may pad. None skips the check of
@@ -264,7 +267,9 @@ class PrivateStep:
             ledger,
             layers=self.layers,
             preconditioning=PreconditionerManager(preconditioner, model, self.layers, rows=rows),
-            postprocess=PostprocessPipeline((), plan.config.readout),  # make_private takes no filters
+            postprocess=PostprocessPipeline(
+                (), plan.config.readout
+            ),  # make_private takes no filters
         )
         self.step = ledger.count
         self._releases_before = ledger.count
@@ -350,7 +355,8 @@ class PrivateStep:
         """Record the batch that the loader is about to yield.
 
         Raises:
-            RuntimeError: the last batch was never stepped, or another pass over the loader has started.
+            RuntimeError: the last batch was never stepped, or another pass over the loader has
+                started.
         """
         self._require_open()
         if token is not self._token:
@@ -379,8 +385,8 @@ class PrivateStep:
     def should_end(self, yielded: int) -> bool:
         """Return whether a resumed run has no release left for the next batch of a pass.
 
-        The releases that a crash has lost are spent, so a resumed run has fewer than its script asks
-        for. It ends early, and the script saves its weights. In a run that was not resumed, a
+        The releases that a crash has lost are spent, so a resumed run has fewer than its script
+        asks for. It ends early, and the script saves its weights. In a run that was not resumed, a
         further pass is an error.
 
         Args:
@@ -393,7 +399,8 @@ class PrivateStep:
         if not self._has_ended:
             warnings.warn(
                 f"all {self.ledger.max_releases} releases of the plan are spent, "
-                f"{self._releases_before} of them before this run went on: the loader ends here, and "
+                f"{self._releases_before} of them before this run went on: the loader ends here,"
+                " and "
                 "further passes over it are empty",
                 UserWarning,
                 stacklevel=3,
@@ -508,13 +515,15 @@ class PrivateStep:
             # A GradScaler sets this attribute on a fused optimizer, which divides by the scale.
             if hasattr(optimizer, "grad_scale"):
                 raise RuntimeError(
-                    "a GradScaler steps this optimizer; remove it and train in bfloat16, which needs "
+                    "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
+                    " needs "
                     "none"
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
                     f"all {self.ledger.max_releases} releases of the plan are spent, "
-                    f"{self._releases_before} of them in the ledger before this run; end the loop where "
+                    f"{self._releases_before} of them in the ledger before this run; end the loop"
+                    " where "
                     "engine.ledger.remaining is 0"
                 )
             self._contribute(untracked)
@@ -538,7 +547,8 @@ class PrivateStep:
         physical = self._physical
         if physical is None:
             raise RuntimeError(
-                "optimizer.step() without a new batch: each batch of the private loader is released "
+                "optimizer.step() without a new batch: each batch of the private loader is"
+                " released "
                 "once; step once for every batch, inside the loop over the loader"
             )
         self._pending_batch.check(physical.logical)
@@ -572,11 +582,13 @@ class PrivateStep:
         recording = self._recording
         if recording is None:
             raise RuntimeError(
-                "optimizer.step() without a batch of the private loader; step inside the loop over it"
+                "optimizer.step() without a batch of the private loader; step inside the loop over"
+                " it"
             )
         if recording.passes > 1:
             raise RuntimeError(
-                f"{recording.passes} losses were differentiated before one optimizer.step(); add them "
+                f"{recording.passes} losses were differentiated before one optimizer.step(); add"
+                " them "
                 "and call backward() once"
             )
         if physical.size and not recording.passes:

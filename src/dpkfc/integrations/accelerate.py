@@ -1,9 +1,9 @@
 """For scripts written with Accelerate: is what `prepare` did compatible with a session?
 
-A private script keeps the Accelerator for devices, evaluation and logging. What it changes: the training loader is not
-prepared (the session draws the batches), nor is the optimizer; `accelerator.backward(loss)` and `optimizer.step()` become
-`session.step(batch, loss_fn)`; clipping, accumulation and loss scaling are the session's or left out. docs/integrations.md has
-such a script.
+A private script keeps the Accelerator for devices, evaluation and logging. What it changes: the
+training loader is not prepared (the session draws the batches), nor is the optimizer;
+`accelerator.backward(loss)` and `optimizer.step()` become `session.step(batch, loss_fn)`; clipping,
+accumulation and loss scaling are the session's or left out. docs/integrations.md has such a script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def guard(accelerator: Any, session: Session) -> RemovableHandle:
         A handle; `remove()` lets the optimizer step freely again, when training is over.
 
     Raises:
-        ValueError: loss scaling, accumulation, several processes, a wrapped model or a prepared optimizer, naming the fix.
+        ValueError: loss scaling, accumulation, several processes, a wrapped model or a prepared
+            optimizer, naming the fix.
     """
     for refused, message in _refused(accelerator, session):
         if refused:
@@ -41,41 +42,53 @@ def guard(accelerator: Any, session: Session) -> RemovableHandle:
 
 
 def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
-    scaled = accelerator.mixed_precision == "fp16" or getattr(accelerator, "scaler", None) is not None
+    scaled = (
+        accelerator.mixed_precision == "fp16" or getattr(accelerator, "scaler", None) is not None
+    )
     yield (
         scaled,
-        "the Accelerator scales losses (mixed_precision='fp16') by a factor that follows overflows of private gradients, "
+        "the Accelerator scales losses (mixed_precision='fp16') by a factor that follows overflows"
+        " of private gradients, "
         "before they are clipped; use mixed_precision='bf16' or 'no'",
     )
     yield (
         accelerator.gradient_accumulation_steps != 1,
-        f"the Accelerator accumulates gradients over {accelerator.gradient_accumulation_steps} batches; a logical batch is drawn "
-        "and clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and max_physical_batch_size to what fits",
+        f"the Accelerator accumulates gradients over {accelerator.gradient_accumulation_steps}"
+        " batches; a logical batch is drawn "
+        "and clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and"
+        " max_physical_batch_size to what fits",
     )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     yield (
         accelerator.num_processes > 1 or kind != "NO",
-        f"the Accelerator runs {accelerator.num_processes} processes ({kind}) and would wrap the model; run the script in one "
+        f"the Accelerator runs {accelerator.num_processes} processes ({kind}) and would wrap the"
+        " model; run the script in one "
         "process (a Session shares a batch over the ranks of a torch process group by itself)",
     )
     plain = accelerator.unwrap_model(session.model, keep_torch_compile=False)
     yield (
         plain is not session.model,
-        f"the session holds the model inside a {type(session.model).__name__}; build optimizer and session from the plain "
+        f"the session holds the model inside a {type(session.model).__name__}; build optimizer and"
+        " session from the plain "
         "model, accelerator.unwrap_model(model)",
     )
-    prepared = [accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models]
+    prepared = [
+        accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models
+    ]
     yield (
         bool(prepared) and all(model is not session.model for model in prepared),
-        "accelerator.prepare was given another model than the session's; build optimizer and session from the model that "
+        "accelerator.prepare was given another model than the session's; build optimizer and"
+        " session from the model that "
         "prepare returned",
     )
     held = [session.optimizer, *accelerator._optimizers]
     yield (
         any(
-            hasattr(x, "optimizer") and x.optimizer is getattr(session.optimizer, "optimizer", session.optimizer)
+            hasattr(x, "optimizer")
+            and x.optimizer is getattr(session.optimizer, "optimizer", session.optimizer)
             for x in held
         ),
-        "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of prepare and give the plain "
+        "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
+        " prepare and give the plain "
         "torch optimizer to the session",
     )

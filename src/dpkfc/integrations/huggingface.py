@@ -1,14 +1,14 @@
 """Train with a `transformers.Trainer` whose training loop is a `Session`.
 
-    plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(train))
-    trainer = PrivateTrainer(model, TrainingArguments("out"), plan=plan, train_dataset=train, eval_dataset=test)
-    trainer.train()
+    plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(epsilon=3.0, delta=1e-5,
+    dataset_size=len(train)) trainer = PrivateTrainer(model, TrainingArguments("out"), plan=plan,
+    train_dataset=train, eval_dataset=test) trainer.train()
 
-The session samples, clips, adds noise and writes the ledger. The Trainer's own step is closed, because
-it would pass the gradient of a batch to the optimizer. Evaluation, metrics, callbacks, the learning
-rate schedule, `save_model` and adapters of peft work as usual. The logs hold ε, the number of releases
-and the learning rate. The training loss is computed from private data without noise, so it is logged
-only with `log_private_loss=True`.
+The session samples, clips, adds noise and writes the ledger. The Trainer's own step is closed,
+because it would pass the gradient of a batch to the optimizer. Evaluation, metrics, callbacks, the
+learning rate schedule, `save_model` and adapters of peft work as usual. The logs hold ε, the number
+of releases and the learning rate. The training loss is computed from private data without noise, so
+it is logged only with `log_private_loss=True`.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     has_no_index = train is not None and not hasattr(train, "__getitem__")
     if isinstance(train, IterableDataset) or has_no_index:
         raise ValueError(
-            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a dataset with a length and "
+            f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
+            " dataset with a length and "
             "an index"
         )
     held_out = settings.get("eval_dataset")
@@ -115,23 +116,29 @@ def check_overrides(kind: type, base: type, has_loss: bool) -> None:
         if getattr(kind, name) is not getattr(base, name):
             raise ValueError(f"{kind.__name__}.{name}() would never be called: {instead}")
     if kind.compute_loss is not base.compute_loss and not has_loss:  # type: ignore[attr-defined]
-        raise ValueError("compute_loss() gives one loss for a batch, which cannot be clipped; pass per_example_loss=")
+        raise ValueError(
+            "compute_loss() gives one loss for a batch, which cannot be clipped; pass"
+            " per_example_loss="
+        )
 
 
 def check_schedule(optimizer: Any, schedule: Any) -> None:
     """Refuse a schedule that is not stepped on releases alone, and an optimizer with modes.
 
     Raises:
-        ValueError: the schedule reads a metric; the optimizer keeps other weights for training than for evaluation.
+        ValueError: the schedule reads a metric; the optimizer keeps other weights for training than
+            for evaluation.
     """
     if callable(getattr(optimizer, "train", None)):
         raise ValueError(
-            f"{type(optimizer).__name__} exchanges the weights between training and evaluation, which is not supported; choose "
+            f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
+            " which is not supported; choose "
             "another optimizer"
         )
     if isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR":
         raise ValueError(
-            f"{type(schedule).__name__} reads a metric; a private run steps its learning rate schedule on releases. Choose "
+            f"{type(schedule).__name__} reads a metric; a private run steps its learning rate"
+            " schedule on releases. Choose "
             "another one"
         )
 
@@ -141,30 +148,39 @@ def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     size = args.per_device_train_batch_size
     yield (
         size not in (_DEFAULT_BATCH, logical, physical),
-        f"TrainingArguments.per_device_train_batch_size is {size}, but the plan draws {logical} examples a step in expectation "
-        f"and computes them {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size and max_physical_batch_size "
+        f"TrainingArguments.per_device_train_batch_size is {size}, but the plan draws {logical}"
+        " examples a step in expectation "
+        f"and computes them {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size"
+        " and max_physical_batch_size "
         "and leave this one out",
     )
     yield (
         args.gradient_accumulation_steps != 1,
-        f"TrainingArguments.gradient_accumulation_steps is {args.gradient_accumulation_steps}; a logical batch is drawn and "
-        "clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and max_physical_batch_size to what fits "
+        f"TrainingArguments.gradient_accumulation_steps is {args.gradient_accumulation_steps}; a"
+        " logical batch is drawn and "
+        "clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and"
+        " max_physical_batch_size to what fits "
         "in memory",
     )
     yield (
         args.max_steps > 0 and args.max_steps != plan.steps,
-        f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for {plan.steps} releases; leave it "
+        f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for"
+        f" {plan.steps} releases; leave it "
         "out, and set PrivacyConfig.steps",
     )
     epochs = args.num_train_epochs
     yield (
-        args.max_steps <= 0 and epochs != _DEFAULT_EPOCHS and round(epochs * steps_per_epoch(plan)) != plan.steps,
-        f"TrainingArguments.num_train_epochs is {epochs} but the noise was calibrated for {plan.steps} releases of "
+        args.max_steps <= 0
+        and epochs != _DEFAULT_EPOCHS
+        and round(epochs * steps_per_epoch(plan)) != plan.steps,
+        f"TrainingArguments.num_train_epochs is {epochs} but the noise was calibrated for"
+        f" {plan.steps} releases of "
         f"{steps_per_epoch(plan)} a pass; leave it out, and set PrivacyConfig.epochs",
     )
     yield (
         (args.max_grad_norm or 0) not in (0, _DEFAULT_CLIP),
-        f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it would clip the sum over a batch, which bounds no "
+        f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it would clip the sum over a"
+        " batch, which bounds no "
         "example. Examples are clipped by PrivacyConfig.max_grad_norm; leave this one out",
     )
 
@@ -172,39 +188,53 @@ def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
 def _check_loop(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.train_sampling_strategy != "random",
-        f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or orders the examples; the plan's "
+        f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or"
+        " orders the examples; the plan's "
         "sampler draws them at random, which is what ε is computed for. Leave it out",
     )
     yield (
         args.include_num_input_tokens_seen not in ("no", False),
-        "TrainingArguments.include_num_input_tokens_seen logs the size of private batches; leave it out",
+        "TrainingArguments.include_num_input_tokens_seen logs the size of private batches; leave"
+        " it out",
     )
-    yield args.auto_find_batch_size, "auto_find_batch_size repeats steps; set PrivacyConfig.max_physical_batch_size"
+    yield (
+        args.auto_find_batch_size,
+        "auto_find_batch_size repeats steps; set PrivacyConfig.max_physical_batch_size",
+    )
     yield (
         args.neftune_noise_alpha is not None,
-        "neftune_noise_alpha is not supported; leave it out (the noise of private training is already added)",
+        "neftune_noise_alpha is not supported; leave it out (the noise of private training is"
+        " already added)",
     )
 
 
 def _check_machine(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.fp16,
-        "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private gradients, before they are "
+        "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private"
+        " gradients, before they are "
         "clipped; use bf16=True, which needs no scaling",
     )
     yield (
-        (args.activation_checkpointing_kwargs or {"use_reentrant": False}) != {"use_reentrant": False},
-        "activation checkpointing is taken as torch does it by default (use_reentrant=False): only then do layers show their "
+        (args.activation_checkpointing_kwargs or {"use_reentrant": False})
+        != {"use_reentrant": False},
+        "activation checkpointing is taken as torch does it by default (use_reentrant=False): only"
+        " then do layers show their "
         "inputs when they first run. Leave activation_checkpointing_kwargs out",
     )
     yield (
         args.torch_compile,
-        "torch_compile is not supported: a compiled module shows no calls of its layers; leave it out",
+        "torch_compile is not supported: a compiled module shows no calls of its layers; leave it"
+        " out",
     )
-    yield args.use_liger_kernel, "use_liger_kernel replaces layers by fused ones that cannot be recorded; leave it out"
+    yield (
+        args.use_liger_kernel,
+        "use_liger_kernel replaces layers by fused ones that cannot be recorded; leave it out",
+    )
     yield (
         bool(args.deepspeed or args.fsdp or args.parallelism_config) or args.world_size > 1,
-        "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config and a launcher of several "
+        "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config and a"
+        " launcher of several "
         "processes (a Session shares a batch over the ranks of a process group)",
     )
 
@@ -234,7 +264,7 @@ class ClosedTrainer(Trainer):
     ledger_path: Path
     _split_held_out: Sequence[Any] = ()  # data sets that were compared with the private one
 
-    # -- closed --------------------------------------------------------------------------------------------------------
+    # -- closed ------------------------------------------------------------------------------------
 
     def training_step(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse to step without noise.
@@ -243,7 +273,8 @@ class ClosedTrainer(Trainer):
             RuntimeError: always.
         """
         raise RuntimeError(
-            "the Trainer's own training step would hand the gradient of a batch to the optimizer without noise; call train()"
+            "the Trainer's own training step would hand the gradient of a batch to the optimizer"
+            " without noise; call train()"
         )
 
     _inner_training_loop = training_step
@@ -254,13 +285,16 @@ class ClosedTrainer(Trainer):
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("every trial of a search spends a budget of its own; plan and train each run by itself")
+        raise RuntimeError(
+            "every trial of a search spends a budget of its own; plan and train each run by itself"
+        )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return the Trainer's loader for data that was not trained on.
 
         Raises:
-            ValueError: the train_dataset or a part of it, whose metrics would be logged without noise.
+            ValueError: the train_dataset or a part of it, whose metrics would be logged without
+                noise.
         """
         held_out: Any = eval_dataset
         if eval_dataset is None:
@@ -272,7 +306,9 @@ class ClosedTrainer(Trainer):
             self._split_held_out = [*self._split_held_out, held_out]
         return super().get_eval_dataloader(eval_dataset)
 
-    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> AbstractContextManager[Any]:
         """Return autocast of the forward pass if `bf16=True`."""
         if not self.args.bf16:
             return nullcontext()
@@ -288,12 +324,14 @@ class ClosedTrainer(Trainer):
     def _save_scaler(self, output_dir: str) -> None:
         """Save nothing, as there is no scaler."""
 
-    # -- what it leaves ------------------------------------------------------------------------------------------------
+    # -- what it leaves ----------------------------------------------------------------------------
 
     def spent(self) -> dict[str, float]:
         """Return ε and the number of releases so far."""
         session = self.session
-        return {} if session is None else {"epsilon": session.epsilon, "releases": session.steps_done}
+        return (
+            {} if session is None else {"epsilon": session.epsilon, "releases": session.steps_done}
+        )
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the released weights for `from_pretrained`, and `privacy.json` next to them."""
@@ -312,7 +350,10 @@ class ClosedTrainer(Trainer):
         if PRIVATE_LOSS in names:
             uncovered.append(f"{PRIVATE_LOSS}, in logs and trainer_state.json")
         if any(name.startswith("eval_") for name in names):
-            uncovered.append("eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not cover")
+            uncovered.append(
+                "eval_*, in logs and trainer_state.json: of eval_dataset, which the plan does not"
+                " cover"
+            )
         return uncovered
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -341,7 +382,9 @@ class AsDict:
         copies = [dict(x) if isinstance(x, Mapping) else x for x in examples]
         batch = self.collate(copies)
         if not isinstance(batch, Mapping):
-            raise ValueError(f"data_collator returned a {type(batch).__name__}; it must return a dict of tensors")
+            raise ValueError(
+                f"data_collator returned a {type(batch).__name__}; it must return a dict of tensors"
+            )
         return dict(batch)
 
 
@@ -352,7 +395,9 @@ LossFn = Callable[[nn.Module, Mapping[str, Any]], Tensor]
 IGNORED = -100
 
 
-def per_example_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+def per_example_cross_entropy(
+    logits: Tensor, labels: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
     """Return the cross-entropy of each example, averaged over its OWN labelled positions.
 
     Args:
@@ -360,9 +405,8 @@ def per_example_cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: f
         labels: `[N]` or `[N, positions]`; positions labelled -100 are masked.
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
 
-    Returns:
-        `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss depends on
-        its own example only, unlike a mean over all positions of a batch.
+    Returns: `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss
+        depends on its own example only, unlike a mean over all positions of a batch.
     """
     n = logits.shape[0]
     classes = logits.shape[-1]
@@ -390,8 +434,12 @@ class ModelLoss:
         base: Any = model
         base = base.get_base_model() if hasattr(base, "get_base_model") else base
         self._name = type(base).__name__
-        self._encoder_decoder = bool(getattr(getattr(base, "config", None), "is_encoder_decoder", False))
-        self._shifted = False  # the logits of a causal model at a position are for the label after it
+        self._encoder_decoder = bool(
+            getattr(getattr(base, "config", None), "is_encoder_decoder", False)
+        )
+        self._shifted = (
+            False  # the logits of a causal model at a position are for the label after it
+        )
         self._label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
@@ -405,17 +453,26 @@ class ModelLoss:
         given = {name: x for name, x in inputs.items() if name != "labels" or self._encoder_decoder}
         logits = None if labels is None else _part(model(**given), "logits")
         if labels is None or logits is None:
-            raise ValueError(f"{self._name} takes no labels or returns no logits; pass per_example_loss=")
+            raise ValueError(
+                f"{self._name} takes no labels or returns no logits; pass per_example_loss="
+            )
         return self._loss_of_logits(logits, labels, self._shifted, self._label_smoothing)
 
-    def _loss_of_logits(self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float) -> Tensor:
-        if not labels.is_floating_point() and labels.shape == logits.shape[:-1] and logits.shape[-1] > 1:
+    def _loss_of_logits(
+        self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float
+    ) -> Tensor:
+        if (
+            not labels.is_floating_point()
+            and labels.shape == logits.shape[:-1]
+            and logits.shape[-1] > 1
+        ):
             if shifted:
                 logits, labels = logits[:, :-1], labels[:, 1:]
             return per_example_cross_entropy(logits, labels, label_smoothing)
         if label_smoothing:
             raise ValueError(
-                f"label_smoothing_factor is for labels that are classes, not those of {self._name}; leave it out or pass "
+                "label_smoothing_factor is for labels that are classes, not those of"
+                f" {self._name}; leave it out or pass "
                 "per_example_loss="
             )
         wide = logits if logits.dtype == torch.float64 else logits.float()
@@ -425,7 +482,8 @@ class ModelLoss:
                 return (wide - targets).square().mean(1)
             return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
         raise ValueError(
-            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of no "
+            f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of"
+            " no "
             "known task; pass per_example_loss=, a function of (model, inputs)"
         )
 
@@ -437,18 +495,21 @@ class ModelLoss:
 
         Args:
             model: in eval mode.
-            singles: public batches of one example; the first with a finite loss of the model decides.
+            singles: public batches of one example; the first with a finite loss of the model
+                decides.
 
         Raises:
-            ValueError: the model computes another loss, so the default is not what it is trained with elsewhere; a model of
-                sequences computes none; or none of the batches fits the model.
+            ValueError: the model computes another loss, so the default is not what it is trained
+                with elsewhere; a model of sequences computes none; or none of the batches fits the
+                model.
         """
         logits: Tensor | None = None
         failed: Exception | None = None
         for single in singles:
             if getattr(single.get("input_ids"), "ndim", 2) > 2:
                 raise ValueError(
-                    f"an example of {self._name} holds several sequences (choices); pass per_example_loss=, a function of "
+                    f"an example of {self._name} holds several sequences (choices); pass"
+                    " per_example_loss=, a function of "
                     "(model, inputs)"
                 )
             try:
@@ -470,18 +531,23 @@ class ModelLoss:
                     matching.append(shifted)
             if not matching:
                 raise ValueError(
-                    f"{self._name} computes another loss than the cross-entropy of its logits and labels; "
+                    f"{self._name} computes another loss than the cross-entropy of its logits and"
+                    " labels; "
                     "pass per_example_loss=, a function of (model, inputs)"
                 )
             self._shifted = matching[0]
             return
         if logits is None and failed is not None:
             text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
-            message = f"{self._name} takes no example that is drawn at random ({text}); pass per_example_loss="
+            message = (
+                f"{self._name} takes no example that is drawn at random ({text}); pass"
+                " per_example_loss="
+            )
             raise ValueError(message) from failed
         if logits is not None and logits.dim() > 2:
             raise ValueError(
-                f"{self._name} computes no loss from which to tell whether logits are for the label at or after their "
+                f"{self._name} computes no loss from which to tell whether logits are for the"
+                " label at or after their "
                 "position; pass per_example_loss="
             )
 
@@ -527,18 +593,24 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         resume: folder of a checkpoint, True for the last one.
 
     Raises:
-        ValueError: a ledger that holds an earlier run, no checkpoint to resume, a loss that mixes examples.
+        ValueError: a ledger that holds an earlier run, no checkpoint to resume, a loss that mixes
+            examples.
         CheckpointError: a checkpoint of another run.
     """
     folder = get_last_checkpoint(trainer.args.output_dir) if resume is True else resume or None
     if resume is True and folder is None:
         raise ValueError(
-            f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out, and where releases were made "
+            f"no checkpoint in {trainer.args.output_dir}; leave resume_from_checkpoint out, and"
+            " where releases were made "
             "before the first checkpoint begin anew in another output_dir"
         )
-    loader: Any = trainer.get_train_dataloader()  # for its dataset without unused columns, and its collate function
+    loader: Any = (
+        trainer.get_train_dataloader()
+    )  # for its dataset without unused columns, and its collate function
     collate = AsDict(loader.collate_fn)
-    if trainer.args.activation_checkpointing:  # spares memory where most layers are frozen, as with adapters
+    if (
+        trainer.args.activation_checkpointing
+    ):  # spares memory where most layers are frozen, as with adapters
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
@@ -567,7 +639,9 @@ def _verify_default_loss(trainer: PrivateTrainer, dataset: Any, collate: AsDict)
     if trainer.default_loss is not None:
         trainer.model.eval()
         singles = _public_singles(dataset[0], collate)
-        trainer.default_loss.check_against_model(trainer.model, (trainer._prepare_inputs(single) for single in singles))
+        trainer.default_loss.check_against_model(
+            trainer.model, (trainer._prepare_inputs(single) for single in singles)
+        )
     set_training_mode(trainer)
 
 
@@ -582,7 +656,8 @@ def _public_singles(record: Any, collate: AsDict) -> Iterator[dict[str, Any]]:
 def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> None:
     if folder is None and session.steps_done:
         raise ValueError(
-            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier run; "
+            f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier"
+            " run; "
             "continue with resume_from_checkpoint=True, or choose another output_dir"
         )
     handler, plan = trainer.callback_handler, trainer.plan
@@ -596,15 +671,24 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
         for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
             trainer.lr_scheduler.step()
     passes, asked = math.ceil(plan.steps / steps_per_epoch(plan)), trainer.args.num_train_epochs
-    if trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps:  # the default, or given as such
+    if (
+        trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps
+    ):  # the default, or given as such
         _log.warning(
-            "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g plays no part",
-            plan.steps, plan.steps / steps_per_epoch(plan), asked,
-        )  # fmt: skip
+            "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g"
+            " plays no part",
+            plan.steps,
+            plan.steps / steps_per_epoch(plan),
+            asked,
+        )
     trainer.state.compute_steps(trainer.args, plan.steps)
     trainer.state.init_training_references(trainer, plan.steps, passes, None)
     trainer.state.global_step = session.steps_done
-    handler.model, handler.optimizer, handler.lr_scheduler = trainer.model, trainer.optimizer, trainer.lr_scheduler
+    handler.model, handler.optimizer, handler.lr_scheduler = (
+        trainer.model,
+        trainer.optimizer,
+        trainer.lr_scheduler,
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -614,12 +698,14 @@ class PrivateTrainer(ClosedTrainer):
     """Trains a model under a plan; one trainer, one run.
 
     Args:
-        model: a transformers model or any module that takes keywords, with adapters of peft or without. Batch, instance and
-            spectral norms that are in eval mode stay in it: their statistics are frozen.
-        args: training arguments; one that contradicts the plan, or would let private data out, is an error.
+        model: a transformers model or any module that takes keywords, with adapters of peft or
+            without. Batch, instance and spectral norms that are in eval mode stay in it: their
+            statistics are frozen.
+        args: training arguments; one that contradicts the plan, or would let private data out, is
+            an error.
         plan: from `PrivacyConfig.calibrate`, for the examples (or units) of `train_dataset`.
-        per_example_loss: maps (model, inputs) to one loss per example `[N]`; default: the cross-entropy of logits and
-            labels, averaged over each example's own labelled positions.
+        per_example_loss: maps (model, inputs) to one loss per example `[N]`; default: the
+            cross-entropy of logits and labels, averaged over each example's own labelled positions.
         units: as of `Session`; a name is that of a column of `train_dataset`.
         ledger_path: file of the privacy ledger; default: `ledger.jsonl` in the output folder.
         log_private_loss: also log the mean training loss, which ε does NOT protect.
@@ -628,8 +714,8 @@ class PrivateTrainer(ClosedTrainer):
     Raises:
         ValueError: arguments that do not go with private training, naming each fix.
 
-    Guarantee:
-        That of `Session`: every step of the optimizer is one release, in the ledger before it exists.
+    Guarantee: That of `Session`: every step of the optimizer is one release, in the ledger before
+        it exists.
     """
 
     def __init__(
@@ -648,7 +734,9 @@ class PrivateTrainer(ClosedTrainer):
         check_settings(settings)
         check_overrides(type(self), ClosedTrainer, per_example_loss is not None)
         if hasattr(model, "_orig_mod"):
-            raise ValueError("the model is compiled, and shows no calls of its layers; pass the plain module")
+            raise ValueError(
+                "the model is compiled, and shows no calls of its layers; pass the plain module"
+            )
         self.frozen = frozen_statistics(model)  # stay so, while the rest is trained
         super().__init__(model, args, **settings)
         self.plan = plan
@@ -664,7 +752,7 @@ class PrivateTrainer(ClosedTrainer):
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
 
-    # -- the run -------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------
 
     def train(
         self,
@@ -675,7 +763,8 @@ class PrivateTrainer(ClosedTrainer):
         """Make the releases that the plan has left.
 
         Args:
-            resume_from_checkpoint: a folder, or True for the last one; releases made after it stay charged.
+            resume_from_checkpoint: a folder, or True for the last one; releases made after it stay
+                charged.
             trial: only None.
             ignore_keys_for_eval: as of `transformers.Trainer`.
 
@@ -683,7 +772,8 @@ class PrivateTrainer(ClosedTrainer):
             Steps and metrics; its training loss is NaN, since that is private.
 
         Raises:
-            ValueError: a ledger of an earlier run without `resume_from_checkpoint`; a loss that the default is not.
+            ValueError: a ledger of an earlier run without `resume_from_checkpoint`; a loss that the
+                default is not.
             CheckpointError: a checkpoint of another run.
         """
         if trial is not None:
@@ -697,7 +787,10 @@ class PrivateTrainer(ClosedTrainer):
                     self._run(session, ignore_keys_for_eval)
                 finally:
                     guard.remove()
-                if self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None:
+                if (
+                    self.args.load_best_model_at_end
+                    and self.state.best_model_checkpoint is not None
+                ):
                     self._load_best_model()
                 self._event("on_train_end")
                 self.write_summary(self.args.output_dir)
@@ -719,7 +812,9 @@ class PrivateTrainer(ClosedTrainer):
             set_training_mode(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
-            if self._losses and record.batch_size:  # those before are of the check of the first step
+            if (
+                self._losses and record.batch_size
+            ):  # those before are of the check of the first step
                 self._private_loss = float(torch.cat(self._losses)[-record.batch_size :].mean())
                 self._losses.clear()
             self.lr_scheduler.step()

@@ -7,10 +7,10 @@
     private = PrivateTraining(plan, train_set, ledger_path="ledger.jsonl")
     L.Trainer(max_epochs=-1, callbacks=[private]).fit(Net(), val_dataloaders=val_loader)
 
-Every training step is one logical batch: drawn, clipped, noised, charged and stepped by the session. Validation, loggers,
-checkpoints, early stopping, `max_steps` and `limit_train_batches` are Lightning's. Learning rate schedules are stepped at
-their `interval`, where a step is a release. Logged is ε; what the module logs while it trains must be marked, "(NOT private)" or
-"(public)".
+Every training step is one logical batch: drawn, clipped, noised, charged and stepped by the
+session. Validation, loggers, checkpoints, early stopping, `max_steps` and `limit_train_batches` are
+Lightning's. Learning rate schedules are stepped at their `interval`, where a step is a release.
+Logged is ε; what the module logs while it trains must be marked, "(NOT private)" or "(public)".
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Steps:
 class PrivateModule(pl.LightningModule):
     """A LightningModule that trains only through the session of a `PrivateTraining` callback.
 
-    Write `per_example_loss` in place of `training_step`; everything else is as in any LightningModule, whose parameters and
-    state_dict keys stay as they are.
+    Write `per_example_loss` in place of `training_step`; everything else is as in any
+    LightningModule, whose parameters and state_dict keys stay as they are.
     """
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -70,7 +70,8 @@ class PrivateModule(pl.LightningModule):
         for name in ("training_step", "train_dataloader"):
             if name in vars(cls):
                 raise TypeError(
-                    f"{cls.__name__} must not define {name}, since the session makes batches and steps; "
+                    f"{cls.__name__} must not define {name}, since the session makes batches and"
+                    " steps; "
                     "define per_example_loss(batch) and give the dataset to PrivateTraining"
                 )
 
@@ -86,24 +87,28 @@ class PrivateModule(pl.LightningModule):
             NotImplementedError: not defined.
         """
         raise NotImplementedError(
-            f"define {type(self).__name__}.per_example_loss(batch), which returns one loss per example"
+            f"define {type(self).__name__}.per_example_loss(batch), which returns one loss per"
+            " example"
         )
 
     def log(self, name: str, *args: Any, **settings: Any) -> None:
         """As of `LightningModule`; what is logged while training is taken for private, unless its name says something else.
 
         Raises:
-            ValueError: a name without a mark, in `per_example_loss` or a hook of the training; there "(public)" is a mark too.
+            ValueError: a name without a mark, in `per_example_loss` or a hook of the training;
+                there "(public)" is a mark too.
         """
         trainer = self._trainer
         if self._in_release and not name.endswith(MARK):
             raise ValueError(
-                f"per_example_loss logs '{name}', a private value that ε does not cover; leave it out, or "
+                f"per_example_loss logs '{name}', a private value that ε does not cover; leave it"
+                " out, or "
                 f"call it '{name} {MARK}'"
             )
         if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
             raise ValueError(
-                f"'{name}' is logged while training, and may be private; call it '{name} {MARK}', or "
+                f"'{name}' is logged while training, and may be private; call it '{name} {MARK}',"
+                " or "
                 f"'{name} {PUBLIC}' if it depends on released values alone"
             )
         super().log(name, *args, **settings)
@@ -132,7 +137,8 @@ class PrivateModule(pl.LightningModule):
             if isinstance(callback, PrivateTraining):
                 return callback
         raise RuntimeError(
-            f"{type(self).__name__} has no plan; add PrivateTraining(plan, dataset) to Trainer(callbacks="
+            f"{type(self).__name__} has no plan; add PrivateTraining(plan, dataset) to"
+            " Trainer(callbacks="
             "[...]). A search for a learning rate removes callbacks; leave it out"
         )
 
@@ -146,8 +152,10 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
     )
     yield (
         not isinstance(module, PrivateModule),
-        f"{name} has a training_step of its own, whose loss of a whole batch cannot be clipped for each example; derive it from "
-        "dpkfc.integrations.lightning.PrivateModule and define per_example_loss(batch) -> [B] instead",
+        f"{name} has a training_step of its own, whose loss of a whole batch cannot be clipped for"
+        " each example; derive it from "
+        "dpkfc.integrations.lightning.PrivateModule and define per_example_loss(batch) -> [B]"
+        " instead",
     )
     yield (
         getattr(type(module), "per_example_loss", None) is PrivateModule.per_example_loss,
@@ -155,27 +163,35 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
     )
     for own in ("training_step", "train_dataloader"):
         yield (
-            own in vars(module) or getattr(type(module), own, None) is not getattr(PrivateModule, own),
-            f"{name} has a {own} of its own, from another base class or set on the object; leave it to PrivateModule and define "
+            own in vars(module)
+            or getattr(type(module), own, None) is not getattr(PrivateModule, own),
+            f"{name} has a {own} of its own, from another base class or set on the object; leave"
+            " it to PrivateModule and define "
             "per_example_loss(batch) -> [B]",
         )
     yield (
         module.automatic_optimization,
-        f"{name}.automatic_optimization is True: the Trainer would step the optimizer without noise; leave it False, as "
+        f"{name}.automatic_optimization is True: the Trainer would step the optimizer without"
+        " noise; leave it False, as "
         "PrivateModule sets it",
     )
     yield (
         trainer.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy),
-        f"the Trainer runs {trainer.world_size} processes under {type(trainer.strategy).__name__}; use devices=1 (a Session "
+        f"the Trainer runs {trainer.world_size} processes under {type(trainer.strategy).__name__};"
+        " use devices=1 (a Session "
         "shares a batch over the ranks of a torch process group by itself)",
     )
     yield (
         str(trainer.precision).startswith("16"),
-        f"precision={trainer.precision!r} scales losses by a factor that follows overflows of private gradients; use "
+        f"precision={trainer.precision!r} scales losses by a factor that follows overflows of"
+        " private gradients; use "
         "'bf16-mixed' or '32-true'",
     )
     yield from _refused_callbacks(trainer)
-    yield trainer.overfit_batches > 0, "overfit_batches replaces the sampler that ε is computed for; leave it out"
+    yield (
+        trainer.overfit_batches > 0,
+        "overfit_batches replaces the sampler that ε is computed for; leave it out",
+    )
 
 
 def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
@@ -185,8 +201,10 @@ def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
             value = getattr(callback, setting, None)
             yield (
                 MARK in str(value),
-                f"{type(callback).__name__}({setting}={value!r}) reads what is computed from private examples without noise: "
-                "when it stops, what it keeps and how it names it would tell of them, and ε does not cover that; give it a "
+                f"{type(callback).__name__}({setting}={value!r}) reads what is computed from"
+                " private examples without noise: "
+                "when it stops, what it keeps and how it names it would tell of them, and ε does"
+                " not cover that; give it a "
                 "metric of validation data, or leave it out",
             )
 
@@ -198,15 +216,24 @@ def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
         trainer: before its first step.
         releases: of the plan.
     """
-    yield len(trainer.optimizers) != 1, "configure_optimizers must return one optimizer of all trainable parameters"
     yield (
-        any(isinstance(x.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) for x in trainer.lr_scheduler_configs),
+        len(trainer.optimizers) != 1,
+        "configure_optimizers must return one optimizer of all trainable parameters",
+    )
+    yield (
+        any(
+            isinstance(x.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            for x in trainer.lr_scheduler_configs
+        ),
         "ReduceLROnPlateau reads a metric; schedules are stepped on releases, choose another one",
     )
-    least = max(trainer.min_steps or 0, (trainer.min_epochs or 0) * int(trainer.num_training_batches))
+    least = max(
+        trainer.min_steps or 0, (trainer.min_epochs or 0) * int(trainer.num_training_batches)
+    )
     yield (
         least > releases,
-        f"min_steps or min_epochs ask for {least} steps but the noise was calibrated for {releases} releases; leave them out, "
+        f"min_steps or min_epochs ask for {least} steps but the noise was calibrated for"
+        f" {releases} releases; leave them out, "
         "and set PrivacyConfig.steps",
     )
 
@@ -236,20 +263,25 @@ class PrivateTraining(pl.Callback):
     Args:
         plan: from `PrivacyConfig.calibrate`.
         dataset: as of `Session`; `plan.dataset_size` examples (or units).
-        ledger_path: file of the privacy ledger, next to which the end of a fit writes `privacy.json`; None keeps the ledger
-            in memory, and such a run cannot be resumed or followed by another.
+        ledger_path: file of the privacy ledger, next to which the end of a fit writes
+            `privacy.json`; None keeps the ledger in memory, and such a run cannot be resumed or
+            followed by another.
         settings: `collate_fn`, `num_workers`, `units` and `verify` of `Session`.
 
     Attributes:
         session: of the fit, None before it.
 
-    Guarantee:
-        That of `Session`. The Trainer's own optimization is closed: automatic optimization is refused, and a step of the
-        optimizer without a release is an error.
+    Guarantee: That of `Session`. The Trainer's own optimization is closed: automatic optimization
+        is refused, and a step of the optimizer without a release is an error.
     """
 
     def __init__(
-        self, plan: Plan, dataset: Any, *, ledger_path: str | os.PathLike[str] | None = None, **settings: Any
+        self,
+        plan: Plan,
+        dataset: Any,
+        *,
+        ledger_path: str | os.PathLike[str] | None = None,
+        **settings: Any,
     ) -> None:
         self.plan = plan
         self.session: Session | None = None
@@ -258,7 +290,7 @@ class PrivateTraining(pl.Callback):
         self._batches: Iterator[Any] = iter(())
         self._restored: dict[str, Tensor] | None = None
 
-    # -- the fit -------------------------------------------------------------------------------------------------------
+    # -- the fit -----------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what would train otherwise than through the session.
@@ -273,7 +305,8 @@ class PrivateTraining(pl.Callback):
                 raise ValueError(message)
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
-                f"this callback made {self.session.steps_done} releases in an earlier fit, with a ledger in "
+                f"this callback made {self.session.steps_done} releases in an earlier fit, with a"
+                " ledger in "
                 "memory; give PrivateTraining a ledger_path, and resume with ckpt_path="
             )
 
@@ -281,8 +314,8 @@ class PrivateTraining(pl.Callback):
         """Open the session, from the beginning or from a checkpoint.
 
         Raises:
-            ValueError: several optimizers, a schedule that reads a metric, more steps than the plan has, or a ledger that
-                holds an earlier run.
+            ValueError: several optimizers, a schedule that reads a metric, more steps than the plan
+                has, or a ledger that holds an earlier run.
             CheckpointError: the checkpoint is of another run or ledger.
         """
         for applies, message in refused_at_start(trainer, self.plan.steps):
@@ -296,7 +329,8 @@ class PrivateTraining(pl.Callback):
             _restore(session, self._restored)
         elif session.steps_done:
             raise ValueError(
-                f"the ledger {self._ledger_path} holds {session.steps_done} releases of an earlier run; "
+                f"the ledger {self._ledger_path} holds {session.steps_done} releases of an earlier"
+                " run; "
                 "continue with trainer.fit(ckpt_path=...), or choose another ledger_path"
             )
         session.optimizer = pl_module.optimizers()  # type: ignore[assignment]  # Lightning's own, which counts the steps
@@ -313,11 +347,14 @@ class PrivateTraining(pl.Callback):
         session = self.session
         if session is None or not isinstance(token, int):
             raise ValueError(
-                "the session draws the batches; call trainer.fit(module) without train_dataloaders or "
+                "the session draws the batches; call trainer.fit(module) without train_dataloaders"
+                " or "
                 "datamodule, and give the dataset to PrivateTraining"
             )
         if session.steps_done >= self.plan.steps:
-            raise BudgetExhausted(f"all {self.plan.steps} releases of the plan are spent; nothing is left to train")
+            raise BudgetExhausted(
+                f"all {self.plan.steps} releases of the plan are spent; nothing is left to train"
+            )
         refuse_gradient_hooks(module)
         trainer: Any = module.trainer
         device = module.device.type
@@ -325,18 +362,23 @@ class PrivateTraining(pl.Callback):
 
         def losses(model: Any, batch: Any) -> Tensor:
             autocast = dtype is not None and model.training  # checks compare in full precision
-            with torch.autocast(device, dtype, enabled=autocast), loss_state_restored(model.per_example_loss, model):
+            with (
+                torch.autocast(device, dtype, enabled=autocast),
+                loss_state_restored(model.per_example_loss, model),
+            ):
                 return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 
         with torch.autocast(device, enabled=False), module.in_release():
             session.step(next(self._batches), losses)
         step_schedules(trainer, session.steps_done)
         last = session.steps_done >= self.plan.steps
-        if last or (trainer.log_every_n_steps and session.steps_done % trainer.log_every_n_steps == 0):
+        if last or (
+            trainer.log_every_n_steps and session.steps_done % trainer.log_every_n_steps == 0
+        ):
             pl.LightningModule.log(module, "epsilon", session.epsilon, prog_bar=True, batch_size=1)
         trainer.should_stop = trainer.should_stop or last
 
-    # -- checkpoints ---------------------------------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -346,7 +388,10 @@ class PrivateTraining(pl.Callback):
             with TemporaryDirectory() as folder:
                 files = Path(folder) / "session"
                 self.session.save(files)
-                checkpoint[_KEY] = {x.name: torch.from_numpy(np.fromfile(x, np.uint8)) for x in sorted(files.iterdir())}
+                checkpoint[_KEY] = {
+                    x.name: torch.from_numpy(np.fromfile(x, np.uint8))
+                    for x in sorted(files.iterdir())
+                }
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -360,17 +405,20 @@ class PrivateTraining(pl.Callback):
             return
         if _KEY not in checkpoint:
             raise ValueError(
-                "the checkpoint was not written by a private fit; load public weights with load_from_checkpoint() before the fit"
+                "the checkpoint was not written by a private fit; load public weights with"
+                " load_from_checkpoint() before the fit"
             )
         self._restored = checkpoint[_KEY]
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Close the session."""
         self._close(pl_module)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Close the session; what was released stays in the ledger."""
         self._close(pl_module)
 
@@ -378,11 +426,18 @@ class PrivateTraining(pl.Callback):
         if self.session is not None:
             self.session.close()
             if self._ledger_path is not None:
-                names = sorted(x for x in module.trainer.callback_metrics if x != "epsilon" and not x.endswith(PUBLIC))
+                names = sorted(
+                    x
+                    for x in module.trainer.callback_metrics
+                    if x != "epsilon" and not x.endswith(PUBLIC)
+                )
                 logged = [
-                    x if x.endswith(MARK) else f"{x}: logged by the module, not covered by the plan" for x in names
+                    x if x.endswith(MARK) else f"{x}: logged by the module, not covered by the plan"
+                    for x in names
                 ]
-                write_summary(Path(self._ledger_path).parent, self.session, self._ledger_path, logged)
+                write_summary(
+                    Path(self._ledger_path).parent, self.session, self._ledger_path, logged
+                )
         self._batches, self._restored = iter(()), None
 
 

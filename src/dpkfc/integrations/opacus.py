@@ -2,19 +2,21 @@
 
     from dpkfc.integrations.opacus import PrivacyEngine, BatchMemoryManager
 
-`make_private` returns the very model and optimizer that it was given. The model gets hooks that record
-its forward passes in training mode, and the optimizer gets hooks around its step. `close()` removes
-them. Options of Opacus that this library does not have are refused by name, never ignored.
+`make_private` returns the very model and optimizer that it was given. The model gets hooks that
+record its forward passes in training mode, and the optimizer gets hooks around its step. `close()`
+removes them. Options of Opacus that this library does not have are refused by name, never ignored.
 
 Visible differences:
 
-* The preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` for the natural-gradient step.
-* q = batch_size / len(dataset) and the divisor is batch_size. Opacus rounds through len(data_loader).
+* The preconditioner: `preconditioner=KFAC(...)`, with `readout="natural"` for the natural-gradient
+  step.
+* q = batch_size / len(dataset) and the divisor is batch_size. Opacus rounds through
+  len(data_loader).
 * Noise and sampling are keyed by the operating system, and no generator reaches them.
   `test_mode_seed` makes a run repeatable and not private.
 * The accountant is PLD by default ("prv" names the same numerical composition and selects it).
-* Some programs are errors: a model or loss that mixes examples, a skipped batch, two backward passes
-  before a step, a penalty on weights. A tracker follows each batch from the loader to
+* Some programs are errors: a model or loss that mixes examples, a skipped batch, two backward
+  passes before a step, a penalty on weights. A tracker follows each batch from the loader to
   `loss.backward()`, which is taken over (`_opacus_batch`).
 """
 
@@ -55,7 +57,8 @@ class Accountant:
     def __init__(self, name: str) -> None:
         if name not in _ACCOUNTANTS:
             raise ValueError(
-                f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a central-limit accountant "
+                f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a"
+                " central-limit accountant "
                 "as 'gdp' is no upper bound)"
             )
         self.name = _ACCOUNTANTS[name]
@@ -86,7 +89,9 @@ class Accountant:
         plan, ledger = self._run
         self._warn_once(plan)
         if delta not in self._curves:
-            self._curves[delta] = EpsilonCurve(plan.event, delta, plan.neighbouring_relation, plan.accountant)
+            self._curves[delta] = EpsilonCurve(
+                plan.event, delta, plan.neighbouring_relation, plan.accountant
+            )
         return self._curves[delta].at(ledger.count)
 
     def _warn_once(self, plan: Plan) -> None:
@@ -112,7 +117,8 @@ class Accountant:
 class BatchMemoryManager:
     """Splits logical batches into physical ones, as `opacus.utils.batch_memory_manager.BatchMemoryManager` does.
 
-    `optimizer.step()` after a physical batch that does not end its logical batch changes no parameter and no state.
+    `optimizer.step()` after a physical batch that does not end its logical batch changes no
+    parameter and no state.
 
     Args:
         data_loader: from `make_private`.
@@ -124,16 +130,27 @@ class BatchMemoryManager:
     """
 
     def __init__(
-        self, *, data_loader: DataLoader[Any], max_physical_batch_size: int, optimizer: torch.optim.Optimizer
+        self,
+        *,
+        data_loader: DataLoader[Any],
+        max_physical_batch_size: int,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
-        if not isinstance(data_loader, PrivateLoader) or not isinstance(data_loader.listener, PrivateStep):
+        if not isinstance(data_loader, PrivateLoader) or not isinstance(
+            data_loader.listener, PrivateStep
+        ):
             raise ValueError("data_loader is not private; pass the one that make_private returned")
         if data_loader.listener.optimizer is not optimizer:
             raise ValueError(
-                "the optimizer belongs to another engine than data_loader; pass what make_private returned"
+                "the optimizer belongs to another engine than data_loader; pass what make_private"
+                " returned"
             )
-        if isinstance(max_physical_batch_size, bool) or not isinstance(max_physical_batch_size, int):
-            raise ValueError(f"max_physical_batch_size must be an integer, got {max_physical_batch_size!r}")
+        if isinstance(max_physical_batch_size, bool) or not isinstance(
+            max_physical_batch_size, int
+        ):
+            raise ValueError(
+                f"max_physical_batch_size must be an integer, got {max_physical_batch_size!r}"
+            )
         if max_physical_batch_size < 1:
             raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
         self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
@@ -142,7 +159,9 @@ class BatchMemoryManager:
         """Return the loader of physical batches."""
         return self._loader
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Drop an unfinished logical batch."""
         self._step.forget()
 
@@ -151,16 +170,26 @@ class BatchMemoryManager:
 # The keywords of `make_private`: what is taken, and what is refused with its fix.
 
 _ADAPTIVE = (
-    "adaptive clipping would spend a budget of its own on norms; leave it out: max_grad_norm is fixed, and clipping='normalised' "
+    "adaptive clipping would spend a budget of its own on norms; leave it out: max_grad_norm is"
+    " fixed, and clipping='normalised' "
     "or 'automatic' scales every gradient, so that no bound has to be found"
 )
-_UNITS = "an engine protects single examples; patients need a Session: PrivacyConfig(unit=..., max_records_per_unit=...)"
-_PLANNED = "noise, clip and batch size have no schedules, a plan is fixed for its whole run; leave it out"
+_UNITS = (
+    "an engine protects single examples; patients need a Session: PrivacyConfig(unit=...,"
+    " max_records_per_unit=...)"
+)
+_PLANNED = (
+    "noise, clip and batch size have no schedules, a plan is fixed for its whole run; leave it out"
+)
 _ELSEWHERE = {
-    **dict.fromkeys(("target_unclipped_quantile", "clipbound_learning_rate", "unclipped_num_std"), _ADAPTIVE),
+    **dict.fromkeys(
+        ("target_unclipped_quantile", "clipbound_learning_rate", "unclipped_num_std"), _ADAPTIVE
+    ),
     **dict.fromkeys(("min_clipbound", "max_clipbound"), _ADAPTIVE),
     **dict.fromkeys(("unit", "units", "max_records_per_unit"), _UNITS),
-    **dict.fromkeys(("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED),
+    **dict.fromkeys(
+        ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED
+    ),
     "max_physical_batch_size": "give it to BatchMemoryManager(data_loader=..., max_physical_batch_size=..., optimizer=...)",
     "noise": "an engine adds Gaussian noise; noise='rounded' needs a Session: PrivacyConfig(noise='rounded')",
     **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
@@ -174,21 +203,25 @@ class Options:
     Attributes:
         criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
         batch_first: only True.
-        loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not divided by the batch size.
+        loss_reduction: of the script's loss, "mean" or "sum"; with "sum" the gradient is not
+            divided by the batch size.
         poisson_sampling: False shuffles, which needs `uncertified=True`.
-        clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C / √L), or this library's
-            "normalised" or "automatic".
+        clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C /
+            √L), or this library's "normalised" or "automatic".
         noise_generator: only None.
-        grad_sample_mode: "hooks", or "ghost" for the four return values of such a script; both compute the same.
+        grad_sample_mode: "hooks", or "ghost" for the four return values of such a script; both
+            compute the same.
         wrap_model: only True; the module itself is returned, no wrapper.
         rand_on_empty: only False; an empty batch has a leading axis of size 0.
-        preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain DP-SGD.
+        preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
+            DP-SGD.
         readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
         ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
-        verify: check on public rows, at the first call of the model, that examples do not mix. "strict" refuses operations whose
-            batch axis cannot be followed. Every batch is proved either way.
+        verify: check on public rows, at the first call of the model, that examples do not mix.
+            "strict" refuses operations whose batch axis cannot be followed. Every batch is proved
+            either way.
 
     Raises:
         ValueError: a value that this library does not take, naming the fix.
@@ -215,7 +248,8 @@ class Options:
         """Return the options of a call.
 
         Raises:
-            ValueError: an unknown keyword, naming the nearest known one or what there is in its place; a value that is not taken.
+            ValueError: an unknown keyword, naming the nearest known one or what there is in its
+                place; a value that is not taken.
         """
         known = [field.name for field in fields(cls)]
         for name in keywords:
@@ -223,7 +257,9 @@ class Options:
                 if name in _ELSEWHERE:
                     raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
                 near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+                hint = (
+                    f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
+                )
                 raise ValueError(f"unknown keyword {name!r}; {hint}")
         return cls(**keywords)
 
@@ -234,7 +270,10 @@ class Options:
 
 
 def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
-    yield not options.batch_first, "batch_first=False is not supported; put the batch on the leading axis"
+    yield (
+        not options.batch_first,
+        "batch_first=False is not supported; put the batch on the leading axis",
+    )
     yield (
         options.loss_reduction not in ("mean", "sum"),
         f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
@@ -245,22 +284,27 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.noise_generator is not None,
-        "noise_generator is not supported: the noise is keyed by the operating system; leave it out, or use "
+        "noise_generator is not supported: the noise is keyed by the operating system; leave it"
+        " out, or use "
         "test_mode_seed= for a repeatable run that is not private",
     )
     yield (
         options.grad_sample_mode not in ("hooks", "ghost"),
-        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: norms are taken without per-sample "
+        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: norms are"
+        " taken without per-sample "
         "gradients, and modules without a rule are covered by torch.func, in every mode",
     )
     yield (
         not options.wrap_model,
-        "wrap_model=False is not supported; leave it out: the module itself is returned, close() takes its hooks off",
+        "wrap_model=False is not supported; leave it out: the module itself is returned, close()"
+        " takes its hooks off",
     )
     yield (
         options.rand_on_empty,
-        "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of size 0. Where the model cannot "
-        "take that (packed sequences), call only optimizer.step() when the batch is empty: if len(y) == 0: optimizer.step(); "
+        "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of"
+        " size 0. Where the model cannot "
+        "take that (packed sequences), call only optimizer.step() when the batch is empty: if"
+        " len(y) == 0: optimizer.step(); "
         "continue",
     )
 
@@ -268,7 +312,8 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
 def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         not options.poisson_sampling and not options.uncertified,
-        "poisson_sampling=False has no certified guarantee: leave it out, or set uncertified=True to run shuffled "
+        "poisson_sampling=False has no certified guarantee: leave it out, or set uncertified=True"
+        " to run shuffled "
         "batches with that stamped on the ledger",
     )
     yield (
@@ -277,13 +322,15 @@ def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.criterion is not None and not isinstance(options.criterion, nn.Module),
-        f"criterion must be a torch module, whose calls can be seen, got {type(options.criterion).__name__}; wrap the function "
+        "criterion must be a torch module, whose calls can be seen, got"
+        f" {type(options.criterion).__name__}; wrap the function "
         "in one, or leave criterion out",
     )
     reduction = getattr(options.criterion, "reduction", options.loss_reduction)
     yield (
         reduction != options.loss_reduction,
-        f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r}; make them equal",
+        f"criterion has reduction={reduction!r} but loss_reduction={options.loss_reduction!r};"
+        " make them equal",
     )
 
 
@@ -303,7 +350,8 @@ def check_mode(secure_mode: bool) -> None:
     """
     if secure_mode:
         raise ValueError(
-            "secure_mode=True is not supported; leave it out (noise always comes from a cipher). Against "
+            "secure_mode=True is not supported; leave it out (noise always comes from a cipher)."
+            " Against "
             "floating-point attacks use a Session with PrivacyConfig(noise='rounded')"
         )
 
@@ -314,14 +362,18 @@ def make_config(
     """Return the configuration behind a call and the number of examples.
 
     Raises:
-        ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number of passes.
+        ValueError: parts of a kind that cannot be made private, a bound a layer, a senseless number
+            of passes.
     """
     size = _dataset_size(*parts)
     source = parts[2]
     if not (epochs > 0 and math.isfinite(epochs)):
         raise ValueError(f"epochs must be positive and finite, got {epochs}")
     if not isinstance(max_grad_norm, (int, float)):
-        raise ValueError(f"max_grad_norm must be one number, for all layers together, got {type(max_grad_norm).__name__}")
+        raise ValueError(
+            "max_grad_norm must be one number, for all layers together, got"
+            f" {type(max_grad_norm).__name__}"
+        )
     assert source.batch_size is not None
     config = PrivacyConfig(
         expected_batch_size=source.batch_size,
@@ -338,7 +390,9 @@ def make_config(
     return config, size
 
 
-def attach(plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[PrivateStep, PrivateLoader]:
+def attach(
+    plan: Plan, parts: Parts, options: Options, limit: int | None
+) -> tuple[PrivateStep, PrivateLoader]:
     """Open the ledger and register the hooks.
 
     Raises:
@@ -355,10 +409,18 @@ def attach(plan: Plan, parts: Parts, options: Options, limit: int | None) -> tup
             ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
         undo.callback(ledger.close)
         step = PrivateStep(
-            plan, module, optimizer, ledger, loss_reduction=options.loss_reduction, verify=options.verify, source=source,
-        )  # fmt: skip
+            plan,
+            module,
+            optimizer,
+            ledger,
+            loss_reduction=options.loss_reduction,
+            verify=options.verify,
+            source=source,
+        )
         undo.callback(step.close)
-        loader = PrivateLoader(source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step)
+        loader = PrivateLoader(
+            source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
+        )
         undo.pop_all()
     return step, loader
 
@@ -367,23 +429,31 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     """Check the three objects and return the number of examples."""
     if (processes := DistributedContext.current().world_size) > 1:
         raise ValueError(
-            f"this script runs in {processes} processes, which would spend {processes} times the budget; "
+            f"this script runs in {processes} processes, which would spend {processes} times the"
+            " budget; "
             "run it in one, or use dpkfc.Session, which shares each batch"
         )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    if isinstance(module, parallel) or hasattr(module, "_orig_mod") or type(module).__name__.startswith("FSDP"):
+    if (
+        isinstance(module, parallel)
+        or hasattr(module, "_orig_mod")
+        or type(module).__name__.startswith("FSDP")
+    ):
         raise ValueError(
-            f"module is wrapped in {type(module).__name__}; pass the plain module on one device, uncompiled"
+            f"module is wrapped in {type(module).__name__}; pass the plain module on one device,"
+            " uncompiled"
         )
     if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            f"optimizer must be a torch optimizer that steps without a closure, got {type(optimizer).__name__}"
+            "optimizer must be a torch optimizer that steps without a closure, got"
+            f" {type(optimizer).__name__}"
         )
     if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         raise ValueError(
-            f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass the plain torch optimizer, "
+            f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass"
+            " the plain torch optimizer, "
             "and leave optimizer and loader out of accelerator.prepare"
         )
     check_loader(data_loader)
@@ -409,15 +479,16 @@ class PrivacyEngine:
 
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
-        secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus does beyond that under
-            this name, against attacks on the rounding of floating-point numbers, a `Session` does with `noise="rounded"`.
+        secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus
+            does beyond that under this name, against attacks on the rounding of floating-point
+            numbers, a `Session` does with `noise="rounded"`.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.
 
-    Guarantee:
-        Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the ledger before it
-        exists. A loss that is no mean (or sum, as declared) of per-example losses is refused, before its batch contributes.
+    Guarantee: Each `optimizer.step()` that ends a logical batch is one release of the plan's event,
+        in the ledger before it exists. A loss that is no mean (or sum, as declared) of per-example
+        losses is refused, before its batch contributes.
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
@@ -426,39 +497,55 @@ class PrivacyEngine:
         self._step: PrivateStep | None = None
 
     def make_private(
-        self, *, module: nn.Module, optimizer: torch.optim.Optimizer, data_loader: DataLoader[Any],
-        noise_multiplier: float, max_grad_norm: float, **options: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        max_grad_norm: float,
+        **options: Any,
+    ) -> tuple[Any, ...]:
         """Make training private with a given noise; there is no limit of steps, ε grows with every one.
 
-        The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only describe the run in
-        the ledger. `get_epsilon(delta)` counts what was released, at any δ.
+        The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only
+        describe the run in the ledger. `get_epsilon(delta)` counts what was released, at any δ.
 
         Args:
             module: the model.
             optimizer: a torch optimizer of exactly its trainable parameters.
             data_loader: a torch DataLoader with a batch_size over a map-style dataset.
-            noise_multiplier: standard deviation of the noise over max_grad_norm; 0 is no noise and no privacy.
+            noise_multiplier: standard deviation of the noise over max_grad_norm; 0 is no noise and
+                no privacy.
             max_grad_norm: C, in the coordinates of the preconditioner.
             options: see `Options`.
 
-        Returns:
-            The same module, the same optimizer and a private loader; with grad_sample_mode="ghost" the criterion before
-            the loader.
+        Returns: The same module, the same optimizer and a private loader; with
+            grad_sample_mode="ghost" the criterion before the loader.
 
         Raises:
             ValueError: what cannot be made private, naming the fix; nothing has been changed then.
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         chosen = self._options(options)
-        config, size = make_config(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0)
+        config, size = make_config(
+            chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0
+        )
         plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / size), size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, None)
 
     def make_private_with_epsilon(
-        self, *, module: nn.Module, optimizer: torch.optim.Optimizer, data_loader: DataLoader[Any],
-        target_epsilon: float, target_delta: float, epochs: float, max_grad_norm: float, **options: Any,
-    ) -> tuple[Any, ...]:  # fmt: skip
+        self,
+        *,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: float,
+        max_grad_norm: float,
+        **options: Any,
+    ) -> tuple[Any, ...]:
         """Make training private with the least noise that keeps `epochs` passes over the loader within (ε, δ).
 
         A step beyond those passes raises `BudgetExhausted` and changes nothing.
@@ -481,16 +568,22 @@ class PrivacyEngine:
             LedgerError: the ledger cannot be written or belongs to another run.
         """
         chosen = self._options(options)
-        config, size = make_config(chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs)
+        config, size = make_config(
+            chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs
+        )
         plan = config.calibrate(target_epsilon, target_delta, size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, plan.steps)
 
     def _options(self, options: dict[str, Any]) -> Options:
         if self._step is not None:
-            raise ValueError("this engine has made a model private already; use one PrivacyEngine for each model")
+            raise ValueError(
+                "this engine has made a model private already; use one PrivacyEngine for each model"
+            )
         return Options.of(options)
 
-    def _attach(self, plan: Plan, parts: Parts, options: Options, limit: int | None) -> tuple[Any, ...]:
+    def _attach(
+        self, plan: Plan, parts: Parts, options: Options, limit: int | None
+    ) -> tuple[Any, ...]:
         module, optimizer, _ = parts
         self._step, loader = attach(plan, parts, options, limit)
         self.accountant.attach(plan, self._step.ledger)
@@ -519,11 +612,15 @@ class PrivacyEngine:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
 
-    def validate(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> None:
+    def validate(
+        self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
+    ) -> None:
         """Check that a module can be trained privately; the ValueError names the fixes."""
         find_layers(module)
 
-    def is_compatible(self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None) -> bool:
+    def is_compatible(
+        self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
+    ) -> bool:
         """Return whether `validate` would pass."""
         try:
             find_layers(module)
@@ -544,7 +641,8 @@ class PrivacyEngine:
     def save_checkpoint(self, **_: Any) -> NoReturn:
         """Refuse to save: a checkpoint needs no state of the engine."""
         raise NotImplementedError(
-            "save model.state_dict() and optimizer.state_dict() as in plain torch; continue the ledger "
+            "save model.state_dict() and optimizer.state_dict() as in plain torch; continue the"
+            " ledger "
             "with make_private(ledger_path=...)"
         )
 
@@ -560,6 +658,8 @@ class PrivacyEngine:
         """Return the engine itself."""
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Close the engine."""
         self.close()

@@ -534,9 +534,7 @@ class PerExample(_Block):
             total[role] = torch.stack([x.grads[role] for x in blocks]).sum(0)
         return PerExample(total)
 
-    def weighted_sum(
-        self, weights: Tensor, excluded: Tensor | None = None
-    ) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
         """Return role to Σ_n weights_n g_n, see `weighted_sum`."""
         sums = {}
         for role, g in self.grads.items():

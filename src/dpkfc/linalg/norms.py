@@ -404,9 +404,7 @@ class InputCache:
     def __init__(self) -> None:
         self._results: list[tuple[StorageWeakRef, Any, dict[Hashable, Tensor]]] = []
 
-    def get_or_compute(
-        self, rows: Tensor, key: Hashable, compute: Callable[[], Tensor]
-    ) -> Tensor:
+    def get_or_compute(self, rows: Tensor, key: Hashable, compute: Callable[[], Tensor]) -> Tensor:
         """Return the result for these rows under a key, stored or computed.
 
         Args:
@@ -466,9 +464,7 @@ def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
 def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tensor]:
     """Return ‖Σ_t b_t a_tᵀ‖², Σ_t ‖a_t‖‖b_t‖ and the positions with a gradient, `[n]`."""
     ones = block.homogeneous
-    into = cache.get_or_compute(
-        block.a, ("norms", ones), lambda: block.input_squares().sqrt()
-    )
+    into = cache.get_or_compute(block.a, ("norms", ones), lambda: block.input_squares().sqrt())
     inputs = cache.get_or_compute(block.a, ("products", ones), lambda: _input_products(block))
     out = row_norms(block.b)
     outputs = _row_products(block.b)
@@ -674,9 +670,7 @@ def _tied_layer_norms(block: Tied, metric: Kronecker, method: str | None) -> Lay
     return LayerNorms(norms, rows, True, lambda: tied_norms(rows, _IDENTITY, "gram")[0])
 
 
-def _eigenbasis_norms(
-    block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis
-) -> LayerNorms:
+def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis) -> LayerNorms:
     """Return norms where every entry has its own scale.
 
     With one position they come from squares, otherwise from materialised gradients.
@@ -725,9 +719,7 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
     return LayerNorms(_round_up(norms, block.b, slack, block, metric), summed, False)
 
 
-def _materialised_norms(
-    block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
-) -> LayerNorms:
+def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     if _is_kept(block, metric):
         return _kept_norms(block, metric)
     return _formed_twice_norms(block, metric)

@@ -6,4 +6,13 @@ from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess, PostProcessBase
 
-__all__ = ["EMA", "SOFIM", "AdamBC", "DiSK", "LowPass", "PostProcess", "PostProcessBase", "WeightEMA"]
+__all__ = [
+    "EMA",
+    "SOFIM",
+    "AdamBC",
+    "DiSK",
+    "LowPass",
+    "PostProcess",
+    "PostProcessBase",
+    "WeightEMA",
+]

@@ -31,10 +31,10 @@ from dpkfc.privacy.mechanism import Released
 #
 #     y = b_0 g + z_1,        z_i ← b_i g − a_i y + z_{i+1},
 #
-# so z ← F z + r g with r_i = b_i − a_i b_0. The noise of different releases is independent. Hence its
-# covariance K in z follows K ← F K Fᵀ + r rᵀ V, and y has the variance b_0² V + K_11. Both are exact
-# where V, the variance of a release, changes with the step (a rebuilt metric under the natural or the
-# inverse read-out).
+# so z ← F z + r g with r_i = b_i − a_i b_0. The noise of different releases is independent. Hence
+# its covariance K in z follows K ← F K Fᵀ + r rᵀ V, and y has the variance b_0² V + K_11. Both are
+# exact where V, the variance of a release, changes with the step (a rebuilt metric under the
+# natural or the inverse read-out).
 
 Coefficients = tuple[float, ...]
 
@@ -77,7 +77,8 @@ class Recursion:
         drive = drive.view(n, n, *[1] * v.dim()) * v
         if covariance is None:
             return self.b[0] ** 2 * v, drive
-        # The covariance may be a single number from steps with one variance, or lie on another device.
+        # The covariance may be a single number from steps with one variance, or lie on another
+        # device.
         covariance = covariance.to(v)
         missing_dims = v.dim() - covariance.dim() + 2
         k = covariance.view(n, n, *[1] * missing_dims, *covariance.shape[2:])
@@ -89,7 +90,9 @@ class Recursion:
 
 
 @functools.lru_cache(maxsize=32)
-def _matrices(recursion: Recursion, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def _matrices(
+    recursion: Recursion, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return F and r rᵀ `[n, n]`."""
     a = np.array(recursion.a)
     b = np.array(recursion.b)
@@ -115,8 +118,8 @@ def filter_release(
         released: its noise is independent of that of all other releases.
         state: of the step before.
         recursion: the coefficients.
-        normalise: divide by c_t, the answer of the filter to a constant 1 since the first step, so that
-            a constant passes unchanged.
+        normalise: divide by c_t, the answer of the filter to a constant 1 since the first step, so
+            that a constant passes unchanged.
 
     Returns:
         The filtered value with the variance of its noise, and the next state.
@@ -262,7 +265,8 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
     """
     if not (isinstance(kappa, (int, float)) and 0 < kappa <= 1):
         raise ValueError(
-            f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new release; 1 switches the "
+            f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new"
+            " release; 1 switches the "
             "filter off"
         )
     if init not in INITS:
@@ -270,15 +274,15 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# DiSK: a simplified Kalman filter of the gradient (Zhang et al., ICLR 2025, Algorithm 3). With d the
-# last change of the parameters and κ the weight of the new release,
+# DiSK: a simplified Kalman filter of the gradient (Zhang et al., ICLR 2025, Algorithm 3). With d
+# the last change of the parameters and κ the weight of the new release,
 #
 #     c = (1 − κ) / (κ γ),
 #     g_i = c ∇ℓ_i(θ + γ d) + (1 − c) ∇ℓ_i(θ)       combined BEFORE the clip: one clip, one release
 #     ĝ ← (1 − κ) ĝ + κ (Σ clip(g_i) + noise) / B
 #
-# since κ g = κ ∇ℓ(θ) + (1 − κ) [∇ℓ(θ + γ d) − ∇ℓ(θ)] / γ: the Hessian times d moves the stored average
-# along.
+# since κ g = κ ∇ℓ(θ) + (1 − κ) [∇ℓ(θ + γ d) − ∇ℓ(θ)] / γ: the Hessian times d moves the stored
+# average along.
 
 MODES = ("two_point", "look_ahead", "storm")
 _DEFAULT_GAMMA = 0.5
@@ -288,16 +292,16 @@ _DEFAULT_GAMMA = 0.5
 class DiSK(PostProcessBase):
     """The filter of Algorithm 3. It has the guarantee of DP-SGD: each example's combination is clipped.
 
-    Both gradients of an example see the same random numbers and the same augmentation. The first step
-    has no d and takes its gradients at θ.
+    Both gradients of an example see the same random numbers and the same augmentation. The first
+    step has no d and takes its gradients at θ.
 
     Attributes:
-        kappa: κ, the weight of the NEW release, in (0, 1]. The smaller, the smoother: κ / (2 − κ) of
-            the noise's variance remains. 1 is DP-SGD to the bit.
-        gamma: γ ≠ 0, the place of the second gradient in units of the last change of the parameters.
-            None takes the value of the mode, 0.5 for "two_point".
-        mode: "two_point" (Algorithm 3, two passes a step), "look_ahead" (γ = (1 − κ) / κ, hence c = 1:
-            one pass, at θ + γ d) or "storm" (γ = −1: θ and the parameters of the step before).
+        kappa: κ, the weight of the NEW release, in (0, 1]. The smaller, the smoother: κ / (2 − κ)
+            of the noise's variance remains. 1 is DP-SGD to the bit.
+        gamma: γ ≠ 0, the place of the second gradient in units of the last change of the
+            parameters. None takes the value of the mode, 0.5 for "two_point".
+        mode: "two_point" (Algorithm 3, two passes a step), "look_ahead" (γ = (1 − κ) / κ, hence c =
+            1: one pass, at θ + γ d) or "storm" (γ = −1: θ and the parameters of the step before).
         init: the start of the average, see `EMA`. With "first" every step has the weights of c.
         momentum_allowed: the caller wants momentum behind the filter.
 
@@ -316,19 +320,24 @@ class DiSK(PostProcessBase):
     def __post_init__(self) -> None:
         check_averaging("DiSK", self.kappa, self.init)
         if self.mode == "ema":
-            raise ValueError("an average of gradients at one point is not DiSK: use EMA(kappa=...) in place of mode='ema'")
+            raise ValueError(
+                "an average of gradients at one point is not DiSK: use EMA(kappa=...) in place of"
+                " mode='ema'"
+            )
         if self.mode not in MODES:
             raise ValueError(f"mode of DiSK must be one of {', '.join(MODES)}; got {self.mode!r}")
         if self.gamma is None:
             return
         if not (math.isfinite(self.gamma) and self.gamma != 0):
             raise ValueError(
-                f"gamma of DiSK must be finite and not 0, got {self.gamma}: at 0 both points are the same; use "
+                f"gamma of DiSK must be finite and not 0, got {self.gamma}: at 0 both points are"
+                " the same; use "
                 "mode='look_ahead' or EMA(kappa=...)"
             )
         if self.mode != "two_point" and not math.isclose(self.gamma, self._lookahead):
             raise ValueError(
-                f"mode={self.mode!r} of DiSK means gamma={self._lookahead:.6g}, got {self.gamma}; leave gamma out or use "
+                f"mode={self.mode!r} of DiSK means gamma={self._lookahead:.6g}, got {self.gamma};"
+                " leave gamma out or use "
                 "mode='two_point'"
             )
 
@@ -369,7 +378,13 @@ class DiSK(PostProcessBase):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
-        return {"name": "DiSK", "kappa": self.kappa, "gamma": self._lookahead, "mode": self.mode, "init": self.init}
+        return {
+            "name": "DiSK",
+            "kappa": self.kappa,
+            "gamma": self._lookahead,
+            "mode": self.mode,
+            "init": self.init,
+        }
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the average of the combined gradients with the variance of its noise."""
@@ -380,7 +395,8 @@ def kalman_gain(ratio: float) -> float:
     """Return the stationary κ of a scalar Kalman filter: the root of κ² / (1 − κ) = r.
 
     Args:
-        ratio: r > 0, variance of the gradient's change between steps over the variance of a release.
+        ratio: r > 0, variance of the gradient's change between steps over the variance of a
+            release.
 
     Raises:
         ValueError: a ratio that is not positive and finite.
@@ -405,9 +421,9 @@ _DIGITS = 12
 class LowPass(PostProcessBase):
     """The filter of DOPPLER, y_t = Σ b_τ g_{t-τ} − Σ a_τ y_{t-τ}, divided by c_t.
 
-    c_t is the answer of the filter to a constant 1 since the first step. The default is the Butterworth
-    filter of order 2 with cutoff 0.1. It remembers about 20 steps and keeps 0.11 of the noise's
-    variance. The memory (2 / cutoff) should be a small part of the run.
+    c_t is the answer of the filter to a constant 1 since the first step. The default is the
+    Butterworth filter of order 2 with cutoff 0.1. It remembers about 20 steps and keeps 0.11 of the
+    noise's variance. The memory (2 / cutoff) should be a small part of the run.
 
     Attributes:
         b, a: coefficients, as scipy.signal names them; a_0 is divided out.
@@ -427,14 +443,18 @@ class LowPass(PostProcessBase):
         b = [float(x) for x in self.b]
         a = [float(x) for x in self.a]
         if not b or not a or not all(map(math.isfinite, b + a)) or a[0] == 0 or b[0] == 0:
-            raise ValueError(f"b and a must be finite numbers with b[0] and a[0] not zero, got b={self.b} and a={self.a}")
+            raise ValueError(
+                f"b and a must be finite numbers with b[0] and a[0] not zero, got b={self.b} and"
+                f" a={self.a}"
+            )
         n = max(len(b), len(a), 2)
         object.__setattr__(self, "b", tuple(x / a[0] for x in b + [0.0] * (n - len(b))))
         object.__setattr__(self, "a", tuple(x / a[0] for x in a + [0.0] * (n - len(a))))
         slowest = max(abs(np.roots(self.a)), default=0.0)
         if slowest >= 1 - 1e-9:
             raise ValueError(
-                f"the filter is unstable: a has a root of size {slowest:.6g}, and all must lie inside the unit circle; use "
+                f"the filter is unstable: a has a root of size {slowest:.6g}, and all must lie"
+                " inside the unit circle; use "
                 "LowPass.butterworth()"
             )
         self._check_answer(slowest)
@@ -450,7 +470,8 @@ class LowPass(PostProcessBase):
         sign = math.copysign(1, sum(self.b) / sum(self.a))
         if not (answer * sign > 1e-9 * abs(answer).max()).all():
             raise ValueError(
-                "the filter's answer to a constant vanishes or turns its sign, so it cannot be divided out; use "
+                "the filter's answer to a constant vanishes or turns its sign, so it cannot be"
+                " divided out; use "
                 "LowPass.first_order(0.1) or LowPass.butterworth()"
             )
 
@@ -461,12 +482,16 @@ class LowPass(PostProcessBase):
         return cls((kappa,), (1.0, kappa - 1.0), momentum_allowed)
 
     @classmethod
-    def butterworth(cls, order: int = 2, cutoff: float = 0.1, momentum_allowed: bool = False) -> LowPass:
+    def butterworth(
+        cls, order: int = 2, cutoff: float = 0.1, momentum_allowed: bool = False
+    ) -> LowPass:
         """Return a Butterworth filter; the cutoff is a fraction of half the step rate, in (0, 1)."""
         from scipy.signal import butter
 
         if not 0 < cutoff < 1:
-            raise ValueError(f"cutoff must lie in (0, 1), as a share of half the step rate; got {cutoff}")
+            raise ValueError(
+                f"cutoff must lie in (0, 1), as a share of half the step rate; got {cutoff}"
+            )
         b, a = butter(order, cutoff)
         return cls(tuple(map(float, b)), tuple(map(float, a)), momentum_allowed)
 
@@ -483,7 +508,11 @@ class LowPass(PostProcessBase):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
-        return {"name": "LowPass", "b": [_rounded(x) for x in self.b], "a": [_rounded(x) for x in self.a]}
+        return {
+            "name": "LowPass",
+            "b": [_rounded(x) for x in self.b],
+            "a": [_rounded(x) for x in self.a],
+        }
 
     def noise_gain(self, step: int) -> float:
         """Return the variance of the noise at a step (from 0) over that of a release: Σ h_s² / c_step²."""

@@ -1,13 +1,13 @@
 """Post-processing steps that give the update of the parameters, and an average of the weights.
 
-DP-AdamBC is Adam whose second moment is freed of the noise's variance (Tang, Shpilevskiy and Lécuyer,
-AAAI 2024).
+DP-AdamBC is Adam whose second moment is freed of the noise's variance (Tang, Shpilevskiy and
+Lécuyer, AAAI 2024).
 
     m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   φ ← β₂ φ + (1 − β₂) Φ
     step = m̂ / √max(v̂ − φ̂, γ'),     m̂ = m / (1 − β₁^t),  v̂ = v / (1 − β₂^t),  φ̂ = φ / (1 − β₂^t)
 
-Φ is the variance of the noise in each entry of g. Averaging it with the weights of g² keeps it exact
-where it changes: behind a filter that warms up, or where a metric is rebuilt.
+Φ is the variance of the noise in each entry of g. Averaging it with the weights of g² keeps it
+exact where it changes: behind a filter that warms up, or where a metric is rebuilt.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
 class AdamBC(PostProcessBase):
     """The step of DP-AdamBC, to be taken by `torch.optim.SGD(lr)`; the floor lies inside the root.
 
-    v̂ estimates φ̂ with the relative standard deviation
-    r_t = √(2 (1 − β₂)(1 + β₂^t) / ((1 + β₂)(1 − β₂^t))), which falls to 3 % for β₂ = 0.999. A second
-    moment below that fraction of φ̂ cannot be told from noise. With a much lower floor, about half of
-    the coordinates sit on the floor at any time, and their steps are the noise of m̂ over √γ'.
+    v̂ estimates φ̂ with the relative standard deviation r_t = √(2 (1 − β₂)(1 + β₂^t) / ((1 + β₂)(1
+    − β₂^t))), which falls to 3 % for β₂ = 0.999. A second moment below that fraction of φ̂ cannot
+    be told from noise. With a much lower floor, about half of the coordinates sit on the floor at
+    any time, and their steps are the noise of m̂ over √γ'.
 
     Attributes:
         betas: β₁ and β₂.
@@ -62,11 +62,14 @@ class AdamBC(PostProcessBase):
                 )
         elif not (self.floor > 0 and math.isfinite(self.floor)):
             raise ValueError(
-                f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise can be negative; use "
+                f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise"
+                " can be negative; use "
                 "the size of the squared signal, or 'auto'"
             )
         if not (self.resolution > 0 and math.isfinite(self.resolution)):
-            raise ValueError(f"resolution of AdamBC must be positive and finite, got {self.resolution}")
+            raise ValueError(
+                f"resolution of AdamBC must be positive and finite, got {self.resolution}"
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
@@ -121,14 +124,15 @@ def _mean_square(old: Tensor | None, g: Tensor, beta: float) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------
-# SOFIM: a step along the inverse of ρI + M Mᵀ, with M a moving average of releases. It is the server
-# step of DP-FedSOFIM. By Sherman and Morrison, over all parameters as one vector,
+# SOFIM: a step along the inverse of ρI + M Mᵀ, with M a moving average of releases. It is the
+# server step of DP-FedSOFIM. By Sherman and Morrison, over all parameters as one vector,
 #
 #     direction="gradient"    (ρI + MMᵀ)⁻¹ g = g / ρ − M (Mᵀg) / (ρ² + ρ ‖M‖²)        the paper
 #     direction="momentum"    (ρI + MMᵀ)⁻¹ M = M / (ρ + ‖M‖²)                        its later code
 #
-# "momentum" is momentum with a step that depends on its norm; it uses no curvature. While ‖M‖² is far
-# below ρ both are plain steps with a learning rate 1 / ρ times as large. Compare them with such steps.
+# "momentum" is momentum with a step that depends on its norm; it uses no curvature. While ‖M‖² is
+# far below ρ both are plain steps with a learning rate 1 / ρ times as large. Compare them with such
+# steps.
 
 DIRECTIONS = ("gradient", "momentum")
 _CHUNK = 1 << 15  # numbers that fit the cache of one core
@@ -163,7 +167,9 @@ class SOFIM(PostProcessBase):
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta of SOFIM must lie in [0, 1), got {self.beta}")
         if self.direction not in DIRECTIONS:
-            raise ValueError(f"direction of SOFIM must be one of {', '.join(DIRECTIONS)}; got {self.direction!r}")
+            raise ValueError(
+                f"direction of SOFIM must be one of {', '.join(DIRECTIONS)}; got {self.direction!r}"
+            )
         if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
             raise ValueError(f"warmup of SOFIM must be a number of steps >= 0, got {self.warmup!r}")
 
@@ -182,7 +188,9 @@ class SOFIM(PostProcessBase):
         """Return the step, zero during the warm-up."""
         return self._apply(released, state, in_place=False)
 
-    def apply_in_place(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply_in_place(
+        self, released: Released, state: State
+    ) -> tuple[Released, dict[str, Tensor]]:
         """Return the step in the memory of the arguments: new memory would cost more than the arithmetic."""
         return self._apply(released, state, in_place=True)
 
@@ -222,7 +230,10 @@ class SOFIM(PostProcessBase):
             divisor = correction * (self.rho + squared_norm)
             return {name: mean / divisor for name, mean in means.items()}
         factor = product / (self.rho**2 + self.rho * squared_norm) / correction
-        return {name: _combine(g, means[name], self.rho, factor, in_place) for name, g in gradients.items()}
+        return {
+            name: _combine(g, means[name], self.rho, factor, in_place)
+            for name, g in gradients.items()
+        }
 
 
 def _combine(g: Tensor, mean: Tensor, rho: float, factor: float, in_place: bool) -> Tensor:
@@ -281,8 +292,8 @@ class WeightEMA:
 
     Attributes:
         decay: μ in [0, 1).
-        warmup: use μ_t in place of μ, so that the first updates forget faster. Without a warm-up the
-            initial weights count until 1 / (1 − μ) steps have passed.
+        warmup: use μ_t in place of μ, so that the first updates forget faster. Without a warm-up
+            the initial weights count until 1 / (1 − μ) steps have passed.
 
     Raises:
         ValueError: a decay outside [0, 1).
@@ -349,7 +360,9 @@ class WeightAverage:
             RuntimeError: there is no average, or it is in the model already.
         """
         if self._settings is None:
-            raise RuntimeError("no average of the weights is kept: use PrivacyConfig(weight_average=WeightEMA())")
+            raise RuntimeError(
+                "no average of the weights is kept: use PrivacyConfig(weight_average=WeightEMA())"
+            )
         self.check_swapped_out()
         # Before the first step the average is the weights themselves.
         average = self._average or {}
@@ -370,7 +383,10 @@ class WeightAverage:
             RuntimeError: the averaged weights are in the model.
         """
         if self._trained_weights is not None:
-            raise RuntimeError("the averaged weights are in the model: leave `with session.averaged_weights()` first")
+            raise RuntimeError(
+                "the averaged weights are in the model: leave `with session.averaged_weights()`"
+                " first"
+            )
 
     def _write(self, values: Mapping[str, Tensor]) -> None:
         with torch.no_grad():

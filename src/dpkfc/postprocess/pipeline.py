@@ -17,9 +17,9 @@ from dpkfc.postprocess.protocol import AT_PARAMETERS, EvaluationPoint, PostProce
 from dpkfc.privacy.mechanism import Released
 
 # --------------------------------------------------------------------------------------------------
-# The read-out of a release along a public basis L: the step is S₁ / α · L w̃ + S₂ / β · r̃, where w̃ is
-# the released embedding and r̃ the released residual. The variance of its noise is that of the release
-# times (S₁ / α)² diag(L Lᵀ) + (S₂ / β)².
+# The read-out of a release along a public basis L: the step is S₁ / α · L w̃ + S₂ / β · r̃, where
+# w̃ is the released embedding and r̃ the released residual. The variance of its noise is that of
+# the release times (S₁ / α)² diag(L Lᵀ) + (S₂ / β)².
 
 
 def combine_subspace_release(
@@ -94,7 +94,8 @@ def read_out(
         metric: the metric of clip and noise; a layer without an entry is left as it is.
         layers: of the model.
         how: whitened, natural or inverse.
-        cache: inverses and variances by layer, which stay valid while an entry stays the same object.
+        cache: inverses and variances by layer, which stay valid while an entry stays the same
+            object.
 
     Raises:
         ValueError: an unknown read-out, or a release whose noise does not have one variance.
@@ -129,7 +130,9 @@ def read_out(
 
 def _scales(layer: Layer, entry: Elementwise) -> dict[str, Tensor]:
     """Return the factors of an elementwise entry by full parameter name."""
-    return {name: entry.scale[role] for role, name in layer.parameters.items() if role in entry.scale}
+    return {
+        name: entry.scale[role] for role, name in layer.parameters.items() if role in entry.scale
+    }
 
 
 def _apply_entry(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
@@ -197,8 +200,8 @@ class PostprocessPipeline:
         """Return the points at which this step takes gradients.
 
         Args:
-            later_steps: return the points of all steps but the first. Before the first change of the
-                parameters all points are the same, and the step takes one.
+            later_steps: return the points of all steps but the first. Before the first change of
+                the parameters all points are the same, and the step takes one.
         """
         if later_steps or self._previous_parameters is not None:
             return self._points
@@ -243,7 +246,8 @@ class PostprocessPipeline:
                 states.append(state)
                 filters += step.is_filter
                 if filters > 1:
-                    # A filter needs noise that is independent between steps. The noise behind a filter is not.
+                    # A filter needs noise that is independent between steps. The noise behind a
+                    # filter is not.
                     value = replace(value, noise_variance=None)
         self._states = states
         return value
@@ -292,23 +296,27 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
     for step in steps:
         if not isinstance(step, PostProcess):
             raise ValueError(
-                f"{type(step).__name__} in postprocess is no PostProcess (inherit from PostProcessBase): use preconditioner= "
+                f"{type(step).__name__} in postprocess is no PostProcess (inherit from"
+                " PostProcessBase): use preconditioner= "
                 "or weight_average=, or hand a torch optimizer to the session"
             )
         name = step.describe()["name"]
         if step.needs_variance and optimizer_steps:
             raise ValueError(
-                f"{name} needs the variance of the noise, which is not known behind the adaptive step {optimizer_steps[0]}; "
+                f"{name} needs the variance of the noise, which is not known behind the adaptive"
+                f" step {optimizer_steps[0]}; "
                 "keep one of them"
             )
         if step.needs_variance and len(filters) > 1:
             raise ValueError(
-                f"{name} needs the variance of the noise, which is not known behind two filters ({' and '.join(filters)}); "
+                f"{name} needs the variance of the noise, which is not known behind two filters"
+                f" ({' and '.join(filters)}); "
                 "keep one of them"
             )
         if step.is_filter and optimizer_steps:
             raise ValueError(
-                f"the filter {name} stands behind the adaptive step {optimizer_steps[0]}; filters come first"
+                f"the filter {name} stands behind the adaptive step {optimizer_steps[0]}; filters"
+                " come first"
             )
         if step.is_filter:
             filters.append(name)
@@ -316,7 +324,9 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
             optimizer_steps.append(name)
     if len(optimizer_steps) > 1:
         last = steps[-1].describe()["name"]
-        raise ValueError(f"{last} would rescale what {optimizer_steps[0]} has rescaled; keep one of them")
+        raise ValueError(
+            f"{last} would rescale what {optimizer_steps[0]} has rescaled; keep one of them"
+        )
     if sum(step.evaluations is not None for step in steps) > 1:
         raise ValueError("only one step can decide where gradients are taken (DiSK)")
 
@@ -329,12 +339,14 @@ def check_fields(preconditioner: Any, weight_average: Any) -> None:
     """
     if isinstance(preconditioner, PostProcess):
         raise ValueError(
-            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no preconditioner: give it as "
+            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
+            " preconditioner: give it as "
             "postprocess=(...,)"
         )
     if weight_average is not None and not isinstance(weight_average, WeightEMA):
         raise ValueError(
-            f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__}; averages of gradients "
+            f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__};"
+            " averages of gradients "
             "belong into postprocess="
         )
 
@@ -352,10 +364,12 @@ def check_with_optimizer(steps: Sequence[PostProcess], optimizer: Any) -> None:
         name = step.describe()["name"]
         if step.is_filter and has_momentum and not step.momentum_allowed:
             raise ValueError(
-                f"momentum on top of the filter {name} doubles the lag: use an optimizer without momentum, or {_MOMENTUM_HINT}"
+                f"momentum on top of the filter {name} doubles the lag: use an optimizer without"
+                f" momentum, or {_MOMENTUM_HINT}"
             )
         if step.is_optimizer_step and (has_momentum or is_adaptive):
             effect = "rescales it once more" if is_adaptive else "averages it once more"
             raise ValueError(
-                f"{name} gives the step itself, so {type(optimizer).__name__} {effect}; use torch.optim.SGD without momentum"
+                f"{name} gives the step itself, so {type(optimizer).__name__} {effect}; use"
+                " torch.optim.SGD without momentum"
             )

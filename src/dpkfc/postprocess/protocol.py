@@ -78,7 +78,9 @@ class PostProcess(Protocol):
         """Return the next release and state; neither argument is changed."""
         ...
 
-    def apply_in_place(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply_in_place(
+        self, released: Released, state: State
+    ) -> tuple[Released, dict[str, Tensor]]:
         """Return the result of `apply`, which may use the memory of the arguments."""
         ...
 
@@ -100,7 +102,9 @@ class PostProcessBase:
         """Return the next release and state; neither argument is changed."""
         raise NotImplementedError(f"{type(self).__name__} must define apply(released, state)")
 
-    def apply_in_place(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+    def apply_in_place(
+        self, released: Released, state: State
+    ) -> tuple[Released, dict[str, Tensor]]:
         """Return the result of `apply`."""
         return self.apply(released, state)
 

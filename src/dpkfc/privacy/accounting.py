@@ -1,6 +1,7 @@
 """The privacy loss of composed events, by dp-accounting: PLD (tight) and RDP (to check PLD).
 
-An event describes one release, and a run composes it with itself. Every returned ε is an upper bound.
+An event describes one release, and a run composes it with itself. Every returned ε is an upper
+bound.
 """
 
 from __future__ import annotations
@@ -49,12 +50,17 @@ def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
 
     kind = getattr(dp_accounting, str(data.get("type")), None)
     if not (isinstance(kind, type) and issubclass(kind, dp_accounting.DpEvent)):
-        raise ValueError(f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting event")
+        raise ValueError(
+            f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting"
+            " event"
+        )
     fields = {name: _from_plain(value) for name, value in data.items() if name != "type"}
     try:
         return kind(**fields)
     except TypeError as error:
-        raise ValueError(f"the fields {sorted(fields)} do not fit the event {data['type']}: {error}") from error
+        raise ValueError(
+            f"the fields {sorted(fields)} do not fit the event {data['type']}: {error}"
+        ) from error
 
 
 def field_names(event: dp_accounting.DpEvent) -> list[str]:
@@ -97,8 +103,8 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
 def has_no_noise(event: dp_accounting.DpEvent) -> bool:
     """Return whether a part of the event releases something with no noise, or with negligible noise.
 
-    Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure is
-    useless, and would overflow.
+    Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure
+    is useless, and would overflow.
     """
     import dp_accounting
 
@@ -130,7 +136,8 @@ def is_gaussian(event: dp_accounting.DpEvent) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------
-# The distribution of the privacy loss of one release, by dp-accounting, on a grid that suits the losses.
+# The distribution of the privacy loss of one release, by dp-accounting, on a grid that suits the
+# losses.
 
 RELATIONS = ("add_or_remove_one", "replace_one")
 _INTERVAL = 1e-4  # of the grid, wider for large losses
@@ -155,7 +162,9 @@ def pld_of_one(
             return pld_of_one(replacing, relation, interval).compute_mixture(distribution, full)
         return distribution
     noise = event.event.noise_multiplier
-    return _sampled_pld(event.sampling_probability, noise, relation, interval or _interval_for_noise(noise))
+    return _sampled_pld(
+        event.sampling_probability, noise, relation, interval or _interval_for_noise(noise)
+    )
 
 
 @functools.lru_cache(maxsize=8)
@@ -186,8 +195,8 @@ def interval_of(event: dp_accounting.DpEvent) -> float:
 def _interval_for_noise(noise: float) -> float:
     """Return the interval of the grid for one release.
 
-    A release loses up to about 1/(2·noise²). Below 0.5 the grid grows with it, so that its size and the
-    time stay the same.
+    A release loses up to about 1/(2·noise²). Below 0.5 the grid grows with it, so that its size and
+    the time stay the same.
     """
     return _INTERVAL * max(1.0, (0.5 / noise) ** 2)
 
@@ -227,8 +236,8 @@ def epsilon(
         ε >= 0; infinite for an event without noise, 0 for no release.
 
     Raises:
-        ValueError: an accountant that cannot treat the event under this relation, a negative count, or δ
-            outside (0, 1).
+        ValueError: an accountant that cannot treat the event under this relation, a negative count,
+            or δ outside (0, 1).
     """
     return EpsilonCurve(event, delta, neighbouring_relation, accountant).at(count)
 
@@ -243,8 +252,8 @@ def delta_of_epsilon(
     """Return δ of `count` adaptive repetitions of an event, at ε >= 0; 1 for an event without noise.
 
     Raises:
-        ValueError: an accountant that cannot treat the event under this relation, a negative count, or ε
-            negative or NaN.
+        ValueError: an accountant that cannot treat the event under this relation, a negative count,
+            or ε negative or NaN.
     """
     import dp_accounting
 
@@ -271,23 +280,30 @@ def delta_of_epsilon(
                 deltas.append(float(losses.get_delta_for_epsilon(epsilon)))
             delta = max(deltas)
         else:
-            delta = float(_composed(event, count, accountant, neighbouring_relation).get_delta(epsilon))
+            delta = float(
+                _composed(event, count, accountant, neighbouring_relation).get_delta(epsilon)
+            )
         return min(1.0, delta + _rounding(event, count))
 
 
 def cross_check(
-    event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str = "add_or_remove_one"
+    event: dp_accounting.DpEvent,
+    count: int,
+    delta: float,
+    neighbouring_relation: str = "add_or_remove_one",
 ) -> dict[str, float | None]:
     """Return ε by PLD and by RDP, after a comparison with each other and with our own integration.
 
-    PLD may exceed RDP, the looser bound of the same loss, by 10⁻³ and the error of its grid of losses. Both
-    may fall below the integral by 1 % and 0.01, and PLD may exceed the integral by as much.
+    PLD may exceed RDP, the looser bound of the same loss, by 10⁻³ and the error of its grid of
+    losses. Both may fall below the integral by 1 % and 0.01, and PLD may exceed the integral by as
+    much.
 
     Returns:
         `{"pld": ε or None where PLD cannot treat the event or resolve δ, "rdp": ε}`.
 
     Raises:
-        ValueError: neither accountant treats the event under this relation, or the figures disagree.
+        ValueError: neither accountant treats the event under this relation, or the figures
+            disagree.
     """
     by_rdp = epsilon(event, count, delta, "rdp", neighbouring_relation)
     by_pld = None
@@ -298,7 +314,9 @@ def cross_check(
     return {"pld": by_pld, "rdp": by_rdp}
 
 
-def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float) -> None:
+def _compare(
+    event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float
+) -> None:
     """Refuse figures that contradict each other."""
     grid = interval_of(event) / 2 * math.sqrt(2 * count * math.log(1 / delta))
     problem = ""
@@ -308,16 +326,21 @@ def _compare(event: dp_accounting.DpEvent, count: int, delta: float, by_pld: flo
         slack = INTEGRAL_TOLERANCE * (1 + integral)
         for name, figure in (("PLD", by_pld), ("RDP", by_rdp)):
             if figure is not None and not figure >= integral - slack:
-                problem = f"{name} gives epsilon {figure}, below {integral} by numerical integration"
+                problem = (
+                    f"{name} gives epsilon {figure}, below {integral} by numerical integration"
+                )
         if by_pld is not None and not by_pld <= integral + slack + grid:
             problem = f"PLD gives epsilon {by_pld}, above {integral} by numerical integration"
     if problem:
         raise ValueError(
-            f"the accountants disagree on {count} x {event} at delta = {delta}: {problem}; do not train, please report this"
+            f"the accountants disagree on {count} x {event} at delta = {delta}: {problem}; do not"
+            " train, please report this"
         )
 
 
-def check_before_a_run(event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str) -> None:
+def check_before_a_run(
+    event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str
+) -> None:
     """Run `cross_check` unless ε is above 1,000, where PLD would take minutes for a useless figure.
 
     Raises:
@@ -355,7 +378,8 @@ class EpsilonCurve:
         delta: δ in (0, 1).
         relation: "add_or_remove_one" or "replace_one".
         accountant: "pld" or "rdp".
-        horizon: planned number of releases; `upper_bound` does not evaluate beyond it for a smaller count.
+        horizon: planned number of releases; `upper_bound` does not evaluate beyond it for a smaller
+            count.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, δ outside (0, 1).
@@ -394,8 +418,9 @@ class EpsilonCurve:
     def upper_bound(self, count: int, every: int = 0) -> float:
         """Return an upper bound of ε of `count` releases that never falls with the count and is seldom computed.
 
-        It is the value at the next count of a fixed set: a geometric grid, the horizon, and the multiples of
-        `every`. Other known values are not used, because the bound could then fall with the count.
+        It is the value at the next count of a fixed set: a geometric grid, the horizon, and the
+        multiples of `every`. Other known values are not used, because the bound could then fall
+        with the count.
 
         Args:
             count: releases.
@@ -428,11 +453,17 @@ class EpsilonCurve:
 
         if is_truncated(self.event):
             # Where full batches are rare enough, δ may cover everything that they reveal.
-            full = count * max(two_parts(neighbour)[0] for neighbour in neighbouring_sizes(self.event))
+            full = count * max(
+                two_parts(neighbour)[0] for neighbour in neighbouring_sizes(self.event)
+            )
             if full <= _RARE * self.delta:
                 ordinary = two_parts(self.event)[1]
-                return EpsilonCurve(ordinary, self.delta - full, self.relation, self.accountant).at(count)
-        is_sampled = is_truncated(self.event) or isinstance(self.event, dp_accounting.PoissonSampledDpEvent)
+                return EpsilonCurve(ordinary, self.delta - full, self.relation, self.accountant).at(
+                    count
+                )
+        is_sampled = is_truncated(self.event) or isinstance(
+            self.event, dp_accounting.PoissonSampledDpEvent
+        )
         with quiet_accountants():
             if is_gaussian(self.event) and self.accountant == "pld":
                 noise = self.event.noise_multiplier / math.sqrt(count)
@@ -443,7 +474,9 @@ class EpsilonCurve:
             if self._one_step is None:
                 # One release costs most of the time and does not depend on the count.
                 analyse = _rdp_of_one if self.accountant == "rdp" else pld_of_one
-                self._one_step = [analyse(event, self.relation) for event in neighbouring_sizes(self.event)]
+                self._one_step = [
+                    analyse(event, self.relation) for event in neighbouring_sizes(self.event)
+                ]
             return max(self._repeat(one_step, count) for one_step in self._one_step)
 
     def _repeat(self, one_step: Any, count: int) -> float:
@@ -452,7 +485,9 @@ class EpsilonCurve:
 
         if self.accountant == "rdp":
             orders, divergences = one_step
-            return float(dp_accounting.rdp.compute_epsilon(orders, count * divergences, self.delta)[0])
+            return float(
+                dp_accounting.rdp.compute_epsilon(orders, count * divergences, self.delta)[0]
+            )
         delta = self._resolved_delta(count)
         return float(one_step.self_compose(count).get_epsilon_for_delta(delta))
 
@@ -461,7 +496,8 @@ class EpsilonCurve:
         rounding = _rounding(self.event, count)
         if not pld_resolves(self.event, count, self.delta):
             raise ValueError(
-                f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding may reach {rounding:.1e}; "
+                f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding"
+                f" may reach {rounding:.1e}; "
                 "choose a larger delta, or accountant='rdp'"
             )
         return self.delta - rounding
@@ -470,8 +506,8 @@ class EpsilonCurve:
 def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
     """Return a bound of the rounding in the δ of PLD, which raises the FFT of one release to a power.
 
-    Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a release. PLD is
-    then not an upper bound: for 10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
+    Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a
+    release. PLD is then not an upper bound: for 10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
     """
     return 2.0**-52 * (count * convolutions(event) + 256)
 
@@ -486,23 +522,32 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
     import dp_accounting
 
     if accountant not in ACCOUNTANTS:
-        raise ValueError(f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}")
+        raise ValueError(
+            f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}"
+        )
     if relation not in RELATIONS:
-        raise ValueError(f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}")
+        raise ValueError(
+            f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}"
+        )
     kind = dp_accounting.SampledWithoutReplacementDpEvent
     is_without_replacement = any(isinstance(part, kind) for part in events_in(event))
     if is_without_replacement and accountant == "pld":
-        raise ValueError("PLD cannot account for sampling without replacement; use accountant='rdp'")
+        raise ValueError(
+            "PLD cannot account for sampling without replacement; use accountant='rdp'"
+        )
     if is_without_replacement != (relation == "replace_one"):
         raise ValueError(
-            f"the event {event} cannot be accounted for under {relation!r}; use 'replace_one' for sampling without "
+            f"the event {event} cannot be accounted for under {relation!r}; use 'replace_one' for"
+            " sampling without "
             "replacement, 'add_or_remove_one' otherwise"
         )
     if accountant == "rdp" and is_truncated(event):
         # Its two parts are accounted for.
         return
     if not _accountant(accountant, relation).supports(event):
-        raise ValueError(f"the accountant {accountant!r} does not support the event {event} under {relation!r}")
+        raise ValueError(
+            f"the accountant {accountant!r} does not support the event {event} under {relation!r}"
+        )
 
 
 def _accountant(accountant: str, relation: str) -> dp_accounting.PrivacyAccountant:
@@ -520,7 +565,9 @@ def _composed(
     return _accountant(accountant, relation).compose(event, count)
 
 
-def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _rdp_of_one(
+    event: dp_accounting.DpEvent, relation: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return orders and Rényi divergences of one release; infinite where rounding destroyed a divergence.
 
     dp-accounting would read a divergence of zero or below as an ε of zero.
@@ -531,13 +578,17 @@ def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np
         full, ordinary, replacing = two_parts(event)
         orders, ordinary_divergences = _rdp_of_one(ordinary, relation)
         _, replacing_divergences = _rdp_of_one(replacing, relation)
-        return orders, divergence_of_mixture(orders, full, ordinary_divergences, replacing_divergences)
+        return orders, divergence_of_mixture(
+            orders, full, ordinary_divergences, replacing_divergences
+        )
     composed = _composed(event, 1, "rdp", relation)
     divergences = np.where(composed.rdp > 0, composed.rdp, np.inf)
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent) and is_gaussian(event.event):
+    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent) and is_gaussian(
+        event.event
+    ):
         # Both datasets draw the same numbers, so this is a mixture too: of equal batches and, with
-        # probability m / n, of batches with one replaced example. The bound of dp-accounting is better only
-        # where m / n is small.
+        # probability m / n, of batches with one replaced example. The bound of dp-accounting is
+        # better only where m / n is small.
         replaced = composed.orders / (2 * event.event.noise_multiplier**2)
         rate = event.sample_size / event.source_dataset_size
         mixture = divergence_of_mixture(composed.orders, rate, np.zeros_like(divergences), replaced)
@@ -549,8 +600,8 @@ def _rdp_of_one(event: dp_accounting.DpEvent, relation: str) -> tuple[NDArray[np
 def quiet_accountants() -> Iterator[None]:
     """Pass the first warning about a skipped order of RDP to our own logger, and drop its repetitions.
 
-    dp-accounting logs one line an order through absl. A skipped order makes the bound looser and never
-    wrong. All other warnings pass.
+    dp-accounting logs one line an order through absl. A skipped order makes the bound looser and
+    never wrong. All other warnings pass.
     """
 
     def forward_once(record: logging.LogRecord) -> bool:

@@ -36,9 +36,13 @@ def check_target(epsilon: float | None, delta: float, dataset_size: int | None =
     if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
         raise CalibrationError(f"epsilon must be positive and finite, got {epsilon}")
     if not 0 < delta < 1:
-        raise CalibrationError(f"delta must be in (0, 1), got {delta}; a common choice is 1 / N^1.1")
+        raise CalibrationError(
+            f"delta must be in (0, 1), got {delta}; a common choice is 1 / N^1.1"
+        )
     if dataset_size is not None and (reason := vacuous(delta, dataset_size)):
-        warnings.warn(f"{reason}; choose a smaller delta, for example {dataset_size**-1.1:.1e}", stacklevel=3)
+        warnings.warn(
+            f"{reason}; choose a smaller delta, for example {dataset_size**-1.1:.1e}", stacklevel=3
+        )
 
 
 def vacuous(delta: float, dataset_size: int) -> str:
@@ -46,7 +50,8 @@ def vacuous(delta: float, dataset_size: int) -> str:
     if delta < 1 / dataset_size:
         return ""
     return (
-        f"delta = {delta:g} is not below 1 / N = {1 / dataset_size:.3g}: publishing one whole example at random would satisfy it"
+        f"delta = {delta:g} is not below 1 / N = {1 / dataset_size:.3g}: publishing one whole"
+        " example at random would satisfy it"
     )
 
 
@@ -75,7 +80,8 @@ def calibrate_noise_multiplier(
         A noise multiplier s with ε(s) <= target, such that ε(s / 1.0005) > target.
 
     Raises:
-        CalibrationError: as `check_target`; a count below 1; a target outside the reach of [0.1, 1e6].
+        CalibrationError: as `check_target`; a count below 1; a target outside the reach of [0.1,
+            1e6].
         ValueError: an accountant that cannot treat the event under this relation.
     """
     check_target(epsilon, delta, dataset_size)
@@ -99,22 +105,29 @@ def calibrate_noise_multiplier(
         return _log_ratio(integral, epsilon)
 
     reach = (
-        f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon} at delta = {delta} in {count}"
+        f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon} at delta ="
+        f" {delta} in {count}"
     )
     bracket = _bracket(rdp_excess, 0.0)
     if bracket is None and rdp_excess(math.log(SMALLEST)) <= 0:
-        raise CalibrationError(f"{reach} releases, all spend less; choose a smaller epsilon, or give the noise itself")
+        raise CalibrationError(
+            f"{reach} releases, all spend less; choose a smaller epsilon, or give the noise itself"
+        )
     if accountant != "rdp":
-        # RDP is fast and a little too large. The integral is slower and about right. PLD is the slowest.
+        # RDP is fast and a little too large. The integral is slower and about right. PLD is the
+        # slowest.
         start = _estimate(bracket, rdp_excess, integral_excess)
         bracket = _bracket(excess, start, _TOLERANCE / 2)
     if bracket is None:
-        raise CalibrationError(f"{reach} releases by {accountant!r}, all spend more; choose a larger epsilon or delta")
+        raise CalibrationError(
+            f"{reach} releases by {accountant!r}, all spend more; choose a larger epsilon or delta"
+        )
     noise_multiplier = math.exp(_narrow(excess, bracket))
     total = compute_epsilon(noise_multiplier, accountant)
     if not total <= epsilon:
         raise CalibrationError(
-            f"the noise multiplier {noise_multiplier} spends {total}, above epsilon = {epsilon}; please report this"
+            f"the noise multiplier {noise_multiplier} spends {total}, above epsilon = {epsilon};"
+            " please report this"
         )
     return noise_multiplier
 
@@ -178,7 +191,8 @@ def _narrow(excess: Excess, bracket: Bracket, tolerance: float = _TOLERANCE) -> 
             guess = 0.5 * (low + high)
         margin = min(0.45 * tolerance, 0.25 * (high - low))
         guess = min(max(guess, low + margin), high - margin)
-        # A point a little beyond the estimate, in the wider part, closes the bracket from both sides.
+        # A point a little beyond the estimate, in the wider part, closes the bracket from both
+        # sides.
         guess += margin if guess - low < high - guess else -margin
         value = excess(guess)
         if value > 0:

@@ -1,11 +1,11 @@
 """ε by numerical integration, without dp-accounting: a figure to check its accountants before a run.
 
-The pair of distributions of one release becomes atoms of the privacy loss by the trapezoidal rule, whose
-error for Gaussian densities is below rounding. Each atom is divided between the two nearest points of a
-grid so that its probabilities under both distributions stay the same (Doroshenko et al. 2022). The atoms
-are convolved by FFT under an exponential tilt, which puts the middle of the distribution where ε will be.
-A small δ then has as many correct digits as a large one. The result is not a bound: its error, mostly of
-the grid, is a few thousandths of ε at most.
+The pair of distributions of one release becomes atoms of the privacy loss by the trapezoidal rule,
+whose error for Gaussian densities is below rounding. Each atom is divided between the two nearest
+points of a grid so that its probabilities under both distributions stay the same (Doroshenko et al.
+2022). The atoms are convolved by FFT under an exponential tilt, which puts the middle of the
+distribution where ε will be. A small δ then has as many correct digits as a large one. The result
+is not a bound: its error, mostly of the grid, is a few thousandths of ε at most.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
-# Truncated Poisson sampling: the cost of an example that may take the place of another one in a full
-# batch.
+# Truncated Poisson sampling: the cost of an example that may take the place of another one in a
+# full batch.
 #
-# Of two neighbouring datasets let the larger one have N examples, and let k be how many of the N - 1 common
-# examples are sampled. For k < B no example is cut, with the extra example or without it: an ordinary
-# Poisson step of sensitivity C. For k >= B both batches are full. Without the extra example the batch is a
-# uniform subset T of size B, whatever k is. With it, with probability p, the example replaces another one
-# in T: a Poisson step of rate p and sensitivity 2 C. Whether k < B does not depend on the example, and
-# divergences are jointly convex, so the loss of a step is at most that of the mixture of the two (Ganesh
-# 2025, arXiv 2508.15089). Both parts are events of dp-accounting, for PLD and for RDP. Its own event of this
-# name uses the second part for the replacement of an example. It serves all its neighbouring relations and
-# claims up to 40 % more ε.
+# Of two neighbouring datasets let the larger one have N examples, and let k be how many of the N -
+# 1 common examples are sampled. For k < B no example is cut, with the extra example or without it:
+# an ordinary Poisson step of sensitivity C. For k >= B both batches are full. Without the extra
+# example the batch is a uniform subset T of size B, whatever k is. With it, with probability p, the
+# example replaces another one in T: a Poisson step of rate p and sensitivity 2 C. Whether k < B
+# does not depend on the example, and divergences are jointly convex, so the loss of a step is at
+# most that of the mixture of the two (Ganesh 2025, arXiv 2508.15089). Both parts are events of
+# dp-accounting, for PLD and for RDP. Its own event of this name uses the second part for the
+# replacement of an example. It serves all its neighbouring relations and claims up to 40 % more ε.
 
 
 def is_truncated(event: dp_accounting.DpEvent) -> bool:
@@ -46,8 +46,8 @@ def is_truncated(event: dp_accounting.DpEvent) -> bool:
 def neighbouring_sizes(event: dp_accounting.DpEvent) -> list[dp_accounting.DpEvent]:
     """Return the event for both kinds of neighbours of a dataset of N examples.
 
-    A truncated event describes the larger of two datasets. Neighbours of N examples have N - 1 or N + 1 of
-    them, and the settings decide which pair costs more. Any other event is returned alone.
+    A truncated event describes the larger of two datasets. Neighbours of N examples have N - 1 or N
+    + 1 of them, and the settings decide which pair costs more. Any other event is returned alone.
     """
     import dp_accounting
 
@@ -67,9 +67,8 @@ def two_parts(
 ) -> tuple[float, dp_accounting.DpEvent, dp_accounting.DpEvent]:
     """Return the two parts of a truncated event.
 
-    Returns:
-        The probability of a full batch, the event of a step with a smaller batch, and the event of a step
-        with a full batch.
+    Returns: The probability of a full batch, the event of a step with a smaller batch, and the
+        event of a step with a full batch.
     """
     import dp_accounting
 
@@ -87,7 +86,10 @@ def two_parts(
 
 
 def divergence_of_mixture(
-    orders: NDArray[np.float64], full: float, ordinary: NDArray[np.float64], replacing: NDArray[np.float64]
+    orders: NDArray[np.float64],
+    full: float,
+    ordinary: NDArray[np.float64],
+    replacing: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return a bound of the Rényi divergences of a mixture of two pairs.
 
@@ -138,8 +140,8 @@ class Losses:
 def sampled_losses(rate: float, stddev: float, shift: float = 1.0) -> Losses:
     """Return the losses of the presence of an example against its absence.
 
-    The example is in the batch with probability `rate` and then moves the sum by `shift`. For ε >= 0 this
-    direction costs at least as much as the opposite one.
+    The example is in the batch with probability `rate` and then moves the sum by `shift`. For ε >=
+    0 this direction costs at least as much as the opposite one.
     """
     step = stddev / _ATOMS_PER_STDDEV
     x = np.arange(-FAR * stddev, shift + FAR * stddev, step)
@@ -211,21 +213,25 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
     """Return ε of `count` releases of an event of this package's samplers, None for any other event.
 
-    For Poisson sampling (truncated or not) and full batches it integrates the pair of distributions that PLD
-    and RDP bound. For batches of fixed size it is the cost of known neighbours, where every other example
-    pulls the opposite way. No accountant may claim less.
+    For Poisson sampling (truncated or not) and full batches it integrates the pair of distributions
+    that PLD and RDP bound. For batches of fixed size it is the cost of known neighbours, where
+    every other example pulls the opposite way. No accountant may claim less.
     """
     import dp_accounting
 
     if isinstance(event, dp_accounting.GaussianDpEvent):
         return gaussian_epsilon(event.noise_multiplier / math.sqrt(count), delta)
     if is_truncated(event):
-        return max(epsilon_of(_truncated_losses(one), count, delta) for one in neighbouring_sizes(event))
+        return max(
+            epsilon_of(_truncated_losses(one), count, delta) for one in neighbouring_sizes(event)
+        )
     inner = getattr(event, "event", None)
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
         return None
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return epsilon_of(sampled_losses(event.sampling_probability, inner.noise_multiplier), count, delta)
+        return epsilon_of(
+            sampled_losses(event.sampling_probability, inner.noise_multiplier), count, delta
+        )
     if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         rate = event.sample_size / event.source_dataset_size
         return epsilon_of(sampled_losses(rate, inner.noise_multiplier), count, delta)

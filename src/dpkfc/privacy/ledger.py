@@ -1,8 +1,8 @@
 """The ledger: what was released, one hash-chained JSON line a release, on the disk before the release exists.
 
-A crash can therefore make the ledger count a release that never left (an over-count, which is safe) and never the
-reverse. The chain shows any change to a line before its end; lines cut off at the end are noticed by a checkpoint that
-recorded a later head.
+A crash can therefore make the ledger count a release that never left (an over-count, which is safe)
+and never the reverse. The chain shows any change to a line before its end; lines cut off at the end
+are noticed by a checkpoint that recorded a later head.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
     """
     extra = dict(extra or {})
     if taken := _RESERVED & set(extra):
-        raise ValueError(f"a header of a ledger may not set {sorted(taken)}: the ledger writes these itself")
+        raise ValueError(
+            f"a header of a ledger may not set {sorted(taken)}: the ledger writes these itself"
+        )
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}
     return {**own, "certified": None, "rng": None, **extra}
@@ -86,7 +88,8 @@ def parse(content: bytes, name: str) -> Verified:
     """The lines of a ledger that is not empty.
 
     Raises:
-        LedgerError: a line was changed, left out, damaged, cut short or is none of a ledger; its number is named.
+        LedgerError: a line was changed, left out, damaged, cut short or is none of a ledger; its
+            number is named.
     """
     first, *rest = content.splitlines(keepends=True)
     where = f"line 1 of the ledger {name}"
@@ -100,7 +103,8 @@ def parse(content: bytes, name: str) -> Verified:
         found = record(raw, where)
         if found.get("prev") != state.heads[-1] or found.get("release") != number - 1:
             raise LedgerError(
-                f"{where} does not follow line {number - 1}: lines are missing or in another order; {_UNKNOWN}"
+                f"{where} does not follow line {number - 1}: lines are missing or in another"
+                f" order; {_UNKNOWN}"
             )
         _check_release(found, where)
         state.releases.append(found)
@@ -119,7 +123,9 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(raw)
         stated = found.pop("hash")
-        written, head = encode_line(found)  # not a number, and brackets inside brackets without end, cannot be written again
+        written, head = encode_line(
+            found
+        )  # not a number, and brackets inside brackets without end, cannot be written again
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(f"{where} is damaged; {_UNKNOWN}") from error
     if head != stated or written != raw:
@@ -135,13 +141,17 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
     """
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
-            f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan {wanted['plan_hash']}; "
+            f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan"
+            f" {wanted['plan_hash']}; "
             "use another folder, or the settings the run was begun with"
         )
     for key in ("certified", "rng"):
-        if found.get(key) != wanted[key] and not (key == "certified" and certified_before(found, wanted)):
+        if found.get(key) != wanted[key] and not (
+            key == "certified" and certified_before(found, wanted)
+        ):
             raise LedgerError(
-                f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has {wanted[key]!r}; "
+                f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
+                f" {wanted[key]!r}; "
                 "use another folder"
             )
 
@@ -184,12 +194,18 @@ def _canonical(content: Mapping[str, Any]) -> str:
 def _check_release(found: Mapping[str, Any], where: str) -> None:
     """Raise unless a line that follows says what was released."""
     figures = [found.get(name) for name in ("step", "noise_multiplier", "stddev", "sensitivity")]
-    if not all(_is_number(x) and float(x or 0) >= 0 for x in figures) or not isinstance(figures[0], int):
-        raise LedgerError(f"{where} is no release: step and scale of the noise are not numbers >= 0; {_UNKNOWN}")
+    if not all(_is_number(x) and float(x or 0) >= 0 for x in figures) or not isinstance(
+        figures[0], int
+    ):
+        raise LedgerError(
+            f"{where} is no release: step and scale of the noise are not numbers >= 0; {_UNKNOWN}"
+        )
     try:
         _check_event(_canonical({"event": found.get("event")}))
     except (ValueError, RecursionError) as error:
-        raise LedgerError(f"{where} names no event that can be accounted for ({error}); {_UNKNOWN}") from error
+        raise LedgerError(
+            f"{where} names no event that can be accounted for ({error}); {_UNKNOWN}"
+        ) from error
 
 
 @functools.lru_cache(maxsize=64)
@@ -213,7 +229,11 @@ def _has_numbers_alone(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -238,9 +258,13 @@ class Ledger:
         max_releases: releases that the plan allows, None for no limit.
     """
 
-    def __init__(self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None) -> None:
+    def __init__(
+        self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None
+    ) -> None:
         self.path = path
-        self._place = None if path is None else path.absolute()  # wherever the process goes from here
+        self._place = (
+            None if path is None else path.absolute()
+        )  # wherever the process goes from here
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
         self._state = state
@@ -261,15 +285,16 @@ class Ledger:
         Args:
             path: the file; its folder must exist.
             plan_hash: hash of the plan of this run.
-            header: what else the first line says: "certified" (bool) and "rng" ("secure" or "repeatable"), in which a
-                ledger that exists must agree, and anything else that JSON can hold.
+            header: what else the first line says: "certified" (bool) and "rng" ("secure" or
+                "repeatable"), in which a ledger that exists must agree, and anything else that JSON
+                can hold.
             max_releases: releases that the plan allows.
 
         Raises:
             ValueError: the header sets a key that the ledger writes itself.
-            LedgerError: the file cannot be written or is open elsewhere; it belongs to another plan or another header;
-                a line was changed, left out or damaged. A last line that a crash cut short is removed with a warning:
-                its release never left.
+            LedgerError: the file cannot be written or is open elsewhere; it belongs to another plan
+                or another header; a line was changed, left out or damaged. A last line that a crash
+                cut short is removed with a warning: its release never left.
         """
         path = Path(path)
         first = make_header(plan_hash, header)
@@ -293,7 +318,10 @@ class Ledger:
 
     @classmethod
     def in_memory(
-        cls, plan_hash: str, header: Mapping[str, Any] | None = None, max_releases: int | None = None
+        cls,
+        plan_hash: str,
+        header: Mapping[str, Any] | None = None,
+        max_releases: int | None = None,
     ) -> Ledger:
         """A ledger that ends with the process; for tests and for callers who keep their own."""
         first = make_header(plan_hash, header)
@@ -330,7 +358,12 @@ class Ledger:
         return 0 <= count <= self.count and self._state.heads[count] == head
 
     def charge(
-        self, step: int, event: dp_accounting.DpEvent, noise_multiplier: float, stddev: float, sensitivity: float
+        self,
+        step: int,
+        event: dp_accounting.DpEvent,
+        noise_multiplier: float,
+        stddev: float,
+        sensitivity: float,
     ) -> int:
         """Record one release. When this returns the record is on the disk, and the release may be made.
 
@@ -346,15 +379,18 @@ class Ledger:
 
         Raises:
             BudgetExhausted: the plan allows no further release; nothing was written.
-            LedgerError: the ledger is closed, could not be written, or its file was deleted, replaced or changed since it was
-                opened; the release must not be made.
+            LedgerError: the ledger is closed, could not be written, or its file was deleted,
+                replaced or changed since it was opened; the release must not be made.
         """
-        failure = self._failure or ("a forked process needs its own ledger" if count_forks() != self._forks else None)
+        failure = self._failure or (
+            "a forked process needs its own ledger" if count_forks() != self._forks else None
+        )
         if failure is not None:
             raise LedgerError(f"{self._name} takes no further release: {failure}")
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
-                f"the plan allows {self.max_releases} releases and {self.count} are charged in {self._name}; "
+                f"the plan allows {self.max_releases} releases and {self.count} are charged in"
+                f" {self._name}; "
                 "calibrate a plan with more steps, nothing was released"
             )
         record = {
@@ -384,7 +420,10 @@ class Ledger:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -404,7 +443,9 @@ class Ledger:
             except OSError:
                 self._failure = f"an earlier line could not be written or taken back ({error})"
             if isinstance(error, OSError):
-                raise LedgerError(f"{self._name} could not be written ({error}); nothing was released") from error
+                raise LedgerError(
+                    f"{self._name} could not be written ({error}); nothing was released"
+                ) from error
             raise
         self._size += len(line)
 
@@ -418,7 +459,9 @@ class Ledger:
             kept = False
         if not kept or mine.st_size != self._size:
             what = "changed by another program" if kept else "deleted or replaced"
-            self._failure = f"its file was {what} while it was open; put it back as it was, then resume"
+            self._failure = (
+                f"its file was {what} while it was open; put it back as it was, then resume"
+            )
             raise LedgerError(f"{self._name} takes no further release: {self._failure}")
 
 
@@ -426,7 +469,8 @@ def verify(path: str | os.PathLike[str]) -> Verified:
     """Read a ledger and check its chain, without changing it.
 
     Raises:
-        LedgerError: it cannot be read, or a line (its number is named) was changed, left out, damaged or cut short.
+        LedgerError: it cannot be read, or a line (its number is named) was changed, left out,
+            damaged or cut short.
     """
     try:
         content = Path(path).read_bytes()
@@ -444,7 +488,9 @@ def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
     if not torn:
         return content
     if not begins_a_ledger(content):
-        raise LedgerError(f"line 1 of the ledger {path} is damaged: this is no ledger, nothing was changed")
+        raise LedgerError(
+            f"line 1 of the ledger {path} is damaged: this is no ledger, nothing was changed"
+        )
     if is_complete(torn):
         # Only its newline is missing: kept, since a ledger may count too much but never too little.
         record(torn + b"\n", f"the last line of the ledger {path}")
@@ -453,7 +499,9 @@ def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
     if end:
         parse(content[:end], str(path))
     logger.warning(
-        "the last line of the ledger %s was cut short by a crash and is removed: its release never left", path
+        "the last line of the ledger %s was cut short by a crash and is removed: its release never"
+        " left",
+        path,
     )
     os.ftruncate(descriptor, end)
     os.fsync(descriptor)
@@ -467,22 +515,32 @@ def _open_locked(path: Path) -> int:
         raise _unwritable(path, error) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise LedgerError(f"the ledger {path} is no ordinary file; without one nothing may be released: choose another name")
+        raise LedgerError(
+            f"the ledger {path} is no ordinary file; without one nothing may be released: choose"
+            " another name"
+        )
     if fcntl is not None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise LedgerError(f"the ledger {path} is being written by another run; let it end first") from error
+            raise LedgerError(
+                f"the ledger {path} is being written by another run; let it end first"
+            ) from error
         except OSError as error:
-            logger.warning("the file system cannot lock the ledger %s (%s): let only one run write it", path, error)
+            logger.warning(
+                "the file system cannot lock the ledger %s (%s): let only one run write it",
+                path,
+                error,
+            )
     return descriptor
 
 
 def _give_back(descriptor: int, *, unlock: bool) -> None:
     """Close a ledger's file, and lift its lock in the process that took it.
 
-    A forked process holds the same lock: closing alone would leave it in place for as long as a worker of a data loader lives.
+    A forked process holds the same lock: closing alone would leave it in place for as long as a
+    worker of a data loader lives.
     """
     if unlock and fcntl is not None:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -492,7 +550,8 @@ def _give_back(descriptor: int, *, unlock: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
-        f"the ledger {path} cannot be written ({error}); without it nothing may be released: choose a folder that "
+        f"the ledger {path} cannot be written ({error}); without it nothing may be released:"
+        " choose a folder that "
         "exists and can be written"
     )
 

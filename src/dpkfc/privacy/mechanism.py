@@ -1,7 +1,8 @@
 """The one place where noise is added: a clipped sum becomes a noisy mean, charged before it exists.
 
-Everything downstream (optimizers, filters, checkpoints) takes only a `Released`. The noise is Gaussian in
-the floating-point numbers of the sum, or Gaussian and rounded, with the sum, to one grid.
+Everything downstream (optimizers, filters, checkpoints) takes only a `Released`. The noise is
+Gaussian in the floating-point numbers of the sum, or Gaussian and rounded, with the sum, to one
+grid.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
     import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
-# The grid of rounded noise: multiples of a power of two, so fine that rounding costs almost nothing.
+# The grid of rounded noise: multiples of a power of two, so fine that rounding costs almost
+# nothing.
 #
-# Gaussian noise in floating point is not Gaussian: the possible values of `x + noise` depend on x, and an
-# observer of the low bits can tell two sums apart (Mironov 2012). Rounded noise prevents this attack. With
-# d released numbers, C the sensitivity of the clipped sum and s the grid,
+# Gaussian noise in floating point is not Gaussian: the possible values of `x + noise` depend on x,
+# and an observer of the low bits can tell two sums apart (Mironov 2012). Rounded noise prevents
+# this attack. With d released numbers, C the sensitivity of the clipped sum and s the grid,
 #
 #     x̂ = x rounded to multiples of s
 #     y = x̂ + (noise rounded to multiples of s) = (x̂ + noise) rounded to multiples of s
@@ -65,21 +67,28 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
         s with C + s √d <= sensitivity for every C whose widened value it is.
 
     Raises:
-        ValueError: there is no such power of two, or float64 cannot hold the noise in multiples of s.
+        ValueError: there is no such power of two, or float64 cannot hold the noise in multiples of
+            s.
     """
     if not (sensitivity > 0 and math.isfinite(sensitivity)) or numbers < 1:
-        raise ValueError(f"need a positive finite sensitivity and at least one number, got {sensitivity} and {numbers}")
+        raise ValueError(
+            f"need a positive finite sensitivity and at least one number, got {sensitivity} and"
+            f" {numbers}"
+        )
     # Rounding needs s √d <= widening. Fractions compare exactly.
     widening = Fraction(sensitivity) / (2**_WIDENING_BITS + 1)
     exponent = math.floor(math.log2(sensitivity) - _WIDENING_BITS - math.log2(numbers) / 2) + 1
     while Fraction(2) ** (2 * exponent) * numbers > widening**2:
         exponent -= 1
     if exponent < -1000:
-        raise ValueError(f"a sensitivity of {sensitivity} is too small for noise='rounded'; raise max_grad_norm")
+        raise ValueError(
+            f"a sensitivity of {sensitivity} is too small for noise='rounded'; raise max_grad_norm"
+        )
     grid = math.ldexp(1.0, exponent)
     if not stddev * _MAX_DEVIATIONS / grid <= MOST_STEPS:
         raise ValueError(
-            f"noise of standard deviation {stddev:.3g} is too large for noise='rounded' with sensitivity {sensitivity:.3g}; "
+            f"noise of standard deviation {stddev:.3g} is too large for noise='rounded' with"
+            f" sensitivity {sensitivity:.3g}; "
             "lower noise_multiplier, or use noise='gaussian'"
         )
     return grid
@@ -107,7 +116,9 @@ _RARE = 1 << 10
 _RARE_FINE = 1 << 45
 
 
-def compute_keystream(key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device) -> Tensor:
+def compute_keystream(
+    key: bytes, nonce: bytes, counter: int, blocks: int, device: torch.device
+) -> Tensor:
     """Compute consecutive blocks of the ChaCha20 keystream.
 
     Args:
@@ -128,7 +139,8 @@ def compute_keystream(key: bytes, nonce: bytes, counter: int, blocks: int, devic
     """
     if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= counter + blocks <= 1 << 32:
         raise ValueError(
-            f"ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got {len(key)}, {len(nonce)} and "
+            "ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got"
+            f" {len(key)}, {len(nonce)} and "
             f"{counter} + {blocks}"
         )
     first = b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce
@@ -157,7 +169,8 @@ def _mix(rows: list[Tensor]) -> None:
     for total, term, word, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
         total.add_(term)
         word.bitwise_xor_(total)
-        # Rotate to the left. A right shift of int32 repeats the sign, so the mask clears the upper bits.
+        # Rotate to the left. A right shift of int32 repeats the sign, so the mask clears the upper
+        # bits.
         torch.bitwise_right_shift(word, 32 - bits, out=spare)
         spare.bitwise_and_((1 << bits) - 1)
         word.bitwise_left_shift_(bits).bitwise_or_(spare)
@@ -192,10 +205,14 @@ def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device)
 def _check_device(device: torch.device) -> None:
     """Compare the keystream of a device with that of the `cryptography` package, once a process."""
     key, nonce, blocks = bytes(range(32)), bytes(range(12)), 33
-    computed = compute_keystream(key, nonce, 1, blocks, device).cpu().numpy().astype("<i4").tobytes()
+    computed = (
+        compute_keystream(key, nonce, 1, blocks, device).cpu().numpy().astype("<i4").tobytes()
+    )
     cipher = Cipher(algorithms.ChaCha20(key, (1).to_bytes(4, "little") + nonce), mode=None)
     if computed != cipher.encryptor().update(bytes(64 * blocks)):
-        raise RuntimeError(f"{device} computes a wrong ChaCha20 keystream; train on the CPU or update torch")
+        raise RuntimeError(
+            f"{device} computes a wrong ChaCha20 keystream; train on the CPU or update torch"
+        )
 
 
 class _Keystream:
@@ -297,8 +314,8 @@ class Released:
     Attributes:
         gradients: parameter name to its part, in the space of the clipped sum.
         noise_variance: variance of the noise in every entry, (stddev / expected batch size)² for a
-            release. After a read-out or a filter it maps parameter names to the variance of each entry.
-            None where it is unknown.
+            release. After a read-out or a filter it maps parameter names to the variance of each
+            entry. None where it is unknown.
         step: number of the step.
         release: number of the release in the ledger, from 1.
         notes: public numbers worth logging that post-processing adds.
@@ -317,7 +334,9 @@ class Released:
             ValueError: the variance is unknown.
         """
         if self.noise_variance is None:
-            raise ValueError("the variance of the noise is not known here: an adaptive step came before")
+            raise ValueError(
+                "the variance of the noise is not known here: an adaptive step came before"
+            )
         if isinstance(self.noise_variance, Mapping):
             return self.noise_variance[name]
         return self.noise_variance
@@ -329,23 +348,26 @@ class Released:
         return None if self.noise_variance is None else self.noise_variance * factor
 
 
-def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> Released:
+def release(
+    clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int
+) -> Released:
     """Charge the ledger, then add N(0, stddev²) to every entry of the sum and divide by the expected batch size.
 
-    The guarantee is the plan's event for one release, provided that the sum was clipped as stated. With
-    `plan.noise` "rounded" the guarantee covers the addition in the computer. With "gaussian" it holds for
-    real numbers.
+    The guarantee is the plan's event for one release, provided that the sum was clipped as stated.
+    With `plan.noise` "rounded" the guarantee covers the addition in the computer. With "gaussian"
+    it holds for real numbers.
 
     Args:
-        clipped: the clipped sum of one logical batch, all zero for an empty batch, which is a release too.
+        clipped: the clipped sum of one logical batch, all zero for an empty batch, which is a
+            release too.
         plan: sensitivity, noise and divisor.
         noise: the stream of the run; only a plan in test mode takes a repeatable stream.
         ledger: of the same plan.
         step: number of the step, >= 0.
 
     Raises:
-        ValueError: the sum, the stream or the ledger does not fit the plan, or the sum is not finite
-            floating point of at least 32 bits on one device. Nothing was charged.
+        ValueError: the sum, the stream or the ledger does not fit the plan, or the sum is not
+            finite floating point of at least 32 bits on one device. Nothing was charged.
         BudgetExhausted: the plan allows no further release. Nothing was charged.
         LedgerError: the charge could not be recorded; nothing was released.
     """
@@ -355,22 +377,26 @@ def release(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger
     number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
     normal = _normal(noise, step, next(iter(clipped.tensors.values())).device, numbers)
     if grid:
-        gradients = rounded_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal, grid)
+        gradients = rounded_release(
+            clipped.tensors, plan.stddev, plan.expected_batch_size, normal, grid
+        )
     else:
         gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal)
     variance = (plan.stddev / plan.expected_batch_size) ** 2
     return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
 
 
-def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal) -> dict[str, Tensor]:
+def gaussian_release(
+    tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal
+) -> dict[str, Tensor]:
     """Return (x + stddev · z) / divisor with one draw of standard normal z over all tensors.
 
     Args:
         tensors: name to a float32 or float64 tensor; not changed.
         stddev: absolute standard deviation, >= 0; at 0 nothing is drawn.
         divisor: positive.
-        normal: maps (size, dtype) to independent N(0, 1) numbers `[size]` on the device of the tensors.
-            For a large model on a CPU it is called for consecutive pieces of the draw.
+        normal: maps (size, dtype) to independent N(0, 1) numbers `[size]` on the device of the
+            tensors. For a large model on a CPU it is called for consecutive pieces of the draw.
 
     Returns:
         New tensors of the same names, shapes and types.
@@ -382,7 +408,11 @@ def gaussian_release(tensors: Mapping[str, Tensor], stddev: float, divisor: floa
     with torch.no_grad():
         if stddev == 0:
             return {name: x.detach() / divisor for name, x in tensors.items()}
-        widest = torch.float64 if any(x.dtype == torch.float64 for x in tensors.values()) else torch.float32
+        widest = (
+            torch.float64
+            if any(x.dtype == torch.float64 for x in tensors.values())
+            else torch.float32
+        )
         numbers = sum(x.numel() for x in tensors.values())
         if numbers > LARGE and all(x.device.type == "cpu" for x in tensors.values()):
             return _release_in_pieces(tensors, stddev, divisor, normal, widest)
@@ -415,7 +445,9 @@ def _release_in_pieces(
                 remaining -= len(z)
             piece, z = z[: len(flat) - start], z[len(flat) - start :]
             part = slice(start, start + len(piece))
-            np.multiply(piece.astype(flat.dtype, copy=False), flat.dtype.type(stddev), out=out[part])
+            np.multiply(
+                piece.astype(flat.dtype, copy=False), flat.dtype.type(stddev), out=out[part]
+            )
             out[part] += flat[part]
             out[part] /= flat.dtype.type(divisor)
             start = part.stop
@@ -427,9 +459,9 @@ def rounded_release(
 ) -> dict[str, Tensor]:
     """Return (x̂ + ẑ) / divisor, with x̂ = x and ẑ = stddev · z rounded to the nearest multiple of the grid.
 
-    Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z + x̂
-    rounded to the grid. Entries of x beyond 2⁵¹ steps are clamped first, which does not increase the
-    distance of any two sums. Zero has one sign.
+    Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z
+    + x̂ rounded to the grid. Entries of x beyond 2⁵¹ steps are clamped first, which does not
+    increase the distance of any two sums. Zero has one sign.
 
     Args:
         tensors: name to a float32 or float64 tensor; not changed.
@@ -448,7 +480,9 @@ def rounded_release(
     _check_scale(stddev, divisor)
     sizes = [x.numel() for x in tensors.values()]
     with torch.no_grad():
-        pieces = normal(sum(sizes), torch.float64).split(sizes) if stddev > 0 else [None] * len(sizes)
+        pieces = (
+            normal(sum(sizes), torch.float64).split(sizes) if stddev > 0 else [None] * len(sizes)
+        )
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
             steps = x.detach().to("cpu" if z is None else z.device, torch.float64, copy=True)
@@ -470,10 +504,10 @@ def _check_scale(stddev: float, divisor: float) -> None:
 def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:
     """Choose the source of the normal numbers of one release.
 
-    On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at once, or
-    in pieces where the caller asks for fewer. On a CUDA device the source is ChaCha20 under a fresh key.
-    Small draws, and draws for other devices, are copied from the stream. In test mode a device uses its own
-    generator, seeded with the step.
+    On a CPU the source is the stream. All `numbers` of the release are one draw of the stream, at
+    once, or in pieces where the caller asks for fewer. On a CUDA device the source is ChaCha20
+    under a fresh key. Small draws, and draws for other devices, are copied from the stream. In test
+    mode a device uses its own generator, seeded with the step.
     """
     pieces: list[Iterator[NDArray[Any]]] = []
 
@@ -507,27 +541,42 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
     return draw_repeatably
 
 
-def _check(clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int) -> None:
+def _check(
+    clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int
+) -> None:
     """Refuse a release that would cost more than the plan states, before it is charged."""
     if step < 0:
         raise ValueError(f"step must be >= 0, got {step}")
     if (clipped.max_grad_norm, clipped.clipping) != (plan.max_grad_norm, plan.clipping):
         raise ValueError(
-            f"the sum was clipped with max_grad_norm={clipped.max_grad_norm} ({clipped.clipping}), the plan assumes "
+            f"the sum was clipped with max_grad_norm={clipped.max_grad_norm} ({clipped.clipping}),"
+            " the plan assumes "
             f"{plan.max_grad_norm} ({plan.clipping}); clip with the plan's own settings"
         )
     if noise.is_secure == plan.test_mode:
-        kind, mode = ("secure", "in test mode") if noise.is_secure else ("repeatable", "not in test mode")
-        raise ValueError(f"the noise stream is {kind} and the plan is {mode}; take the stream from plan.noise_stream()")
+        kind, mode = (
+            ("secure", "in test mode") if noise.is_secure else ("repeatable", "not in test mode")
+        )
+        raise ValueError(
+            f"the noise stream is {kind} and the plan is {mode}; take the stream from"
+            " plan.noise_stream()"
+        )
     if ledger.plan_hash != plan.hash:
-        raise ValueError(f"the ledger belongs to the plan {ledger.plan_hash}, the release to the plan {plan.hash}")
+        raise ValueError(
+            f"the ledger belongs to the plan {ledger.plan_hash}, the release to the plan"
+            f" {plan.hash}"
+        )
     if not clipped.tensors:
         raise ValueError("the clipped sum has no tensors: no parameter is trained")
     if len(devices := {x.device for x in clipped.tensors.values()}) > 1:
-        raise ValueError(f"the clipped sum lies on several devices: {sorted(map(str, devices))}; move it to one")
+        raise ValueError(
+            f"the clipped sum lies on several devices: {sorted(map(str, devices))}; move it to one"
+        )
     for name, x in clipped.tensors.items():
         if x.dtype not in (torch.float32, torch.float64):
-            raise ValueError(f"the clipped sum of '{name}' is {x.dtype}; sum and noise need float32 or float64")
+            raise ValueError(
+                f"the clipped sum of '{name}' is {x.dtype}; sum and noise need float32 or float64"
+            )
     _check_finite(clipped.tensors)
 
 
@@ -537,4 +586,7 @@ def _check_finite(tensors: Mapping[str, Tensor]) -> None:
         return
     for name, x in tensors.items():
         if not bool(x.isfinite().all()):
-            raise ValueError(f"the clipped sum of '{name}' is not finite; a non-finite example must contribute zero")
+            raise ValueError(
+                f"the clipped sum of '{name}' is not finite; a non-finite example must contribute"
+                " zero"
+            )

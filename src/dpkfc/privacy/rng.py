@@ -1,17 +1,17 @@
 """Random streams of the mechanism and of the sampler, independent of each other and of every other seed.
 
 Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system
-(`entropy`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory, or two
-processes after a fork, draw different noise. A snapshot during a draw repeats one release as a whole, since
-the sum is fixed before its noise is drawn. An observer of any number of releases cannot predict another
-one without breaking the cipher. Batches come from Philox (Salmon et al. 2011) under fresh keys of their
-own.
+(`entropy`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory,
+or two processes after a fork, draw different noise. A snapshot during a draw repeats one release as
+a whole, since the sum is fixed before its noise is drawn. An observer of any number of releases
+cannot predict another one without breaking the cipher. Batches come from Philox (Salmon et al.
+2011) under fresh keys of their own.
 
-Normal numbers are made by the transform of Box and Muller (1958). In float32, 32 bits decide the angle and
-32 the radius, and 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard deviations. In
-float64 both have 53 bits, and 53 more where the radius exceeds 3.3; the tail ends at 12.1. The guarantee is
-stated for ideal Gaussian noise. Rounded noise alone (`mechanism`), made of the float64 numbers, accounts
-for the floating-point numbers that a sum with noise can become.
+Normal numbers are made by the transform of Box and Muller (1958). In float32, 32 bits decide the
+angle and 32 the radius, and 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard
+deviations. In float64 both have 53 bits, and 53 more where the radius exceeds 3.3; the tail ends at
+12.1. The guarantee is stated for ideal Gaussian noise. Rounded noise alone (`mechanism`), made of
+the float64 numbers, accounts for the floating-point numbers that a sum with noise can become.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from dpkfc.entropy import count_forks, draw_key
 
-# Numbers drawn from one counter: they fit a cache, and threads seldom wait. No draw depends on the number
-# of threads.
+# Numbers drawn from one counter: they fit a cache, and threads seldom wait. No draw depends on the
+# number of threads.
 CHUNK = 1 << 17
 _DOMAINS = {"noise": 1, "sampling": 2, "device": 3}
 # Radii whose 32 bits fall below this get more bits: about one in four million.
@@ -40,7 +40,9 @@ _RARE_FINE = 1 << 45
 
 def _test_key(seed: int, domain: str) -> bytes:
     """Return a 256-bit key of the test mode; every domain has its own."""
-    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(4, np.uint64)
+    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(
+        4, np.uint64
+    )
     return words.astype("<u8").tobytes()
 
 
@@ -51,7 +53,9 @@ class _Stream:
 
     def __init__(self, seed: int | None = None) -> None:
         if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(f"the seed of a repeatable stream must be an integer >= 0, got {seed!r}")
+            raise ValueError(
+                f"the seed of a repeatable stream must be an integer >= 0, got {seed!r}"
+            )
         self._seed = seed
         self._key = b"" if seed is None else _test_key(seed, self._domain)
 
@@ -62,7 +66,8 @@ class _Stream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} is never copied or pickled: its replay exposes the difference of two sums; make a new one "
+            f"a {type(self).__name__} is never copied or pickled: its replay exposes the"
+            " difference of two sums; make a new one "
             "with .secure() on resume"
         )
 
@@ -74,7 +79,8 @@ class NoiseStream(_Stream):
     """Standard normal numbers for the mechanism; make one with `secure` or `repeatable`.
 
     The key of the last draw stays in `_key`, so that a test can compare the draw with a second
-    implementation. No later draw uses this key, and the sum behind its noise lies in the same memory.
+    implementation. No later draw uses this key, and the sum behind its noise lies in the same
+    memory.
     """
 
     _domain = "noise"
@@ -102,7 +108,8 @@ class NoiseStream(_Stream):
 
         Args:
             size: count of numbers, >= 0.
-            step: number of the step; it decides the draw in test mode and is ignored in secure mode.
+            step: number of the step; it decides the draw in test mode and is ignored in secure
+                mode.
             dtype: float32 or float64, in which the numbers are generated, never rounded.
 
         Raises:
@@ -115,7 +122,9 @@ class NoiseStream(_Stream):
         if workers <= 1:
             _fill_chunks(out, key, draw, range(chunks))
         else:
-            spans = [range(i * chunks // workers, (i + 1) * chunks // workers) for i in range(workers)]
+            spans = [
+                range(i * chunks // workers, (i + 1) * chunks // workers) for i in range(workers)
+            ]
             with ThreadPoolExecutor(max_workers=workers) as pool:
                 list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
         return out
@@ -149,7 +158,9 @@ class NoiseStream(_Stream):
             ValueError: the stream is secure; an accelerator then takes its keys from `entropy`.
         """
         if self._seed is None:
-            raise ValueError("a secure stream has no seed for a device; draw a key from dpkfc.entropy")
+            raise ValueError(
+                "a secure stream has no seed for a device; draw a key from dpkfc.entropy"
+            )
         state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
         return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
@@ -196,7 +207,8 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
 
     Args:
         out: the numbers.
-        words: maps (count, dtype) to uniform words of a keystream, which are valid until the next call.
+        words: maps (count, dtype) to uniform words of a keystream, which are valid until the next
+            call.
     """
     half = -(-out.size // 2)
     if out.dtype == np.float32:
@@ -227,9 +239,9 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
 class SamplingStream(_Stream):
     """Generators for the sampler, without any key of noise; make one with `secure` or `repeatable`.
 
-    A secure stream stores one key, for the shuffled order of the present epoch, which all steps of the
-    epoch share. Two resumptions of a snapshot therefore finish the epoch in one order. A forked child takes
-    a new key, also in the middle of an epoch. Every other draw has a fresh key.
+    A secure stream stores one key, for the shuffled order of the present epoch, which all steps of
+    the epoch share. Two resumptions of a snapshot therefore finish the epoch in one order. A forked
+    child takes a new key, also in the middle of an epoch. Every other draw has a fresh key.
     """
 
     _domain = "sampling"
@@ -257,14 +269,16 @@ class SamplingStream(_Stream):
 
         Args:
             step: number of the step, >= 0.
-            steps_per_draw: consecutive steps that share one draw (an epoch of a shuffled order), and get
-                equal generators; 1 for every other sampler.
+            steps_per_draw: consecutive steps that share one draw (an epoch of a shuffled order),
+                and get equal generators; 1 for every other sampler.
 
         Raises:
             ValueError: a negative step, or steps_per_draw below 1.
         """
         if step < 0 or steps_per_draw < 1:
-            raise ValueError(f"need step >= 0 and steps_per_draw >= 1, got {step} and {steps_per_draw}")
+            raise ValueError(
+                f"need step >= 0 and steps_per_draw >= 1, got {step} and {steps_per_draw}"
+            )
         draw = step // steps_per_draw
         if not self.is_secure:
             return _philox(self._key, draw)
@@ -279,4 +293,6 @@ class SamplingStream(_Stream):
 
 def _philox(key: bytes, draw: int) -> np.random.Generator:
     """Return a generator from the first 128 bits of a key, at the counter of a draw."""
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=draw << 192))
+    return np.random.Generator(
+        np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=draw << 192)
+    )

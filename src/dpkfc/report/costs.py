@@ -393,9 +393,7 @@ def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
     return block.a.shape[1], block.d_in, block.b.shape[2]
 
 
-def norm_seconds(
-    block: Outer | ConvBlock, metric: Kronecker, timings: Timings
-) -> dict[str, float]:
+def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) -> dict[str, float]:
     """Measure the norms of one layer, by every method that fits into memory.
 
     A layer with one position has a method of its own.

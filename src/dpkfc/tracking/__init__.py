@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Operation, State, Total, Unknown, example_first
+from dpkfc.tracking.axes import (
+    PARAMETRIC,
+    BatchAxis,
+    Operation,
+    State,
+    Total,
+    Unknown,
+    example_first,
+)
 from dpkfc.tracking.batch_rules import register_batch_rule
 from dpkfc.tracking.tracker import Tracker, UnknownOperation
 

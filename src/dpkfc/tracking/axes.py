@@ -1,7 +1,8 @@
 """Where the examples of a batch lie inside a tensor, and how views and products move that place.
 
-A tracked pass gives every tensor one of five states. A public tensor depends on no example and has no entry. The others
-are values of this module. `docs/design.md`, "One gradient, one example", explains the proof that they make up.
+A tracked pass gives every tensor one of five states. A public tensor depends on no example and has
+no entry. The others are values of this module. `docs/design.md`, "One gradient, one example",
+explains the proof that they make up.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from torch._ops import OpOverload
 class BatchAxis:
     """Say that dimension `dim` runs over (pre, N, post), and that index (p, i, q) of it belongs to example i.
 
-    Examples: `[N, d]` has `BatchAxis(0)`, a sequence-first `[T, N, d]` has `BatchAxis(1)`, tokens folded as `[N * T, d]` have
-    `BatchAxis(0, post=T)`, two towers joined as `[2 * N, d]` have `BatchAxis(0, pre=2)`.
+    Examples: `[N, d]` has `BatchAxis(0)`, a sequence-first `[T, N, d]` has `BatchAxis(1)`, tokens
+    folded as `[N * T, d]` have `BatchAxis(0, post=T)`, two towers joined as `[2 * N, d]` have
+    `BatchAxis(0, pre=2)`.
     """
 
     dim: int
@@ -65,7 +67,8 @@ class Total:
         is_mean: the sum was divided by the number of examples.
         number: what the sum was multiplied by besides.
         entries: of each example, over which a mean was taken too.
-        is_quotient: it is a mean since the sum was divided by a multiple of N, which may be a constant by intention.
+        is_quotient: it is a mean since the sum was divided by a multiple of N, which may be a
+            constant by intention.
     """
 
     is_mean: bool = False
@@ -96,7 +99,9 @@ State = BatchAxis | Parametric | Public | Total | Unknown
 """What a tracked pass knows of a tensor that is not public."""
 
 
-def axis_after_reshape(axis: BatchAxis, shape: Sequence[int], new_shape: Sequence[int], size: int) -> BatchAxis | None:
+def axis_after_reshape(
+    axis: BatchAxis, shape: Sequence[int], new_shape: Sequence[int], size: int
+) -> BatchAxis | None:
     """Return the axis after a reshape that keeps the order of the elements, or None where the batch is torn apart.
 
     Args:
@@ -154,7 +159,8 @@ class Operation:
         kwargs: keyword arguments.
         output: what the operation returned.
         size: examples N of the pass, at least 2.
-        trusts_public_rows: a public tensor with a row for each example may hold the examples' own rows.
+        trusts_public_rows: a public tensor with a row for each example may hold the examples' own
+            rows.
     """
 
     __slots__ = ("_state_of", "args", "function", "kwargs", "output", "size", "trusts_public_rows")
@@ -214,7 +220,9 @@ class Operation:
     def lost(self, why: str) -> Unknown:
         """Return the state of an output whose examples cannot be told any more."""
         batched = [x for x in self.tensors if self.is_batched(x)]
-        return Unknown(str(self.function), f"{why} (shapes {names_of_shapes(batched or self.tensors)})")
+        return Unknown(
+            str(self.function), f"{why} (shapes {names_of_shapes(batched or self.tensors)})"
+        )
 
 
 @cache

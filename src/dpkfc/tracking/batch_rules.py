@@ -1,11 +1,11 @@
 """The table of batch rules: what each ATen operation does to the place of the examples.
 
-A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The rule
-returns the state of every output: one state for all of them, or a list. A rule that cannot follow the
-examples returns `operation.lost(...)`.
+A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The
+rule returns the state of every output: one state for all of them, or a list. A rule that cannot
+follow the examples returns `operation.lost(...)`.
 
-A rule is correct under two conditions. Perturbing one example of the inputs changes only the entries of
-this example in the outputs. Permuting the batch permutes the outputs.
+A rule is correct under two conditions. Perturbing one example of the inputs changes only the
+entries of this example in the outputs. Permuting the batch permutes the outputs.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ def register_batch_rule(name: str, rule: Rule) -> None:
 
     Args:
         name: the operation, "aten::sort" or "my_library::my_kernel", without overload.
-        rule: maps an `Operation` to the state of its outputs. A state is a `BatchAxis`, None for a public
-            output, or `operation.lost(why)` where the examples are mixed or cannot be followed. A list
-            holds one state for each tensor output.
+        rule: maps an `Operation` to the state of its outputs. A state is a `BatchAxis`, None for a
+            public output, or `operation.lost(why)` where the examples are mixed or cannot be
+            followed. A list holds one state for each tensor output.
 
     The rule is part of the proof of a private pass. A wrong rule voids the guarantee.
 
     Raises:
         ValueError: a name without its library.
 
-    Example:
-        register_batch_rule("my_library::scale_rows", lambda operation: operation.axis(operation.args[0]))
+    Example: register_batch_rule("my_library::scale_rows", lambda operation:
+        operation.axis(operation.args[0]))
     """
     if "::" not in name:
         raise ValueError(f"batch rule {name!r}: name the library too, for example 'aten::{name}'")
@@ -92,9 +92,7 @@ def _are_shared_after_broadcast(
 # -- elementwise operations ------------------------------------------------------------------------
 
 
-def broadcast_axis(
-    operation: Operation, tensors: Iterable[Tensor], rank: int
-) -> BatchAxis | None:
+def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
     """Return the axis that all batched operands share after broadcasting, or None where they disagree.
 
     The answer is None too where a public operand has different entries for different examples.
@@ -122,8 +120,8 @@ def broadcast_axis(
 def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
     """Return whether a tensor is batched, or has the same entries for all places along an axis.
 
-    A batch of one takes the first entries of `x + table[:N]`, whatever place its example had before.
-    A tensor that the operation has written into counts as shared: its old entries are gone.
+    A batch of one takes the first entries of `x + table[:N]`, whatever place its example had
+    before. A tensor that the operation has written into counts as shared: its old entries are gone.
     """
     if not isinstance(x, Tensor) or operation.is_batched(x):
         return True
@@ -506,7 +504,9 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 # -- products --------------------------------------------------------------------------------------
 
 
-@_rule("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear")
+@_rule(
+    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear"
+)
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
     name = _name(operation)
@@ -597,7 +597,9 @@ def _convolution(operation: Operation) -> Answer:
     axis = operation.axis(operation.args[0])
     has_batched_weight = any(operation.is_batched(x) for x in operation.tensors[1:])
     if axis is None or axis.dim != 0 or has_batched_weight:
-        return operation.lost("a convolution has the batch in another place than dimension 0 of its input")
+        return operation.lost(
+            "a convolution has the batch in another place than dimension 0 of its input"
+        )
     return axis
 
 
@@ -1115,8 +1117,8 @@ def _nll_loss(operation: Operation) -> Answer:
     """Return the axis or the total of a negative log-likelihood.
 
     With a mean, torch divides by the number of targets that are not ignored, or by the sum of their
-    weights. Both are private. For Opacus-shaped scripts, a mean without weights divides by the number of
-    all targets: see `integrations/_opacus_batch.py`.
+    weights. Both are private. For Opacus-shaped scripts, a mean without weights divides by the
+    number of all targets: see `integrations/_opacus_batch.py`.
     """
     scores, target, weight, reduction, ignored = operation.args[:5]
     axis = operation.axis(scores)
@@ -1124,17 +1126,26 @@ def _nll_loss(operation: Operation) -> Answer:
     if axis is None or axis.dim == class_dim:
         return operation.lost("the classes of the loss run over the batch axis")
     loss_axis = axis if axis.dim < class_dim else axis.shifted(-1)
-    if operation.axis(target) not in (None, loss_axis) or not _is_shared(operation, target, loss_axis):
+    if operation.axis(target) not in (None, loss_axis) or not _is_shared(
+        operation, target, loss_axis
+    ):
         return operation.lost("the loss pairs different examples")
     if operation.is_batched(weight):
         return operation.lost("class weights depend on the examples")
     if reduction == 0:
         return [loss_axis, None]
     if reduction == 2:
-        return [Total(), operation.lost("the divisor of the loss counts the labels of all examples")]
+        return [
+            Total(),
+            operation.lost("the divisor of the loss counts the labels of all examples"),
+        ]
     if weight is not None:
-        return operation.lost("a mean with class weights divides by a sum over the labels of the batch")
-    return operation.lost(f"a mean with ignore_index={ignored} divides by a count of the labels of the batch")
+        return operation.lost(
+            "a mean with class weights divides by a sum over the labels of the batch"
+        )
+    return operation.lost(
+        f"a mean with ignore_index={ignored} divides by a count of the labels of the batch"
+    )
 
 
 @_rule("multi_margin_loss", "multilabel_margin_loss_forward")
@@ -1211,7 +1222,9 @@ def _scale_total(operation: Operation) -> Answer:
         total = operation.state(factor)
         factor = first
     if isinstance(factor, Tensor) and operation.state(factor) is not None:
-        return operation.lost("a sum over the examples is multiplied with private or trained numbers")
+        return operation.lost(
+            "a sum over the examples is multiplied with private or trained numbers"
+        )
     assert isinstance(total, Total)
     if isinstance(factor, Tensor) and factor.numel() != 1:
         return operation.lost("a sum over the examples is spread again")

@@ -1,8 +1,9 @@
 """Follow the batch axis through every operation of a forward pass.
 
-Two modes of torch do it. The dispatch mode sees every ATen operation and keeps the state of every tensor: this is the proof.
-The function mode sees what Python code calls. It notes reads that leave torch, and it gives parameters that meet the
-examples a row for each of them (`gradients.shared`), which is no part of the proof.
+Two modes of torch do it. The dispatch mode sees every ATen operation and keeps the state of every
+tensor: this is the proof. The function mode sees what Python code calls. It notes reads that leave
+torch, and it gives parameters that meet the examples a row for each of them (`gradients.shared`),
+which is no part of the proof.
 """
 
 from __future__ import annotations
@@ -44,11 +45,28 @@ _LEAVES_TORCH = frozenset(
     }
 )
 _WRITES_VALUES = frozenset({"apply_", "map_", "map2_"})
-_CREATES = frozenset({"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"})
+_CREATES = frozenset(
+    {"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"}
+)
 _TAKES_LISTS = frozenset({"__getitem__", "__setitem__", "new"})
-_MEETS_RUNNING_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-_DRAWS = frozenset({"rand", "randn", "randint", "bernoulli", "uniform", "normal", "exponential", "random", "log_normal"})
-# Functions whose branches on values only choose between forms with equal results, or only check values.
+_MEETS_RUNNING_STATISTICS = frozenset(
+    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+)
+_DRAWS = frozenset(
+    {
+        "rand",
+        "randn",
+        "randint",
+        "bernoulli",
+        "uniform",
+        "normal",
+        "exponential",
+        "random",
+        "log_normal",
+    }
+)
+# Functions whose branches on values only choose between forms with equal results, or only check
+# values.
 _HARMLESS_READS = frozenset(
     {
         ("transformers.masking_utils", "_ignore_causal_mask_sdpa"),
@@ -77,7 +95,8 @@ class Tracker:
     Args:
         size: examples N.
         persistent: tensors that outlive the pass (buffers), which no example may be written into.
-        trusts_public_rows: not all of the batch is declared, so a public tensor with a row for each example may be part of it.
+        trusts_public_rows: not all of the batch is declared, so a public tensor with a row for each
+            example may be part of it.
 
     Attributes:
         failure: the first reason why the pass is not proved, or None.
@@ -87,7 +106,9 @@ class Tracker:
         read: ids of the declared parameters that were read outside of a layer that covers them.
     """
 
-    def __init__(self, size: int, persistent: Iterable[Tensor] = (), *, trusts_public_rows: bool = False) -> None:
+    def __init__(
+        self, size: int, persistent: Iterable[Tensor] = (), *, trusts_public_rows: bool = False
+    ) -> None:
         self.size = size
         self.trusts_public_rows = trusts_public_rows
         self.failure: Unknown | None = None
@@ -108,7 +129,7 @@ class Tracker:
         self._permitted = 0
         self._rules: dict[Any, tuple[Rule | None, Rule | None]] = {}
 
-    # -- states ---------------------------------------------------------------------------------------------
+    # -- states ------------------------------------------------------------------------------------
 
     def state(self, x: Tensor) -> State | None:
         """Return what is known of a tensor, None where it depends on no example and no trainable parameter."""
@@ -128,7 +149,9 @@ class Tracker:
             if x.grad_fn is None:
                 return PARAMETRIC
             return Unknown(
-                "autograd", "a tensor was made where no operation is seen, as by a compiled function or a kernel"
+                "autograd",
+                "a tensor was made where no operation is seen, as by a compiled function or a"
+                " kernel",
             )
         if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
             return Unknown(type(x).__name__, "tensors of this type are not followed")
@@ -144,7 +167,11 @@ class Tracker:
         if not isinstance(state, BatchAxis):
             return state
         moved = _same_memory(state, base, x, self.size)
-        return moved if moved is not None else Unknown("view", "a view of a tensor that the examples were written into")
+        return (
+            moved
+            if moved is not None
+            else Unknown("view", "a view of a tensor that the examples were written into")
+        )
 
     def is_declared(self, x: Tensor) -> bool:
         """Return whether a tensor is a parameter, or was seen before."""
@@ -188,13 +215,16 @@ class Tracker:
     def declare_batch(self, batch: Any) -> None:
         """Declare that every tensor of a batch has its examples in front; one that has not is unknown.
 
-        Values of other types are not followed: where a batch has them, tensors that are made of values are unknown too.
+        Values of other types are not followed: where a batch has them, tensors that are made of
+        values are unknown too.
         """
         for x in tree_leaves(batch):
             if isinstance(x, Tensor):
                 leads = x.dim() > 0 and x.shape[0] == self.size
                 lost = Unknown(
-                    "batch", f"a tensor {list(x.shape)} of the batch does not have {self.size} examples in front"
+                    "batch",
+                    f"a tensor {list(x.shape)} of the batch does not have {self.size} examples in"
+                    " front",
                 )
                 self.set_state(x, BatchAxis(0) if leads else lost)
             elif x is not None:
@@ -219,7 +249,7 @@ class Tracker:
         if not is_read:
             self.altered = self.altered or failure
 
-    # -- what a layer reads itself --------------------------------------------------------------------------
+    # -- what a layer reads itself -----------------------------------------------------------------
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
         """Begin to treat parameters as public: their gradients are taken from the call of their layer."""
@@ -231,7 +261,8 @@ class Tracker:
 
         Args:
             parameters: as of `cover`.
-            outputs: of the call. What else was computed in it depends on the parameters in a way that the call does not show.
+            outputs: of the call. What else was computed in it depends on the parameters in a way
+                that the call does not show.
         """
         self._covered.difference_update(id(p) for p in parameters)
         known = {id(x) for x in outputs}
@@ -242,7 +273,9 @@ class Tracker:
             if isinstance(state, Public):
                 self._states[key] = PARAMETRIC
             elif isinstance(state, (BatchAxis, Total)):
-                self._states[key] = Unknown("layer", "what a layer computes inside is used outside of it")
+                self._states[key] = Unknown(
+                    "layer", "what a layer computes inside is used outside of it"
+                )
 
     def pause(self) -> None:
         """Stop following operations, inside a module whose outputs the caller declares."""
@@ -252,7 +285,7 @@ class Tracker:
         """Follow operations again."""
         self._paused -= 1
 
-    # -- modes ----------------------------------------------------------------------------------------------
+    # -- modes -------------------------------------------------------------------------------------
 
     def modes(self) -> tuple[Any, Any]:
         """Return the two modes that follow operations, for a caller who enters and leaves them."""
@@ -264,7 +297,9 @@ class Tracker:
         with _Dispatch(self), _Functions(self):
             yield
 
-    def follow(self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+    def follow(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+    ) -> None:
         """Take note of one ATen operation that was made."""
         if self._paused:
             return
@@ -272,7 +307,11 @@ class Tracker:
             self._note_alias(output)
         if function is torch.ops.aten.lift_fresh.default and not self._calls:
             self.set_state(
-                output, Unknown(str(function), "a tensor was made of values where no function of torch was called")
+                output,
+                Unknown(
+                    str(function),
+                    "a tensor was made of values where no function of torch was called",
+                ),
             )
             return
         states = self._states
@@ -298,7 +337,10 @@ class Tracker:
                     self.read.add(id(x))
         if kinds:
             self._note(function, args, kwargs, output, kinds, unknown)
-        elif torch.Tag.nondeterministic_seeded in function.tags and rule_name(function).removesuffix("_like") in _DRAWS:
+        elif (
+            torch.Tag.nondeterministic_seeded in function.tags
+            and rule_name(function).removesuffix("_like") in _DRAWS
+        ):
             values = () if function._schema.name.endswith("_like") else _operands(args, kwargs)
             if all(y is output or torch.equal(y, y.flatten()[:1].expand_as(y)) for y in values):
                 self._note_draw(output)
@@ -306,7 +348,8 @@ class Tracker:
     def _note_draw(self, x: Tensor) -> None:
         """Give random numbers of the length of the batch to the examples, in whose batches of one they are drawn too.
 
-        The numbers must have one distribution, so the caller looks at tensors of means or probabilities.
+        The numbers must have one distribution, so the caller looks at tensors of means or
+        probabilities.
         """
         places = [dim for dim, length in enumerate(x.shape) if length == self.size]
         if not places or x._is_view() or _memory(x) in self._persistent:
@@ -314,7 +357,15 @@ class Tracker:
         if len(places) == 1 or places[0] == 0:
             self.set_state(x, BatchAxis(places[0]))
 
-    def _note(self, function: Any, args: Any, kwargs: Any, output: Any, kinds: int, unknown: Unknown | None) -> None:
+    def _note(
+        self,
+        function: Any,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+        kinds: int,
+        unknown: Unknown | None,
+    ) -> None:
         outputs = list(tensors_in((output,)))
         answer: Any
         if unknown is not None:
@@ -325,11 +376,14 @@ class Tracker:
             answer = PARAMETRIC
         elif kinds & _PARAMETRIC:
             answer = Unknown(
-                str(function), f"a trainable parameter is used outside its layer (shapes {_shapes(args, kwargs)})"
+                str(function),
+                f"a trainable parameter is used outside its layer (shapes {_shapes(args, kwargs)})",
             )
         else:
             answer = self._apply(function, args, kwargs, output, bool(kinds & _TOTAL))
-        if torch.Tag.dynamic_output_shape in function.tags and self._has_private_shape(function, args, answer):
+        if torch.Tag.dynamic_output_shape in function.tags and self._has_private_shape(
+            function, args, answer
+        ):
             self.fail(str(function), "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
             self._note_without_output(function, args, answer)
@@ -353,7 +407,9 @@ class Tracker:
         masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
         return any(_is_private(self.state(x)) for x in masks)
 
-    def _write_into_operands(self, function: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]) -> None:
+    def _write_into_operands(
+        self, function: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]
+    ) -> None:
         """Take note of operands that an operation writes into without returning them."""
         name = rule_name(function)
         writes_statistics = name in _MEETS_RUNNING_STATISTICS
@@ -368,7 +424,9 @@ class Tracker:
             if is_written:
                 for x in tensors_in((operation.argument(argument.name),)):
                     if id(x) not in returned:
-                        self._write(function, x, Unknown(str(function), "it writes into its operands"))
+                        self._write(
+                            function, x, Unknown(str(function), "it writes into its operands")
+                        )
 
     def _apply(self, function: Any, args: Any, kwargs: Any, output: Any, has_total: bool) -> Any:
         if function not in self._rules:
@@ -378,15 +436,21 @@ class Tracker:
                 rule = pointwise
             self._rules[function] = rule, TOTAL_RULES.get(name)
         rule, total_rule = self._rules[function]
-        operation = Operation(function, args, kwargs, output, self.size, self.state, self.trusts_public_rows)
+        operation = Operation(
+            function, args, kwargs, output, self.size, self.state, self.trusts_public_rows
+        )
         chosen = total_rule if has_total else rule
         if chosen is None:
             return operation.lost(
-                "a sum over the examples is used here" if has_total else "no batch rule is registered for it"
+                "a sum over the examples is used here"
+                if has_total
+                else "no batch rule is registered for it"
             )
         try:
             return chosen(operation)
-        except Exception as error:  # a run must not stop where a rule meets operands that it does not expect
+        except (
+            Exception
+        ) as error:  # a run must not stop where a rule meets operands that it does not expect
             return operation.lost(f"its batch rule failed: {error!r:.60}")
 
     def _note_without_output(self, function: Any, args: Any, answer: Any) -> None:
@@ -395,7 +459,11 @@ class Tracker:
         if name in _READS or not function._schema.is_mutable:
             has_batch = not isinstance(answer, (Parametric, Public))
             if has_batch and name in _READS and not self._permitted and not _is_harmless():
-                self.fail(str(function), "the program reads a value that depends on the examples", is_read=True)
+                self.fail(
+                    str(function),
+                    "the program reads a value that depends on the examples",
+                    is_read=True,
+                )
             return
         self._write_into_operands(function, args, {}, [])
 
@@ -404,12 +472,21 @@ class Tracker:
         is_private = state is not None and not isinstance(state, (Parametric, Public))
         memory = _memory(x)
         if is_private and memory in self._persistent:
-            self.fail(str(function), "the examples are written into a tensor that outlives the pass")
-            state = Unknown(str(function), "the examples were written into a tensor that outlives the pass")
+            self.fail(
+                str(function), "the examples are written into a tensor that outlives the pass"
+            )
+            state = Unknown(
+                str(function), "the examples were written into a tensor that outlives the pass"
+            )
         if is_private and memory in self._aliases.values():
-            self.fail(str(function), "the examples are written into memory that .data or .detach() shares")
+            self.fail(
+                str(function), "the examples are written into memory that .data or .detach() shares"
+            )
         if is_private and x.is_inference():
-            self.fail(str(function), "the examples are written in inference mode, in which views are not known")
+            self.fail(
+                str(function),
+                "the examples are written in inference mode, in which views are not known",
+            )
         if state is None:
             return
         base = x._base if x._is_view() else None
@@ -420,7 +497,8 @@ class Tracker:
                 moved = _same_memory(state, x, base, self.size)
                 if moved is None or (isinstance(known, BatchAxis) and known != moved):
                     moved = Unknown(
-                        str(function), "the examples are written into a part of a tensor that cannot be followed"
+                        str(function),
+                        "the examples are written into a part of a tensor that cannot be followed",
                     )
             if isinstance(known, Unknown):
                 moved = known
@@ -473,17 +551,29 @@ class _Functions(TorchFunctionMode):
         if name in _CREATES and (tracker.is_opaque or _has_private_numbers(tracker, args, kwargs)):
             result = func(*args, **kwargs)
             if isinstance(result, Tensor):
-                tracker.set_state(result, Unknown(f"torch.{name}", "a tensor was made of single values"))
+                tracker.set_state(
+                    result, Unknown(f"torch.{name}", "a tensor was made of single values")
+                )
             return result
         if name in _LEAVES_TORCH and not tracker._permitted:
             if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
                 is_read = name not in _WRITES_VALUES
-                tracker.fail(f"Tensor.{name}", "values that depend on the examples leave torch", is_read=is_read)
+                tracker.fail(
+                    f"Tensor.{name}",
+                    "values that depend on the examples leave torch",
+                    is_read=is_read,
+                )
         if name in _TAKES_LISTS and _has_private_numbers(
             tracker, args[1] if type(args[1]) is tuple else args[1:], kwargs
         ):
-            tracker.fail(f"Tensor.{name}", "a list of values that depend on the examples becomes a tensor")
-        if name == "register_hook" and _is_private(tracker.state(args[0])) and not _only_gathers(args[1]):
+            tracker.fail(
+                f"Tensor.{name}", "a list of values that depend on the examples becomes a tensor"
+            )
+        if (
+            name == "register_hook"
+            and _is_private(tracker.state(args[0]))
+            and not _only_gathers(args[1])
+        ):
             tracker.fail("Tensor.register_hook", "a hook may change the gradients of the examples")
         if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
             return _permitted(tracker, func, args, kwargs)
@@ -543,7 +633,11 @@ def _is_harmless() -> bool:
         module = frame.f_globals.get("__name__", "")
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
-        if module.partition(".")[0] not in ("torch", "dpkfc", "transformers"):  # a user's function reads what it wants
+        if module.partition(".")[0] not in (
+            "torch",
+            "dpkfc",
+            "transformers",
+        ):  # a user's function reads what it wants
             return False
         frame = frame.f_back
     return False

@@ -1,9 +1,9 @@
 """Check on public rows, before the first private row is read, that every example has its own gradient.
 
-What the tracker proves needs no test. This module tests what the tracker cannot see: code that depends
-on the size of the batch, collate functions, backward passes in Python. What the tracker cannot prove is
-compared example by example. Either examples really mix, which is refused by name, or only their layout is
-unknown, and then examples are differentiated one at a time.
+What the tracker proves needs no test. This module tests what the tracker cannot see: code that
+depends on the size of the batch, collate functions, backward passes in Python. What the tracker
+cannot prove is compared example by example. Either examples really mix, which is refused by name,
+or only their layout is unknown, and then examples are differentiated one at a time.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ def check_on_public_rows(
         model: in the mode in which it is trained.
         layers: its layers.
         loss_fn: maps model and batch to losses `[n]`.
-        attempts: each maps a number of records to public rows. The first rows that the loss accepts are
-            used.
+        attempts: each maps a number of records to public rows. The first rows that the loss accepts
+            are used.
         expected: rows of a logical batch, on average.
         bound: most rows of a micro-batch, None for no bound.
         augment: maps a batch to one with as many rows.
@@ -166,8 +166,8 @@ def check_on_public_rows(
         The verdict.
 
     Raises:
-        ValueError: examples mix (with the name of the operation, where it is known), the loss fails on a
-            batch of one example, or the forward pass keeps something of its examples.
+        ValueError: examples mix (with the name of the operation, where it is known), the loss fails
+            on a batch of one example, or the forward pass keeps something of its examples.
         RuntimeError: not even two examples fit into memory.
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
@@ -185,7 +185,8 @@ def check_on_public_rows(
                     raise
                 if max_rows == 2:
                     raise RuntimeError(
-                        "the check on public rows needs two examples in memory, and they do not fit; nothing was released. Use a "
+                        "the check on public rows needs two examples in memory, and they do not"
+                        " fit; nothing was released. Use a "
                         "smaller model, or verify=False"
                     ) from error
             max_rows = max(2, max_rows // 2)
@@ -254,7 +255,8 @@ class _Check:
             except Exception:
                 raise batch_error from None
         raise BatchSizeError(
-            f"loss_fn takes each of {size} rows alone and fails on their batch ({_first_line(batch_error)}): it depends on "
+            f"loss_fn takes each of {size} rows alone and fails on their batch"
+            f" ({_first_line(batch_error)}): it depends on "
             "the batch size"
         ) from batch_error
 
@@ -265,7 +267,8 @@ class _Check:
             if is_out_of_memory(error):
                 raise
             raise ValueError(
-                f"loss_fn fails on a batch of one example ({_first_line(error)}); write squeeze(-1) for squeeze(), and keep "
+                f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
+                " squeeze(-1) for squeeze(), and keep "
                 "the batch axis"
             ) from error
 
@@ -318,7 +321,8 @@ class _Check:
         failure = failure or collate_failure
         if failure is not None and strict:
             raise UnknownOperation(
-                f"{failure.operation}: {failure.reason[:70]}; register its rule with dpkfc.register_batch_rule, or drop "
+                f"{failure.operation}: {failure.reason[:70]}; register its rule with"
+                " dpkfc.register_batch_rule, or drop "
                 "verify='strict'"
             )
         self._check_padding(rows)
@@ -326,7 +330,9 @@ class _Check:
             self._check_memory(rows)
             # A proof needs no comparison. Without a proof every example has a pass of its own.
             return Verdict(
-                failure, "two passes over the same rows differ, with the same seeds of torch, numpy and random"
+                failure,
+                "two passes over the same rows differ, with the same seeds of torch, numpy and"
+                " random",
             )
         with ConstantNumbers():
             # numpy and random draw different numbers for a batch of another size.
@@ -409,7 +415,9 @@ class _Check:
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
-            return torch.cat([self.loss_values(rows.batch(batch), len(batch)) for batch in batches if len(batch)])
+            return torch.cat(
+                [self.loss_values(rows.batch(batch), len(batch)) for batch in batches if len(batch)]
+            )
 
         whole = values(range(count))
         half = -(-count // 2)
@@ -424,13 +432,18 @@ class _Check:
         for losses, others, size in comparisons:
             if self._losses_differ(losses, others):
                 raise ValueError(
-                    _mixing_message(failure, f"the loss of a row in a batch of {count} differs from that in a batch of {size}")
+                    _mixing_message(
+                        failure,
+                        f"the loss of a row in a batch of {count} differs from that in a batch of"
+                        f" {size}",
+                    )
                 )
 
     def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown) -> None:
         """Check that no row changes the loss or the gradient of another.
 
-        Any two rows are once on different sides of a split: one of them is then changed, the other not.
+        Any two rows are once on different sides of a split: one of them is then changed, the other
+        not.
         """
         restart = restarter(self.device)
 
@@ -449,13 +462,20 @@ class _Check:
             part_gradients.append(gradient)
             for scale in _SCALES if bit == 0 else (1.0,):
                 other_losses, other_gradient = run_pass(replaced, kept, scale)
-                if self._losses_differ(losses, other_losses) or _gradients_differ(gradient, other_gradient):
-                    raise ValueError(_mixing_message(failure, "rows changed when only the rows next to them did"))
+                if self._losses_differ(losses, other_losses) or _gradients_differ(
+                    gradient, other_gradient
+                ):
+                    raise ValueError(
+                        _mixing_message(failure, "rows changed when only the rows next to them did")
+                    )
             if len(part_gradients) == 2:
                 total = part_gradients[0] + part_gradients[1]
                 if _gradients_differ(total, run_pass(every, every)[1]):
                     raise ValueError(
-                        _mixing_message(failure, "the gradients of parts of a batch do not add up to that of the batch")
+                        _mixing_message(
+                            failure,
+                            "the gradients of parts of a batch do not add up to that of the batch",
+                        )
                     )
                 part_gradients = []
 
@@ -475,7 +495,9 @@ class _Check:
         """Return the gradients of a number by parameter, where there are any."""
         parameters = self._parameters()
         named = {}
-        for name, gradient in zip(parameters, _gradients(total, list(parameters.values())), strict=True):
+        for name, gradient in zip(
+            parameters, _gradients(total, list(parameters.values())), strict=True
+        ):
             if gradient is not None:
                 named[name] = gradient.to_dense().detach()
         return named
@@ -511,10 +533,13 @@ class _Check:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
         parameters = self._parameters()
         gradients = _gradients(losses.sum(), list(parameters.values()))
-        unused = [name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None]
+        unused = [
+            name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None
+        ]
         if unused:
             warnings.warn(
-                f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)} such): it receives noise alone; "
+                f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
+                " such): it receives noise alone; "
                 "freeze it with requires_grad_(False)",
                 UserWarning,
                 stacklevel=7,
@@ -572,7 +597,8 @@ class _Check:
                 return
         if self._losses_differ(in_batch[:1], alone):
             raise ValueError(
-                "an example that is padded to the length of a longer one has another loss than alone: mask the padding, or pad "
+                "an example that is padded to the length of a longer one has another loss than"
+                " alone: mask the padding, or pad "
                 "every batch to one length"
             )
 
@@ -581,7 +607,9 @@ class _Check:
         batches = [rows.batch([0, 1])]
         for i in range(min(4, len(rows))):
             batches.append(rows.batch([i, i]))
-        check_memory(self.model, self.state, lambda batch: self.losses(batch, 2), batches, self.device)
+        check_memory(
+            self.model, self.state, lambda batch: self.losses(batch, 2), batches, self.device
+        )
 
 
 def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -633,7 +661,9 @@ def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]
     for x, y in zip(tensors, others, strict=True):
         if x.is_complex():
             continue
-        if not torch.allclose(x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True):
+        if not torch.allclose(
+            x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True
+        ):
             return False
     return True
 
@@ -700,7 +730,8 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
 def _mixing_rows_message(name: str) -> str:
     """Return the message for a collate function or an augmentation that mixes rows."""
     return (
-        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did; one example would then move the "
+        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did; one"
+        " example would then move the "
         "gradients of others. Change each row on its own"
     )
 
@@ -708,13 +739,18 @@ def _mixing_rows_message(name: str) -> str:
 def _mixing_message(failure: Unknown | None, what: str) -> str:
     """Return the message for a model that mixes examples."""
     if failure is None:
-        return f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its example alone"
+        return (
+            f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its"
+            " example alone"
+        )
     return f"{failure.operation} mixes examples: {what} ({failure.reason})"
 
 
 def _is_permanent(error: Exception) -> bool:
     """Return whether an error would recur on any rows: no memory, or losses of the wrong shape."""
-    if isinstance(error, ValueError) and str(error).startswith(("loss_fn must return", "loss_fn returned")):
+    if isinstance(error, ValueError) and str(error).startswith(
+        ("loss_fn must return", "loss_fn returned")
+    ):
         return True
     return is_out_of_memory(error)
 

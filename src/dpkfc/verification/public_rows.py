@@ -20,7 +20,8 @@ class PublicRows:
     Attributes:
         records: the records.
         collate: list of records to a batch.
-        longer: records whose leading axes have different lengths; none where records have no such axis.
+        longer: records whose leading axes have different lengths; none where records have no such
+            axis.
     """
 
     records: Sequence[Any]
@@ -44,8 +45,9 @@ def draw_public_rows(
         record: one record of a dataset. Its types and shapes are read, its values are not.
         count: records to draw.
         collate: list of records to a batch.
-        integers: the integers to draw. "tokens" means 0 to 3 inside of sequences and 0 or 1 elsewhere,
-            "bits" means 0 or 1, which nearly all labels and tokens may be, and "ones" means 1.
+        integers: the integers to draw. "tokens" means 0 to 3 inside of sequences and 0 or 1
+            elsewhere, "bits" means 0 or 1, which nearly all labels and tokens may be, and "ones"
+            means 1.
 
     Returns:
         The records; floating-point numbers are standard normal.
@@ -135,7 +137,8 @@ class _RecordDrawer:
         if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
             return self._image(x)
         raise TypeError(
-            f"a record holds a value of type {type(x).__name__}, for which no public value can be drawn"
+            f"a record holds a value of type {type(x).__name__}, for which no public value can be"
+            " drawn"
         )
 
     def _image(self, x: Any) -> Any:

@@ -31,7 +31,8 @@ class ExampleSet:
     Attributes:
         train: inputs `[N, ...]` and labels `[N]`, the private examples.
         test: the same for the test split.
-        validation: examples cut from the training set by a public seed, or the set's own validation split, or None.
+        validation: examples cut from the training set by a public seed, or the set's own validation
+            split, or None.
         source: where they were read from.
         part: how much of the data set they are, where files hold a part of it. No published number
             can then be compared.
@@ -101,7 +102,8 @@ def split(train: Examples, size: int | float, seed: int = 0) -> tuple[Examples, 
     count = round(size * total) if isinstance(size, float) else size
     if not 0 < count < total:
         raise DatasetError(
-            f"validation_size = {size} leaves nothing to train or validate on: choose 1 to {total - 1}"
+            f"validation_size = {size} leaves nothing to train or validate on: choose 1 to"
+            f" {total - 1}"
         )
     order = torch.from_numpy(np.random.Generator(np.random.PCG64(seed)).permutation(total))
     held_out = order[:count].sort().values
@@ -222,7 +224,9 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     zero, code, stored_axes = struct.unpack(">HBB", content[:4])
     if zero != 0 or code != _UNSIGNED_BYTE:
         begin = content[:4].hex()
-        raise damaged_error(path, f"begins with 0x{begin}, not with the magic number of an IDX file of bytes")
+        raise damaged_error(
+            path, f"begins with 0x{begin}, not with the magic number of an IDX file of bytes"
+        )
     if stored_axes != axes:
         raise damaged_error(path, f"has {stored_axes} axes where {axes} were expected")
     start = 4 + 4 * axes
@@ -231,7 +235,9 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     shape = struct.unpack(f">{axes}I", content[4:start])
     expected = start + math.prod(shape)
     if len(content) != expected:
-        raise damaged_error(path, f"holds {len(content)} bytes where its header {shape} promises {expected}")
+        raise damaged_error(
+            path, f"holds {len(content)} bytes where its header {shape} promises {expected}"
+        )
     if 0 in shape:
         raise damaged_error(path, f"holds nothing: its header says {shape}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
@@ -290,7 +296,9 @@ def read_cifar(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """
     arrays = read_npz(path, ("delta", "x", "y"))
     if "y" not in arrays or not {"delta", "x"} & set(arrays):
-        raise damaged_error(path, f"holds the arrays {sorted(arrays)} where `delta` and `y` were expected")
+        raise damaged_error(
+            path, f"holds the arrays {sorted(arrays)} where `delta` and `y` were expected"
+        )
     labels = arrays["y"]
     check_labels(path, "y", labels)
     if "delta" in arrays:
@@ -306,7 +314,9 @@ def check_labels(path: Path, name: str, labels: np.ndarray) -> None:
     """Refuse labels that are not whole numbers `[N]`."""
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         stored = f"`{name}` is {labels.dtype} {labels.shape}"
-        raise damaged_error(path, f"{stored} where whole numbers, one for each image, were expected")
+        raise damaged_error(
+            path, f"{stored} where whole numbers, one for each image, were expected"
+        )
 
 
 def check_pixels(path: Path, name: str, array: np.ndarray, shape: tuple[int, ...]) -> None:
@@ -385,7 +395,8 @@ class Pixels:
                 )
             if labels.shape != (len(images),):
                 raise DatasetError(
-                    f"{where}: {len(images)} images and labels of shape {labels.shape}; the two files "
+                    f"{where}: {len(images)} images and labels of shape {labels.shape}; the two"
+                    " files "
                     "do not belong together: replace them"
                 )
             if len(images) == 0:

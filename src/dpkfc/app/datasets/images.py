@@ -60,7 +60,9 @@ def _read_arrays(path: Path, names: list[str]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _checked_split(path: Path, split: str, arrays: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _checked_split(
+    path: Path, split: str, arrays: dict[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
     if images.dtype != np.uint8 or images.ndim not in (3, 4):
         stored = f"`{split}_images` is {images.dtype} {images.shape}"
@@ -253,7 +255,8 @@ def _reduce(file: Any) -> np.ndarray:
         from PIL import Image
     except ImportError:
         raise DatasetError(
-            "faces of UTKFace are JPEG files, and Pillow is not installed: pip install 'dpkfc[data]'"
+            "faces of UTKFace are JPEG files, and Pillow is not installed: pip install"
+            " 'dpkfc[data]'"
         ) from None
     with Image.open(file) as image:
         small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)

@@ -36,7 +36,8 @@ class Source:
         label_column: column of the labels of images there.
         text_column: column of the texts there.
         hub_splits: names of the training and the test split there.
-        whole: training images of the whole set, where files may hold a part of it; 0 where they do not.
+        whole: training images of the whole set, where files may hold a part of it; 0 where they do
+            not.
     """
 
     name: str
@@ -84,7 +85,9 @@ _IDX_FILES = (
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
-MNIST = Source(name="MNIST", folder="mnist", files=_IDX_FILES, read=_read_idx_files, hub="ylecun/mnist")
+MNIST = Source(
+    name="MNIST", folder="mnist", files=_IDX_FILES, read=_read_idx_files, hub="ylecun/mnist"
+)
 FASHION_MNIST = Source(
     name="Fashion-MNIST",
     folder="fashion-mnist",
@@ -120,8 +123,9 @@ CIFAR100_TASK = replace(
 def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
     """Read a data set from the first home that has it.
 
-    A folder given by hand must hold the files. The folder named by the environment variable DPKFC_DATA may lack the
-    whole set; then, and without a folder, the set is loaded through Hugging Face `datasets`.
+    A folder given by hand must hold the files. The folder named by the environment variable
+    DPKFC_DATA may lack the whole set; then, and without a folder, the set is loaded through Hugging
+    Face `datasets`.
 
     Args:
         source: which set.
@@ -131,7 +135,8 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
         Raw pixels; their `source` names the home, and says where files hold a part of the set only.
 
     Raises:
-        DatasetError: no home has the set, files are missing or damaged. The message says how to get them.
+        DatasetError: no home has the set, files are missing or damaged. The message says how to get
+            them.
     """
     paths = local_files(source, data_dir)
     if paths:
@@ -205,7 +210,8 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return both splits of a set through Hugging Face `datasets`, each converted.
 
     Raises:
-        DatasetError: the package is missing, or the set cannot be loaded; the message says how to get it.
+        DatasetError: the package is missing, or the set cannot be loaded; the message says how to
+            get it.
     """
     if not source.hub:
         raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}")

@@ -22,7 +22,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc.app.datasets.formats import DatasetError, ExampleSet, damaged_error, one_line, unreadable_error
+from dpkfc.app.datasets.formats import (
+    DatasetError,
+    ExampleSet,
+    damaged_error,
+    one_line,
+    unreadable_error,
+)
 from dpkfc.app.datasets.sources import Source, from_hub, local_files
 from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
 
@@ -191,7 +197,8 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
     """Read a text set from the first home that has it, as `load_pixels` does for images.
 
     Raises:
-        DatasetError: no home has the set, files are missing or damaged. The message says how to get them.
+        DatasetError: no home has the set, files are missing or damaged. The message says how to get
+            them.
     """
     paths = local_files(source, data_dir)
     if paths:
@@ -232,7 +239,8 @@ def load_pairs(source: Source, data_dir: str | Path | None = None) -> PairSet:
     """Read a set of pairs from a folder, given by hand or by DPKFC_DATA.
 
     Raises:
-        DatasetError: no folder has the set, files are missing or damaged. The message says how to get them.
+        DatasetError: no folder has the set, files are missing or damaged. The message says how to
+            get them.
     """
     paths = local_files(source, data_dir)
     if not paths:
@@ -349,9 +357,7 @@ def word_hashes(words: Iterable[str], key: str = KEY) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
-def hashed_texts(
-    texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool = False
-) -> Tensor:
+def hashed_texts(texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool = False) -> Tensor:
     """Return features `[N, size]` of texts; see `hashed_rows`."""
     documents = [words_of(text) for text in texts]
     known = sorted(set().union(*documents))

@@ -42,10 +42,24 @@ _MOST_REASONS = 12
 _SMOKE = " (smoke run)"
 # Settings that do not decide what a run comes to, or are shown in a place of their own.
 _NOT_DECIDING = {
-    "recipe", "method", "seed", "epsilon", "delta", "eval_on", "out", "data_dir", "threads",
-    "device", "num_workers", "smoke", "max_physical_batch_size", "pad_to_multiple", "chosen_by",
-    "evaluate_every", "test_mode",
-}  # fmt: skip
+    "recipe",
+    "method",
+    "seed",
+    "epsilon",
+    "delta",
+    "eval_on",
+    "out",
+    "data_dir",
+    "threads",
+    "device",
+    "num_workers",
+    "smoke",
+    "max_physical_batch_size",
+    "pad_to_multiple",
+    "chosen_by",
+    "evaluate_every",
+    "test_mode",
+}
 _PICTURES = {
     "signal_to_noise.png": "Signal-to-noise ratio of each layer",
     "spectra.png": "Spectra of the curvature factors",
@@ -208,9 +222,7 @@ def _join_reasons(broken: Sequence[tuple[str, str]]) -> str:
     return "; ".join(reasons)
 
 
-def _unique(
-    paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]
-) -> list[Path]:
+def _unique(paths: Sequence[str | os.PathLike[str]], broken: list[tuple[str, str]]) -> list[Path]:
     unique: dict[str, Path] = {}
     for given in paths:
         try:
@@ -672,9 +684,19 @@ def _read_curve(pairs: Any) -> list[tuple[float, float]]:
 
 
 _FIELDS_OF_BENCHMARK = {
-    "accuracy", "arm", "clipped_fraction", "dataset", "delta", "epsilon", "epsilon_spent",
-    "evaluate_on", "noise_multiplier", "seconds", "seed", "steps",
-}  # fmt: skip
+    "accuracy",
+    "arm",
+    "clipped_fraction",
+    "dataset",
+    "delta",
+    "epsilon",
+    "epsilon_spent",
+    "evaluate_on",
+    "noise_multiplier",
+    "seconds",
+    "seed",
+    "steps",
+}
 
 
 def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
@@ -744,11 +766,15 @@ def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
         title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
         notes=[note for note in notes if note],
         header=(
-            "method", "validation accuracy, NOT PRIVATE", "trials", "pruned", "settings that won",
+            "method",
+            "validation accuracy, NOT PRIVATE",
+            "trials",
+            "pruned",
+            "settings that won",
         ),
         rows=rows,
         commands=commands,
-    )  # fmt: skip
+    )
 
 
 def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
@@ -770,7 +796,13 @@ def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
         source=str(path),
         title=plain(content.get("title", name), 160),
         notes=notes,
-        header=("method", "setting", f"published {unit}".strip(), f"ours {unit}".strip(), "verdict"),
+        header=(
+            "method",
+            "setting",
+            f"published {unit}".strip(),
+            f"ours {unit}".strip(),
+            "verdict",
+        ),
         rows=rows,
         commands=[f"dpkfc reproduce {name}"] if is_command else (),
     )
@@ -807,8 +839,15 @@ def _read_chart(path: Path, content: Mapping[str, Any]) -> Chart:
 # so that 56 methods look different.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7f7f7f")
 SYMBOLS = (
-    "circle", "square", "diamond", "triangle-up", "x", "triangle-down", "star", "pentagon",
-)  # fmt: skip
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "x",
+    "triangle-down",
+    "star",
+    "pentagon",
+)
 GLYPHS = ("●", "■", "◆", "▲", "✖", "▼", "★", "⬟")
 # Both have the same style in every report.
 _ALWAYS = ("dp-sgd", "dp-kfc")
@@ -916,9 +955,17 @@ def group_runs(runs: Sequence[RunSummary]) -> list[RunGroup]:
     for run in runs:
         settings = {str(name): str(value) for name, value in run.settings.items()}
         key = [
-            run.task, run.method, run.measured_on, run.score, run.target, run.delta, run.steps,
-            run.against, list(run.warnings), settings,
-        ]  # fmt: skip
+            run.task,
+            run.method,
+            run.measured_on,
+            run.score,
+            run.target,
+            run.delta,
+            run.steps,
+            run.against,
+            list(run.warnings),
+            settings,
+        ]
         members.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     differing = _differing_settings(group[0] for group in members.values())
     return [_make_group(group, differing[_method_of(group[0])]) for group in members.values()]

@@ -52,19 +52,52 @@ _CAPTIONS = {
 }
 # Keys that have a place of their own. Whatever else a card says is shown as it stands.
 _IN_GUARANTEE = {
-    "certified", "epsilon", "delta", "target_epsilon", "unit", "neighbouring_relation", "releases",
-    "planned_steps", "planned_releases", "epsilon_by", "epsilon_for_others", "neighbours_differ_in",
-}  # fmt: skip
+    "certified",
+    "epsilon",
+    "delta",
+    "target_epsilon",
+    "unit",
+    "neighbouring_relation",
+    "releases",
+    "planned_steps",
+    "planned_releases",
+    "epsilon_by",
+    "epsilon_for_others",
+    "neighbours_differ_in",
+}
 _NOT_IN_MECHANISM = {
-    "event", "certified", "caveats", "epsilon", "target_epsilon", "epsilon_for_others", "against",
-    "delta", "releases", "plan_hash",
-}  # fmt: skip
+    "event",
+    "certified",
+    "caveats",
+    "epsilon",
+    "target_epsilon",
+    "epsilon_for_others",
+    "against",
+    "delta",
+    "releases",
+    "plan_hash",
+}
 _NOT_IN_CURVATURE = {"refreshes", "uses_private_data", "layer_rules", "loss", "curvature_source"}
 _PARTS_OF_CARD = {
-    "format", "title", "stamp", "caveats", "guarantee", "mechanism", "accounting", "curvature",
-    "assumed_public", "ledger", "hyper_parameters", "not_private", "results", "public_seeds",
-    "plan_hash", "software", "audit", "weights",
-}  # fmt: skip
+    "format",
+    "title",
+    "stamp",
+    "caveats",
+    "guarantee",
+    "mechanism",
+    "accounting",
+    "curvature",
+    "assumed_public",
+    "ledger",
+    "hyper_parameters",
+    "not_private",
+    "results",
+    "public_seeds",
+    "plan_hash",
+    "software",
+    "audit",
+    "weights",
+}
 
 TextRows = Sequence[Sequence[str]]
 

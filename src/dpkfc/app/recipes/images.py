@@ -8,13 +8,31 @@ from functools import partial
 
 from dpkfc.app.datasets.formats import ExampleSet, Normalisation, Pixels, read_digits
 from dpkfc.app.datasets.images import BREAST, PATH, PNEUMONIA, SVHN, UTKFACE
-from dpkfc.app.datasets.sources import CIFAR10, CIFAR100_TASK, FASHION_MNIST, MNIST, Source, load_pixels
-from dpkfc.app.models import cifar_cnn, cifar_vit, digits_cnn, mnist_cnn, mnist_mlp, mnist_vit, resnet20, wide_resnet
+from dpkfc.app.datasets.sources import (
+    CIFAR10,
+    CIFAR100_TASK,
+    FASHION_MNIST,
+    MNIST,
+    Source,
+    load_pixels,
+)
+from dpkfc.app.models import (
+    cifar_cnn,
+    cifar_vit,
+    digits_cnn,
+    mnist_cnn,
+    mnist_mlp,
+    mnist_vit,
+    resnet20,
+    wide_resnet,
+)
 from dpkfc.app.pretrained import check_timm, timm_model
 from dpkfc.app.recipes.recipe import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
 
-MNIST_NORMALISATION = Normalisation((0.1307,), (0.3081,), origin="published mean and deviation of the set")
+MNIST_NORMALISATION = Normalisation(
+    (0.1307,), (0.3081,), origin="published mean and deviation of the set"
+)
 
 
 def load_mnist(data_dir: str | None) -> Pixels:
@@ -82,7 +100,9 @@ FASHION_MNIST_CNN = image_recipe(
     build=mnist_cnn,
     image_shape=(28, 28, 1),
     num_classes=10,
-    normalisation=Normalisation((0.2860,), (0.3530,), origin="published mean and deviation of the set"),
+    normalisation=Normalisation(
+        (0.2860,), (0.3530,), origin="published mean and deviation of the set"
+    ),
 )
 
 
@@ -90,7 +110,9 @@ FASHION_MNIST_CNN = image_recipe(
 # CIFAR-10: 50,000 colour images and a five-layer CNN with GroupNorm (522,122 parameters).
 
 CIFAR10_NORMALISATION = Normalisation(
-    (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), origin="published mean and deviation of the set"
+    (0.4914, 0.4822, 0.4465),
+    (0.2470, 0.2435, 0.2616),
+    origin="published mean and deviation of the set",
 )
 
 
@@ -141,11 +163,19 @@ CIFAR10_VIT = replace(CIFAR10_CNN, name="cifar10-vit", build=cifar_vit)
 # --------------------------------------------------------------------------------------------------
 # What the recipes that fine-tune a vision model of timm share.
 
-_IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), origin="published with the pretrained weights")
+_IMAGENET = Normalisation(
+    (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), origin="published with the pretrained weights"
+)
 
 
 def fine_tuned_recipe(
-    name: str, model: str, side: int, *, title: str, pixels: Callable[[str | None], Pixels], num_classes: int
+    name: str,
+    model: str,
+    side: int,
+    *,
+    title: str,
+    pixels: Callable[[str | None], Pixels],
+    num_classes: int,
 ) -> Recipe:
     """Images of 32×32 for a model of timm, all of whose weights are trained; `pretrained` takes a file of weights.
 
@@ -167,7 +197,10 @@ def fine_tuned_recipe(
         num_classes=num_classes,
         normalisation=_IMAGENET,
     )
-    constants = {**made.constants, "pretrained weights": (f"timm {model}", "published; trained on ImageNet")}
+    constants = {
+        **made.constants,
+        "pretrained weights": (f"timm {model}", "published; trained on ImageNet"),
+    }
     made = replace(made, constants=constants, heavy=True)
     read = made.load
 
@@ -187,7 +220,12 @@ def fine_tuned_recipe(
 # CIFAR-10: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
 
 CIFAR10_VIT_SMALL = fine_tuned_recipe(
-    "cifar10-vit-small", "vit_small_patch16_224", 224, title="CIFAR-10", pixels=load_cifar10, num_classes=10
+    "cifar10-vit-small",
+    "vit_small_patch16_224",
+    224,
+    title="CIFAR-10",
+    pixels=load_cifar10,
+    num_classes=10,
 )
 
 
@@ -196,7 +234,12 @@ CIFAR10_VIT_SMALL = fine_tuned_recipe(
 # images.
 
 CIFAR10_CROSSVIT = fine_tuned_recipe(
-    "cifar10-crossvit", "crossvit_tiny_240", 240, title="CIFAR-10", pixels=load_cifar10, num_classes=10
+    "cifar10-crossvit",
+    "crossvit_tiny_240",
+    240,
+    title="CIFAR-10",
+    pixels=load_cifar10,
+    num_classes=10,
 )
 
 
@@ -218,7 +261,9 @@ CIFAR100_WRN = image_recipe(
     image_shape=(32, 32, 3),
     num_classes=100,
     normalisation=Normalisation(
-        (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), origin="published mean and deviation of the set"
+        (0.5071, 0.4865, 0.4409),
+        (0.2673, 0.2564, 0.2762),
+        origin="published mean and deviation of the set",
     ),
 )
 
@@ -227,7 +272,12 @@ CIFAR100_WRN = image_recipe(
 # CIFAR-100: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
 
 CIFAR100_VIT = fine_tuned_recipe(
-    "cifar100-vit", "vit_small_patch16_224", 224, title="CIFAR-100", pixels=load_cifar100, num_classes=100
+    "cifar100-vit",
+    "vit_small_patch16_224",
+    224,
+    title="CIFAR-100",
+    pixels=load_cifar100,
+    num_classes=100,
 )
 
 
@@ -236,7 +286,12 @@ CIFAR100_VIT = fine_tuned_recipe(
 # images.
 
 CIFAR100_CROSSVIT = fine_tuned_recipe(
-    "cifar100-crossvit", "crossvit_tiny_240", 240, title="CIFAR-100", pixels=load_cifar100, num_classes=100
+    "cifar100-crossvit",
+    "crossvit_tiny_240",
+    240,
+    title="CIFAR-100",
+    pixels=load_cifar100,
+    num_classes=100,
 )
 
 
@@ -245,7 +300,8 @@ CIFAR100_CROSSVIT = fine_tuned_recipe(
 # (2,753,818 parameters).
 
 
-# Constants of another set: nothing is fitted to this one, and public images of CIFAR come in them too.
+# Constants of another set: nothing is fitted to this one, and public images of CIFAR come in them
+# too.
 OF_CIFAR10 = replace(CIFAR10_NORMALISATION, origin="published mean and deviation of CIFAR-10")
 
 
@@ -297,7 +353,8 @@ def medical_recipe(name: str, source: Source, num_classes: int, channels: int = 
     def pixels(data_dir: str | None) -> Pixels:
         return load_pixels(source, data_dir)
 
-    # The convention of MedMNIST's own experiments: the format's range goes to [-1, 1], and no data are read for it.
+    # The convention of MedMNIST's own experiments: the format's range goes to [-1, 1], and no data
+    # are read for it.
     half = (0.5,) * channels
     return image_recipe(
         name=name,

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.formats import Examples, ExampleSet, Normalisation, Pixels, split_off_validation
+from dpkfc.app.datasets.formats import (
+    Examples,
+    ExampleSet,
+    Normalisation,
+    Pixels,
+    split_off_validation,
+)
 from dpkfc.app.models import seeded
 from dpkfc.app.settings import ConfigError, RunConfig, tomllib
 from dpkfc.curvature.probes import Probe
@@ -222,7 +228,8 @@ class Recipe:
             return self
         if self.variant is None:
             raise ConfigError(
-                f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of weights; "
+                f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of"
+                " weights; "
                 "leave it out"
             )
         return self.variant(folder)

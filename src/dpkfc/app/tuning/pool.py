@@ -33,15 +33,22 @@ from dpkfc.privacy.ledger import LedgerError
 # What one worker of a study does: cells, one after the other, and what became of each as plain
 # values.
 
-_MACHINE = (OSError, MemoryError, CheckpointError, LedgerError, RunFolderError)  # what no setting of a cell brings about
+_MACHINE = (
+    OSError,
+    MemoryError,
+    CheckpointError,
+    LedgerError,
+    RunFolderError,
+)  # what no setting of a cell brings about
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk that takes nothing more
 
 
 def work(pipe: Connection, folder: Path, data_dir: str) -> None:
     """Run what comes through a pipe, until it closes. While a cell trains, a signal ends it between two steps.
 
-    Answers: ("judged", number, accuracy) wants to hear whether the cell goes on; ("done", row, ended), ("failed", reason),
-    ("lost", reason) and ("full", reason), the last two the machine's doing, and ("interrupted",) are the end of one.
+    Answers: ("judged", number, accuracy) wants to hear whether the cell goes on; ("done", row,
+    ended), ("failed", reason), ("lost", reason) and ("full", reason), the last two the machine's
+    doing, and ("interrupted",) are the end of one.
 
     Args:
         pipe: to the study.
@@ -66,14 +73,20 @@ def work(pipe: Connection, folder: Path, data_dir: str) -> None:
             return  # the study has ended
 
 
-def _outcome(run: Run, watched: bool, pipe: Connection, folder: Path, data_dir: str) -> tuple[Any, ...]:
+def _outcome(
+    run: Run, watched: bool, pipe: Connection, folder: Path, data_dir: str
+) -> tuple[Any, ...]:
     def report(number: int, accuracy: float) -> bool:
         pipe.send(("judged", number, accuracy))
         return bool(pipe.recv())
 
     try:
         row = run.measuring()(
-            run, folder / "runs", data_dir=data_dir, public=folder / "public", report=report if watched else None
+            run,
+            folder / "runs",
+            data_dir=data_dir,
+            public=folder / "public",
+            report=report if watched else None,
         )
         return "done", row, False
     except Ended as ended:
@@ -82,7 +95,11 @@ def _outcome(run: Run, watched: bool, pipe: Connection, folder: Path, data_dir: 
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        told = text if isinstance(error, (ValueError, CheckpointError, LedgerError)) else f"{type(error).__name__}: {text}"
+        told = (
+            text
+            if isinstance(error, (ValueError, CheckpointError, LedgerError))
+            else f"{type(error).__name__}: {text}"
+        )
         if not isinstance(error, _MACHINE):
             return "failed", told
         return "full" if _is_full(error) else "lost", told
@@ -91,7 +108,9 @@ def _outcome(run: Run, watched: bool, pipe: Connection, folder: Path, data_dir: 
 def _is_full(error: BaseException | None) -> bool:
     """Whether a disk that takes nothing more is behind an error, whatever was made of it on the way."""
     while error is not None:
-        if getattr(error, "errno", None) in _FULL or any(os.strerror(number) in str(error) for number in _FULL):
+        if getattr(error, "errno", None) in _FULL or any(
+            os.strerror(number) in str(error) for number in _FULL
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -123,11 +142,18 @@ class Clock:
 
     def __post_init__(self) -> None:
         if self.minutes is not None and not (math.isfinite(self.minutes) and self.minutes >= 0):
-            raise StudyError(f"--budget {self.minutes:g}: give minutes, 0 (nothing is run) or more; leave it out for no bound")
+            raise StudyError(
+                f"--budget {self.minutes:g}: give minutes, 0 (nothing is run) or more; leave it"
+                " out for no bound"
+            )
 
     def left(self) -> float | None:
         """Seconds, 0 when the time is up; None is no bound."""
-        return None if self.minutes is None else max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
+        return (
+            None
+            if self.minutes is None
+            else max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
+        )
 
     def fits(self, run: Any) -> bool:
         """Whether it would end in time, as far as is known."""
@@ -142,7 +168,11 @@ class Clock:
             TimeIsUp: it was.
         """
         left = self.left()
-        if not left or threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        if (
+            not left
+            or threading.current_thread() is not threading.main_thread()
+            or not hasattr(signal, "setitimer")
+        ):
             yield
             return
 
@@ -259,7 +289,10 @@ def worker_count(asked: int | None) -> int:
     if asked is None:
         return cores()
     if not 1 <= asked <= cores():
-        raise StudyError(f"workers = {asked}: every cell takes one core and there are {cores()}; choose 1 to {cores()}")
+        raise StudyError(
+            f"workers = {asked}: every cell takes one core and there are {cores()}; choose 1 to"
+            f" {cores()}"
+        )
     return asked
 
 
@@ -287,13 +320,14 @@ def drive(
         source: is called in this process alone.
         place: data and ledgers.
         workers: cells at once, each with one thread.
-        budget_minutes: no cell is started whose expected time does not fit, and started cells are stopped when it is up,
-            as by Ctrl-C; None is no bound.
+        budget_minutes: no cell is started whose expected time does not fit, and started cells are
+            stopped when it is up, as by Ctrl-C; None is no bound.
         expected: seconds of a cell, None where not known.
         watcher: is shown what happens.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C or SIGTERM; the workers have ended, and what had finished is with the source.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; the workers have ended, and what had finished is with
+            the source.
         StudyError: a worker process cannot be started, or the disk is full.
     """
     clock = Clock(budget_minutes, expected)
@@ -377,7 +411,9 @@ def _leave(worker: _Worker, source: Source, watcher: Watcher | None) -> None:
         watcher.out_of_time(worker.task)
 
 
-def _listen(worker: _Worker, source: Source, watcher: Watcher | None, *, time_is_up: bool = False) -> None:
+def _listen(
+    worker: _Worker, source: Source, watcher: Watcher | None, *, time_is_up: bool = False
+) -> None:
     """Hear what a worker has to say.
 
     Raises:
@@ -400,7 +436,10 @@ def _listen(worker: _Worker, source: Source, watcher: Watcher | None, *, time_is
             watcher.evaluated(task, number, accuracy)
         return
     if kind == "full":
-        raise StudyError(f"{content[0]}; what had finished before is kept, and the same command goes on from there")
+        raise StudyError(
+            f"{content[0]}; what had finished before is kept, and the same command goes on from"
+            " there"
+        )
     if time_is_up and kind in ("interrupted", "lost"):
         _leave(worker, source, watcher)
     elif kind == "interrupted":
@@ -412,13 +451,17 @@ def _listen(worker: _Worker, source: Source, watcher: Watcher | None, *, time_is
     worker.task = None
 
 
-def _give_up(task: Task, reason: str, source: Source, watcher: Watcher | None, *, lost: bool) -> None:
+def _give_up(
+    task: Task, reason: str, source: Source, watcher: Watcher | None, *, lost: bool
+) -> None:
     source.failed(task, reason, lost=lost)
     if watcher is not None:
         (watcher.lost if lost else watcher.finished)(task, reason)
 
 
-def _keep(task: Task, row: dict[str, Any], ended: bool, *, source: Source, watcher: Watcher | None) -> None:
+def _keep(
+    task: Task, row: dict[str, Any], ended: bool, *, source: Source, watcher: Watcher | None
+) -> None:
     source.done(task, row, ended)
     outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
     if watcher is not None:
@@ -445,7 +488,9 @@ def _hire(place: Place) -> _Worker:
         with _one_thread():
             process.start()
     except OSError as error:
-        raise StudyError(f"a worker process cannot be started ({error.strerror or error}); give fewer --workers") from None
+        raise StudyError(
+            f"a worker process cannot be started ({error.strerror or error}); give fewer --workers"
+        ) from None
     theirs.close()
     return _Worker(process, ours)
 
@@ -471,7 +516,8 @@ _LOG = logging.getLogger(__name__)
 class StudyProgress:
     """A bar of finished cells, and a line for each that ends. Use it in a `with`.
 
-    Cells that were stopped because the time was up are named afterwards, in a warning that is there without a bar too.
+    Cells that were stopped because the time was up are named afterwards, in a warning that is there
+    without a bar too.
 
     Args:
         total: cells there will be, those that are done included; None where not known.
@@ -531,18 +577,26 @@ class StudyProgress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
         if self._stopped:
             _LOG.warning(
-                "the time given was up: stopped %s; what had finished is kept, and the same command goes on, which begins the "
-                "stopped ones anew", "; ".join(self._stopped),
-            )  # fmt: skip
+                "the time given was up: stopped %s; what had finished is kept, and the same"
+                " command goes on, which begins the "
+                "stopped ones anew",
+                "; ".join(self._stopped),
+            )
 
 
 def _what(task: Task) -> str:
-    return f"{task.run.recipe} {task.label or task.run.method}, seed {task.run.seed}, {task.run.evaluate_on}"
+    return (
+        f"{task.run.recipe} {task.label or task.run.method}, seed {task.run.seed},"
+        f" {task.run.evaluate_on}"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -563,10 +617,14 @@ class Listed:
         failures: why a run could not be made, by its hash.
     """
 
-    def __init__(self, tasks: Iterable[Task], store: Store, known: Callable[[Run], bool] = lambda run: False) -> None:
+    def __init__(
+        self, tasks: Iterable[Task], store: Store, known: Callable[[Run], bool] = lambda run: False
+    ) -> None:
         self._store = store
         wanted = {task.run.hash: task for task in tasks}
-        self._left = [task for task in wanted.values() if store.get(task.run) is None and not known(task.run)]
+        self._left = [
+            task for task in wanted.values() if store.get(task.run) is None and not known(task.run)
+        ]
         self.total, self.done_before = len(wanted), len(wanted) - len(self._left)
         self.failures: dict[str, str] = {}
 
@@ -585,11 +643,16 @@ class Listed:
 
         Args:
             data_dir: folder of the data sets.
-            parts: whether files that hold a part of a set will do; otherwise that is said in its cells too.
+            parts: whether files that hold a part of a set will do; otherwise that is said in its
+                cells too.
         """
         for recipe in self.recipes:
             try:
-                part = find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir})).part
+                part = (
+                    find_recipe(recipe)
+                    .data(run_config({"recipe": recipe, "data_dir": data_dir}))
+                    .part
+                )
             except DatasetError as error:
                 self.leave_out(recipe, str(error))
                 continue

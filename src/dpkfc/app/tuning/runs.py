@@ -28,7 +28,15 @@ from dpkfc.privacy.ledger import version
 # Which code a result came from: rows outlive changes of a method, and nothing else in them would
 # tell.
 
-_LEFT_OUT = {"audit", "federated", "integrations", "report", "cli.py", "html", "tuning"}  # what decides no figure of a run
+_LEFT_OUT = {
+    "audit",
+    "federated",
+    "integrations",
+    "report",
+    "cli.py",
+    "html",
+    "tuning",
+}  # what decides no figure of a run
 
 
 @functools.cache
@@ -56,15 +64,31 @@ class StudyError(ValueError):
 
 KIND, VERSION = "dpkfc study", 1
 _FLOAT = (float, int)
-_NEEDED: Mapping[str, Any] = {"run": dict, "accuracy": _FLOAT, "epsilon": _FLOAT, "steps": int, "noise_multiplier": _FLOAT}
-_OF_FIGURES: Mapping[str, Mapping[str, Any]] = {  # by measure; rows of another one may hold anything
+_NEEDED: Mapping[str, Any] = {
+    "run": dict,
+    "accuracy": _FLOAT,
+    "epsilon": _FLOAT,
+    "steps": int,
+    "noise_multiplier": _FLOAT,
+}
+_OF_FIGURES: Mapping[
+    str, Mapping[str, Any]
+] = {  # by measure; rows of another one may hold anything
     "dpkfc_papers.measurements:measure_course": {
-        "hash": str, "checkpoints": list, "sizes": dict, "epsilon": _FLOAT, "steps": int,
+        "hash": str,
+        "checkpoints": list,
+        "sizes": dict,
+        "epsilon": _FLOAT,
+        "steps": int,
     },
     "dpkfc_papers.measurements:measure_mean_field": {
-        "hash": str, "networks": list, "contraction": list, "seeds": int, "examples": int,
+        "hash": str,
+        "networks": list,
+        "contraction": list,
+        "seeds": int,
+        "examples": int,
     },
-}  # fmt: skip
+}
 _OF_CHECKPOINTS = {"step", "layers", "signal", "density"}
 _LOG = logging.getLogger(__name__)
 
@@ -98,7 +122,12 @@ class Store:
         self._rows = _read_rows(self.path)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -126,11 +155,16 @@ class Store:
         """
         self._rows[run.hash] = dict(row)
         content = {"kind": KIND, "version": VERSION, "rows": self._rows}
-        text = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+        text = (
+            json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
+            + "\n"
+        )
         try:
             placed(self.path, lambda part: part.write_text(text, "utf-8"), private=True)
         except RunFolderError as error:
-            raise StudyError(f"{error}; the results before it are kept, and the same command goes on from them") from None
+            raise StudyError(
+                f"{error}; the results before it are kept, and the same command goes on from them"
+            ) from None
 
 
 def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
@@ -139,14 +173,25 @@ def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise StudyError(f"results file {path} cannot be read ({error.strerror or error}); change its rights") from None
+        raise StudyError(
+            f"results file {path} cannot be read ({error.strerror or error}); change its rights"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise StudyError(f"results file {path} is damaged ({error}); put an earlier copy back, or move it away") from None
-    if not isinstance(content, dict) or content.get("kind") != KIND or not isinstance(content.get("rows"), dict):
-        raise StudyError(f"{path} is no results file of a study; choose another --out, or move it away")
+        raise StudyError(
+            f"results file {path} is damaged ({error}); put an earlier copy back, or move it away"
+        ) from None
+    if (
+        not isinstance(content, dict)
+        or content.get("kind") != KIND
+        or not isinstance(content.get("rows"), dict)
+    ):
+        raise StudyError(
+            f"{path} is no results file of a study; choose another --out, or move it away"
+        )
     if content.get("version") != VERSION:
         raise StudyError(
-            f"results file {path} is of version {content.get('version')!r}, this dpkfc reads {VERSION}; use the version that "
+            f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
+            f" {VERSION}; use the version that "
             "wrote it, or choose another --out"
         )
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
@@ -161,13 +206,20 @@ def _is_row(row: Any) -> bool:
         return False
     measure = row["run"].get("measure")  # a figure has rows of its own
     needed = _OF_FIGURES.get(str(measure), {}) if measure else _NEEDED
-    if not all(isinstance(row.get(name), kind) and row[name] not in ([], {}) for name, kind in needed.items()):
+    if not all(
+        isinstance(row.get(name), kind) and row[name] not in ([], {})
+        for name, kind in needed.items()
+    ):
         return False
-    return not (measure and "checkpoints" in needed) or all(_is_checkpoint(one) for one in row["checkpoints"])
+    return not (measure and "checkpoints" in needed) or all(
+        _is_checkpoint(one) for one in row["checkpoints"]
+    )
 
 
 def _is_checkpoint(one: Any) -> bool:
-    return isinstance(one, dict) and one.keys() >= _OF_CHECKPOINTS and isinstance(one["layers"], dict)
+    return (
+        isinstance(one, dict) and one.keys() >= _OF_CHECKPOINTS and isinstance(one["layers"], dict)
+    )
 
 
 def _locked(path: Path) -> TextIO | None:
@@ -180,12 +232,17 @@ def _locked(path: Path) -> TextIO | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
     except OSError as error:
-        raise StudyError(f"{path} cannot be written ({error.strerror or error}); make room, or choose another --out") from None
+        raise StudyError(
+            f"{path} cannot be written ({error.strerror or error}); make room, or choose another"
+            " --out"
+        ) from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
-        raise StudyError(f"another process works on {path.with_suffix('')}; wait for it, or choose another --out") from None
+        raise StudyError(
+            f"another process works on {path.with_suffix('')}; wait for it, or choose another --out"
+        ) from None
     file.seek(0)
     file.truncate()
     file.write(str(os.getpid()))
@@ -205,8 +262,9 @@ def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
     """The file of public examples behind a name; the file is made when it is not there, or not whole.
 
     Args:
-        name: `@RECIPE:N`, N training examples of that recipe, chosen by a public seed; `@cifar100:N`, in CIFAR-10's constants;
-            `@ag-news-words:N`, AG News in the hashed words of `imdb-logistic`. Any other text is returned as it is.
+        name: `@RECIPE:N`, N training examples of that recipe, chosen by a public seed;
+            `@cifar100:N`, in CIFAR-10's constants; `@ag-news-words:N`, AG News in the hashed words
+            of `imdb-logistic`. Any other text is returned as it is.
         folder: where the file is kept, for all cells of a study.
         data_dir: folder of the data sets.
 
@@ -233,7 +291,9 @@ def _is_whole(path: Path, count: int) -> bool:
 
     try:
         with safe_open(path, "pt") as held:
-            return all(held.get_slice(name).get_shape()[:1] == [count] for name in ("inputs", "labels"))
+            return all(
+                held.get_slice(name).get_shape()[:1] == [count] for name in ("inputs", "labels")
+            )
     except (OSError, SafetensorError):
         return False
 
@@ -246,9 +306,15 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
 
     inputs, labels = _examples(recipe, data_dir)
     if not 0 < count <= len(labels):
-        raise StudyError(f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples; choose 1 to that")
+        raise StudyError(
+            f"public_data = '@{recipe}:{count}': the set has {len(labels)} training examples;"
+            " choose 1 to that"
+        )
     rows = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SEED))[:count]
-    content = {"inputs": inputs[rows].clone().contiguous(), "labels": labels[rows].clone().contiguous()}
+    content = {
+        "inputs": inputs[rows].clone().contiguous(),
+        "labels": labels[rows].clone().contiguous(),
+    }
     placed(path, lambda part: save_file(content, part))
 
 
@@ -263,7 +329,11 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
         from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
         from dpkfc.app.recipes.words import SIZE
 
-        return load_texts(AG_NEWS, data_dir or None).tensors(lambda lines: hashed_texts(lines, SIZE)).train
+        return (
+            load_texts(AG_NEWS, data_dir or None)
+            .tensors(lambda lines: hashed_texts(lines, SIZE))
+            .train
+        )
     from dpkfc.app.recipes.catalogue import find_recipe, run_config
 
     given = {"data_dir": data_dir} if data_dir else {}
@@ -274,9 +344,19 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
 
 FORMAT = 1  # of a row
 MECHANISM = 1  # raised when runs of equal settings come to other results than before
-_MACHINE = {"out", "data_dir", "threads", "device", "num_workers", "max_physical_batch_size", "pad_to_multiple", "chosen_by"}
+_MACHINE = {
+    "out",
+    "data_dir",
+    "threads",
+    "device",
+    "num_workers",
+    "max_physical_batch_size",
+    "pad_to_multiple",
+    "chosen_by",
+}
 _OF_RUN = {"recipe", "method", "seed", "eval_on"}
-# Former defaults of K-FAC, which rows are silent about that were made under them; of `sides` methods are never silent.
+# Former defaults of K-FAC, which rows are silent about that were made under them; of `sides`
+# methods are never silent.
 _FORMER: dict[str, Any] = {"max_rank": 64}
 _UNTOLD: dict[str, Any] = {**_FORMER, "sides": "both"}
 Plain = str | int | float | bool
@@ -302,12 +382,13 @@ class Run:
     Attributes:
         recipe: as of `dpkfc train --recipe`.
         method: as of `dpkfc train --method`.
-        settings: sorted pairs laid over the recipe's TOML; make them from a mapping with `Run.of`. A `public_data` of the form
-            `@RECIPE:N` stands for N training images of another recipe.
+        settings: sorted pairs laid over the recipe's TOML; make them from a mapping with `Run.of`.
+            A `public_data` of the form `@RECIPE:N` stands for N training images of another recipe.
         seed: public seed of initial weights and probes; noise is never seeded.
         evaluate_on: "validation" or "test".
-        measure: what else than its accuracy is measured, as "module:function" with the arguments and the row of `run_cell`;
-            empty for a plain run. Figures are cells in this way: same pool, same store, another hash.
+        measure: what else than its accuracy is measured, as "module:function" with the arguments
+            and the row of `run_cell`; empty for a plain run. Figures are cells in this way: same
+            pool, same store, another hash.
 
     Raises:
         ConfigError: an unknown recipe, method or setting, or settings that do not go together.
@@ -334,14 +415,20 @@ class Run:
         """A run from a mapping of settings."""
         wrong = sorted((_OF_RUN | {"out", "test_mode"}) & set(settings or {}))
         if wrong:
-            raise StudyError(f"{wrong[0]} is no setting of a cell: it is an attribute of `Run`, or chosen by the study")
-        return cls(recipe, method, tuple(sorted((settings or {}).items())), seed, evaluate_on, measure)
+            raise StudyError(
+                f"{wrong[0]} is no setting of a cell: it is an attribute of `Run`, or chosen by"
+                " the study"
+            )
+        return cls(
+            recipe, method, tuple(sorted((settings or {}).items())), seed, evaluate_on, measure
+        )
 
     @classmethod
     def stored(cls, row: Mapping[str, Any]) -> Run:
         """The run of a stored row.
 
-        A default may have changed since: what the row is silent about is then as its hash says, the former one or today's.
+        A default may have changed since: what the row is silent about is then as its hash says, the
+        former one or today's.
 
         Args:
             row: with `run`, as of `describe`, and, where the row has one, `hash`.
@@ -353,27 +440,44 @@ class Run:
         of_run = {name: held[name] for name in ("seed", "evaluate_on", "measure") if name in held}
         run = cls.of(held["recipe"], held["method"], held["settings"], **of_run)
         former = cls.of(held["recipe"], held["method"], {**_FORMER, **held["settings"]}, **of_run)
-        return former if "hash" in row and row["hash"] != run.hash and row["hash"] == former.hash else run
+        return (
+            former
+            if "hash" in row and row["hash"] != run.hash and row["hash"] == former.hash
+            else run
+        )
 
     def config(self, **machine: Plain) -> RunConfig:
         """The settings of the run, all of them."""
-        of_run = {"recipe": self.recipe, "method": self.method, "seed": self.seed, "eval_on": self.evaluate_on}
+        of_run = {
+            "recipe": self.recipe,
+            "method": self.method,
+            "seed": self.seed,
+            "eval_on": self.evaluate_on,
+        }
         return run_config({**dict(self.settings), **of_run, **machine})
 
     def identity(self) -> dict[str, Any]:
         """What decides the result: settings that differ from the library's defaults, resolved; nothing of the machine.
 
-        A recipe's file and a method's preset are resolved, so a change of either is another run; a setting that is added to
-        the library later with a default that changes nothing leaves the hash as it is, and so does a default that changes
-        for those who do not use it.
+        A recipe's file and a method's preset are resolved, so a change of either is another run; a
+        setting that is added to the library later with a default that changes nothing leaves the
+        hash as it is, and so does a default that changes for those who do not use it.
         """
         config = self.config()
-        defaults = {f.name: f.default for f in dataclasses.fields(RunConfig) if f.name not in _MACHINE | _OF_RUN}
+        defaults = {
+            f.name: f.default
+            for f in dataclasses.fields(RunConfig)
+            if f.name not in _MACHINE | _OF_RUN
+        }
         if config.preconditioner == "kfac":
             defaults |= _UNTOLD
         else:
             defaults = {name: default for name, default in defaults.items() if name not in _UNTOLD}
-        changed = {name: value for name, default in defaults.items() if (value := getattr(config, name)) != default}
+        changed = {
+            name: value
+            for name, default in defaults.items()
+            if (value := getattr(config, name)) != default
+        }
         return {
             "format": FORMAT,
             "mechanism": MECHANISM,
@@ -428,24 +532,32 @@ class Run:
         return found
 
 
-Report = Callable[[int, float], bool]  # (number of the evaluation from 1, accuracy) to whether the run goes on
+Report = Callable[
+    [int, float], bool
+]  # (number of the evaluation from 1, accuracy) to whether the run goes on
 
 
 def run_cell(
-    run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Report | None = None
+    run: Run,
+    folder: Path,
+    *,
+    data_dir: str = "",
+    public: Path | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Train one cell with one numerical thread and secure noise.
 
     Args:
         run: the cell.
-        folder: the run folder is made below it, named by the hash; what the run spent stays there in its ledger.
+        folder: the run folder is made below it, named by the hash; what the run spent stays there
+            in its ledger.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         public: folder for the files of public examples that cells of a study share.
         report: sees every evaluation, for the operator only, and may end the run.
 
-    Returns:
-        A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that `evaluate_on` names, its course, ε, δ, σ,
-        accounting, steps, mean clipped fraction (NOT PRIVATE), seconds and the machine.
+    Returns: A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that
+        `evaluate_on` names, its course, ε, δ, σ, accounting, steps, mean clipped fraction (NOT
+        PRIVATE), seconds and the machine.
 
     Raises:
         Ended: ended by `report` or by a signal.
@@ -457,7 +569,9 @@ def run_cell(
     from dpkfc.app.train import measure, prepare
 
     started = time.perf_counter()
-    public_data = resolved(dict(run.settings).get("public_data", ""), public or folder / "public", data_dir)
+    public_data = resolved(
+        dict(run.settings).get("public_data", ""), public or folder / "public", data_dir
+    )
     files: dict[str, Plain] = {"public_data": public_data} if public_data else {}
     config = run.config(threads=1, data_dir=data_dir, **files)
     prepared = prepare(config, _read(config))
@@ -483,9 +597,19 @@ def run_cell(
     return row
 
 
-_LAST: list[tuple[tuple[Plain, ...], Any]] = []  # what this process has read last: cells of a study share their data
+_LAST: list[
+    tuple[tuple[Plain, ...], Any]
+] = []  # what this process has read last: cells of a study share their data
 # Settings that the data of a run depend on.
-_OF_DATA = ("recipe", "data_dir", "smoke", "pretrained", "vocabulary", "validation_size", "split_seed")
+_OF_DATA = (
+    "recipe",
+    "data_dir",
+    "smoke",
+    "pretrained",
+    "vocabulary",
+    "validation_size",
+    "split_seed",
+)
 
 
 def _read(config: RunConfig) -> Any:
@@ -539,10 +663,17 @@ def hardware() -> dict[str, Any]:
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+        name = next(
+            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
+        )
     except OSError:
         pass
-    return {"cpu": name, "threads_a_run": 1, "torch": torch.__version__, "python": platform.python_version()}
+    return {
+        "cpu": name,
+        "threads_a_run": 1,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def _clear(place: Any) -> None:
@@ -565,9 +696,10 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that differ from what the recipe and the method come to; all that were given where that is not known.
 
     Args:
-        run: `recipe`, `method` and `settings`: all of them, as a run folder keeps them, or those laid over the defaults. With
-            `hash`, the one it was stored under (`Run.hash`; with `seed` and `evaluate_on`), defaults are filled in only where
-            they are still those that the run was made with.
+        run: `recipe`, `method` and `settings`: all of them, as a run folder keeps them, or those
+            laid over the defaults. With `hash`, the one it was stored under (`Run.hash`; with
+            `seed` and `evaluate_on`), defaults are filled in only where they are still those that
+            the run was made with.
     """
     given = {str(name): value for name, value in run["settings"].items()}
     try:
@@ -589,5 +721,10 @@ def departures(run: Mapping[str, Any]) -> dict[str, Any]:
 @functools.cache
 def _usual(recipe: str, method: str, smoke: bool, public: bool) -> dict[str, Any]:
     """What a recipe and a method come to; in the place of public data a name that no file has."""
-    said = {"recipe": recipe, "method": method, "smoke": smoke, **({"public_data": "@"} if public else {})}
+    said = {
+        "recipe": recipe,
+        "method": method,
+        "smoke": smoke,
+        **({"public_data": "@"} if public else {}),
+    }
     return dataclasses.asdict(run_config(said))

@@ -504,7 +504,9 @@ class Search:
         counted = [trial for trial in self._all_trials() if not self._is_lost(trial)]
         if self.kind != "tpe":
             return counted
-        return list({trial.user_attrs.get(_HASH, trial.number): trial for trial in counted}.values())
+        return list(
+            {trial.user_attrs.get(_HASH, trial.number): trial for trial in counted}.values()
+        )
 
     def _is_lost(self, trial: Any) -> bool:
         """Return whether an attempt failed through no fault of its trial.
@@ -564,7 +566,9 @@ class Search:
                 continue
             last = max(trial.intermediate_values)
             others = _other_values(evaluations, key, last)
-            if key == self._default_hash or is_in_best_third(trial.intermediate_values[last], others):
+            if key == self._default_hash or is_in_best_third(
+                trial.intermediate_values[last], others
+            ):
                 stopped.append(trial)
         return stopped
 
@@ -587,9 +591,7 @@ class Search:
         settings = {**self._common, **self.arm.settings, **params, **changed}
         if evaluate_on == "test":
             settings.pop("validation_size", None)
-        return Run.of(
-            self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on
-        )
+        return Run.of(self.recipe, self.arm.method, settings, seed=seed, evaluate_on=evaluate_on)
 
     def _validation_run(self, settings: Mapping[str, Plain]) -> Run:
         return self.run(settings, seed=self._seed, evaluate_on="validation")
@@ -826,7 +828,9 @@ class Search:
         return distributions.FloatDistribution(low, high, log=values.log)
 
 
-def _other_values(evaluations: Mapping[str, Mapping[int, float]], key: str, number: int) -> list[float]:
+def _other_values(
+    evaluations: Mapping[str, Mapping[int, float]], key: str, number: int
+) -> list[float]:
     """Return what trials other than `key` came to at an evaluation."""
     values = []
     for other, seen in evaluations.items():

@@ -20,7 +20,15 @@ from dp_accounting import dp_event, rdp
 from dpkfc.app.run_folder import RunFolderError, placed
 from dpkfc.app.tuning.pool import Console, Place, StudyProgress, Task, drive, minutes_left
 from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
-from dpkfc.app.tuning.search import ADAPTIVE, SEARCHES, Arm, Search, arms_for, load_optuna, other_kind_error
+from dpkfc.app.tuning.search import (
+    ADAPTIVE,
+    SEARCHES,
+    Arm,
+    Search,
+    arms_for,
+    load_optuna,
+    other_kind_error,
+)
 from dpkfc.privacy import ledger
 from dpkfc.privacy.accounting import EpsilonCurve, epsilon, event_from_dict, quiet_accountants
 from dpkfc.privacy.ledger import LedgerError, Verified
@@ -31,7 +39,8 @@ from dpkfc.report.numbers import rounded_up
 # all trials otherwise.
 
 SCOPE = (
-    "for examples of the training part: a score on the validation part follows from private weights for them, and it is exact "
+    "for examples of the training part: a score on the validation part follows from private"
+    " weights for them, and it is exact "
     "for validation examples, which no ε protects"
 )
 _LARGEST = 10_000
@@ -44,7 +53,8 @@ class TrialLaw:
     Attributes:
         name: for people.
         mean: expected number of trials.
-        shape: infinity for Poisson, 1 for geometric, another positive number for truncated negative binomial.
+        shape: infinity for Poisson, 1 for geometric, another positive number for truncated negative
+            binomial.
     """
 
     name: str
@@ -69,15 +79,18 @@ def trial_law(text: str, mean: float) -> TrialLaw:
     except ValueError:
         shape = math.nan
     if not (shape > 0 and math.isfinite(shape)):
-        raise StudyError(f"count = {text!r} is no law of the number of trials; geometric | poisson | a shape above 0")
+        raise StudyError(
+            f"count = {text!r} is no law of the number of trials; geometric | poisson | a shape"
+            " above 0"
+        )
     return TrialLaw(f"truncated negative binomial, shape {shape:g}", mean, shape)
 
 
 def draw(law: TrialLaw, generator: random.Random | None = None) -> int:
     """The number of trials, from the operating system's secret randomness unless a generator is given.
 
-    It is drawn once, before any trial, and is no public number: ε covers the choice, not the count. Zero, which only Poisson
-    gives, is a search without an outcome.
+    It is drawn once, before any trial, and is no public number: ε covers the choice, not the count.
+    Zero, which only Poisson gives, is a search without an outcome.
     """
     source = generator or secrets.SystemRandom()
     if law.shape == math.inf:
@@ -133,7 +146,9 @@ def with_selection(
         then: event and releases of one more run, with what the best trial shows.
     """
     relations = dp_accounting.NeighboringRelation
-    neighbours = relations.ADD_OR_REMOVE_ONE if relation == "add_or_remove_one" else relations.REPLACE_ONE
+    neighbours = (
+        relations.ADD_OR_REMOVE_ONE if relation == "add_or_remove_one" else relations.REPLACE_ONE
+    )
     accountant = rdp.RdpAccountant(neighboring_relation=neighbours)
     run = dp_accounting.SelfComposedDpEvent(event, steps)
     with quiet_accountants():
@@ -143,11 +158,17 @@ def with_selection(
         return float(accountant.get_epsilon(delta))
 
 
-def composed(runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str) -> float:
+def composed(
+    runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str
+) -> float:
     """ε of runs one after the other, each chosen after those before it: what is safe to say of an adaptive search, by RDP."""
-    if all(one == runs[0][0] for one, _ in runs):  # also where RDP knows the event, and not a composition of it
+    if all(
+        one == runs[0][0] for one, _ in runs
+    ):  # also where RDP knows the event, and not a composition of it
         return epsilon(runs[0][0], sum(count for _, count in runs), delta, "rdp", relation)
-    event = dp_accounting.ComposedDpEvent([dp_accounting.SelfComposedDpEvent(one, count) for one, count in runs])
+    event = dp_accounting.ComposedDpEvent(
+        [dp_accounting.SelfComposedDpEvent(one, count) for one, count in runs]
+    )
     return epsilon(event, 1, delta, "rdp", relation)
 
 
@@ -184,7 +205,10 @@ class StudyLedgers:
             try:
                 found = _read(path)
                 released = {} if found is None else _released(found)
-                events |= {text: event_from_dict(json.loads(text)) for text in released.keys() - events.keys()}
+                events |= {
+                    text: event_from_dict(json.loads(text))
+                    for text in released.keys() - events.keys()
+                }
             except (LedgerError, OSError, ValueError) as error:
                 unread.append(" ".join(str(error).split()))
                 continue
@@ -219,7 +243,9 @@ def _read(path: Path) -> Verified | None:
     """
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
-    whole = content + b"\n" if content[end:] and ledger.is_complete(content[end:]) else content[:end]
+    whole = (
+        content + b"\n" if content[end:] and ledger.is_complete(content[end:]) else content[:end]
+    )
     if not whole and ledger.begins_a_ledger(content):
         return None
     return ledger.parse(whole or content, f"{path.parent.name}/{path.name}")
@@ -228,7 +254,8 @@ def _read(path: Path) -> Verified | None:
 def _released(found: Verified) -> dict[str, int]:
     """How often each event counts: as planned, since a run that was ended early was ended by what it showed.
 
-    What is left of the plan counts as the last release did. A run without a release gave nothing away.
+    What is left of the plan counts as the last release did. A run without a release gave nothing
+    away.
     """
     counts: dict[str, int] = {}
     event = ""
@@ -278,11 +305,15 @@ class Cost:
     """What ε says about a tuning study.
 
     Attributes:
-        statement: in words; of a random search without the number of its trials, which the figure asks to be secret.
-        unpublished: what else there is to say, to the operator only; empty where the statement says it all.
-        with_tuning: ε of one arm of a random search that is over, its choice counted; None where there is no such figure.
+        statement: in words; of a random search without the number of its trials, which the figure
+            asks to be secret.
+        unpublished: what else there is to say, to the operator only; empty where the statement says
+            it all.
+        with_tuning: ε of one arm of a random search that is over, its choice counted; None where
+            there is no such figure.
         with_training: ε of that and of one training with what it chose.
-        composed: ε of all runs started, one after the other, by RDP and their ledgers; None where it cannot be told.
+        composed: ε of all runs started, one after the other, by RDP and their ledgers; None where
+            it cannot be told.
     """
 
     statement: str
@@ -337,7 +368,12 @@ class Tuned:
             RunFolderError: the disk cannot take them.
         """
         data, text = folder / "tune.json", folder / "tune.md"
-        content = json.dumps({"version": 1, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        content = (
+            json.dumps(
+                {"version": 1, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False
+            )
+            + "\n"
+        )
         placed(data, lambda part: part.write_text(content, "utf-8"), private=True)
         placed(text, lambda part: part.write_text(self.markdown(), "utf-8"), private=True)
         return data, text
@@ -355,12 +391,24 @@ class Tuned:
         ]
         for arm in self.arms:
             name = f"{arm.label} (control)" if arm.control else arm.label
-            count = "secret" if secret else f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
-            lines.append(f"| {name} | {percent(arm.accuracy)} | {count} | {settings_text(arm.params)} |")
+            count = (
+                "secret" if secret else f"{arm.trials} ({arm.pruned} pruned, {arm.failed} failed)"
+            )
+            lines.append(
+                f"| {name} | {percent(arm.accuracy)} | {count} | {settings_text(arm.params)} |"
+            )
         if not self.complete:
-            lines += ["", "Not finished: some trials are still to run, of some methods perhaps more. The same command goes on."]
+            lines += [
+                "",
+                "Not finished: some trials are still to run, of some methods perhaps more. The"
+                " same command goes on.",
+            ]
         if self.failures:
-            lines += ["", "Trials that could not be run" + (" (not to be published):" if secret else ":"), ""]
+            lines += [
+                "",
+                "Trials that could not be run" + (" (not to be published):" if secret else ":"),
+                "",
+            ]
             lines += [f"- {name}: {why}" for name, why in self.failures.items()]
         lines += ["", "Train with what won, on the whole training set:", ""]
         lines += [f"    {arm.command}" for arm in self.arms if arm.accuracy is not None]
@@ -384,26 +432,39 @@ def spread(values: Sequence[float]) -> str:
 
 def settings_text(params: Mapping[str, Plain]) -> str:
     """Settings in a table."""
-    return ", ".join(f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}" for name, value in params.items())
+    return ", ".join(
+        f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in params.items()
+    )
 
 
 def cost_of(
-    plan: Any, begun: StudyLedgers, law: TrialLaw | None = None, arms: int = 1, *, final: Any = None, over: bool = True
+    plan: Any,
+    begun: StudyLedgers,
+    law: TrialLaw | None = None,
+    arms: int = 1,
+    *,
+    final: Any = None,
+    over: bool = True,
 ) -> Cost:
     """What ε says about a tuning study.
 
     Args:
         plan: of one trial; every trial has its event and number of steps.
         begun: runs that have started, in this study or before it in its folder.
-        law: of the number of trials of a random search, None for a search whose trials depend on one another.
+        law: of the number of trials of a random search, None for a search whose trials depend on
+            one another.
         arms: that were compared.
         final: plan of a training with what the search chose; None as of a trial.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
-    spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(plan.steps)
+    spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(
+        plan.steps
+    )
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
     lines = [
-        f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been known beforehand; the search "
+        f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
+        " known beforehand; the search "
         "looked at private examples for every trial.",
     ]
     total, together = _together(plan, begun)
@@ -412,21 +473,39 @@ def cost_of(
     if law is None:
         lines += [together] if together else []
         lines.append(
-            "The trials of this search were chosen after those before them (TPE, pruning), so no tighter figure exists; a "
+            "The trials of this search were chosen after those before them (TPE, pruning), so no"
+            " tighter figure exists; a "
             "random search (--search random) has one."
         )
     else:
-        unpublished = f"Not to be published, since the number of trials has to stay secret: {together}" if together else ""
+        unpublished = (
+            f"Not to be published, since the number of trials has to stay secret: {together}"
+            if together
+            else ""
+        )
         if over:
             chosen, trained, text = _describe_choice_cost(plan, final or plan, law)
             lines.append(text)
         else:
-            lines.append("ε of the choice is stated once all trials that were drawn for this search have run.")
+            lines.append(
+                "ε of the choice is stated once all trials that were drawn for this search have"
+                " run."
+            )
         if arms > 1:
-            lines.append(f"{arms} methods were searched: what is concluded from all of them composes over them.")
-    lines.append("Validation examples are private examples that no ε here protects: their accuracies are for the operator only.")
+            lines.append(
+                f"{arms} methods were searched: what is concluded from all of them composes over"
+                " them."
+            )
+    lines.append(
+        "Validation examples are private examples that no ε here protects: their accuracies are"
+        " for the operator only."
+    )
     return Cost(
-        statement=" ".join(lines), unpublished=unpublished, with_tuning=chosen, with_training=trained, composed=total
+        statement=" ".join(lines),
+        unpublished=unpublished,
+        with_tuning=chosen,
+        with_training=trained,
+        composed=total,
     )
 
 
@@ -434,7 +513,10 @@ def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
     """ε of all runs started where it is finite, and what there is to say of it; nothing without a run."""
     total = begun.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
-        said = f"All {begun.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all that they showed counts."
+        said = (
+            f"All {begun.runs} runs started compose to ε = {rounded_up(total)} by RDP, if all that"
+            " they showed counts."
+        )
         return total if math.isfinite(total) else None, said  # JSON holds no infinity
     if not begun.runs:
         return None, ""
@@ -445,13 +527,23 @@ def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
 def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
     """ε of what a random search chose for one arm, ε of that and of a training with it, and both in words."""
     terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
-    chosen, trained = with_selection(*terms), with_selection(*terms, then=(final.event, final.steps))
-    return chosen, trained, (
-        f"For one method whose number of trials was drawn beforehand ({law.name}, mean {law.mean:g}) the settings of the best "
-        f"trial cost ε = {rounded_up(chosen)}, and together with ONE further training with them ε = {rounded_up(trained)} "
-        f"(Papernot and Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials that were run stays "
-        "secret."
-    )  # fmt: skip
+    chosen, trained = (
+        with_selection(*terms),
+        with_selection(*terms, then=(final.event, final.steps)),
+    )
+    return (
+        chosen,
+        trained,
+        (
+            f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
+            f" {law.mean:g}) the settings of the best "
+            f"trial cost ε = {rounded_up(chosen)}, and together with ONE further training with"
+            f" them ε = {rounded_up(trained)} "
+            f"(Papernot and Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number"
+            " of trials that were run stays "
+            "secret."
+        ),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -463,8 +555,8 @@ def reported(write: Callable[[], object]) -> Iterator[None]:
     """Write the report when the inside has ended, also where it was interrupted.
 
     Args:
-        write: the report. Where the inside ended with a StudyError (a full disk, say), that error is told and not a second one
-            of the report, which may not fit either.
+        write: the report. Where the inside ended with a StudyError (a full disk, say), that error
+            is told and not a second one of the report, which may not fit either.
 
     Raises:
         RunFolderError: the disk cannot take the report.
@@ -498,8 +590,8 @@ class TuneSettings:
         trials: of every arm; for a random search the mean of their number.
         controls: whether matched controls are added.
         search: "tpe", or "random" for an ε with tuning counted.
-        count: law of the number of trials of a random search: "geometric", "poisson", or a shape above 0 of the truncated
-            negative binomial law.
+        count: law of the number of trials of a random search: "geometric", "poisson", or a shape
+            above 0 of the truncated negative binomial law.
         optimizer: for methods that take any; empty as the recipe says.
         settings: laid over the recipe's for every arm, such as epsilon.
 
@@ -525,15 +617,25 @@ class TuneSettings:
             raise StudyError(f"search = {self.search!r} is not known; {' | '.join(SEARCHES)}")
         searched = {name for arm in self.arms() for name in arm.space} & set(self.settings)
         if searched:
-            raise StudyError(f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as well")
-        if self.settings.get("adam_bc_floor") and any("adam_bc_resolution" in arm.space for arm in self.arms()):
-            raise StudyError("adam_bc_resolution is searched for one of the methods and means nothing next to adam_bc_floor")
+            raise StudyError(
+                f"{sorted(searched)[0]} is searched for one of the methods and cannot be given as"
+                " well"
+            )
+        if self.settings.get("adam_bc_floor") and any(
+            "adam_bc_resolution" in arm.space for arm in self.arms()
+        ):
+            raise StudyError(
+                "adam_bc_resolution is searched for one of the methods and means nothing next to"
+                " adam_bc_floor"
+            )
         if self.search == "random":
             trial_law(self.count, self.trials)
 
     def arms(self) -> list[Arm]:
         """What is compared, controls included."""
-        return arms_for(self.recipe, list(self.methods), controls=self.controls, optimizer=self.optimizer)
+        return arms_for(
+            self.recipe, list(self.methods), controls=self.controls, optimizer=self.optimizer
+        )
 
 
 def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
@@ -566,7 +668,9 @@ def searches(
     found = []
     for arm in arms:
         count = trials if isinstance(trials, int) else trials[arm.name]
-        found.append(Search(arm, common, recipe, storage, trials=count, kind=kind, seed=SEED, rows=rows))
+        found.append(
+            Search(arm, common, recipe, storage, trials=count, kind=kind, seed=SEED, rows=rows)
+        )
     return found
 
 
@@ -589,7 +693,11 @@ class Trials:
     @property
     def failures(self) -> dict[str, str]:
         """Trials that could not be run, now or in an earlier call, and why."""
-        return {f"{one.arm.label}, trial {key}": why for one in self._searches for key, why in one.failures().items()}
+        return {
+            f"{one.arm.label}, trial {key}": why
+            for one in self._searches
+            for key, why in one.failures().items()
+        }
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
         """The next trial of the search that has started the fewest blocks."""
@@ -608,7 +716,9 @@ class Trials:
             if not search.is_over and fits(search.run({}, seed=SEED, evaluate_on="validation")):
                 again = search.ask_again()
                 if again is not None:
-                    return Task(again[1], tag=(search, again[0]), watched=True, label=search.arm.name)
+                    return Task(
+                        again[1], tag=(search, again[0]), watched=True, label=search.arm.name
+                    )
         return None
 
     def report(self, task: Task, number: int, accuracy: float) -> bool:
@@ -619,7 +729,12 @@ class Trials:
     def done(self, task: Task, row: dict[str, Any], ended: bool) -> None:
         """Keep a trial: on the disk first, then for the search."""
         search, key = task.tag
-        tag = {"search": search.name, "arm": search.arm.name, "params": search.params_of(key), "pruned": ended}
+        tag = {
+            "search": search.name,
+            "arm": search.arm.name,
+            "params": search.params_of(key),
+            "pruned": ended,
+        }
         tag |= {} if search.kind == ADAPTIVE else {"kind": search.kind}
         self._store.put(task.run, {**row, "tag": tag})
         search.tell(key, row["accuracy"], ended)
@@ -634,7 +749,11 @@ def expected_seconds(store: Store) -> Callable[[Run], float | None]:
     """Seconds of a cell from those that have run: the longest of its recipe and method, else of its recipe, at equal steps."""
 
     def expected(run: Run) -> float | None:
-        rows = [row for row in store if row["run"]["recipe"] == run.recipe and not row.get("tag", {}).get("pruned")]
+        rows = [
+            row
+            for row in store
+            if row["run"]["recipe"] == run.recipe and not row.get("tag", {}).get("pruned")
+        ]
         alike = [row for row in rows if row["run"]["method"] == run.method] or rows
         if not alike:
             return None
@@ -662,7 +781,8 @@ def tune(
         folder: for results, trials, ledgers and report.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
         workers: trials at once.
-        budget_minutes: no trial is started that would not end in time, and those that run when it is up are stopped.
+        budget_minutes: no trial is started that would not end in time, and those that run when it
+            is up are stopped.
         console: where progress is drawn.
 
     Raises:
@@ -679,14 +799,17 @@ def tune(
     law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
     if law is not None and settings.settings.get("sampler") == "truncated_poisson":
         raise StudyError(
-            "the choice of a random search cannot be counted with --sampler truncated_poisson, whose law RDP does not repeat and "
+            "the choice of a random search cannot be counted with --sampler truncated_poisson,"
+            " whose law RDP does not repeat and "
             "select; take poisson, or --search tpe, which counts no choice"
         )
     with Store(folder / "results.json") as store:
         _check_terms(store, settings, arms, common)
         trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
-        found = searches(arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search)
+        found = searches(
+            arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search
+        )
         source = Trials(found, store)
         place = Place(folder, data_dir)
         total = sum(search.trials for search in found)
@@ -699,16 +822,23 @@ def tune(
         begun = sum(search.started for search in found)
         with reported(report), StudyProgress(total, done=begun, console=console) as progress:
             drive(
-                source, place, workers=workers, budget_minutes=left(), expected=expected_seconds(store), watcher=progress,
-            )  # fmt: skip
+                source,
+                place,
+                workers=workers,
+                budget_minutes=left(),
+                expected=expected_seconds(store),
+                watcher=progress,
+            )
     return made[-1]
 
 
-def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]) -> None:
+def _check_terms(
+    store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]
+) -> None:
     """Refuse results of another kind of search, at another ε, or with other settings that all trials share.
 
-    A random search is of trials that are independent and of a number drawn before them: one that another search chose
-    must not be among them. Results of other settings cannot be compared.
+    A random search is of trials that are independent and of a number drawn before them: one that
+    another search chose must not be among them. Results of other settings cannot be compared.
 
     Raises:
         StudyError: naming the kind, or the first setting that differs.
@@ -721,13 +851,27 @@ def _check_terms(store: Store, study: TuneSettings, arms: Sequence[Arm], common:
         arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
         if arm is None or "params" not in tag:
             continue
-        before = {name: value for name, value in settings.items() if name not in tag["params"] and name not in arm.settings}
-        now = {name: value for name, value in common.items() if name not in tag["params"] and name not in arm.settings}
-        other = next((name for name in sorted({*before, *now}) if before.get(name) != now.get(name)), None)
+        before = {
+            name: value
+            for name, value in settings.items()
+            if name not in tag["params"] and name not in arm.settings
+        }
+        now = {
+            name: value
+            for name, value in common.items()
+            if name not in tag["params"] and name not in arm.settings
+        }
+        other = next(
+            (name for name in sorted({*before, *now}) if before.get(name) != now.get(name)), None
+        )
         if other is not None:
-            values = ["the recipe's value" if other not in own else repr(own[other]) for own in (before, now)]
+            values = [
+                "the recipe's value" if other not in own else repr(own[other])
+                for own in (before, now)
+            ]
             raise StudyError(
-                f"{store.path} has trials of {arm.label} with {other} = {values[0]}, not {values[1]}; "
+                f"{store.path} has trials of {arm.label} with {other} = {values[0]}, not"
+                f" {values[1]}; "
                 f"choose another --out, or set {other} back"
             )
 
@@ -743,9 +887,14 @@ def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
     except FileNotFoundError:
         content, kept = stated, {}
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise StudyError(f"{path} is damaged ({error}); the numbers of trials were drawn in it: choose another --out") from None
+        raise StudyError(
+            f"{path} is damaged ({error}); the numbers of trials were drawn in it: choose another"
+            " --out"
+        ) from None
     if {name: content.get(name) for name in stated} != stated:
-        raise StudyError(f"{path} holds numbers of trials drawn from another law; choose another --out")
+        raise StudyError(
+            f"{path} holds numbers of trials drawn from another law; choose another --out"
+        )
     trials = {arm.name: kept.get(arm.name, -1) for arm in arms}
     trials = {name: draw(law) if count < 0 else count for name, count in trials.items()}
     text = json.dumps({**stated, "trials": {**kept, **trials}}, indent=1) + "\n"
@@ -754,7 +903,11 @@ def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
 
 
 def _tuned(
-    settings: TuneSettings, found: Sequence[Search], source: Trials, law: TrialLaw | None, place: Place
+    settings: TuneSettings,
+    found: Sequence[Search],
+    source: Trials,
+    law: TrialLaw | None,
+    place: Place,
 ) -> Tuned:
     from dpkfc.app.train import prepare
 
@@ -764,14 +917,27 @@ def _tuned(
     final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
     begun = StudyLedgers.of(place.folder / "runs")
     cost = cost_of(plan, begun, law, len(found), final=final, over=source.is_over)
-    results = sorted((_arm_result(search, settings, law) for search in found), key=lambda one: -(one.accuracy or 0.0))
+    results = sorted(
+        (_arm_result(search, settings, law) for search in found),
+        key=lambda one: -(one.accuracy or 0.0),
+    )
     return Tuned(
-        recipe=settings.recipe, search=settings.search, planned=settings.trials,
-        validation=run.config().validation_size, epsilon=plan.target_epsilon or plan.epsilon(), delta=plan.delta,
-        statement=cost.statement, unpublished=cost.unpublished, epsilon_with_tuning=cost.with_tuning,
-        epsilon_with_training=cost.with_training, epsilon_composed=cost.composed, runs_begun=begun.runs, arms=results,
-        complete=source.is_over, failures=source.failures,
-    )  # fmt: skip
+        recipe=settings.recipe,
+        search=settings.search,
+        planned=settings.trials,
+        validation=run.config().validation_size,
+        epsilon=plan.target_epsilon or plan.epsilon(),
+        delta=plan.delta,
+        statement=cost.statement,
+        unpublished=cost.unpublished,
+        epsilon_with_tuning=cost.with_tuning,
+        epsilon_with_training=cost.with_training,
+        epsilon_composed=cost.composed,
+        runs_begun=begun.runs,
+        arms=results,
+        complete=source.is_over,
+        failures=source.failures,
+    )
 
 
 def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) -> ArmResult:
@@ -780,15 +946,31 @@ def _arm_result(search: Search, settings: TuneSettings, law: TrialLaw | None) ->
     flags = {**settings.settings, **search.arm.settings, **params}
     flags.pop("validation_size", None)  # the whole training set
     command = f"dpkfc train --recipe {settings.recipe} --method {search.arm.method}"
-    command += "".join(f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items())
-    found = f"{sum(counts.values())} trials of dpkfc tune" if law is None else _chosen_by(law, search.is_over)
+    command += "".join(
+        f" --{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in flags.items()
+    )
+    found = (
+        f"{sum(counts.values())} trials of dpkfc tune"
+        if law is None
+        else _chosen_by(law, search.is_over)
+    )
     command += f" --chosen-by {shlex.quote(found + ' on a validation split; not in ε')}"
     return ArmResult(
-        name=search.arm.name, label=search.arm.label, control=search.arm.control, trials=sum(counts.values()),
-        pruned=counts["pruned"], failed=counts["failed"], accuracy=best[1] if best else None, params=params, command=command,
-    )  # fmt: skip
+        name=search.arm.name,
+        label=search.arm.label,
+        control=search.arm.control,
+        trials=sum(counts.values()),
+        pruned=counts["pruned"],
+        failed=counts["failed"],
+        accuracy=best[1] if best else None,
+        params=params,
+        command=command,
+    )
 
 
 def _chosen_by(law: TrialLaw, over: bool) -> str:
     """A random search on a public card: the law of its number of trials, never the number."""
-    return f"{'a' if over else 'an unfinished'} random search of dpkfc tune ({law.name}, mean {law.mean:g})"
+    return (
+        f"{'a' if over else 'an unfinished'} random search of dpkfc tune ({law.name}, mean"
+        f" {law.mean:g})"
+    )
