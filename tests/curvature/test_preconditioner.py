@@ -443,9 +443,9 @@ def test_without_any_block_every_layer_keeps_the_identity():
 
 
 def test_blocks_that_do_not_fit_the_probe_are_an_error():
-    short = lambda model, loss: {
-        n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()
-    }  # noqa: E731
+    def short(model, loss):
+        return {n: Outer(b.a[:1], b.b[:1]) for n, b in capture(model, loss).items()}
+
     with pytest.raises(ValueError, match="layer '0': capture returned 1 examples instead of 8"):
         _kfac().build(mlp(), short, 0)
 

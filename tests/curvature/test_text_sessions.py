@@ -175,9 +175,11 @@ def test_the_table_of_a_model_is_scaled_by_how_often_the_probe_reads_its_rows(la
     """Rows of padding count nothing, and a row that is read more often is scaled less."""
     model, kfac = _bert().double(), _kfac(probe=PROBES[law], probe_size=200)
     layers = find_layers(model)
-    build = lambda f: f(
-        model, lambda m, loss: capture(m, layers, loss), 0, {x.name: x.rule for x in layers}
-    )  # noqa: E731
+
+    def build(f):
+        rules = {x.name: x.rule for x in layers}
+        return f(model, lambda m, loss: capture(m, layers, loss), 0, rules)
+
     name = "bert.embeddings.word_embeddings"
     inputs, _ = PROBES[law].sample(200, public_generator(0, 0))
     reads = torch.bincount(inputs["input_ids"][inputs["attention_mask"] == 1], minlength=V).double()
