@@ -171,7 +171,8 @@ def internal_imports(file: File) -> Iterator[str]:
             continue
         target = parts[1] if len(parts) > 1 and parts[1] in ALLOWED else ""
         if target != file.top and target not in ALLOWED[file.top] | EVERYWHERE:
-            yield f"{file.name}:{node.lineno} imports {module}, which {file.top or 'dpkfc'} may not know"
+            importer = file.top or "dpkfc"
+            yield f"{file.name}:{node.lineno} imports {module}, which {importer} may not know"
 
 
 def torch_in_privacy(file: File) -> Iterator[str]:

@@ -348,7 +348,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
-    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private data."""
+    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private
+    data.
+    """
     p = plan(1.0, preconditioner=kfac())
     s, _ = build(tmp_path, p)
     with s:

@@ -1,4 +1,4 @@
-"""The command `dpkfc reproduce`: printed tables of the papers next to ours, and their figures measured anew."""
+"""Define the command `dpkfc reproduce`: tables of the papers next to ours, and figures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def reproduce(
     data_dir: DataDir = "",
     quiet: Quiet = False,
 ) -> None:
-    """The tables of the papers next to ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
+    """Show the tables of the papers next to ours: published, ours, and a verdict by a rule.
+
+    Figures of the papers are measured anew.
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0
     runs nothing and shows what has been run.
@@ -111,7 +113,9 @@ def reproduce(
 def _kinds(
     names: list[str], columns: list[str], *, results: Path | None
 ) -> tuple[list[str], list[str], bool]:
-    """Tables, figures, and whether the federated study is among the names; mistakes are said before anything runs.
+    """Return tables, figures, and whether the federated study is named.
+
+    Mistakes are reported before anything runs.
 
     Raises:
         StudyError: no name or an unknown one, an unknown column, or an option that does not go with
@@ -154,7 +158,7 @@ def _kinds(
 
 
 def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> bool:
-    """Run cells of tables for a few steps and show what became of them; whether something failed."""
+    """Run cells of tables for a few steps, show the outcomes, return whether one failed."""
     from dpkfc_papers.tables import SAYS, load, tried
 
     found = tried([load(name) for name in names], out, **more)

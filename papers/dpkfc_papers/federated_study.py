@@ -4,8 +4,8 @@ Every tuned method gets the same number of points of a Sobol sequence over its s
 are not tuned. They take over the settings of a second-order method and leave out its second order,
 so that nothing else differs.
 
-    fedgd-matched     θ ← θ − (η/ρ) ḡ                    control of sofim            (without M Mᵀ in the step)
-    fedavgm-matched   m ← β m + ḡ, θ ← θ − (η/ρ)(1−β) m  control of sofim-momentum   (without ‖M‖² in the step)
+    fedgd-matched     θ ← θ − (η/ρ) ḡ                    control of sofim, without M Mᵀ
+    fedavgm-matched   m ← β m + ḡ, θ ← θ − (η/ρ)(1−β) m  control of sofim-momentum, without ‖M‖²
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ def load_features(name: str, folder: Path, data_dir: str = "") -> Features:
         test=(stored["test"], stored["test_labels"]),
         public=stored["public"],
         classes=task.classes,
-        origin=f"{task.extractor.title} ({int(stored['public_images']):,} images), weights {digest[:12]}",
+        origin=f"{task.extractor.title} ({int(stored['public_images']):,} images),"
+        f" weights {digest[:12]}",
     )
 
 

@@ -137,7 +137,8 @@ FIGURES: dict[str, Figure] = {
             runs=_courses,
             drawn="tracking",
             kept=_select_layers("tracking"),
-            title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped and as in the authors' code",
+            title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped"
+            " and as in the authors' code",
         ),
         Figure(
             name="kfc-fig7",
@@ -221,7 +222,7 @@ def reproduce_figures(
     budget_minutes: float | None = None,
     console: Console | None = None,
 ) -> dict[str, Made]:
-    """Measure what figures are made of, and write `NAME.json` and `NAME-RECIPE.png` for each into a folder.
+    """Measure the data of figures; write `NAME.json` and `NAME-RECIPE.png` for each.
 
     Args:
         names: of figures.

@@ -31,7 +31,10 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True)
 class Published:
-    """A printed number: mean and, where there is one, standard deviation over seeds. Of a plot the mean is not a number."""
+    """A printed number: its mean and, if known, its standard deviation over seeds.
+
+    The mean of a plot is not a number.
+    """
 
     mean: float
     std: float | None
@@ -88,7 +91,10 @@ class Cell:
 
     @property
     def command(self) -> str:
-        """`dpkfc train` for its run, with FILE where a study takes images of another recipe; empty where there is no run."""
+        """Return the `dpkfc train` command of its run, empty where there is no run.
+
+        FILE stands for images of another recipe.
+        """
         if self.not_run:
             return ""
         given = {
@@ -247,14 +253,14 @@ SHIPPED = (
 
 @dataclass(frozen=True)
 class Timed:
-    """A ratio of the times of two kinds of step, refreshes of curvature included, and where it was measured."""
+    """A ratio of the times of two kinds of step, with refreshes, and where it was measured."""
 
     ratio: float
     where: str
 
 
 def read_speed(path: Path | None) -> Mapping[str, Any]:
-    """Results of `benchmarks/speed.py`; without a path those of the checkout, nothing where there is none.
+    """Return results of `benchmarks/speed.py`, by default those of the checkout, if any.
 
     Raises:
         StudyError: the file is not there, or holds no such results.
@@ -415,7 +421,7 @@ class Tuning:
         ]
 
     def settings(self, cell: Cell) -> dict[str, Plain]:
-        """Of the best full trial of the cell's arm under the cell's protocol, empty where it was not tuned so.
+        """Return the settings of the best full trial of the cell's arm and protocol, or none.
 
         Raises:
             StudyError: there are trials at several ε, and none at that of the cell.
@@ -459,7 +465,7 @@ def reproduce(
     console: Console | None = None,
     speed: Path | None = None,
 ) -> dict[str, list[Outcome]]:
-    """Run the cells of tables that can be run here, and write `NAME.json` and `NAME.md` for each into a folder.
+    """Run the cells of tables that can run here; write `NAME.json` and `NAME.md` for each.
 
     Args:
         names: of tables.
@@ -722,7 +728,9 @@ def tried(
     budget_minutes: float | None = None,
     console: Console | None = None,
 ) -> list[Tried]:
-    """Run cells of tables in small, those that need more than a few cores too; finished ones are not run again.
+    """Run cells of tables in small, also those that need many cores.
+
+    Finished cells are not run again.
 
     Args:
         tables: whose cells are tried.

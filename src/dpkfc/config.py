@@ -92,7 +92,7 @@ class PlanBase:
 
     @property
     def certified(self) -> bool:
-        """Return whether ε is a guarantee: there is noise, it is secret, and the accounting fits the run."""
+        """Return whether ε is a guarantee: noise exists and is secret, and the accounting fits."""
         return not self.caveats
 
     @property
@@ -117,7 +117,7 @@ class PlanBase:
 
     @property
     def ledger_header(self) -> dict[str, Any]:
-        """Return what the first line of a ledger says of its plan, so that the ledger can be read alone.
+        """Return what a ledger says of its plan, so that the ledger can be read alone.
 
         The number of releases is left to the caller that opens the ledger: an engine may have no
         limit.
@@ -133,7 +133,7 @@ class PlanBase:
 
     @cached_property
     def hash(self) -> str:
-        """Return the SHA-256 of the public description: two plans with one hash run the same mechanism.
+        """Return the SHA-256 of the public description; equal hashes mean the same mechanism.
 
         Raises:
             ValueError: the description of the preconditioner holds something else than plain
@@ -148,13 +148,15 @@ class PlanBase:
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def _mechanism(self) -> dict[str, Any]:
-        """Return all that decides what is released; settings that change only speed or memory are left out."""
+        """Return all that decides what is released, without settings for speed or memory alone."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(PlanBase):
-    """What one private run does and costs. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
+    """Says what one private run does and costs.
+
+    Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
 
     Everything in it is public, the number of examples included.
 
@@ -209,7 +211,9 @@ class Plan(PlanBase):
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum between neighbouring datasets, in the preconditioned space.
+        """Return the largest change of the clipped sum between neighbouring datasets.
+
+        It is measured in the preconditioned space.
 
         That of the sum as it is rounded, where the noise is.
         """
@@ -344,11 +348,11 @@ class Plan(PlanBase):
         return self.sampler.indices(step, self.generator(step, stream))
 
     def generator(self, step: int, stream: SamplingStream) -> np.random.Generator:
-        """The generator from which a step is sampled: first the units, then, from what follows, their records."""
+        """Return the generator that samples a step: first the units, then their records."""
         return stream.generator(step, self.sampler.steps_per_draw)
 
     def _mechanism(self) -> dict[str, Any]:
-        """All that decides what is released; settings that change only speed or memory are left out."""
+        """Return all that decides what is released, without settings for speed or memory alone."""
         return {
             "format": FORMAT,
             "config": self.config.describe_mechanism(),
@@ -361,7 +365,7 @@ class Plan(PlanBase):
         }
 
     def describe(self) -> dict[str, Any]:
-        """The plan for the privacy card: plain values that JSON can hold; an infinite ε is the text "inf"."""
+        """Return the plan for the privacy card, as plain JSON; an infinite ε is the text "inf"."""
         total = self.curve.at(self.steps)
         return {
             "plan_hash": self.hash,
@@ -523,7 +527,7 @@ class PrivacyConfig:
         self._check_split()
 
     def _check_split(self) -> None:
-        """A basis along which gradients are split goes with a clipping of its own, from which the sensitivity follows."""
+        """Check that a basis that splits gradients has the clipping that sets its sensitivity."""
         needed = None if self.preconditioner is None else self.preconditioner.required_clipping
         if self.clipping in SPLIT and needed is None:
             raise ValueError(
@@ -624,17 +628,15 @@ class PrivacyConfig:
         check_optional_integer("max_batch_size", self.max_batch_size, 1)
         if (self.sampler == "truncated_poisson") != (self.max_batch_size is not None):
             raise ValueError(
-                f"sampler={self.sampler!r} and max_batch_size={self.max_batch_size} do not go"
-                " together: 'truncated_poisson' "
-                "needs the most examples that a batch keeps, and no other sampler takes it"
+                f"sampler={self.sampler!r} does not go with max_batch_size={self.max_batch_size};"
+                " give max_batch_size with sampler='truncated_poisson' and only with it"
             )
         if self.max_batch_size is not None and self.max_batch_size < self.expected_batch_size:
+            mean = self.expected_batch_size
             raise ValueError(
-                f"max_batch_size={self.max_batch_size} is less than"
-                f" expected_batch_size={self.expected_batch_size}, so more than "
-                "half of the batches would be cut; choose it so large that a full batch is rarer"
-                " than delta, such as "
-                f"{math.ceil(self.expected_batch_size + 7 * math.sqrt(self.expected_batch_size)) + 10}"
+                f"max_batch_size={self.max_batch_size} cuts most batches, because"
+                f" expected_batch_size={mean}; take about"
+                f" {math.ceil(mean + 7 * math.sqrt(mean)) + 10}, rarely filled"
             )
         if self.sampler == "fixed" and self.accountant == "pld":
             raise ValueError(
@@ -765,7 +767,10 @@ class PrivacyConfig:
         }
 
     def _describe_steps(self) -> dict[str, Any]:
-        """What comes before the clip and after the noise; defaults are left out, so that older plans keep their hash."""
+        """Return what comes before the clip and after the noise.
+
+        Defaults are left out, so that older plans keep their hash.
+        """
         said = {
             "noise": (self.noise, GAUSSIAN),
             "readout": (self.readout, "whitened"),

@@ -47,7 +47,9 @@ PATTERNS = (
 def numbers(
     shape: tuple[int, ...], pattern: str, generator: torch.Generator, dtype: torch.dtype
 ) -> Tensor:
-    """Random numbers `[N, positions, features...]` of sizes 1e-30 … 1e30, in one of the patterns."""
+    """Random numbers `[N, positions, features...]` of sizes 1e-30 … 1e30, in one of the
+    patterns.
+    """
 
     def exponents(*axes: int) -> Tensor:
         held = [n if i in axes else 1 for i, n in enumerate(shape)]
@@ -348,7 +350,9 @@ def sizes(block: AnyBlock) -> Sizes:
 
 
 def bounds_of(metric: Entry | None) -> tuple[float, float]:
-    """(operator norm of the metric, and a bound of what its sides make of any number on the way)."""
+    """(operator norm of the metric, and a bound of what its sides make of any number on the
+    way).
+    """
     match metric:
         case None:
             return 1.0, 1.0

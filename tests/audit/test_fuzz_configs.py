@@ -317,7 +317,9 @@ def _called(arguments: list[str]) -> tuple[int, str, str]:
 
 
 def _judged(arguments: list[str]) -> None:
-    """A mistake is one line on stderr and exit code 2, and never a surprise of the program's own."""
+    """A mistake is one line on stderr and exit code 2, and never a surprise of the program's
+    own.
+    """
     code, out, err = _called(arguments)
     lines = err.splitlines()
     one_each = all(line.startswith("dpkfc: ") for line in lines)

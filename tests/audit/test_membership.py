@@ -87,7 +87,9 @@ def test_losses_of_known_laws(mu: float):
 
 
 def test_the_bound_holds_as_often_as_it_says():
-    """Losses of the worst law for ε = 1: the test that the bound belongs to is randomised response."""
+    """Losses of the worst law for ε = 1: the test that the bound belongs to is randomised
+    response.
+    """
     rng, epsilon, runs, n = np.random.default_rng(1), 1.0, 300, 500
     right = 1 / (1 + math.exp(-epsilon))
     misses = 0

@@ -93,7 +93,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], me
 
 
 def dense_fisher(of: Eigenbasis, spectrum: dict[str, Tensor]) -> Tensor:
-    """G ⊗ A on the row-major vec of `[d_out, d_in]`, from the bases and eigenvalues that are held."""
+    """G ⊗ A on the row-major vec of `[d_out, d_in]`, from the bases and eigenvalues that are
+    held.
+    """
     sides = []
     for q, side in ((of.output, "G"), (of.input, "A")):
         values = spectrum[side].to(F64)

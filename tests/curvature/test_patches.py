@@ -107,7 +107,9 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
 
 
 def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
-    """Against a loop over the same positions of explicit patches, through the whole of a refresh."""
+    """Against a loop over the same positions of explicit patches, through the whole of a
+    refresh.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)

@@ -1,4 +1,6 @@
-"""The accounting of a federated run against closed forms and the figures of the papers' settings."""
+"""The accounting of a federated run against closed forms and the figures of the papers'
+settings.
+"""
 
 from __future__ import annotations
 

@@ -308,7 +308,9 @@ def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone() -> No
 
 
 class Small(nn.Module):
-    """An embedding, a layer norm, a linear layer over positions, a grouped convolution and a head."""
+    """An embedding, a layer norm, a linear layer over positions, a grouped convolution and a
+    head.
+    """
 
     def __init__(self) -> None:
         super().__init__()

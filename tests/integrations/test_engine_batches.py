@@ -104,7 +104,9 @@ def one_pass(model, optimizer, batches, physical: int | None) -> int:
 
 @pytest.mark.parametrize("physical", [None, 3])
 def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) -> None:
-    """Lost steps are spent: the last pass is shorter, and the script comes to its last checkpoint."""
+    """Lost steps are spent: the last pass is shorter, and the script comes to its last
+    checkpoint.
+    """
     path = tmp_path / "ledger.jsonl"
     engine, model, optimizer, batches = with_epsilon(ledger_path=path)
     train(model, optimizer, batches, 3)

@@ -393,9 +393,8 @@ def test_files_that_hold_a_part_of_a_set_give_no_verdict(tmp_path, monkeypatch):
     write_cifar(tmp_path / "cifar100")
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="cifar100-wrn")))
     found = reproduce.reproduce(["made-up"], tmp_path / "out", data_dir=str(tmp_path))["made-up"]
-    assert (
-        found[0].verdict
-        == "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
+    assert found[0].verdict == (
+        "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
     )
 
 

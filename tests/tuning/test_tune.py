@@ -388,7 +388,8 @@ def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds
     (tmp_path / lost).unlink(missing_ok=True)
     with pytest.raises(
         StudyError,
-        match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another --out",
+        match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another"
+        " --out",
     ):
         tune.tune(now, tmp_path)
     assert tune.tune(before, tmp_path).arms[0].trials == 3

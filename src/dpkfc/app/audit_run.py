@@ -1,4 +1,4 @@
-"""Audits of a run: of the settings in a run folder, or of settings that have not been trained yet."""
+"""Audit a run from its folder, or settings that have not been trained yet."""
 
 from __future__ import annotations
 

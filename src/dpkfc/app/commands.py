@@ -199,7 +199,9 @@ def tune(
     budget: Budget = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tune methods in the same way on a validation split of the training set, and say what that costs.
+    """Tune methods in the same way on a validation split of the training set.
+
+    The command also reports what the search costs in privacy.
 
     Every method has the same number of trials, matched controls included. A stopped study continues
     with the same --out.
@@ -303,7 +305,7 @@ _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 def _with_settings(
     leave_out: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag for each field of `RunConfig`; it receives those given as `settings`."""
+    """Give a command one flag per field of `RunConfig`; it receives `settings` with those given."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
@@ -370,7 +372,9 @@ def train(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
+    """Train a recipe under a privacy budget and leave a run folder.
+
+    On several processes, start it as torchrun … -m dpkfc train ….
 
     Every setting is a flag, or a key in a section of a TOML file. Settings that are not given come
     from the recipe. The seed never seeds noise.
@@ -457,7 +461,9 @@ def every_setting(
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
 ) -> None:
-    """Print every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
+    """Print every setting that `train` would take, as TOML.
+
+    The values come from the recipe, its part for the method, a file, and flags.
 
     Nothing is trained. Save the output to a file, change it, and give it to train --config.
     """
@@ -485,7 +491,10 @@ def doctor(
         bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")
     ] = False,
 ) -> None:
-    """Show the treatment of each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
+    """Show how each layer of a model is treated.
+
+    The table has the rule, norms, factors and damping, and marks tied, frozen and uncovered layers.
+    """
     from dpkfc.app.doctor import doctor_report
 
     if rows < 1:
@@ -499,7 +508,10 @@ def methods(
         typer.Argument(help="One method, with its equation and settings; left out: all of them."),
     ] = "",
 ) -> None:
-    """Show the methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
+    """Show the methods that --method takes.
+
+    The table says where each acts in a step, what it needs, costs and keeps, and its source.
+    """
     if name:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
@@ -529,7 +541,10 @@ def audit(
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
 ) -> None:
-    """Try to disprove the guarantee of a run, by neighbouring batches, noise tests, a distinguishing test and attacks."""
+    """Try to disprove the guarantee of a run.
+
+    The audit uses neighbouring batches, noise tests, a distinguishing test and attacks.
+    """
     from dpkfc.app import audit_run as audits
     from dpkfc.app.recipes.catalogue import run_config
 

@@ -28,7 +28,7 @@ class Resized(nn.Module):
 
 
 def check_timm(name: str, weights: str = "") -> Any:
-    """timm, where it is installed and a file of weights that is given is one; cheap next to reading data.
+    """Return the module timm after checking the file of weights, which costs little time.
 
     Raises:
         DatasetError: either is missing; the message says how to get it.
@@ -70,7 +70,10 @@ _HOW = "pip install 'dpkfc[hf]' (transformers and peft)"
 
 
 class Logits(nn.Module):
-    """Token ids `[N, T]` to logits `[N, T, V]` of the next token; texts are padded at their end, which no earlier token sees."""
+    """Map token ids `[N, T]` to logits `[N, T, V]` of the next token.
+
+    Texts are padded at their end, which no earlier token sees.
+    """
 
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()

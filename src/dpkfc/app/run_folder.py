@@ -1,4 +1,4 @@
-"""The folder of a run: where each file lies, and one clear error before training when it cannot be used."""
+"""Name the files of a run folder, and refuse an unusable folder before training."""
 
 from __future__ import annotations
 

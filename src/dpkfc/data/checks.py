@@ -1,4 +1,4 @@
-"""Checks that a public and a private dataset share no rows, and that no record stands in a dataset twice.
+"""Check that a public and a private dataset share no rows, and that no record repeats.
 
 Curvature of a private example is not public curvature. Rows are compared by a hash of the bytes of
 every tensor or number in their input. Equal rows are therefore found, and near-duplicates (another
@@ -92,7 +92,7 @@ def check_probes(preconditioner: Any, private: Any) -> None:
 
 
 def is_in_memory(data: Any) -> bool:
-    """Return whether a dataset is tensors with a common leading axis, a list of examples, or their subset."""
+    """Return whether a dataset is tensors with one leading axis, a list, or their subset."""
     while isinstance(data, Subset):
         data = data.dataset
     if _columns(data) is not None:
@@ -141,7 +141,7 @@ def _input_of(example: Any) -> Any:
 
 
 def hash_row(row: Any) -> bytes:
-    """Return a hash of the numbers and texts in a record, equal for equal values in any container."""
+    """Return a hash of the numbers and texts in a record, whatever its containers."""
     digest = hashlib.sha256()
     for part in _row_bytes(row):
         digest.update(part)
@@ -271,7 +271,7 @@ def _is_slice(dataset: Any, other: Any) -> bool:
 
 
 def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
-    """Yield where rows of a dataset are stored: an identifier of the storage, and their numbers in it."""
+    """Yield where rows of a dataset are stored: an identifier of the storage, and row numbers."""
     inner, indices = _find_inner(dataset)
     if isinstance(dataset, ConcatDataset):
         starts = np.concatenate([[0], dataset.cumulative_sizes])
@@ -294,7 +294,7 @@ def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
 
 
 def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
-    """Return the dataset that a view shows, and its indices; None for the whole dataset in order."""
+    """Return the dataset that a view shows, and its indices; None for all rows in order."""
     attributes = getattr(dataset, "__dict__", {})
     inner = attributes.get("dataset")
     indices = attributes.get("indices")
@@ -346,7 +346,7 @@ def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], int, int]:
 
 
 def _has_equal_rows(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether two rows of all tensors are equal; of rows with one hash, neighbours are compared."""
+    """Return whether two rows of all tensors are equal; neighbours with one hash are compared."""
     hashes = np.zeros(len(tensors[0]), dtype=np.int64)
     generator = np.random.default_rng(0)
     for x in tensors:

@@ -1,12 +1,15 @@
 """The server: a round is charged before it is sent, and closed before its sum is computed.
 
-    request_keys    sample the cohort and request its keys, under secure aggregation; nothing is charged yet. Without this
-                    call the round has one exchange and no recovery: a lost client costs the round
-                        (`secure_aggregation`)
-    open_round      charge (on the disk), sample the cohort, build the preconditioner, return messages for the clients
+    request_keys    sample the cohort and request its keys, under secure aggregation; nothing is
+                    charged yet. Without this call the round has one exchange and no recovery: a
+                    lost client costs the round (`secure_aggregation`)
+    open_round      charge (on the disk), sample the cohort, build the preconditioner, return
+                    messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no later answer counts; return requests for the survivors' shares, under secure aggregation
-    close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
+    fix_survivors   no later answer counts; return requests for the survivors' shares, under secure
+                    aggregation
+    close_round     the sum of the survivors, noise where the server adds it, / public divisor,
+                    filters, rule
 
 A round with fewer than `min_survivors` answers ends without a release and stays charged. Messages
 of single clients are dropped with the round: no attribute, log or checkpoint holds them.

@@ -85,7 +85,9 @@ class Meeting:
 
 @dataclass(frozen=True)
 class WeightUse:
-    """A trainable matrix that a function read itself: `F.linear(x, weight)` or `F.embedding(ids, weight)`.
+    """A trainable matrix that a function read itself.
+
+    The function is `F.linear(x, weight)` or `F.embedding(ids, weight)`.
 
     Attributes:
         name: of the weight in the model.
@@ -152,7 +154,7 @@ class SharedUses:
     _open: WeightUse | None = None
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of torch, with a row an example in the place of what all examples share."""
+        """Call a function of torch, with one row per example in place of a shared tensor."""
         name = _name(function)
         if not self._mentions_parameter(args, kwargs):
             return function(*args, **kwargs)

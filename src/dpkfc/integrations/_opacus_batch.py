@@ -158,7 +158,7 @@ def _record_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -
 
 
 class _TakeOver(TorchFunctionMode):
-    """Hands `loss.backward()` to a recording, and gives losses over class labels public divisors."""
+    """Hands `loss.backward()` to a recording; class-label losses get public divisors."""
 
     def __init__(self, recording: BatchRecording) -> None:
         super().__init__()

@@ -327,7 +327,7 @@ class PrivateStep:
         self._batch = None
 
     def _restore_attributes(self) -> None:
-        """Restore the attributes that passes have changed on modules, at the step of their batch."""
+        """Restore the module attributes that passes have changed, at the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
             restore_attributes(self.model, before)

@@ -1,4 +1,6 @@
-"""Private training in a Lightning Trainer: a module that says its loss per example, and a callback that owns the session.
+"""Train privately in a Lightning Trainer.
+
+A module gives its loss per example, and a callback owns the session.
 
     class Net(PrivateModule):
         def per_example_loss(self, batch): ...          # [B], instead of training_step
@@ -47,7 +49,7 @@ MARK, PUBLIC = "(NOT private)", "(public)"
 
 @dataclass(frozen=True)
 class Steps:
-    """Numbers of the steps of one pass; the batch itself is drawn when its step begins, never ahead of it."""
+    """Numbers the steps of one pass; a batch is drawn when its step begins, never before."""
 
     length: int
 
@@ -92,7 +94,9 @@ class PrivateModule(pl.LightningModule):
         )
 
     def log(self, name: str, *args: Any, **settings: Any) -> None:
-        """As of `LightningModule`; what is logged while training is taken for private, unless its name says something else.
+        """Log a value as `LightningModule` does, as private while training.
+
+        The name of the value can say that it is public.
 
         Raises:
             ValueError: a name without a mark, in `per_example_loss` or a hook of the training;
@@ -210,7 +214,7 @@ def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
 
 
 def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
-    """What can be refused only when optimizers and loaders exist: whether it applies, and the message with the fix.
+    """Yield the checks that need optimizers and loaders: whether each fails, and its message.
 
     Args:
         trainer: before its first step.
@@ -239,7 +243,7 @@ def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
 
 
 def step_schedules(trainer: Any, releases: int) -> None:
-    """Step every learning rate schedule whose `interval` and `frequency` say so, where a step is a release.
+    """Step every schedule whose `interval` and `frequency` say so, where a step is a release.
 
     Args:
         trainer: in a training step, whose release has been made.

@@ -115,7 +115,7 @@ class Accountant:
 
 
 class BatchMemoryManager:
-    """Splits logical batches into physical ones, as `opacus.utils.batch_memory_manager.BatchMemoryManager` does.
+    """Splits logical batches as `opacus.utils.batch_memory_manager.BatchMemoryManager`.
 
     `optimizer.step()` after a physical batch that does not end its logical batch changes no
     parameter and no state.
@@ -190,15 +190,22 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED
     ),
-    "max_physical_batch_size": "give it to BatchMemoryManager(data_loader=..., max_physical_batch_size=..., optimizer=...)",
-    "noise": "an engine adds Gaussian noise; noise='rounded' needs a Session: PrivacyConfig(noise='rounded')",
+    "max_physical_batch_size": (
+        "give it to BatchMemoryManager(data_loader=..., max_physical_batch_size=..., optimizer=...)"
+    ),
+    "noise": (
+        "an engine adds Gaussian noise; noise='rounded' needs a Session:"
+        " PrivacyConfig(noise='rounded')"
+    ),
     **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
+    """The other keywords of `make_private` and `make_private_with_epsilon`.
+
+    Those of Opacus come first.
 
     Attributes:
         criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
@@ -475,7 +482,9 @@ def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
 
 
 class PrivacyEngine:
-    """Makes a model, an optimizer and a loader private, as `opacus.PrivacyEngine` does. One engine, one model.
+    """Makes a model, an optimizer and a loader private, as `opacus.PrivacyEngine` does.
+
+    One engine serves one model.
 
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
@@ -506,7 +515,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Make training private with a given noise; there is no limit of steps, ε grows with every one.
+        """Make training private with a given noise; steps have no limit, and ε grows with each.
 
         The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only
         describe the run in the ledger. `get_epsilon(delta)` counts what was released, at any δ.
@@ -546,7 +555,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Make training private with the least noise that keeps `epochs` passes over the loader within (ε, δ).
+        """Make training private with the least noise for `epochs` passes within (ε, δ).
 
         A step beyond those passes raises `BudgetExhausted` and changes nothing.
 

@@ -52,7 +52,7 @@ class Recursion:
         return len(self.b) - 1
 
     def advance(self, g: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return y and the next memory `[n, ...]` for an input g `[...]`; None is a memory of zeros."""
+        """Return y and the next memory `[n, ...]` for an input g `[...]`; None is all zeros."""
         y = self.b[0] * g
         if memory is not None:
             y += memory[0]
@@ -148,7 +148,7 @@ def filter_release(
 
 
 def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
-    """Return the variance of the noise by parameter, under "" where all had one number at all steps."""
+    """Return the variance of the noise by parameter, under "" if all share one number."""
     if released.noise_variance is None:
         return {}
     prefix = "covariance/"
@@ -165,7 +165,7 @@ def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
 def with_outputs(
     released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float
 ) -> Released:
-    """Return the release with other gradients, and with variances of `noise_variances` times a factor."""
+    """Return the release with other gradients and with its `noise_variances` scaled."""
     if not variances:
         return replace(released, gradients=outputs, noise_variance=None)
     if set(variances) == {""}:
@@ -290,7 +290,9 @@ _DEFAULT_GAMMA = 0.5
 
 @dataclass(frozen=True)
 class DiSK(PostProcessBase):
-    """The filter of Algorithm 3. It has the guarantee of DP-SGD: each example's combination is clipped.
+    """Filters by Algorithm 3, with the guarantee of DP-SGD.
+
+    Each example's combination is clipped.
 
     Both gradients of an example see the same random numbers and the same augmentation. The first
     step has no d and takes its gradients at θ.
@@ -460,7 +462,7 @@ class LowPass(PostProcessBase):
         self._check_answer(slowest)
 
     def _check_answer(self, slowest: float) -> None:
-        """Check that the answer to a constant can be divided out: it has one sign and is never 0."""
+        """Check that the answer to a constant can be divided out: one sign and never 0."""
         from scipy.signal import lfilter
 
         steps = 100
@@ -477,7 +479,10 @@ class LowPass(PostProcessBase):
 
     @classmethod
     def first_order(cls, kappa: float, momentum_allowed: bool = False) -> LowPass:
-        """Return the average of all releases with weights (1 − κ)^{t-s}: `EMA(kappa, "bias_corrected")`."""
+        """Return the average of all releases with weights (1 − κ)^{t-s}.
+
+        It is `EMA(kappa, "bias_corrected")`.
+        """
         check_averaging("LowPass.first_order", kappa)
         return cls((kappa,), (1.0, kappa - 1.0), momentum_allowed)
 
@@ -485,7 +490,7 @@ class LowPass(PostProcessBase):
     def butterworth(
         cls, order: int = 2, cutoff: float = 0.1, momentum_allowed: bool = False
     ) -> LowPass:
-        """Return a Butterworth filter; the cutoff is a fraction of half the step rate, in (0, 1)."""
+        """Return a Butterworth filter; its cutoff in (0, 1) is a fraction of half the step rate."""
         from scipy.signal import butter
 
         if not 0 < cutoff < 1:
@@ -515,7 +520,10 @@ class LowPass(PostProcessBase):
         }
 
     def noise_gain(self, step: int) -> float:
-        """Return the variance of the noise at a step (from 0) over that of a release: Σ h_s² / c_step²."""
+        """Return the variance of the noise at a step over that of a release: Σ h_s² / c_step².
+
+        Steps count from 0.
+        """
         return noise_gain(Recursion(self.b, self.a), step)
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:

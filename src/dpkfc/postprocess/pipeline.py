@@ -1,4 +1,4 @@
-"""Map a release to the gradient for the optimizer: the read-out, then each post-processing step in order."""
+"""Map a release to the gradient for the optimizer: the read-out, then each step in order."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def combine_subspace_release(
 # --------------------------------------------------------------------------------------------------
 # Read-outs: from the preconditioned space, in which noise was added, to the step of the optimizer.
 #
-#     whitened   z itself: the step is P ḡ, its noise is isotropic     (DP-KFC, Algorithm 1)
-#     natural    P z: the natural-gradient step P² ḡ, noise ∝ P²       (DP-NGD, Algorithm 1, Theorem 3.1)
+#     whitened   z itself: the step is P ḡ, its noise is isotropic  (DP-KFC, Algorithm 1)
+#     natural    P z: the natural-gradient step P² ḡ, noise ∝ P²  (DP-NGD, Algorithm 1, Theorem 3.1)
 #     inverse    P⁻¹ z: P shapes clip and noise only, noise ∝ P⁻²
 #
 # P is symmetric, so the variance of an entry is that of the release times the diagonal of P²
@@ -210,7 +210,10 @@ class PostprocessPipeline:
     def parameters_at(
         self, parameters: Mapping[str, Tensor], lookahead: float
     ) -> dict[str, Tensor] | None:
-        """Return θ + lookahead · d as new tensors, None for θ; d is the last change of the parameters."""
+        """Return θ + lookahead · d as new tensors, None for θ.
+
+        d is the last change of the parameters.
+        """
         if lookahead == 0 or self._previous_parameters is None:
             return None
         points = {}
@@ -253,7 +256,7 @@ class PostprocessPipeline:
         return value
 
     def record_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy the parameters before the optimizer changes them, where the next step looks ahead."""
+        """Copy the parameters before the optimizer changes them, if the next step looks ahead."""
         if self.has_lookahead:
             self._previous_parameters = {name: p.detach().clone() for name, p in parameters.items()}
 

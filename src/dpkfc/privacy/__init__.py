@@ -1,3 +1,3 @@
-"""Everything a guarantee rests on: events, calibration, the random streams, the mechanism and the ledger."""
+"""Hold all that a guarantee rests on: accounting, random streams, mechanism and ledger."""
 
 from __future__ import annotations

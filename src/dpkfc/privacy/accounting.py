@@ -35,7 +35,7 @@ NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """Return the event as plain values that JSON keeps exactly: its class under "type", and its fields."""
+    """Return the event as plain values that JSON keeps exactly: "type" and its fields."""
     values = {name: _to_plain(getattr(event, name)) for name in field_names(event)}
     return {"type": type(event).__name__, **values}
 
@@ -101,7 +101,7 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
 
 
 def has_no_noise(event: dp_accounting.DpEvent) -> bool:
-    """Return whether a part of the event releases something with no noise, or with negligible noise.
+    """Return whether a part of the event is released without noise, or nearly so.
 
     Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure
     is useless, and would overflow.
@@ -249,7 +249,7 @@ def delta_of_epsilon(
     accountant: str = "pld",
     neighbouring_relation: str = "add_or_remove_one",
 ) -> float:
-    """Return δ of `count` adaptive repetitions of an event, at ε >= 0; 1 for an event without noise.
+    """Return δ of `count` adaptive repetitions of an event at ε >= 0; 1 without noise.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, a negative count,
@@ -416,7 +416,9 @@ class EpsilonCurve:
         return self._known[count]
 
     def upper_bound(self, count: int, every: int = 0) -> float:
-        """Return an upper bound of ε of `count` releases that never falls with the count and is seldom computed.
+        """Return an upper bound of ε of `count` releases that never falls with the count.
+
+        It is seldom computed.
 
         It is the value at the next count of a fixed set: a geometric grid, the horizon, and the
         multiples of `every`. Other known values are not used, because the bound could then fall
@@ -504,7 +506,7 @@ class EpsilonCurve:
 
 
 def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
-    """Return a bound of the rounding in the δ of PLD, which raises the FFT of one release to a power.
+    """Return a bound of the rounding in the δ of PLD, which takes a power of an FFT.
 
     Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a
     release. PLD is then not an upper bound: for 10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
@@ -518,7 +520,7 @@ def _check_count(count: int) -> None:
 
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
-    """Refuse an event that the accountant would not bound, or would bound for another noise multiplier."""
+    """Refuse an event that the accountant would not bound at this noise multiplier."""
     import dp_accounting
 
     if accountant not in ACCOUNTANTS:
@@ -568,7 +570,7 @@ def _composed(
 def _rdp_of_one(
     event: dp_accounting.DpEvent, relation: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return orders and Rényi divergences of one release; infinite where rounding destroyed a divergence.
+    """Return orders and Rényi divergences of one release; infinite if rounding took one.
 
     dp-accounting would read a divergence of zero or below as an ε of zero.
     """
@@ -598,7 +600,7 @@ def _rdp_of_one(
 
 @contextlib.contextmanager
 def quiet_accountants() -> Iterator[None]:
-    """Pass the first warning about a skipped order of RDP to our own logger, and drop its repetitions.
+    """Pass the first warning on a skipped order of RDP to our logger; drop repetitions.
 
     dp-accounting logs one line an order through absl. A skipped order makes the bound looser and
     never wrong. All other warnings pass.

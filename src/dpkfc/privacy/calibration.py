@@ -182,7 +182,7 @@ def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
 
 
 def _narrow(excess: Excess, bracket: Bracket, tolerance: float = _TOLERANCE) -> float:
-    """Return the safe end of the bracket once it is narrower than the tolerance, by false position."""
+    """Return the safe end of a bracket narrower than the tolerance, by false position."""
     low, high, low_excess, high_excess = bracket
     widths = [high - low]
     while high - low > tolerance:

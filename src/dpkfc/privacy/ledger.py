@@ -1,4 +1,4 @@
-"""The ledger: what was released, one hash-chained JSON line a release, on the disk before the release exists.
+"""Record each release as a hash-chained JSON line, on the disk before the release exists.
 
 A crash can therefore make the ledger count a release that never left (an over-count, which is safe)
 and never the reverse. The chain shows any change to a line before its end; lines cut off at the end
@@ -79,7 +79,7 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
 
 
 def encode_line(content: Mapping[str, Any]) -> tuple[bytes, str]:
-    """The bytes of a line and its hash, which covers all of it and, through "prev", all lines before."""
+    """Return the bytes of a line and its hash, which covers the line and its predecessors."""
     head = hashlib.sha256(_canonical(content).encode("utf-8")).hexdigest()
     return (_canonical({**content, "hash": head}) + "\n").encode("utf-8"), head
 
@@ -134,7 +134,9 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
-    """Raise unless a ledger belongs to this run. What else a header says is in the hash of the plan, or of no consequence.
+    """Raise unless a ledger belongs to this run.
+
+    Other fields of a header are in the hash of the plan, or have no consequence.
 
     Raises:
         LedgerError: another plan, or another kind of noise.
@@ -157,7 +159,10 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
 
 
 def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a ledger was begun as certified when a δ of 1 / N or more was only warned of; its first line held no δ then."""
+    """Return whether a ledger was begun as certified when δ ≥ 1 / N only caused a warning.
+
+    The first line of such a ledger holds no δ.
+    """
     vacuous = "delta" in now and now["delta"] * now["dataset_size"] >= 1
     return vacuous and found.get("certified") is True and "delta" not in found
 
@@ -168,7 +173,7 @@ def begins_a_ledger(content: bytes) -> bool:
 
 
 def is_complete(torn: bytes) -> bool:
-    """Whether a whole object stands here; the beginning of a line, which a crash leaves, is none."""
+    """Return whether the text is a whole object; a crash leaves only its beginning."""
     try:
         json.JSONDecoder().raw_decode(torn.decode("utf-8", errors="replace"))
     except ValueError:
@@ -250,7 +255,9 @@ class BudgetExhausted(RuntimeError):
 
 
 class Ledger:
-    """The one writer of a ledger; make it with `Ledger.open` or `Ledger.in_memory`, close it or use it in a `with`.
+    """The one writer of a ledger.
+
+    Make it with `Ledger.open` or `Ledger.in_memory`, and close it or use it in a `with`.
 
     Attributes:
         path: the file, None in memory.
@@ -354,7 +361,7 @@ class Ledger:
         return None if self.max_releases is None else max(0, self.max_releases - self.count)
 
     def contains(self, count: int, head: str) -> bool:
-        """Whether this history passed through `head` after `count` releases; ask before a resume."""
+        """Return whether this history had `head` after `count` releases; ask before a resume."""
         return 0 <= count <= self.count and self._state.heads[count] == head
 
     def charge(
@@ -365,7 +372,7 @@ class Ledger:
         stddev: float,
         sensitivity: float,
     ) -> int:
-        """Record one release. When this returns the record is on the disk, and the release may be made.
+        """Record one release; when this returns the record is on the disk, and release may follow.
 
         Args:
             step: number of the step the release belongs to; a repeated step is a new release.
@@ -482,7 +489,7 @@ def verify(path: str | os.PathLike[str]) -> Verified:
 
 
 def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
-    """Repair the last line where a crash interrupted its writing; whatever comes before is left to the check."""
+    """Repair a last line that a crash cut short; the check judges whatever comes before."""
     end = content.rfind(b"\n") + 1
     torn = content[end:]
     if not torn:

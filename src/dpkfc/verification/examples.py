@@ -1,4 +1,4 @@
-"""Check on public rows, before the first private row is read, that every example has its own gradient.
+"""Check on public rows, before any private row, that each example has its own gradient.
 
 What the tracker proves needs no test. This module tests what the tracker cannot see: code that
 depends on the size of the batch, collate functions, backward passes in Python. What the tracker
@@ -411,7 +411,7 @@ class _Check:
         return bool(((losses - others).abs() > tolerance * (scale + scale.median()) + 1e-9).any())
 
     def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
-        """Check that the loss of a row is the same in batches of several sizes, down to the row alone."""
+        """Check that the loss of a row is the same in batches of several sizes, and alone."""
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
@@ -572,7 +572,7 @@ class _Check:
         return True
 
     def _check_augment_with_nan(self, rows: PublicRows, size: int) -> None:
-        """Check an augmentation with random numbers of its own: NaN in a row may not reach another row."""
+        """Check a random augmentation: NaN in a row may not reach another row."""
         batch = _scale_rows(rows.batch(range(size)), range(1, size), size, math.nan)
         augmented_batch: Any = ()
         # An augmentation may refuse NaN.
@@ -655,7 +655,7 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
-    """Return whether some rows of two batches agree, or the batches are padded to different lengths."""
+    """Return whether rows of two batches agree, or the batches have different padding."""
     if [x.shape[1:] for x in tensors] != [x.shape[1:] for x in others]:
         return True
     for x, y in zip(tensors, others, strict=True):

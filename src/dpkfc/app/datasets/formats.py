@@ -274,7 +274,7 @@ def decode_delta(delta: np.ndarray) -> np.ndarray:
 
 
 def encode_delta(images: np.ndarray) -> np.ndarray:
-    """Return the uint8 array `[3, N, H, W]` that `decode_delta` takes, of RGB images `[N, H, W, 3]`."""
+    """Return RGB images `[N, H, W, 3]` as the uint8 array `[3, N, H, W]` for `decode_delta`."""
     red, green, blue = np.moveaxis(images, -1, 0)
     planes = np.stack([green, red - green, blue - green])
     planes = np.diff(planes, axis=2, prepend=np.zeros_like(planes[:, :, :1]))

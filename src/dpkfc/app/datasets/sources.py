@@ -1,4 +1,4 @@
-"""Where a data set comes from: a folder given by hand, the folder in DPKFC_DATA, or Hugging Face `datasets`."""
+"""Find a data set: in a given folder, the folder DPKFC_DATA, or Hugging Face `datasets`."""
 
 from __future__ import annotations
 

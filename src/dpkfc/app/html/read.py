@@ -591,7 +591,9 @@ def _name_pictures(path: Path) -> str:
 
 _LEFT_OUT = {
     "pruned": "trials that were pruned, so not trained to the end, are not shown",
-    "withdrawn": "tests of settings that are no longer the best trial of their method are not shown",
+    "withdrawn": (
+        "tests of settings that are no longer the best trial of their method are not shown"
+    ),
     "measurements": "entries that hold no run but measurements are not shown",
 }
 

@@ -1,4 +1,4 @@
-"""Recipes of labelled sentences: a pretrained encoder, its vocabulary, token noise of their length."""
+"""Define recipes of sentences: a pretrained encoder, its vocabulary, and token noise."""
 
 from __future__ import annotations
 
