@@ -241,9 +241,8 @@ def keep_of_others(
             # It was written since, on this ledger, which is open here alone.
             return
     raise CheckpointError(
-        f"the ledger holds {releases} releases from before this session, so their checkpoint in"
-        f" {folder} "
-        "stays as it is; go on from it with session.restore(), or save into another folder"
+        f"the ledger holds {releases} releases from before this session, so {folder} stays as it"
+        " is; go on with session.restore(), or save into another folder"
     )
 
 
@@ -396,9 +395,8 @@ def check_run(
     if world_size is not None and before != world_size:
         noun = "process" if before == 1 else "processes"
         raise CheckpointError(
-            f"the checkpoint {Path(folder)} was written by {before} {noun}, this run has "
-            f"{world_size}; start {before} (torchrun --nproc-per-node={before}), or go on with "
-            "session.restore(folder, any_world_size=True), dpkfc train --any-world-size"
+            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; start as"
+            " many, or set any_world_size=True (docs/errors.md#processes)"
         )
 
 

@@ -556,9 +556,8 @@ class PrivacyConfig:
             raise ValueError(f"unit must be a name such as 'patient', got {self.unit!r}")
         if (self.unit == "example") != (unit is None):
             raise ValueError(
-                f"unit={self.unit!r} and max_records_per_unit={unit} do not go together: a unit"
-                " larger than an example needs "
-                "a name and the most records of one unit that count in a step"
+                f"unit={self.unit!r} does not go with max_records_per_unit={unit}; a unit larger"
+                " than an example needs a name and the most records that count"
             )
         check_one_of("unit_reduction", self.unit_reduction, ("mean", "sum"))
         check_optional_integer("pad_to_multiple", multiple, 1)
@@ -571,10 +570,8 @@ class PrivacyConfig:
         check_optional_integer("max_physical_batch_size", most, 1)
         if most is not None and unit is not None and unit > most:
             raise ValueError(
-                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the"
-                " records of a unit are "
-                f"clipped together and never split; make the first at least {unit}, or the second"
-                " smaller"
+                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but a"
+                " unit is never split; raise the first or lower the second"
             )
         if most is not None and multiple is not None and most % multiple:
             raise ValueError(

@@ -111,8 +111,8 @@ class DistributedContext:
         started = processes_started()
         if started > 1:
             raise RuntimeError(
-                f"{started} processes of torchrun have no process group and would spend {started} "
-                "times the budget; call torch.distributed.init_process_group() before the session"
+                f"{started} processes would spend {started} times the budget; call "
+                "torch.distributed.init_process_group() first (docs/errors.md#processes)"
             )
         return cls()
 

@@ -222,9 +222,8 @@ def check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise ValueError(
-            "a Session samples its batches itself; pass loader.dataset in the place of the"
-            " DataLoader "
-            "(and its collate_fn= and num_workers=)"
+            "a Session samples its batches itself; pass loader.dataset instead of the DataLoader"
+            ", collate_fn= and num_workers= (docs/errors.md#sampler)"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
@@ -453,7 +452,8 @@ class Session:
         started = time.perf_counter()
         if self.ledger.count >= self.plan.steps:
             raise BudgetExhausted(
-                f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})"
+                f"all {self.plan.steps} releases are spent at ε = {self.epsilon:.3g};"
+                " a longer run needs another plan (docs/errors.md#budget)"
             )
         if batch is not self._pending:
             raise RuntimeError(

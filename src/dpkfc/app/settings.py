@@ -845,7 +845,7 @@ def check_unchanged(config: RunConfig, first: Mapping[str, Any], where: str) -> 
         if name in first and first[name] != value:
             raise ConfigError(
                 f"{where}: {name} is {value!r}, and the run was started with {first[name]!r}; put "
-                "that back, or start another run: dpkfc train --config FILE --out ANOTHER"
+                "that back, or start another run with --config FILE --out ANOTHER"
             )
 
 

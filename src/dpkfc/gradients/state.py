@@ -803,8 +803,8 @@ def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str
         for name in sorted(dependent.get(module, ())):
             raise ValueError(
                 f"the forward pass keeps '{name}' of the module '{path}' "
-                f"({type(module).__name__}), which depends on the examples and changes what the "
-                "model computes for later ones; leave it out or freeze it"
+                f"({type(module).__name__}), which depends on the examples; remove or "
+                "freeze it (docs/errors.md#state)"
             )
 
 

@@ -256,8 +256,7 @@ def check_loader(loader: Any) -> None:
     if not is_plain:
         raise ValueError(
             f"the {type(sampler).__name__} of data_loader would be replaced by uniform sampling;"
-            " pass "
-            "shuffle=True, weight the losses, and choose examples with torch.utils.data.Subset"
+            " pass shuffle=True, and weight the losses (docs/errors.md#sampler)"
         )
     try:
         check_once(dataset)

@@ -521,10 +521,9 @@ class PrivateStep:
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent, "
-                    f"{self._releases_before} of them in the ledger before this run; end the loop"
-                    " where "
-                    "engine.ledger.remaining is 0"
+                    f"all {self.ledger.max_releases} releases of the plan are spent,"
+                    f" {self._releases_before} of them before this run; stop where"
+                    " engine.ledger.remaining is 0 (docs/errors.md#budget)"
                 )
             self._contribute(untracked)
         except BaseException:

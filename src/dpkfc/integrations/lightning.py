@@ -111,9 +111,8 @@ class PrivateModule(pl.LightningModule):
             )
         if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
             raise ValueError(
-                f"'{name}' is logged while training, and may be private; call it '{name} {MARK}',"
-                " or "
-                f"'{name} {PUBLIC}' if it depends on released values alone"
+                f"'{name}' is logged while training; call it '{name} {MARK}', or"
+                f" '{name} {PUBLIC}' if it depends on released values alone"
             )
         super().log(name, *args, **settings)
 
@@ -357,7 +356,8 @@ class PrivateTraining(pl.Callback):
             )
         if session.steps_done >= self.plan.steps:
             raise BudgetExhausted(
-                f"all {self.plan.steps} releases of the plan are spent; nothing is left to train"
+                f"all {self.plan.steps} releases are spent; a longer run needs another plan"
+                " (docs/errors.md#budget)"
             )
         refuse_gradient_hooks(module)
         trainer: Any = module.trainer

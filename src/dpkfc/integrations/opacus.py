@@ -357,9 +357,8 @@ def check_mode(secure_mode: bool) -> None:
     """
     if secure_mode:
         raise ValueError(
-            "secure_mode=True is not supported; leave it out (noise always comes from a cipher)."
-            " Against "
-            "floating-point attacks use a Session with PrivacyConfig(noise='rounded')"
+            "secure_mode=True is not supported; leave it out, since noise always comes from a"
+            " cipher, or use a Session with noise='rounded'"
         )
 
 

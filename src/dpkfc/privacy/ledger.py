@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _START = b'{"format":'
 _RESERVED = {"format", "plan_hash", "created", "dpkfc", "prev", "hash"}
-_UNKNOWN = "the privacy spent is unknown"
+_UNKNOWN = "the privacy spent is unknown (docs/errors.md#ledger)"
 
 
 class LedgerError(RuntimeError):
@@ -143,9 +143,9 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
     """
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
-            f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan"
-            f" {wanted['plan_hash']}; "
-            "use another folder, or the settings the run was begun with"
+            f"the ledger {name} belongs to the plan {found['plan_hash'][:12]}, this run to"
+            f" {wanted['plan_hash'][:12]}; use another folder, or the settings of that run"
+            " (docs/errors.md#ledger)"
         )
     for key in ("certified", "rng"):
         if found.get(key) != wanted[key] and not (

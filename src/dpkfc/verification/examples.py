@@ -256,8 +256,8 @@ class _Check:
                 raise batch_error from None
         raise BatchSizeError(
             f"loss_fn takes each of {size} rows alone and fails on their batch"
-            f" ({_first_line(batch_error)}): it depends on "
-            "the batch size"
+            f" ({_first_line(batch_error)}): it depends on the batch"
+            " (docs/errors.md#gradient-mismatch)"
         ) from batch_error
 
     def _check_batch_of_one(self, rows: PublicRows) -> None:
@@ -268,8 +268,7 @@ class _Check:
                 raise
             raise ValueError(
                 f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
-                " squeeze(-1) for squeeze(), and keep "
-                "the batch axis"
+                " squeeze(-1) for squeeze(), and keep the batch axis"
             ) from error
 
     # -- passes ------------------------------------------------------------------------------------
@@ -321,9 +320,8 @@ class _Check:
         failure = failure or collate_failure
         if failure is not None and strict:
             raise UnknownOperation(
-                f"{failure.operation}: {failure.reason[:70]}; register its rule with"
-                " dpkfc.register_batch_rule, or drop "
-                "verify='strict'"
+                f"{failure.operation}: {failure.reason[:70]}; register a rule, or drop"
+                " verify='strict' (docs/errors.md#one-example-at-a-time)"
             )
         self._check_padding(rows)
         if not self._is_repeatable(rows, few, restarted=True):
@@ -597,9 +595,8 @@ class _Check:
                 return
         if self._losses_differ(in_batch[:1], alone):
             raise ValueError(
-                "an example that is padded to the length of a longer one has another loss than"
-                " alone: mask the padding, or pad "
-                "every batch to one length"
+                "an example padded to the length of a longer one has another loss than alone; mask"
+                " the padding (docs/errors.md#gradient-mismatch)"
             )
 
     def _check_memory(self, rows: PublicRows) -> None:
@@ -701,7 +698,8 @@ def _check_gradient(
     if distance > relative * scale + slack * total_norm + 1e-12:
         raise ValueError(
             f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
-            f"(relative difference {distance / max(scale, 1e-30):.2g}); please report this model"
+            f"(relative difference {distance / max(scale, 1e-30):.2g}; see"
+            " docs/errors.md#gradient-mismatch)"
         )
 
 
@@ -730,9 +728,8 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
 def _mixing_rows_message(name: str) -> str:
     """Return the message for a collate function or an augmentation that mixes rows."""
     return (
-        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did; one"
-        " example would then move the "
-        "gradients of others. Change each row on its own"
+        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did."
+        " Change each row on its own (docs/errors.md#mixes-examples)"
     )
 
 
@@ -740,10 +737,11 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
     """Return the message for a model that mixes examples."""
     if failure is None:
         return (
-            f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its"
-            " example alone"
+            f"{what}: model, loss_fn or augment depends on the batch"
+            " (docs/errors.md#mixes-examples)"
         )
-    return f"{failure.operation} mixes examples: {what} ({failure.reason})"
+    reason = failure.reason[:70]
+    return f"{failure.operation} mixes examples: {what}, {reason} (docs/errors.md#mixes-examples)"
 
 
 def _is_permanent(error: Exception) -> bool:

@@ -826,9 +826,8 @@ def tune(
     law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
     if law is not None and settings.settings.get("sampler") == "truncated_poisson":
         raise StudyError(
-            "the choice of a random search cannot be counted with --sampler truncated_poisson,"
-            " whose law RDP does not repeat and "
-            "select; take poisson, or --search tpe, which counts no choice"
+            "the choice of --search random cannot be counted with --sampler truncated_poisson, for"
+            " lack of a theorem; take poisson, or --search tpe"
         )
     with Store(folder / "results.json") as store:
         _check_terms(store, settings, arms, common)
