@@ -330,9 +330,9 @@ def _show_all_help(context: typer.Context, is_asked: bool) -> None:
     """Print the help with every setting, and end."""
     if not is_asked:
         return
-    for parameter in context.command.params:
-        if isinstance(parameter, TyperOption):
-            parameter.hidden = False
+    for option in context.command.params:
+        if isinstance(option, TyperOption):
+            option.hidden = False
     typer.echo(context.get_help())
     raise typer.Exit
 
