@@ -144,7 +144,7 @@ def _kinds(
     ]
     tables = [name for name in names if name in of_tables()]
     for name in tables:
-        load(name).of(columns)
+        load(name).select(columns)
     if columns and len(tables) < len(names):
         raise StudyError(
             "--column is for tables; leave out"
@@ -159,9 +159,9 @@ def _kinds(
 
 def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> bool:
     """Run cells of tables for a few steps, show the outcomes, return whether one failed."""
-    from dpkfc_papers.tables import SAYS, load, tried
+    from dpkfc_papers.tables import SAYS, load, run_small
 
-    found = tried([load(name) for name in names], out, **more)
+    found = run_small([load(name) for name in names], out, **more)
     shown = Table(title=f"smoke runs. {SAYS}", header_style="bold", title_justify="left")
     for column in ("table", "method", "recipe", "smoke run"):
         shown.add_column(column)

@@ -41,7 +41,7 @@ class Published:
     text: str
 
     @classmethod
-    def of(cls, text: str) -> Published:
+    def parse(cls, text: str) -> Published:
         """A number as it is printed, such as "91.7 ± 0.2", or `NOT_PRINTED`.
 
         Raises:
@@ -144,7 +144,7 @@ class Table:
         reasons = Counter(cell.not_run or f"needs {cell.needs}" for cell in self.cells)
         return "" if any(cell.here for cell in self.cells) else reasons.most_common(1)[0][0]
 
-    def of(self, columns: Sequence[str]) -> list[Cell]:
+    def select(self, columns: Sequence[str]) -> list[Cell]:
         """The cells of some columns, by their labels; all where none is given.
 
         Raises:
@@ -211,7 +211,7 @@ def _cell(
     cell = Cell(
         row=row["label"],
         column=column["label"],
-        published=Published.of(row["values"][key]),
+        published=Published.parse(row["values"][key]),
         recipe=recipe,
         method=row.get("method", ""),
         settings=settings,
@@ -501,7 +501,7 @@ def reproduce(
     cells = [
         cell
         for table in tables
-        for cell in table.of(columns)
+        for cell in table.select(columns)
         if not cell.not_run and (everything or not cell.needs)
     ]
     tasks = [
@@ -718,7 +718,7 @@ class Tried:
         return self.said.startswith("failed")
 
 
-def tried(
+def run_small(
     tables: Sequence[Table],
     folder: Path,
     *,
@@ -747,7 +747,9 @@ def tried(
         StudyError: an unknown column, a folder that cannot be used, or a full disk.
     """
     small = {
-        (table.name, cell.row, _small(cell)): cell for table in tables for cell in table.of(columns)
+        (table.name, cell.row, _small(cell)): cell
+        for table in tables
+        for cell in table.select(columns)
     }
     wrong = {run: why for _, _, run in small if run is not None and (why := _wrong(run))}
     tasks = [Task(run, label=row) for _, row, run in small if run is not None and run not in wrong]
@@ -760,7 +762,7 @@ def tried(
         with _Watched(store, source.total, done=source.done_before, console=console) as progress:
             drive(source, place, workers=workers, budget_minutes=budget_minutes, watcher=progress)
 
-        def said(run: Run | None, cell: Cell) -> str:
+        def describe(run: Run | None, cell: Cell) -> str:
             if run is None:
                 return f"no run: {cell.not_run}"
             if why := wrong.get(run):
@@ -771,7 +773,7 @@ def tried(
             return f"failed: {why}" if why else RAN if store.get(run) is not None else "not yet run"
 
         found = [
-            Tried(name, row, cell.recipe, said(run, cell))
+            Tried(name, row, cell.recipe, describe(run, cell))
             for (name, row, run), cell in small.items()
         ]
     return list(dict.fromkeys(found))

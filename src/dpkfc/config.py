@@ -288,7 +288,7 @@ class Plan(PlanBase):
             ValueError: a negative number.
         """
         self._warn_once  # noqa: B018 - computed once
-        return self.curve.at(self.steps if steps is None else steps)
+        return self.curve.epsilon(self.steps if steps is None else steps)
 
     @cached_property
     def _warn_once(self) -> None:
@@ -366,7 +366,7 @@ class Plan(PlanBase):
 
     def describe(self) -> dict[str, Any]:
         """Return the plan for the privacy card, as plain JSON; an infinite ε is the text "inf"."""
-        total = self.curve.at(self.steps)
+        total = self.curve.epsilon(self.steps)
         return {
             "plan_hash": self.hash,
             "epsilon": total if math.isfinite(total) else "inf",

@@ -203,7 +203,7 @@ def refuse_let_go(layer: Layer, inputs: Any) -> None:
             )
 
 
-def in_graph(p: Tensor) -> Tensor:
+def find_graph_tensor(p: Tensor) -> Tensor:
     """Return the tensor of a parameter in the graph of autograd: the gathered one if sharded."""
     tensor: Tensor = _gathered.get(p, p) if _gathered else p
     return tensor

@@ -666,7 +666,7 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.around(self._average.swap_in()))
+        return fsdp.resharded(self.model, self._weights.wrap(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.

@@ -60,7 +60,7 @@ def test_a_private_model_gives_nothing_away(evidence):
     with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.5), members) as session:
         for batch in session.batches():
             session.step(batch, loss)
-    claimed = plan.curve.at(plan.steps)
+    claimed = plan.curve.epsilon(plan.steps)
     found = infer_membership(
         model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=claimed
     )

@@ -32,7 +32,7 @@ from dpkfc.audit import (
     audit_step,
     infer_membership,
 )
-from dpkfc.audit.harness import to_rows
+from dpkfc.audit.harness import tabulate_findings
 from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
@@ -465,7 +465,7 @@ def verdict_table(verdict: Verdict) -> Table:
     table = Table(header_style="bold", show_lines=False)
     for column in ("check", "measured", "allowed", "verdict", "how"):
         table.add_column(column, overflow="fold")
-    for check, measured, allowed, result, how in to_rows(verdict.findings):
+    for check, measured, allowed, result, how in tabulate_findings(verdict.findings):
         colour = "green" if result == "held" else "bold red"
         table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)
     return table

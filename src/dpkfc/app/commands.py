@@ -347,7 +347,7 @@ _HelpAll = Annotated[
 ]
 
 
-def _with_settings(
+def _add_settings(
     leave_out: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command one flag per field of `RunConfig`; it receives `settings` with those given."""
@@ -425,7 +425,7 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-@_with_settings()
+@_add_settings()
 def train(
     *,
     settings: dict[str, Any],
@@ -499,7 +499,7 @@ def _results_table(results: dict[str, Result]) -> Table:
     return table
 
 
-@_with_settings(leave_out=("recipe", "method", "out", "optimizer"))
+@_add_settings(leave_out=("recipe", "method", "out", "optimizer"))
 def demo(
     *,
     settings: dict[str, Any],
@@ -521,7 +521,7 @@ def demo(
     console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
 
 
-@_with_settings(leave_out=("out",))
+@_add_settings(leave_out=("out",))
 def every_setting(
     *,
     settings: dict[str, Any],
@@ -539,7 +539,7 @@ def every_setting(
     sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
-@_with_settings(leave_out=("recipe", "out", "method"))
+@_add_settings(leave_out=("recipe", "out", "method"))
 def doctor(
     target: Annotated[
         str, typer.Argument(help="A recipe, or module:factory that returns a model.")
@@ -591,7 +591,7 @@ def methods(
     )
 
 
-@_with_settings(leave_out=("out",))
+@_add_settings(leave_out=("out",))
 def audit(
     run: Annotated[
         Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")

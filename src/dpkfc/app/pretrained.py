@@ -113,7 +113,7 @@ def pretrained_lora(folder: str, rank: int = 8) -> Logits:
     Raises:
         DatasetError: a package is missing, or the folder holds no such model.
     """
-    loaded = _from_folder(
+    loaded = _load_folder(
         folder, _transformers().GPT2LMHeadModel, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
     return _adapted(loaded, rank)
@@ -125,10 +125,10 @@ def pretrained_tokenizer(folder: str) -> Any:
     Raises:
         DatasetError: a package is missing, or the folder holds no tokenizer.
     """
-    return _from_folder(folder, _transformers().AutoTokenizer)
+    return _load_folder(folder, _transformers().AutoTokenizer)
 
 
-def _from_folder(folder: str, kind: Any, **settings: Any) -> Any:
+def _load_folder(folder: str, kind: Any, **settings: Any) -> Any:
     if not Path(folder).is_dir():
         raise DatasetError(
             f"pretrained {folder!r} is not a folder; give one with config.json, weights and"

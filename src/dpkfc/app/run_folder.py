@@ -101,7 +101,7 @@ class RunFolder:
         return folder._writable()
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str]) -> RunFolder:
+    def locate(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Return the folder of this name, whatever is there.
 
         Raises:
@@ -357,7 +357,7 @@ class Metrics:
         """Return the rows at which accuracy was measured."""
         return [row for row in self.rows if row.accuracy is not None]
 
-    def without_private(self) -> Metrics:
+    def drop_private(self) -> Metrics:
         """Return the metrics without figures of private examples before noise.
 
         Those are batch sizes, clipped fractions, norms and times.

@@ -334,7 +334,7 @@ def _continue(
         folder, config, metrics = _read_run(path)
         # Other processes see no figure that was computed from private examples.
         with_private.append(metrics)
-        return folder, config, metrics.without_private()
+        return folder, config, metrics.drop_private()
 
     folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
     check_visible(folder, ranks)
@@ -443,7 +443,9 @@ class _Loop:
             # Before the first step: a run killed at any later step can then be continued, since
             # what it has spent cannot be had back. After the last step: the final weights are
             # evaluated again, whatever was written before the run died.
-            self._metrics.add(self._evaluate(Row(step=done, epsilon=plan.curve.at(done)), progress))
+            self._metrics.add(
+                self._evaluate(Row(step=done, epsilon=plan.curve.epsilon(done)), progress)
+            )
             self._save()
         with stop_on_signals() as stop:
             try:

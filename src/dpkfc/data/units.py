@@ -97,7 +97,7 @@ def read_unit_ids(dataset: Any, units: Any) -> Any:
 
 def _check_ids(ids: Any) -> NDArray[Any]:
     """Return the ids as a vector, all present and of one kind."""
-    column = _to_array(ids)
+    column = _make_array(ids)
     if column.ndim != 1 or not column.size:
         raise ValueError(
             f"units must be a vector with one id a record, got an array of shape {column.shape}"
@@ -114,7 +114,7 @@ def _check_ids(ids: Any) -> NDArray[Any]:
     return column
 
 
-def _to_array(ids: Any) -> NDArray[Any]:
+def _make_array(ids: Any) -> NDArray[Any]:
     """Return the ids as an array.
 
     The ids of a list keep their types: next to one text numpy would make texts of all, of NaN too.

@@ -179,14 +179,14 @@ class FederatedPlan(PlanBase):
             )
         if releases is None:
             releases = self.releases
-        return self.curve.at(releases)
+        return self.curve.epsilon(releases)
 
     def epsilon_at(self, stddev: float) -> float:
         """Return ε of the whole run for noise of another standard deviation; infinite for 0."""
         if stddev == 0:
             return math.inf
         event = self.config.event(stddev / self.config.sensitivity)
-        return EpsilonCurve(event, self.delta, ADD_OR_REMOVE_ONE, "pld").at(self.releases)
+        return EpsilonCurve(event, self.delta, ADD_OR_REMOVE_ONE, "pld").epsilon(self.releases)
 
     def views(self) -> dict[str, float]:
         """Return ε against adversaries that the guarantee does not name, by adversary.
@@ -278,7 +278,7 @@ class FederatedPlan(PlanBase):
         return {
             "plan_hash": self.hash,
             **self.config.describe(),
-            "epsilon": _number_or_text(self.curve.at(self.releases)),
+            "epsilon": _number_or_text(self.curve.epsilon(self.releases)),
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
             "certified": self.certified,

@@ -629,7 +629,7 @@ class Server:
     @property
     def epsilon(self) -> float:
         """Return ε of all releases in the ledger at the plan's δ; dropped rounds count."""
-        return self.plan.curve.at(self.ledger.count)
+        return self.plan.curve.epsilon(self.ledger.count)
 
     @property
     def preconditioner(self) -> PreconditionerState | None:

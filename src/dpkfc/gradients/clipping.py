@@ -505,14 +505,14 @@ def _zeros(parameter: Tensor) -> Tensor:
 def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
     if entry is None or entry.is_identity:
         return value
-    return on_groups(layer, value, entry.whiten)
+    return map_groups(layer, value, entry.whiten)
 
 
 # --------------------------------------------------------------------------------------------------
 # Matrices of layers: weight and bias in the form of the clipped sum.
 
 
-def on_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a function of `[..., d_out, d_in]` to a layer's matrix.
 
     An embedding's matrix is transposed, and groups of a convolution are apart.

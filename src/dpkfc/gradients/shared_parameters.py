@@ -172,9 +172,9 @@ class SharedUses:
             self._note_transpose(args[0], result)
             return result
         if name in _ELEMENTWISE:
-            args, kwargs = self._with_rows(args, kwargs, 0)
+            args, kwargs = self._expand_rows(args, kwargs, 0)
         elif name in _BATCHED_PRODUCTS:
-            args, kwargs = self._with_rows(args, kwargs, 2)
+            args, kwargs = self._expand_rows(args, kwargs, 2)
         return function(*args, **kwargs)
 
     def _mentions_parameter(self, args: Any, kwargs: Any) -> bool:
@@ -215,7 +215,7 @@ class SharedUses:
         if rows.requires_grad:
             self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
 
-    def _with_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
+    def _expand_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
         """Return the arguments with shared tensors expanded along the batch axis.
 
         The `trailing` dimensions do not broadcast.

@@ -1274,7 +1274,7 @@ class WeightGuard:
                 )
 
     @contextmanager
-    def around(self, work: AbstractContextManager[None]) -> Iterator[None]:
+    def wrap(self, work: AbstractContextManager[None]) -> Iterator[None]:
         """Accept what a context of the session writes when it is entered and left.
 
         Raises:

@@ -298,13 +298,13 @@ class PrivateStep:
         self._clear_gradients()
         for name in SHOWN:
             setattr(optimizer, name, getattr(plan, name))
-        before = Hook(self._before_forward)
-        after = Hook(self._after_forward)
+        before = Hook(self._begin_forward)
+        after = Hook(self._end_forward)
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True, always_call=True),
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ class PrivateStep:
 
     # -- the model --------------------------------------------------------------------------------
 
-    def _before_forward(
+    def _begin_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Prepare for a pass that may be differentiated."""
@@ -430,7 +430,7 @@ class PrivateStep:
         if not module.training:
             return
         self._check_unchanged()
-        recording.before_forward()
+        recording.begin_forward()
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
         self._attributes = self._attributes or AttributeSnapshot(self.model)
@@ -478,7 +478,7 @@ class PrivateStep:
         is_recording_busy = recording is not None and recording.runs_single_examples
         return self._is_running_model or is_recording_busy
 
-    def _after_forward(
+    def _end_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Record a pass; return the outputs of single examples if the batch axis is not proved."""
@@ -490,14 +490,14 @@ class PrivateStep:
             return None
         self._is_running_model = True  # single examples run the model itself
         try:
-            return recording.after_forward(args, kwargs, output) if module.training else None
+            return recording.end_forward(args, kwargs, output) if module.training else None
         finally:
             self._is_running_model = False
             self._end_guards()
 
     # -- the optimizer ----------------------------------------------------------------------------
 
-    def _before_step(
+    def _begin_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Replace what is in `p.grad` by a release, or by nothing."""
@@ -606,7 +606,7 @@ class PrivateStep:
         scale = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         set_gradients(self._parameters, update, scale=scale)
 
-    def _after_step(
+    def _end_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._clear_gradients()

@@ -326,7 +326,7 @@ class ClosedTrainer(Trainer):
 
     # -- what it leaves ----------------------------------------------------------------------------
 
-    def spent(self) -> dict[str, float]:
+    def report_budget(self) -> dict[str, float]:
         """Return ε and the number of releases so far."""
         session = self.session
         return (
@@ -794,7 +794,7 @@ class PrivateTrainer(ClosedTrainer):
                     self._load_best_model()
                 self._event("on_train_end")
                 self.write_summary(self.args.output_dir)
-                metrics = {"train_runtime": time.time() - started, **self.spent()}
+                metrics = {"train_runtime": time.time() - started, **self.report_budget()}
         finally:
             self.is_in_train = False
         return TrainOutput(self.state.global_step, math.nan, metrics)
@@ -835,7 +835,13 @@ class PrivateTrainer(ClosedTrainer):
         """Log, evaluate and save if a callback has asked for it."""
         if self.control.should_log:
             shown = {} if self._losses is None else {PRIVATE_LOSS: self._private_loss}
-            self.log({**self.spent(), "learning_rate": self.lr_scheduler.get_last_lr()[0], **shown})
+            self.log(
+                {
+                    **self.report_budget(),
+                    "learning_rate": self.lr_scheduler.get_last_lr()[0],
+                    **shown,
+                }
+            )
         if self.control.should_evaluate:
             better = self._determine_best_metric(self.evaluate(ignore_keys=ignore_keys), None)
             if self.args.save_strategy == "best":

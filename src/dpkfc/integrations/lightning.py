@@ -117,7 +117,7 @@ class PrivateModule(pl.LightningModule):
         super().log(name, *args, **settings)
 
     @contextmanager
-    def in_release(self) -> Iterator[None]:
+    def mark_release(self) -> Iterator[None]:
         """While this is open, what is logged comes from private examples."""
         self._in_release = True
         try:
@@ -372,7 +372,7 @@ class PrivateTraining(pl.Callback):
             ):
                 return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 
-        with torch.autocast(device, enabled=False), module.in_release():
+        with torch.autocast(device, enabled=False), module.mark_release():
             session.step(next(self._batches), losses)
         step_schedules(trainer, session.steps_done)
         last = session.steps_done >= self.plan.steps

@@ -92,7 +92,7 @@ class Accountant:
             self._curves[delta] = EpsilonCurve(
                 plan.event, delta, plan.neighbouring_relation, plan.accountant
             )
-        return self._curves[delta].at(ledger.count)
+        return self._curves[delta].epsilon(ledger.count)
 
     def _warn_once(self, plan: Plan) -> None:
         """Warn once that ε is not valid; without noise it is infinite and needs no warning."""
@@ -251,7 +251,7 @@ class Options:
     verify: bool | str = True
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Options:
+    def parse(cls, keywords: Mapping[str, Any]) -> Options:
         """Return the options of a call.
 
         Raises:
@@ -587,7 +587,7 @@ class PrivacyEngine:
             raise ValueError(
                 "this engine has made a model private already; use one PrivacyEngine for each model"
             )
-        return Options.of(options)
+        return Options.parse(options)
 
     def _attach(
         self, plan: Plan, parts: Parts, options: Options, limit: int | None

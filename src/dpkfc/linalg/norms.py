@@ -721,7 +721,7 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
 
 def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     if _is_kept(block, metric):
-        return _kept_norms(block, metric)
+        return _compute_kept_norms(block, metric)
     return _formed_twice_norms(block, metric)
 
 
@@ -778,7 +778,7 @@ def _rank_one_norms(block: Outer) -> Tensor:
     return block.row_magnitudes()[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
 
 
-def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _compute_kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
     plain = _add_groups(row_norms(z.flatten(1)), block.groups)

@@ -144,7 +144,7 @@ def filter_release(
         divisor = float(answer)
         new_state |= state_entries("unit", {"": unit})
         outputs = {name: y.div_(divisor) for name, y in outputs.items()}
-    return with_outputs(released, outputs, variances, 1 / divisor**2), new_state
+    return replace_outputs(released, outputs, variances, 1 / divisor**2), new_state
 
 
 def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
     return variances
 
 
-def with_outputs(
+def replace_outputs(
     released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float
 ) -> Released:
     """Return the release with other gradients and with its `noise_variances` scaled."""
@@ -254,7 +254,7 @@ class EMA(PostProcessBase):
         for name, v in variances.items():
             covariance[name] = (old_weight**2 * v).reshape(1, 1, *v.shape)
         new_state = state_entries("memory", memory) | state_entries("covariance", covariance)
-        return with_outputs(released, dict(released.gradients), variances, 1.0), new_state
+        return replace_outputs(released, dict(released.gradients), variances, 1.0), new_state
 
 
 def check_averaging(name: str, kappa: float, init: str = "first") -> None:

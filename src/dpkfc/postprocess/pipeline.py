@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.gradients.clipping import matrix_of, on_groups, split_sum, spread
+from dpkfc.gradients.clipping import map_groups, matrix_of, split_sum, spread
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import EMBEDDING, Elementwise, Entry, Metric, Subspace
 from dpkfc.postprocess.optimizers import WeightEMA
@@ -157,7 +157,7 @@ def _variances(
 def _map_matrix(
     layer: Layer, tensors: Mapping[str, Tensor], function: Callable[[Tensor], Tensor]
 ) -> Mapping[str, Tensor]:
-    return split_sum(layer, on_groups(layer, matrix_of(layer, tensors), function))
+    return split_sum(layer, map_groups(layer, matrix_of(layer, tensors), function))
 
 
 # --------------------------------------------------------------------------------------------------

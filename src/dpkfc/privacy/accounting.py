@@ -36,7 +36,7 @@ NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """Return the event as plain values that JSON keeps exactly: "type" and its fields."""
-    values = {name: _to_plain(getattr(event, name)) for name in field_names(event)}
+    values = {name: _encode_value(getattr(event, name)) for name in field_names(event)}
     return {"type": type(event).__name__, **values}
 
 
@@ -54,7 +54,7 @@ def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
             f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting"
             " event"
         )
-    fields = {name: _from_plain(value) for name, value in data.items() if name != "type"}
+    fields = {name: _decode_value(value) for name, value in data.items() if name != "type"}
     try:
         return kind(**fields)
     except TypeError as error:
@@ -68,19 +68,19 @@ def field_names(event: dp_accounting.DpEvent) -> list[str]:
     return [field.name for field in type(event).__attrs_attrs__]
 
 
-def _to_plain(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if _is_event(value):
         return event_to_dict(value)
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
+        return [_encode_value(item) for item in value]
     return value
 
 
-def _from_plain(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return event_from_dict(value)
     if isinstance(value, list):
-        return [_from_plain(item) for item in value]
+        return [_decode_value(item) for item in value]
     return value
 
 
@@ -239,7 +239,7 @@ def epsilon(
         ValueError: an accountant that cannot treat the event under this relation, a negative count,
             or δ outside (0, 1).
     """
-    return EpsilonCurve(event, delta, neighbouring_relation, accountant).at(count)
+    return EpsilonCurve(event, delta, neighbouring_relation, accountant).epsilon(count)
 
 
 def delta_of_epsilon(
@@ -404,7 +404,7 @@ class EpsilonCurve:
         self._known: dict[int, float] = {0: 0.0}
         self._one_step: Any = None
 
-    def at(self, count: int) -> float:
+    def epsilon(self, count: int) -> float:
         """Return ε after `count` releases, as dp-accounting computes it.
 
         Raises:
@@ -441,7 +441,7 @@ class EpsilonCurve:
             point = min(point, self._horizon)
         if every > 0:
             point = min(point, -(-count // every) * every)
-        return self.at(point)
+        return self.epsilon(point)
 
     def _cached(self, count: int) -> float:
         """Return the value of an equal curve, where this process has computed it."""
@@ -460,9 +460,9 @@ class EpsilonCurve:
             )
             if full <= _RARE * self.delta:
                 ordinary = two_parts(self.event)[1]
-                return EpsilonCurve(ordinary, self.delta - full, self.relation, self.accountant).at(
-                    count
-                )
+                return EpsilonCurve(
+                    ordinary, self.delta - full, self.relation, self.accountant
+                ).epsilon(count)
         is_sampled = is_truncated(self.event) or isinstance(
             self.event, dp_accounting.PoissonSampledDpEvent
         )

@@ -90,7 +90,7 @@ def calibrate_noise_multiplier(
 
     @functools.cache
     def compute_epsilon(noise_multiplier: float, name: str) -> float:
-        return EpsilonCurve(make_event(noise_multiplier), delta, relation, name).at(count)
+        return EpsilonCurve(make_event(noise_multiplier), delta, relation, name).epsilon(count)
 
     def excess(log_noise: float, name: str = accountant) -> float:
         return _log_ratio(compute_epsilon(math.exp(log_noise), name), epsilon)

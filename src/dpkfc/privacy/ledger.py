@@ -308,7 +308,7 @@ class Ledger:
         line, head = encode_line(first)
         descriptor = _open_locked(path)
         try:
-            content = _without_torn_end(_read_all(descriptor), descriptor, path)
+            content = _repair_torn_end(_read_all(descriptor), descriptor, path)
             if content:
                 state = parse(content, str(path))
                 check_header(state.header, first, str(path))
@@ -488,7 +488,7 @@ def verify(path: str | os.PathLike[str]) -> Verified:
     return parse(content, str(path))
 
 
-def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
+def _repair_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
     """Repair a last line that a crash cut short; the check judges whatever comes before."""
     end = content.rfind(b"\n") + 1
     torn = content[end:]

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpkfc.fsdp import in_graph
+from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.calls import Call
 from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
 from dpkfc.gradients.clipping import full_precision, split_sum
@@ -478,7 +478,11 @@ class _Check:
                 part_gradients = []
 
     def _parameters(self) -> dict[str, Tensor]:
-        return {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
+        return {
+            name: find_graph_tensor(p)
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""

@@ -152,7 +152,7 @@ class Clock:
                 " out for no bound"
             )
 
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds, 0 when the time is up; None is no bound."""
         return (
             None
@@ -162,7 +162,7 @@ class Clock:
 
     def fits(self, run: Any) -> bool:
         """Whether it would end in time, as far as is known."""
-        left = self.left()
+        left = self.seconds_left()
         return left is None or (left > 0 and (self.expected(run) or 0.0) <= left)
 
     @contextmanager
@@ -174,7 +174,7 @@ class Clock:
         Raises:
             TimeIsUp: it was.
         """
-        left = self.left()
+        left = self.seconds_left()
         if (
             not left
             or threading.current_thread() is not threading.main_thread()
@@ -203,11 +203,11 @@ def minutes_left(budget: float | None) -> Callable[[], float | None]:
     """
     clock = Clock(budget, lambda run: None)
 
-    def left() -> float | None:
-        seconds = clock.left()
+    def minutes() -> float | None:
+        seconds = clock.seconds_left()
         return None if seconds is None else seconds / 60
 
-    return left
+    return minutes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -349,8 +349,8 @@ def drive(
                 busy = [worker for worker in crew if worker.task is not None]
                 if not busy:
                     return
-                ready = wait([worker.pipe for worker in busy], clock.left())
-                if clock.left() == 0:
+                ready = wait([worker.pipe for worker in busy], clock.seconds_left())
+                if clock.seconds_left() == 0:
                     return _stop(busy, source, watcher)
                 for worker in [worker for worker in busy if worker.pipe in ready]:
                     _listen(worker, source, watcher)

@@ -134,7 +134,7 @@ def _gamma(law: TrialLaw) -> float:
     return high
 
 
-def with_selection(
+def bound_selection(
     event: dp_accounting.DpEvent,
     steps: int,
     delta: float,
@@ -208,7 +208,7 @@ class StudyLedgers:
     unread: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path) -> StudyLedgers:
+    def read(cls, folder: Path) -> StudyLedgers:
         """Of the folder that holds the run folders; it may be missing."""
         paths = sorted(folder.glob("*/ledger.jsonl"))
         counts: dict[str, int] = {}
@@ -477,9 +477,9 @@ def cost_of(
         final: plan of a training with what the search chose; None as of a trial.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
-    spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(
-        plan.steps
-    )
+    spent = EpsilonCurve(
+        plan.event, plan.delta, plan.neighbouring_relation, plan.accountant
+    ).epsilon(plan.steps)
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
@@ -550,8 +550,8 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
     """
     terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
     chosen, trained = (
-        with_selection(*terms),
-        with_selection(*terms, then=(final.event, final.steps)),
+        bound_selection(*terms),
+        bound_selection(*terms, then=(final.event, final.steps)),
     )
     return (
         chosen,
@@ -831,7 +831,7 @@ def tune(
         )
     with Store(folder / "results.json") as store:
         _check_terms(store, settings, arms, common)
-        trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
+        trials = settings.trials if law is None else _draw_counts(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
         found = searches(
             arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search
@@ -902,7 +902,7 @@ def _check_terms(
             )
 
 
-def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
+def _draw_counts(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
     """The number of trials of every arm, drawn once before any trial and kept."""
     from dpkfc.app.run_folder import placed
 
@@ -941,7 +941,7 @@ def _tuned(
     plan = prepare(run.config(data_dir=place.data_dir)).plan
     whole = found[0].run({}, seed=SEED, evaluate_on="test")
     final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
-    begun = StudyLedgers.of(place.folder / "runs")
+    begun = StudyLedgers.read(place.folder / "runs")
     cost = cost_of(plan, begun, law, len(found), final=final, over=source.is_over)
     results = sorted(
         (_arm_result(search, settings, law) for search in found),
