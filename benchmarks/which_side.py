@@ -136,7 +136,7 @@ def whitened(part: Gradients, metric: Mapping[str, Any] | None) -> Gradients:
     return (
         part
         if metric is None
-        else {name: metric[name].whiten(g.contiguous()) for name, g in part.items()}
+        else {name: metric[name].apply(g.contiguous()) for name, g in part.items()}
     )
 
 

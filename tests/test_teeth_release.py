@@ -322,7 +322,7 @@ def loop_step(
         rows = {
             k: torch.cat([g[f"{k}.weight"], g[f"{k}.bias"].unsqueeze(1)], 1) for k in ("0", "2")
         }
-        z = {k: metric[k].whiten(row) if k in metric else row for k, row in rows.items()}
+        z = {k: metric[k].apply(row) if k in metric else row for k, row in rows.items()}
         norms.append(float(torch.sqrt(sum(v.square().sum() for v in z.values()))))
         c = min(1.0, bound / norms[-1])
         for k, v in z.items():

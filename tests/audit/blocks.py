@@ -298,7 +298,7 @@ def exact_norms(block: AnyBlock, metric: Entry | None) -> Tensor:
         ).norm(dim=0)
     g = block.per_example()
     g = g.transpose(1, 2) if isinstance(block, Lookup) else g
-    z = g if metric is None else metric.whiten(g)
+    z = g if metric is None else metric.apply(g)
     return z.reshape(N, -1).norm(dim=1)
 
 
@@ -360,10 +360,10 @@ def bounds_of(metric: Entry | None) -> tuple[float, float]:
             gain = max(float(s.abs().max()) for s in metric.scale.values())
             return gain, gain
         case Eigenbasis():
-            return metric.bound, metric.bound
-    return metric.input.bound * metric.output.bound, (1 + metric.input.bound) * (
-        1 + metric.output.bound
-    )
+            return metric.operator_norm, metric.operator_norm
+    return metric.input.operator_norm * metric.output.operator_norm, (
+        1 + metric.input.operator_norm
+    ) * (1 + metric.output.operator_norm)
 
 
 def whitened(block: AnyBlock, metric: Entry | None, value: Tensor | dict[str, Tensor]) -> Tensor:
@@ -374,9 +374,9 @@ def whitened(block: AnyBlock, metric: Entry | None, value: Tensor | dict[str, Te
     if metric is None:
         return value.flatten()
     if isinstance(block, Lookup):
-        return metric.whiten(value.T).flatten()
+        return metric.apply(value.T).flatten()
     groups = getattr(block, "groups", 1)
-    return metric.whiten(value.view(groups, -1, value.shape[-1])).flatten()
+    return metric.apply(value.view(groups, -1, value.shape[-1])).flatten()
 
 
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ def _outer_squares(block: Outer, entry: Kronecker) -> Tensor:
             products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
             pieces.append(products.sum((1, 2)).clamp(min=0))
         else:
-            pieces.append(_squares(entry.whiten(torch.bmm(b.mT, a)).flatten(1)))
+            pieces.append(_squares(entry.apply(torch.bmm(b.mT, a)).flatten(1)))
     return torch.cat(pieces)
 
 

@@ -465,7 +465,7 @@ class ClippedSummer:
             total = self._sums.get((layer.name, True))
             plain = self._sums.get((layer.name, False))
             if isinstance(plain, dict):
-                total = plain if entry is None else entry.whiten_roles(plain)
+                total = plain if entry is None else entry.apply_roles(plain)
             elif plain is not None:
                 plain = _whiten(layer, plain, entry)
                 total = plain + total if isinstance(total, Tensor) else plain
@@ -505,7 +505,7 @@ def _zeros(parameter: Tensor) -> Tensor:
 def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
     if entry is None or entry.is_identity:
         return value
-    return map_groups(layer, value, entry.whiten)
+    return map_groups(layer, value, entry.apply)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ def _scales(layer: Layer, entry: Elementwise) -> dict[str, Tensor]:
 def _apply_entry(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
     if isinstance(entry, Elementwise):
         return {name: tensors[name] * scale for name, scale in _scales(layer, entry).items()}
-    return _map_matrix(layer, tensors, entry.whiten)
+    return _map_matrix(layer, tensors, entry.apply)
 
 
 def _variances(
