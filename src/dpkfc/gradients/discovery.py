@@ -194,9 +194,8 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
         if not is_called(module):
             path = f"{name}.{roles[0]}" if name else roles[0]
             raise ValueError(
-                f"parameter '{path}' is held by {type(module).__name__}, and never used. "
-                "Give the model a forward function that uses it, or freeze it"
-                " (docs/errors.md#not-covered)"
+                f"parameter '{path}' is held by {type(module).__name__}, and never used. Give the"
+                " model a forward function that uses it, or freeze it (docs/errors.md#not-covered)"
             )
         if is_attention(module):
             yield from _attention_owners(name, module, parameters)

@@ -153,8 +153,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
         ):
             raise LedgerError(
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
-                f" {wanted[key]!r}; "
-                "use another folder"
+                f" {wanted[key]!r}; use another folder"
             )
 
 
@@ -397,8 +396,7 @@ class Ledger:
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in"
-                f" {self._name}; "
-                "calibrate a plan with more steps, nothing was released"
+                f" {self._name}; calibrate a plan with more steps, nothing was released"
             )
         record = {
             "release": self.count + 1,
@@ -557,9 +555,8 @@ def _give_back(descriptor: int, *, unlock: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
-        f"the ledger {path} cannot be written ({error}); without it nothing may be released:"
-        " choose a folder that "
-        "exists and can be written"
+        f"the ledger {path} cannot be written ({error}); without it nothing may be released: choose"
+        " a folder that exists and can be written"
     )
 
 

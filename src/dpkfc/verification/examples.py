@@ -186,8 +186,7 @@ def check_on_public_rows(
                 if max_rows == 2:
                     raise RuntimeError(
                         "the check on public rows needs two examples in memory, and they do not"
-                        " fit; nothing was released. Use a "
-                        "smaller model, or verify=False"
+                        " fit; nothing was released. Use a smaller model, or verify=False"
                     ) from error
             max_rows = max(2, max_rows // 2)
 
@@ -541,8 +540,7 @@ class _Check:
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
-                " such): it receives noise alone; "
-                "freeze it with requires_grad_(False)",
+                " such): it receives noise alone; freeze it with requires_grad_(False)",
                 UserWarning,
                 stacklevel=7,
             )
