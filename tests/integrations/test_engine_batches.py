@@ -130,7 +130,7 @@ def test_a_run_of_too_many_passes_is_told_what_was_spent_before(tmp_path) -> Non
         if spent:
             with pytest.raises(
                 BudgetExhausted,
-                match=r"all 10 releases.*5 of them .* before.*engine.ledger.remaining",
+                match=r"all 10 releases.*5 of them before.*engine.ledger.remaining",
             ):
                 train(model, optimizer, batches)
         engine.close()
