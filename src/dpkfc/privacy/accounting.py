@@ -10,7 +10,8 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,6 +241,89 @@ def epsilon(
             or δ outside (0, 1).
     """
     return EpsilonCurve(event, delta, neighbouring_relation, accountant).at(count)
+
+
+def total_epsilon(
+    charges: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, accountant: str = ""
+) -> float:
+    """Return ε of several runs on the same people together, composed adaptively, at δ.
+
+    Args:
+        charges: event of one release and number of such releases, of every run.
+        delta: δ in (0, 1) of the total, whatever δ each run was planned for.
+        accountant: "pld" or "rdp"; "" takes PLD where it treats the events and resolves δ.
+
+    Returns:
+        ε >= 0; infinite where an event has no noise, 0 for no release.
+
+    Raises:
+        ValueError: events of different neighbouring relations, δ outside (0, 1), or an accountant
+            that cannot treat the events.
+    """
+    import dp_accounting
+
+    counts: Counter[dp_accounting.DpEvent] = Counter()
+    for event, count in charges:
+        counts[event] += count
+    parts = [(event, count) for event, count in counts.items() if count]
+    relations = {relation_of(event) for event, _ in parts} or {"add_or_remove_one"}
+    if len(relations) > 1:
+        raise ValueError(
+            "releases under add_or_remove_one and under replace_one have no common ε: total each"
+            " kind alone"
+        )
+    relation = relations.pop()
+    if len(parts) < 2:
+        event, count = parts[0] if parts else (dp_accounting.NoOpDpEvent(), 0)
+        name = accountant or _suitable_accountant(event, count, delta, relation)
+        return epsilon(event, count, delta, name, relation)
+    # Truncated batches have two kinds of neighbours: of one record less, and of one more.
+    return max(_epsilon_of_parts(parts, kind, delta, accountant, relation) for kind in (0, -1))
+
+
+def _suitable_accountant(
+    event: dp_accounting.DpEvent, count: int, delta: float, relation: str
+) -> str:
+    is_pld = relation == "add_or_remove_one" and pld_resolves(event, count, delta)
+    return "pld" if is_pld else "rdp"
+
+
+def _epsilon_of_parts(
+    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    kind: int,
+    delta: float,
+    accountant: str,
+    relation: str,
+) -> float:
+    """Return ε of several events for one kind of neighbours."""
+    import dp_accounting
+
+    neighbours = [(neighbouring_sizes(event)[kind], count) for event, count in parts]
+    # The order of the runs does not change their composition, and must not miss the cache.
+    neighbours.sort(key=lambda part: repr(part[0]))
+    composed = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in neighbours]
+    event = dp_accounting.ComposedDpEvent(composed)
+    if has_no_noise(event):
+        return math.inf
+    if (accountant or _suitable_accountant(event, 1, delta, relation)) == "pld":
+        return epsilon(event, 1, delta, "pld", relation)
+    orders, total = np.zeros(0), np.zeros(1)
+    for part, count in neighbours:
+        _check_pair(part, "rdp", relation)
+        # Each is analysed alone, so that no rounding hides in the sum.
+        with quiet_accountants():
+            orders, divergences = _rdp_of_one(part, relation)
+        total = total + count * divergences
+    return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
+
+
+def relation_of(event: dp_accounting.DpEvent) -> str:
+    """Return the neighbouring relation under which an event can be accounted for."""
+    import dp_accounting
+
+    kind = dp_accounting.SampledWithoutReplacementDpEvent
+    replaces = any(isinstance(part, kind) for part in events_in(event))
+    return "replace_one" if replaces else "add_or_remove_one"
 
 
 def delta_of_epsilon(
@@ -519,8 +603,6 @@ def _check_count(count: int) -> None:
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
     """Refuse an event that the accountant would not bound, or would bound for another noise multiplier."""
-    import dp_accounting
-
     if accountant not in ACCOUNTANTS:
         raise ValueError(
             f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}"
@@ -529,8 +611,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
         raise ValueError(
             f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}"
         )
-    kind = dp_accounting.SampledWithoutReplacementDpEvent
-    is_without_replacement = any(isinstance(part, kind) for part in events_in(event))
+    is_without_replacement = relation_of(event) == "replace_one"
     if is_without_replacement and accountant == "pld":
         raise ValueError(
             "PLD cannot account for sampling without replacement; use accountant='rdp'"

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpkfc.checkpoint import file_digest, remembered_ledger
-from dpkfc.privacy.accounting import epsilon, event_from_dict
+from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 CARD = "privacy_card.json"
 # Two machines may differ by this much in an ε. An edited card differs by more.
@@ -305,6 +308,12 @@ def _relation(releases: Sequence[dict[str, Any]]) -> tuple[str, tuple[str, ...]]
     return "add_or_remove_one", ("pld", "rdp")
 
 
+def charges_of(releases: Sequence[dict[str, Any]]) -> list[tuple[dp_accounting.DpEvent, int]]:
+    """Return the events of the releases of a ledger, each with its number."""
+    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
+    return [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
+
+
 def _epsilon_of_releases(
     path: Path, releases: Sequence[dict[str, Any]], delta: float, accountant: str
 ) -> float:
@@ -313,18 +322,8 @@ def _epsilon_of_releases(
     Raises:
         CardError: the accountant cannot treat them.
     """
-    import dp_accounting
-
-    if not releases:
-        return 0.0
-    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
     try:
-        events = [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
-        event, count = events[0]
-        if len(events) > 1:
-            parts = [dp_accounting.SelfComposedDpEvent(part, n) for part, n in events]
-            event, count = dp_accounting.ComposedDpEvent(parts), 1
-        return epsilon(event, count, delta, accountant, _relation(releases)[0])
+        return total_epsilon(charges_of(releases), delta, accountant)
     except (ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(
