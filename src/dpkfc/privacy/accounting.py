@@ -156,7 +156,7 @@ def pld_of_one(
     """
     if is_truncated(event):
         # Both parts of a mixture need one grid.
-        interval = interval_of(event)
+        interval = interval or interval_of(event)
         full, ordinary, replacing = two_parts(event)
         distribution = pld_of_one(ordinary, relation, interval)
         if full > 0:
@@ -168,7 +168,7 @@ def pld_of_one(
     )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _sampled_pld(
     rate: float, noise: float, relation: str, interval: float
 ) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
@@ -263,8 +263,15 @@ def total_epsilon(
     import dp_accounting
 
     counts: Counter[dp_accounting.DpEvent] = Counter()
+    precision = 0.0
     for event, count in charges:
-        counts[event] += count
+        if count and is_gaussian(event) and not has_no_noise(event):
+            precision += count / event.noise_multiplier**2
+        else:
+            counts[event] += count
+    if precision:
+        # Gaussian releases of full batches are together one Gaussian release.
+        counts[dp_accounting.GaussianDpEvent(precision**-0.5)] = 1
     parts = [(event, count) for event, count in counts.items() if count]
     relations = {relation_of(event) for event, _ in parts} or {"add_or_remove_one"}
     if len(relations) > 1:
@@ -306,7 +313,13 @@ def _epsilon_of_parts(
     if has_no_noise(event):
         return math.inf
     if (accountant or _suitable_accountant(event, 1, delta, relation)) == "pld":
-        return epsilon(event, 1, delta, "pld", relation)
+        is_known = all(_is_of_a_sampler(part) for part, _ in neighbours)
+        if not (is_known and pld_resolves(event, 1, delta)):
+            return epsilon(event, 1, delta, "pld", relation)
+        key = (repr(event), delta, relation, "pld", 1)
+        if key not in _values:
+            _store(key, _total_by_pld(neighbours, event, delta, relation))
+        return _values[key]
     orders, total = np.zeros(0), np.zeros(1)
     for part, count in neighbours:
         _check_pair(part, "rdp", relation)
@@ -315,6 +328,33 @@ def _epsilon_of_parts(
             orders, divergences = _rdp_of_one(part, relation)
         total = total + count * divergences
     return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
+
+
+def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
+    """Return whether the event is one release of this package's samplers with an analysis by PLD."""
+    import dp_accounting
+
+    is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent) and is_gaussian(event.event)
+    return is_poisson or is_gaussian(event) or is_truncated(event)
+
+
+def _total_by_pld(
+    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    composed: dp_accounting.DpEvent,
+    delta: float,
+    relation: str,
+) -> float:
+    """Return ε of several events on one grid; the analysis of each is remembered."""
+    interval = interval_of(composed)
+    losses = []
+    for event, count in parts:
+        if is_gaussian(event):
+            noise = event.noise_multiplier / math.sqrt(count)
+            losses.append(_sampled_pld(1.0, noise, relation, interval))
+        else:
+            losses.append(pld_of_one(event, relation, interval).self_compose(count))
+    total = functools.reduce(lambda one, other: one.compose(other), losses)
+    return float(total.get_epsilon_for_delta(delta - _rounding(composed, 1)))
 
 
 def relation_of(event: dp_accounting.DpEvent) -> str:

@@ -16,6 +16,7 @@ import logging
 import os
 import stat
 import sys
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _START = b'{"format":'
-_RESERVED = {"format", "plan_hash", "created", "dpkfc", "prev", "hash"}
+_RESERVED = {"format", "plan_hash", "created", "dpkfc", "id", "prev", "hash"}
 _UNKNOWN = "the privacy spent is unknown"
 
 
@@ -61,9 +62,14 @@ class Verified:
     heads: list[str] = field(default_factory=list)
     size: int = 0
 
+    @property
+    def id(self) -> str:
+        """The name of this ledger; the hash of its first line where an older version began it."""
+        return str(self.header.get("id") or self.heads[0])
+
 
 def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The first line: plan, time, the version that wrote it, and what `extra` says.
+    """The first line: plan, time, the version that wrote it, a random name, and what `extra` says.
 
     Raises:
         ValueError: `extra` sets a key that the ledger writes itself.
@@ -75,6 +81,8 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
         )
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}
+    # Two ledgers of one plan may begin in the same second; a budget must tell them apart.
+    own["id"] = uuid.uuid4().hex
     return {**own, "certified": None, "rng": None, **extra}
 
 
@@ -271,6 +279,7 @@ class Ledger:
         self._size = state.size
         self._descriptor, self._forks = descriptor, count_forks()
         self._failure: str | None = None
+        self._is_new = False
 
     @classmethod
     def open(
@@ -307,14 +316,16 @@ class Ledger:
                 check_header(state.header, first, str(path))
             else:
                 _write(descriptor, line, 0)
-                _sync_folder(path)
+                sync_folder(path)
                 state = Verified(first | {"hash": head}, [], [head], len(line))
         except BaseException as error:
             _give_back(descriptor, unlock=True)
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
-        return cls(state, path, descriptor, max_releases)
+        ledger = cls(state, path, descriptor, max_releases)
+        ledger._is_new = not content
+        return ledger
 
     @classmethod
     def in_memory(
@@ -327,6 +338,11 @@ class Ledger:
         first = make_header(plan_hash, header)
         _, head = encode_line(first)
         return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases)
+
+    @property
+    def id(self) -> str:
+        """The name of this ledger, drawn at random when it was begun."""
+        return self._state.id
 
     @property
     def header(self) -> dict[str, Any]:
@@ -415,6 +431,14 @@ class Ledger:
         if self._descriptor is not None:
             _give_back(self._descriptor, unlock=count_forks() == self._forks)
             self._descriptor = None
+
+    def abandon(self) -> None:
+        """Close the ledger; remove its file if it was begun here and holds no release."""
+        if self._is_new and not self.count and self._descriptor is not None:
+            self._check_place()
+            assert self._place is not None
+            self._place.unlink()
+        self.close()
 
     def __enter__(self) -> Ledger:
         return self
@@ -570,7 +594,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
     os.fsync(descriptor)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make the name of a new file last, where folders can be synced."""
     with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
