@@ -202,7 +202,7 @@ class Budget:
                 "a budget counts runs with a planned end; make_private has none: use"
                 " make_private_with_epsilon"
             )
-        path = "" if ledger.path is None else str(ledger.path.resolve())
+        path = "" if ledger.place is None else str(ledger.place.resolve())
         with _locked(self.path):
             state = self._read()
             known = [c for c in state.charges if c.ledger == ledger.id and not _is_copy(c, path)]

@@ -262,6 +262,7 @@ class Ledger:
 
     Attributes:
         path: the file, None in memory.
+        place: its absolute path, wherever the process goes from here.
         plan_hash: hash of the plan whose releases it holds.
         max_releases: releases that the plan allows, None for no limit.
     """
@@ -270,9 +271,7 @@ class Ledger:
         self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None
     ) -> None:
         self.path = path
-        self._place = (
-            None if path is None else path.absolute()
-        )  # wherever the process goes from here
+        self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
         self._state = state
@@ -402,11 +401,11 @@ class Ledger:
             "a forked process needs its own ledger" if count_forks() != self._forks else None
         )
         if failure is not None:
-            raise LedgerError(f"{self._name} takes no further release: {failure}")
+            raise LedgerError(f"{self.name} takes no further release: {failure}")
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in"
-                f" {self._name}; "
+                f" {self.name}; "
                 "calibrate a plan with more steps, nothing was released"
             )
         record = {
@@ -436,8 +435,8 @@ class Ledger:
         """Close the ledger; remove its file if it was begun here and holds no release."""
         if self._is_new and not self.count and self._descriptor is not None:
             self._check_place()
-            assert self._place is not None
-            self._place.unlink()
+            assert self.place is not None
+            self.place.unlink()
         self.close()
 
     def __enter__(self) -> Ledger:
@@ -452,7 +451,8 @@ class Ledger:
         self.close()
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The words by which messages name it."""
         return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
 
     def _append(self, line: bytes) -> None:
@@ -468,17 +468,17 @@ class Ledger:
                 self._failure = f"an earlier line could not be written or taken back ({error})"
             if isinstance(error, OSError):
                 raise LedgerError(
-                    f"{self._name} could not be written ({error}); nothing was released"
+                    f"{self.name} could not be written ({error}); nothing was released"
                 ) from error
             raise
         self._size += len(line)
 
     def _check_place(self) -> None:
         """What is written into a file without a name is on no disk for whoever comes after."""
-        assert self._descriptor is not None and self._place is not None
+        assert self._descriptor is not None and self.place is not None
         mine = os.fstat(self._descriptor)
         try:
-            kept = os.path.samestat(mine, os.stat(self._place))
+            kept = os.path.samestat(mine, os.stat(self.place))
         except OSError:
             kept = False
         if not kept or mine.st_size != self._size:
@@ -486,7 +486,7 @@ class Ledger:
             self._failure = (
                 f"its file was {what} while it was open; put it back as it was, then resume"
             )
-            raise LedgerError(f"{self._name} takes no further release: {self._failure}")
+            raise LedgerError(f"{self.name} takes no further release: {self._failure}")
 
 
 def verify(path: str | os.PathLike[str]) -> Verified:

@@ -12,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpkfc.checkpoint import file_digest, remembered_ledger
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from dpkfc.checkpoint import (
+    file_digest,
+    read_weights_record,
+    remembered_ledger,
+    weights_record_path,
+)
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
 
@@ -208,6 +216,50 @@ def check_weights(card: Card) -> str:
     return "those of the card (SHA-256)"
 
 
+def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
+    """Compare the weights in a folder with those that a session recorded after its last release.
+
+    Args:
+        path: of the ledger.
+        ledger: of `verify_history`.
+        card: next to it, which may name the file of the weights.
+
+    Returns:
+        Which file holds them, or why nothing could be compared.
+
+    Raises:
+        CardError: the record is of another ledger, or the file holds other weights.
+        CheckpointError: the record is damaged.
+    """
+    record = read_weights_record(path)
+    if record is None:
+        return "not compared: the ledger carries no digest of them"
+    releases = record.releases
+    is_own = 0 <= releases < len(ledger.heads) and ledger.heads[releases] == record.head
+    if record.ledger != ledger.id or not is_own:
+        raise CardError(
+            f"{weights_record_path(path)} is the record of another ledger than {path}: one of them"
+            " was replaced"
+        )
+    if releases < len(ledger.releases):
+        return f"not compared: their digest is of release {releases}, before the last one"
+    named = card.content.get("weights") if card is not None else None
+    file = named.get("file", "") if isinstance(named, Mapping) else ""
+    weights = path.parent / (Path(str(file)).name or "model.safetensors")
+    if weights.suffix != ".safetensors" or not weights.is_file():
+        return "not compared: no safetensors file of them is next to the ledger"
+    try:
+        is_released = record.describes(load_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise CardError(f"{weights} is damaged ({error}): put back the delivered file") from error
+    if not is_released:
+        raise CardError(
+            f"{weights} does not hold the weights of the last release in {path}: they were"
+            " exchanged, or changed after training"
+        )
+    return f"those of {weights.name} (SHA-256 of each tensor)"
+
+
 # -- what a ledger says was spent ------------------------------------------------------------------
 
 # Keys of the first line of a ledger, and their labels.
@@ -260,6 +312,7 @@ def verify_ledger(
     for key, name in _STATED.items():
         if key in header:
             facts[name] = str(header[key])
+    facts["weights of the last release"] = check_recorded(path, ledger, card)
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"
