@@ -21,7 +21,7 @@ from dpkfc.checkpoint import (
     remembered_ledger,
     weights_record_path,
 )
-from dpkfc.privacy.accounting import event_from_dict, total_epsilon
+from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def verify_ledger(
     if copy is not None:
         check_copy(path, ledger, *copy)
     header, releases = ledger.header, ledger.releases
-    doubt = _doubt(ledger)
+    doubt = doubt_of(ledger)
     facts: dict[str, Any] = {"guarantee": doubt} if doubt else {}
     facts["chain"] = "holds"
     facts["releases"] = len(releases)
@@ -319,7 +319,8 @@ def verify_ledger(
         facts["weights"] = check_weights(card)
     if delta is None:
         delta = card.delta if card is not None else _stated_delta(ledger)
-    relation, accountants = _relation(releases)
+    relation = relation_of_releases(releases)
+    accountants = ("rdp",) if relation == "replace_one" else ("pld", "rdp")
     facts["neighbouring relation"] = header.get("neighbouring_relation", relation)
     if not releases:
         facts["ε"] = 0.0
@@ -331,7 +332,7 @@ def verify_ledger(
     return facts
 
 
-def _doubt(ledger: Verified) -> str:
+def doubt_of(ledger: Verified) -> str:
     """Return what the ledger says against the guarantee, "" if nothing."""
     header = ledger.header
     if header.get("rng") not in ("secure", None):
@@ -351,14 +352,9 @@ def _stated_delta(ledger: Verified) -> float:
     return stated if isinstance(stated, float) and 0 < stated < 1 else 1e-5
 
 
-def _relation(releases: Sequence[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
-    """Return the neighbouring relation of the events, and the accountants that can treat them."""
-    import dp_accounting
-
-    replacing = dp_accounting.SampledWithoutReplacementDpEvent.__name__
-    if releases and releases[0]["event"].get("type") == replacing:
-        return "replace_one", ("rdp",)
-    return "add_or_remove_one", ("pld", "rdp")
+def relation_of_releases(releases: Sequence[dict[str, Any]]) -> str:
+    """Return the neighbouring relation under which releases can be accounted for."""
+    return relation_of(event_from_dict(releases[0]["event"])) if releases else "add_or_remove_one"
 
 
 def charges_of(releases: Sequence[dict[str, Any]]) -> list[tuple[dp_accounting.DpEvent, int]]:
