@@ -47,8 +47,8 @@ def begun(
 
 def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     path = tmp_path / "digits.toml"
-    text = call("budget", path, "--epsilon", "2.2", "--delta", "1e-5", "--people", "writers").output
-    assert "writers: ε = 2.2 at δ = 1e-05" in text and "2.200" in text
+    text = call("budget", path, "--epsilon", "1.4", "--delta", "1e-5", "--people", "writers").output
+    assert "writers: ε = 1.4 at δ = 1e-05" in text and "1.400" in text
     assert call(*RUN, "--budget", path, "--out", tmp_path / "a").exit_code == 0
     card = json.loads((tmp_path / "a" / "privacy_card.json").read_text("utf-8"))
     assert card["budget"]["people"] == "writers" and card["budget"]["before"] == 0.0
@@ -58,7 +58,7 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     content = path.read_bytes()
     said = refused(*RUN, "--budget", path, "--out", tmp_path / "b")
     named = re.search(
-        r"digits\.toml has ε = ([\d.]+) of 2\.2 left.*plan for ε = ([\d.]+), or", said
+        r"digits\.toml has ε = ([\d.]+) of 1\.4 left.*plan for ε = ([\d.]+), or", said
     )
     assert named is not None and len(said) <= 170
     assert path.read_bytes() == content and not (tmp_path / "b").exists()
@@ -66,7 +66,7 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     assert call(*smaller, "--budget", path, "--out", tmp_path / "b").exit_code == 0
     assert "complete" in refused("train", "--resume", tmp_path / "b", "--quiet")
     budget = Budget(path)
-    assert len(budget.charges) == 2 and budget.spent <= 2.2
+    assert len(budget.charges) == 2 and budget.spent <= 1.4
     shown = call("budget", path).output
     assert str(tmp_path)[:20] in shown and budget.charges[1].plan[:12] in shown
     total = json.loads(call("total", tmp_path / "a", tmp_path / "b", "--json").output)
