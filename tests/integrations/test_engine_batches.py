@@ -111,7 +111,7 @@ def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) ->
     engine, model, optimizer, batches = with_epsilon(ledger_path=path)
     train(model, optimizer, batches, 3)
     engine.close()
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=True)
     one_pass(model, optimizer, batches, physical)
     assert engine.ledger.remaining == 2
     with pytest.warns(UserWarning, match="all 10 releases of the plan are spent, 3 of them before"):
@@ -125,7 +125,7 @@ def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) ->
 def test_a_run_of_too_many_passes_is_told_what_was_spent_before(tmp_path) -> None:
     path = tmp_path / "ledger.jsonl"
     for spent in (0, 5):
-        engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+        engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=spent > 0)
         train(model, optimizer, batches)
         if spent:
             with pytest.raises(

@@ -39,7 +39,15 @@ from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
-from dpkfc.report.verify import Card, CardError, agrees, check_weights, read_card, verify_history
+from dpkfc.report.verify import (
+    Card,
+    CardError,
+    agrees,
+    check_recorded,
+    check_weights,
+    read_card,
+    verify_history,
+)
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run folder against its settings and its ledger, and its weights against the
@@ -341,6 +349,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
     """
     try:
         ledger = verify_history(path)
+        check_recorded(path, ledger, None)
         problem = _ledger_problem(ledger, plan)
         measured = f"{len(ledger.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:

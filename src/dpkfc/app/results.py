@@ -92,6 +92,7 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
         refreshes=metrics.refreshes,
         settings={**_card_settings(config), "gradients": session.gradients},
         device=config.device,
+        receipt=session.receipt,
     )
 
 

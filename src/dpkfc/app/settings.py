@@ -235,6 +235,9 @@ class RunConfig:
     # `PrivacyConfig`, and the arguments of `calibrate` and `with_noise`.
     epsilon: float = _setting(3.0, "privacy", "target ε of the whole run", above=0)
     delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
+    budget: str = _setting(
+        "", "privacy", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
+    )
     noise_multiplier: float = _setting(
         0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
     )
@@ -816,7 +819,7 @@ def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Settings that say where a run takes place and where its files lie.
-_PLACES = ("out", "data_dir", "pretrained", "public_data")
+_PLACES = ("out", "budget", "data_dir", "pretrained", "public_data")
 _MACHINE = ("max_physical_batch_size", "pad_to_multiple", "num_workers", "threads", "device")
 
 

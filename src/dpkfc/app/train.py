@@ -53,7 +53,9 @@ from dpkfc.app.settings import (
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
+from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
+from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -254,6 +256,7 @@ def run(
         DatasetError: missing or damaged data.
         ConfigError: settings that do not go together, an unreachable budget, or no `out` under
             torchrun.
+        BudgetExhausted: the run does not fit into the budget of its dataset; nothing is written.
     """
     check_named(config)
     with processes() as ranks:
@@ -264,6 +267,7 @@ def run(
         try:
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+            ranks.broadcast_from_rank0(lambda: _check_budget(prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
@@ -274,6 +278,16 @@ def run(
         if console is not None and ranks.is_rank0 and structure:
             console.print(structure, markup=False, highlight=False)
         return _train(prepared, folder, _new_metrics(config), console, ranks)
+
+
+def _check_budget(prepared: Prepared) -> None:
+    """Refuse a run that does not fit into its budget, before anything is written."""
+    if budget := _find_budget(prepared.config):
+        budget.check(prepared.plan, prepared.plan.steps)
+
+
+def _find_budget(config: RunConfig) -> Budget | None:
+    return Budget(config.budget) if config.budget else None
 
 
 def _new_folder(config: RunConfig) -> RunFolder:
@@ -383,8 +397,12 @@ def _train(
         ledger_path=folder.ledger,
         num_workers=config.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
+        budget=_find_budget(config),
+        resume=resumed,
     )
     with session:
+        if console is not None and ranks.is_rank0 and session.receipt is not None:
+            _announce_receipt(session.receipt, console)
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
             is_spent = session.steps_done >= plan.steps
@@ -407,6 +425,14 @@ def _train(
                 lambda: write_results(prepared, folder, session, metrics), "results"
             )
         return _result(prepared, folder, session, metrics, interrupted)
+
+
+def _announce_receipt(receipt: Receipt, console: Console) -> None:
+    text = (
+        f"budget of {receipt.people}: ε of all runs {rounded_up(receipt.before)} before this one,"
+        f" {rounded_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
+    )
+    console.print(text, markup=False, highlight=False)
 
 
 class _Loop:

@@ -63,6 +63,7 @@ from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline
@@ -273,10 +274,15 @@ class Server:
         plan: of the run.
         model: any module that a `Session` takes; trained in place.
         ledger_path: file of the ledger; None keeps it in memory.
+        budget: of the people in all clients, which the whole plan is charged to once.
+
+    Attributes:
+        receipt: what the budget was charged, None without one.
 
     Raises:
         ValueError: a model that the gradient engine does not cover.
         LedgerError: the ledger belongs to another plan, or cannot be written.
+        BudgetExhausted: the plan does not fit into the budget.
 
     Guarantee:
         What leaves the server are functions of `plan.releases` releases at most. Each is in the
@@ -289,6 +295,7 @@ class Server:
         model: nn.Module,
         *,
         ledger_path: str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.plan = plan
         self.model = model
@@ -318,6 +325,13 @@ class Server:
         self._channels: dict[int, bytes] = {}
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
+        self.receipt: Receipt | None = None
+        if budget is not None:
+            try:
+                self.receipt = budget.charge(plan, self.ledger)
+            except BaseException:
+                self.ledger.abandon()
+                raise
 
     # -- the protocol ------------------------------------------------------------------------------
 

@@ -38,11 +38,12 @@ from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
-from dpkfc.session import GradientTally
+from dpkfc.session import GradientTally, check_recorded_weights, record_weights
 from dpkfc.tracking.axes import Unknown
 
 if TYPE_CHECKING:
@@ -273,6 +274,7 @@ class PrivateStep:
         )
         self.step = ledger.count
         self._releases_before = ledger.count
+        self.receipt: Receipt | None = None
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
@@ -381,6 +383,25 @@ class PrivateStep:
             exact=self._exact,
             entry_weight=self._entry_weight,
         )
+
+    def check_weights(self) -> None:
+        """Check that the model holds weights that the ledger's releases have made.
+
+        Raises:
+            LedgerError: this process has made no release, and the record next to the ledger does
+                not describe the weights.
+        """
+        if self._releases_before and self.ledger.count == self._releases_before:
+            check_recorded_weights(self.ledger, self.model)
+
+    def record_weights(self) -> None:
+        """Record the weights next to the ledger, if this process has made them; never raise."""
+        if not self._handles or self.ledger.count == self._releases_before:
+            return
+        try:
+            record_weights(self.ledger, self.model)
+        except (RuntimeError, OSError) as error:
+            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
 
     def should_end(self, yielded: int) -> bool:
         """Return whether a resumed run has no release left for the next batch of a pass.

@@ -38,6 +38,7 @@ from dpkfc.data.checks import check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
+from dpkfc.privacy.budget import Budget
 from dpkfc.session import Session
 from dpkfc.verification import draw_public_rows
 
@@ -625,6 +626,9 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         ledger_path=trainer.ledger_path,
         collate_fn=collate,
         num_workers=trainer.args.dataloader_num_workers,
+        budget=trainer.budget,
+        # `_begin` refuses a ledger of an earlier run without a checkpoint.
+        resume=True,
     )
     try:
         _begin(trainer, session, folder)
@@ -708,6 +712,7 @@ class PrivateTrainer(ClosedTrainer):
             cross-entropy of logits and labels, averaged over each example's own labelled positions.
         units: as of `Session`; a name is that of a column of `train_dataset`.
         ledger_path: file of the privacy ledger; default: `ledger.jsonl` in the output folder.
+        budget: of the people in the dataset, which the whole plan is charged to.
         log_private_loss: also log the mean training loss, which ε does NOT protect.
         settings: as of `transformers.Trainer`.
 
@@ -727,6 +732,7 @@ class PrivateTrainer(ClosedTrainer):
         per_example_loss: LossFn | None = None,
         units: Any = None,
         ledger_path: str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
         log_private_loss: bool = False,
         **settings: Any,
     ) -> None:
@@ -749,6 +755,7 @@ class PrivateTrainer(ClosedTrainer):
         else:
             self._loss_fn = make_stateless(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
+        self.budget = budget
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
 
@@ -792,6 +799,8 @@ class PrivateTrainer(ClosedTrainer):
                     and self.state.best_model_checkpoint is not None
                 ):
                     self._load_best_model()
+                    # The weights of an earlier release, which were saved then.
+                    session.accept_weights()
                 self._event("on_train_end")
                 self.write_summary(self.args.output_dir)
                 metrics = {"train_runtime": time.time() - started, **self.report_budget()}

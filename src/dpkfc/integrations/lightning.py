@@ -269,7 +269,7 @@ class PrivateTraining(pl.Callback):
         ledger_path: file of the privacy ledger, next to which the end of a fit writes
             `privacy.json`; None keeps the ledger in memory, and such a run cannot be resumed or
             followed by another.
-        settings: `collate_fn`, `num_workers`, `units` and `verify` of `Session`.
+        settings: `collate_fn`, `num_workers`, `units`, `verify` and `budget` of `Session`.
 
     Attributes:
         session: of the fit, None before it.
@@ -327,6 +327,8 @@ class PrivateTraining(pl.Callback):
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
         more: dict[str, Any] = {"ledger_path": self._ledger_path, **self._settings}
+        # A ledger of an earlier run without its checkpoint is refused below.
+        more["resume"] = True
         session = self.session = Session(self.plan, pl_module, plain, self._dataset, **more)
         if self._restored is not None:
             _restore(session, self._restored)

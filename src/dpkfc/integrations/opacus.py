@@ -43,7 +43,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader, check_loader
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.accounting import EpsilonCurve
-from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
 
 # --------------------------------------------------------------------------------------------------
 # ε of an engine's releases, under the name and the methods of an Opacus accountant.
@@ -223,7 +224,9 @@ class Options:
         preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
             DP-SGD.
         readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
-        ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
+        ledger_path: file of the privacy ledger; None keeps it in memory.
+        resume: go on with a ledger that holds releases, after the script has loaded the weights of
+            its last checkpoint. Where the plan is spent, only evaluation is left.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
@@ -246,6 +249,7 @@ class Options:
     preconditioner: Any = None
     readout: str = "whitened"
     ledger_path: str | os.PathLike[str] | None = None
+    resume: bool = False
     uncertified: bool = False
     test_mode_seed: int | None = None
     verify: bool | str = True
@@ -397,13 +401,14 @@ def make_config(
 
 
 def attach(
-    plan: Plan, parts: Parts, options: Options, limit: int | None
+    plan: Plan, parts: Parts, options: Options, limit: int | None, budget: Budget | None
 ) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger and register the hooks.
+    """Open the ledger, register the hooks and charge the budget.
 
     Raises:
         ValueError: what cannot be made private.
         LedgerError: the ledger cannot be written or belongs to another run.
+        BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
     """
     plan.check_accounting()
     module, optimizer, source = parts
@@ -413,7 +418,8 @@ def attach(
             ledger = Ledger.in_memory(plan.hash, header, limit)
         else:
             ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
-        undo.callback(ledger.close)
+        undo.callback(ledger.abandon)
+        _check_resumed(ledger, options.resume)
         step = PrivateStep(
             plan,
             module,
@@ -427,8 +433,30 @@ def attach(
         loader = PrivateLoader(
             source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
         )
+        if budget is not None:
+            step.receipt = budget.charge(plan, ledger)
         undo.pop_all()
     return step, loader
+
+
+def _check_resumed(ledger: Ledger, resume: bool) -> None:
+    """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
+
+    Raises:
+        BudgetExhausted: nothing of the plan is left.
+        LedgerError: something is left.
+    """
+    if resume or not ledger.count:
+        return
+    if ledger.remaining == 0:
+        raise BudgetExhausted(
+            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
+            " ledger_path, or resume=True to evaluate"
+        )
+    raise LedgerError(
+        f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
+        " pass resume=True, or take another ledger_path"
+    )
 
 
 def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
@@ -490,6 +518,8 @@ class PrivacyEngine:
         secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus
             does beyond that under this name, against attacks on the rounding of floating-point
             numbers, a `Session` does with `noise="rounded"`.
+        budget: of the people in the dataset. `make_private_with_epsilon` charges its whole plan to
+            it, once for each ledger.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.
@@ -499,8 +529,11 @@ class PrivacyEngine:
         losses is refused, before its batch contributes.
     """
 
-    def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
+    def __init__(
+        self, *, accountant: str = "pld", secure_mode: bool = False, budget: Budget | None = None
+    ) -> None:
         check_mode(secure_mode)
+        self._budget = budget
         self.accountant = Accountant(accountant)
         self._step: PrivateStep | None = None
 
@@ -593,7 +626,7 @@ class PrivacyEngine:
         self, plan: Plan, parts: Parts, options: Options, limit: int | None
     ) -> tuple[Any, ...]:
         module, optimizer, _ = parts
-        self._step, loader = attach(plan, parts, options, limit)
+        self._step, loader = attach(plan, parts, options, limit, self._budget)
         self.accountant.attach(plan, self._step.ledger)
         if options.grad_sample_mode == "ghost":
             criterion = options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction)
@@ -657,8 +690,12 @@ class PrivacyEngine:
     load_checkpoint = save_checkpoint
 
     def close(self) -> None:
-        """Remove all hooks and close the ledger. Model and optimizer are then NOT private."""
+        """Remove all hooks, record the weights next to the ledger and close it.
+
+        Model and optimizer are then NOT private.
+        """
         if self._step is not None:
+            self._step.record_weights()
             self._step.close()
             self._step.ledger.close()
 

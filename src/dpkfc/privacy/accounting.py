@@ -10,7 +10,8 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -155,7 +156,7 @@ def pld_of_one(
     """
     if is_truncated(event):
         # Both parts of a mixture need one grid.
-        interval = interval_of(event)
+        interval = interval or interval_of(event)
         full, ordinary, replacing = two_parts(event)
         distribution = pld_of_one(ordinary, relation, interval)
         if full > 0:
@@ -167,7 +168,7 @@ def pld_of_one(
     )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _sampled_pld(
     rate: float, noise: float, relation: str, interval: float
 ) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
@@ -240,6 +241,129 @@ def epsilon(
             or δ outside (0, 1).
     """
     return EpsilonCurve(event, delta, neighbouring_relation, accountant).epsilon(count)
+
+
+def total_epsilon(
+    charges: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, accountant: str = ""
+) -> float:
+    """Return ε of several runs on the same people together, composed adaptively, at δ.
+
+    Args:
+        charges: event of one release and number of such releases, of every run.
+        delta: δ in (0, 1) of the total, whatever δ each run was planned for.
+        accountant: "pld" or "rdp"; "" takes PLD where it treats the events and resolves δ.
+
+    Returns:
+        ε >= 0; infinite where an event has no noise, 0 for no release.
+
+    Raises:
+        ValueError: events of different neighbouring relations, δ outside (0, 1), or an accountant
+            that cannot treat the events.
+    """
+    import dp_accounting
+
+    counts: Counter[dp_accounting.DpEvent] = Counter()
+    precision = 0.0
+    for event, count in charges:
+        if count and is_gaussian(event) and not has_no_noise(event):
+            precision += count / event.noise_multiplier**2
+        else:
+            counts[event] += count
+    if precision:
+        # Gaussian releases of full batches are together one Gaussian release.
+        counts[dp_accounting.GaussianDpEvent(precision**-0.5)] = 1
+    parts = [(event, count) for event, count in counts.items() if count]
+    relations = {relation_of(event) for event, _ in parts} or {"add_or_remove_one"}
+    if len(relations) > 1:
+        raise ValueError(
+            "releases under add_or_remove_one and under replace_one have no common ε: total each"
+            " kind alone"
+        )
+    relation = relations.pop()
+    if len(parts) < 2:
+        event, count = parts[0] if parts else (dp_accounting.NoOpDpEvent(), 0)
+        name = accountant or _suitable_accountant(event, count, delta, relation)
+        return epsilon(event, count, delta, name, relation)
+    # Truncated batches have two kinds of neighbours: of one record less, and of one more.
+    return max(_epsilon_of_parts(parts, kind, delta, accountant, relation) for kind in (0, -1))
+
+
+def _suitable_accountant(
+    event: dp_accounting.DpEvent, count: int, delta: float, relation: str
+) -> str:
+    is_pld = relation == "add_or_remove_one" and pld_resolves(event, count, delta)
+    return "pld" if is_pld else "rdp"
+
+
+def _epsilon_of_parts(
+    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    kind: int,
+    delta: float,
+    accountant: str,
+    relation: str,
+) -> float:
+    """Return ε of several events for one kind of neighbours."""
+    import dp_accounting
+
+    neighbours = [(neighbouring_sizes(event)[kind], count) for event, count in parts]
+    # The order of the runs does not change their composition, and must not miss the cache.
+    neighbours.sort(key=lambda part: repr(part[0]))
+    composed = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in neighbours]
+    event = dp_accounting.ComposedDpEvent(composed)
+    if has_no_noise(event):
+        return math.inf
+    if (accountant or _suitable_accountant(event, 1, delta, relation)) == "pld":
+        is_known = all(_is_of_a_sampler(part) for part, _ in neighbours)
+        if not (is_known and pld_resolves(event, 1, delta)):
+            return epsilon(event, 1, delta, "pld", relation)
+        key = (repr(event), delta, relation, "pld", 1)
+        if key not in _values:
+            _store(key, _total_by_pld(neighbours, event, delta, relation))
+        return _values[key]
+    orders, total = np.zeros(0), np.zeros(1)
+    for part, count in neighbours:
+        _check_pair(part, "rdp", relation)
+        # Each is analysed alone, so that no rounding hides in the sum.
+        with quiet_accountants():
+            orders, divergences = _rdp_of_one(part, relation)
+        total = total + count * divergences
+    return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
+
+
+def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
+    """Return whether the event is a release of a sampler that PLD can analyse."""
+    import dp_accounting
+
+    is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent) and is_gaussian(event.event)
+    return is_poisson or is_gaussian(event) or is_truncated(event)
+
+
+def _total_by_pld(
+    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    composed: dp_accounting.DpEvent,
+    delta: float,
+    relation: str,
+) -> float:
+    """Return ε of several events on one grid; the analysis of each is remembered."""
+    interval = interval_of(composed)
+    losses = []
+    for event, count in parts:
+        if is_gaussian(event):
+            noise = event.noise_multiplier / math.sqrt(count)
+            losses.append(_sampled_pld(1.0, noise, relation, interval))
+        else:
+            losses.append(pld_of_one(event, relation, interval).self_compose(count))
+    total = functools.reduce(lambda one, other: one.compose(other), losses)
+    return float(total.get_epsilon_for_delta(delta - _rounding(composed, 1)))
+
+
+def relation_of(event: dp_accounting.DpEvent) -> str:
+    """Return the neighbouring relation under which an event can be accounted for."""
+    import dp_accounting
+
+    kind = dp_accounting.SampledWithoutReplacementDpEvent
+    replaces = any(isinstance(part, kind) for part in events_in(event))
+    return "replace_one" if replaces else "add_or_remove_one"
 
 
 def delta_of_epsilon(
@@ -520,8 +644,6 @@ def _check_count(count: int) -> None:
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
     """Refuse an event that the accountant would not bound at this noise multiplier."""
-    import dp_accounting
-
     if accountant not in ACCOUNTANTS:
         raise ValueError(
             f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}"
@@ -530,8 +652,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
         raise ValueError(
             f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}"
         )
-    kind = dp_accounting.SampledWithoutReplacementDpEvent
-    is_without_replacement = any(isinstance(part, kind) for part in events_in(event))
+    is_without_replacement = relation_of(event) == "replace_one"
     if is_without_replacement and accountant == "pld":
         raise ValueError(
             "PLD cannot account for sampling without replacement; use accountant='rdp'"

@@ -16,6 +16,7 @@ import logging
 import os
 import stat
 import sys
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _START = b'{"format":'
-_RESERVED = {"format", "plan_hash", "created", "dpkfc", "prev", "hash"}
+_RESERVED = {"format", "plan_hash", "created", "dpkfc", "id", "prev", "hash"}
 _UNKNOWN = "the privacy spent is unknown (docs/errors.md#ledger)"
 
 
@@ -61,9 +62,14 @@ class Verified:
     heads: list[str] = field(default_factory=list)
     size: int = 0
 
+    @property
+    def id(self) -> str:
+        """The name of this ledger; the hash of its first line where an older version began it."""
+        return str(self.header.get("id") or self.heads[0])
+
 
 def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The first line: plan, time, the version that wrote it, and what `extra` says.
+    """The first line: plan, time, the version that wrote it, a random name, and what `extra` says.
 
     Raises:
         ValueError: `extra` sets a key that the ledger writes itself.
@@ -75,6 +81,8 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
         )
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}
+    # Two ledgers of one plan may begin in the same second; a budget must tell them apart.
+    own["id"] = uuid.uuid4().hex
     return {**own, "certified": None, "rng": None, **extra}
 
 
@@ -260,6 +268,7 @@ class Ledger:
 
     Attributes:
         path: the file, None in memory.
+        place: its absolute path, wherever the process goes from here.
         plan_hash: hash of the plan whose releases it holds.
         max_releases: releases that the plan allows, None for no limit.
     """
@@ -268,15 +277,14 @@ class Ledger:
         self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None
     ) -> None:
         self.path = path
-        self._place = (
-            None if path is None else path.absolute()
-        )  # wherever the process goes from here
+        self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
         self._state = state
         self._size = state.size
         self._descriptor, self._forks = descriptor, count_forks()
         self._failure: str | None = None
+        self._is_new = False
 
     @classmethod
     def open(
@@ -313,14 +321,16 @@ class Ledger:
                 check_header(state.header, first, str(path))
             else:
                 _write(descriptor, line, 0)
-                _sync_folder(path)
+                sync_folder(path)
                 state = Verified(first | {"hash": head}, [], [head], len(line))
         except BaseException as error:
             _give_back(descriptor, unlock=True)
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
-        return cls(state, path, descriptor, max_releases)
+        ledger = cls(state, path, descriptor, max_releases)
+        ledger._is_new = not content
+        return ledger
 
     @classmethod
     def in_memory(
@@ -333,6 +343,11 @@ class Ledger:
         first = make_header(plan_hash, header)
         _, head = encode_line(first)
         return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases)
+
+    @property
+    def id(self) -> str:
+        """The name of this ledger, drawn at random when it was begun."""
+        return self._state.id
 
     @property
     def header(self) -> dict[str, Any]:
@@ -392,11 +407,11 @@ class Ledger:
             "a forked process needs its own ledger" if count_forks() != self._forks else None
         )
         if failure is not None:
-            raise LedgerError(f"{self._name} takes no further release: {failure}")
+            raise LedgerError(f"{self.name} takes no further release: {failure}")
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in"
-                f" {self._name}; calibrate a plan with more steps, nothing was released"
+                f" {self.name}; calibrate a plan with more steps, nothing was released"
             )
         record = {
             "release": self.count + 1,
@@ -421,6 +436,14 @@ class Ledger:
             _give_back(self._descriptor, unlock=count_forks() == self._forks)
             self._descriptor = None
 
+    def abandon(self) -> None:
+        """Close the ledger; remove its file if it was begun here and holds no release."""
+        if self._is_new and not self.count and self._descriptor is not None:
+            self._check_place()
+            assert self.place is not None
+            self.place.unlink()
+        self.close()
+
     def __enter__(self) -> Ledger:
         return self
 
@@ -433,7 +456,8 @@ class Ledger:
         self.close()
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The words by which messages name it."""
         return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
 
     def _append(self, line: bytes) -> None:
@@ -449,17 +473,17 @@ class Ledger:
                 self._failure = f"an earlier line could not be written or taken back ({error})"
             if isinstance(error, OSError):
                 raise LedgerError(
-                    f"{self._name} could not be written ({error}); nothing was released"
+                    f"{self.name} could not be written ({error}); nothing was released"
                 ) from error
             raise
         self._size += len(line)
 
     def _check_place(self) -> None:
         """What is written into a file without a name is on no disk for whoever comes after."""
-        assert self._descriptor is not None and self._place is not None
+        assert self._descriptor is not None and self.place is not None
         mine = os.fstat(self._descriptor)
         try:
-            kept = os.path.samestat(mine, os.stat(self._place))
+            kept = os.path.samestat(mine, os.stat(self.place))
         except OSError:
             kept = False
         if not kept or mine.st_size != self._size:
@@ -467,7 +491,7 @@ class Ledger:
             self._failure = (
                 f"its file was {what} while it was open; put it back as it was, then resume"
             )
-            raise LedgerError(f"{self._name} takes no further release: {self._failure}")
+            raise LedgerError(f"{self.name} takes no further release: {self._failure}")
 
 
 def verify(path: str | os.PathLike[str]) -> Verified:
@@ -574,7 +598,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
     os.fsync(descriptor)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make the name of a new file last, where folders can be synced."""
     with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)
