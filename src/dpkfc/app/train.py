@@ -53,6 +53,7 @@ from dpkfc.app.settings import (
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
+from dpkfc.integrations.loggers import Logger, make_logger
 from dpkfc.report.card import stamp
 from dpkfc.session import Batch, Session, StepRecord
 
@@ -374,6 +375,7 @@ def _train(
     figures_only: bool = False,
 ) -> Result:
     config, plan = prepared.config, prepared.plan
+    callbacks = ranks.run_on_all(lambda: _make_loggers(config, folder))
     align_processes(ranks, prepared)
     session = Session(
         plan,
@@ -383,6 +385,7 @@ def _train(
         ledger_path=folder.ledger,
         num_workers=config.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
+        callbacks=callbacks,
     )
     with session:
         if resumed:
@@ -407,6 +410,17 @@ def _train(
                 lambda: write_results(prepared, folder, session, metrics), "results"
             )
         return _result(prepared, folder, session, metrics, interrupted)
+
+
+def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
+    """Return the logger that the settings name, if they name one."""
+    if not config.log:
+        return []
+    try:
+        title = folder.path.name
+        return [make_logger(config.log, folder.path, title, private=config.log_private)]
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
 
 
 class _Loop:

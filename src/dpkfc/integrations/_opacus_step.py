@@ -482,6 +482,11 @@ class PrivateStep:
             f"({self._exact.reason})"
         )
 
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that ε does not cover and the engine hands out: none."""
+        return {}
+
     def _is_busy(self) -> bool:
         """Return whether this library itself runs the model."""
         recording = self._recording
