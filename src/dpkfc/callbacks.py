@@ -106,9 +106,10 @@ class CallbackCalls:
 
     def __init__(self, callbacks: Sequence[Callback], ranks: DistributedContext) -> None:
         for callback in callbacks:
-            if not isinstance(callback, Callback):
+            # A class has the methods too.
+            if isinstance(callback, type) or not isinstance(callback, Callback):
                 raise ValueError(
-                    f"callbacks: {type(callback).__name__} is no callback; derive it from"
+                    f"callbacks: {callback!r:.50} is no callback; derive it from"
                     " dpkfc.CallbackBase, and pass an instance in a list"
                 )
         self._callbacks = list(callbacks)

@@ -525,6 +525,8 @@ class RunConfig:
             )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
+        if self.log_private and not self.log:
+            raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
 
     def _check_public_data(self) -> None:
         """Refuse settings that need public examples and name no file."""

@@ -53,7 +53,7 @@ from dpkfc.app.settings import (
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
-from dpkfc.integrations.loggers import Logger, make_logger
+from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.report.card import stamp
 from dpkfc.session import Batch, Session, StepRecord
 
@@ -214,6 +214,10 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    try:
+        check_logger(config.log)
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
     config = measure_structure(config)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     # Refuse a wrong augmentation before data are read.
@@ -375,7 +379,6 @@ def _train(
     figures_only: bool = False,
 ) -> Result:
     config, plan = prepared.config, prepared.plan
-    callbacks = ranks.run_on_all(lambda: _make_loggers(config, folder))
     align_processes(ranks, prepared)
     session = Session(
         plan,
@@ -385,7 +388,7 @@ def _train(
         ledger_path=folder.ledger,
         num_workers=config.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
-        callbacks=callbacks,
+        callbacks=_make_loggers(config, folder),
     )
     with session:
         if resumed:
@@ -416,11 +419,7 @@ def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
     """Return the logger that the settings name, if they name one."""
     if not config.log:
         return []
-    try:
-        title = folder.path.name
-        return [make_logger(config.log, folder.path, title, private=config.log_private)]
-    except ImportError as error:
-        raise ConfigError(str(error)) from error
+    return [make_logger(config.log, folder.path, folder.path.name, private=config.log_private)]
 
 
 class _Loop:

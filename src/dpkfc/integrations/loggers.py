@@ -84,6 +84,7 @@ class Logger(CallbackBase):
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """Return the public parameters of a plan, by name."""
     config = plan.config
+    preconditioner = config.preconditioner
     return {
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
@@ -94,7 +95,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "steps": plan.steps,
         "clipping": config.clipping,
         "accountant": plan.accountant,
-        "preconditioner": type(config.preconditioner).__name__,
+        "preconditioner": "none" if preconditioner is None else type(preconditioner).__name__,
         "certified": plan.certified,
         "plan_hash": plan.hash,
     }
@@ -252,6 +253,16 @@ def make_logger(
     if name == "wandb":
         return Logger(WandB(place, name=title), private=private)
     raise ValueError(f"there is no logger {name!r}; choose one of {', '.join(LOGGERS)}")
+
+
+def check_logger(name: str) -> None:
+    """Check that the package of a logger is installed; "" stands for no logger.
+
+    Raises:
+        ImportError: naming the command that installs it.
+    """
+    if name:
+        _import(name)
 
 
 def _import(name: str) -> Any:
