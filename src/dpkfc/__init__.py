@@ -8,7 +8,7 @@ factors and noise.
 from __future__ import annotations
 
 from dpkfc._former_names import register_former_modules
-from dpkfc.callbacks import Callback, CallbackBase, StepReport
+from dpkfc.callbacks import Callback, StepReport
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import (
@@ -59,7 +59,6 @@ __all__ = [
     "AdamBC",
     "BudgetExhausted",
     "Callback",
-    "CallbackBase",
     "CheckpointError",
     "DeadLeaves",
     "DiSK",

@@ -46,51 +46,29 @@ class StepReport:
 
 @runtime_checkable
 class Callback(Protocol):
-    """What a session calls. Inherit from `CallbackBase` and write the methods that you need.
+    """What a session calls. Inherit from it and write the methods that you need.
 
     `on_start` may raise, which ends the run before any budget is spent. An error of another method
     is logged, and the session goes on without that callback. On several processes the first one
     alone calls them.
+
+    Attributes:
+        private: whether reports hold numbers that ε does not cover.
     """
-
-    @property
-    def private(self) -> bool:
-        """Return whether reports hold numbers that ε does not cover."""
-        ...
-
-    def on_start(self, session: Any) -> None:
-        """See the session before its first step."""
-        ...
-
-    def on_step(self, report: StepReport) -> None:
-        """See the numbers of a step, after the optimizer has taken it."""
-        ...
-
-    def on_refresh(self, state: PreconditionerState) -> None:
-        """See a new preconditioner, before the report of the step that made it."""
-        ...
-
-    def on_end(self, session: Any) -> None:
-        """See the session when it closes, if it has taken a step."""
-        ...
-
-
-class CallbackBase:
-    """Defaults of a callback: public numbers, and nothing done."""
 
     private: bool = False
 
     def on_start(self, session: Any) -> None:
-        """Do nothing."""
+        """See the session before its first step."""
 
     def on_step(self, report: StepReport) -> None:
-        """Do nothing."""
+        """See the numbers of a step, after the optimizer has taken it."""
 
     def on_refresh(self, state: PreconditionerState) -> None:
-        """Do nothing."""
+        """See a new preconditioner, before the report of the step that made it."""
 
     def on_end(self, session: Any) -> None:
-        """Do nothing."""
+        """See the session when it closes, if it has taken a step."""
 
 
 class CallbackCalls:
@@ -110,7 +88,7 @@ class CallbackCalls:
             if isinstance(callback, type) or not isinstance(callback, Callback):
                 raise ValueError(
                     f"callbacks: {callback!r:.50} is no callback; derive it from"
-                    " dpkfc.CallbackBase, and pass an instance in a list"
+                    " dpkfc.Callback, and pass an instance in a list"
                 )
         self._callbacks = list(callbacks)
         self._active: list[Callback] = []

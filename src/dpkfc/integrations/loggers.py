@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.callbacks import CallbackBase, StepReport
+from dpkfc.callbacks import Callback, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 
@@ -39,7 +39,7 @@ class Writer(Protocol):
         ...
 
 
-class Logger(CallbackBase):
+class Logger(Callback):
     """Hands the numbers of every step to a writer.
 
     Args:
