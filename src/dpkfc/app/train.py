@@ -53,6 +53,7 @@ from dpkfc.app.settings import (
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.state import check_finite
+from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
 from dpkfc.report.numbers import rounded_up
@@ -215,6 +216,10 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    try:
+        check_logger(config.log)
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
     config = measure_structure(config)
     recipe = find_recipe(config.recipe).starting_from(config.pretrained)
     # Refuse a wrong augmentation before data are read.
@@ -399,6 +404,7 @@ def _train(
         augment=make_augment(config, prepared.recipe.input_shape),
         budget=_find_budget(config),
         resume=resumed,
+        callbacks=_make_loggers(config, folder),
     )
     with session:
         if console is not None and ranks.is_rank0 and session.receipt is not None:
@@ -433,6 +439,13 @@ def _announce_receipt(receipt: Receipt, console: Console) -> None:
         f" {rounded_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
     )
     console.print(text, markup=False, highlight=False)
+
+
+def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
+    """Return the logger that the settings name, if they name one."""
+    if not config.log:
+        return []
+    return [make_logger(config.log, folder.path, folder.path.name, private=config.log_private)]
 
 
 class _Loop:

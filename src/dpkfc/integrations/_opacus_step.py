@@ -6,6 +6,8 @@ clipped sum and makes a release of it. The hook puts the release, and nothing el
 
     loader yields a batch → forward → backward → optimizer.step():
         clipped sum → (last physical batch?) → release → p.grad
+
+The release stays in `p.grad` until the loader yields the next batch, or the script clears it.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
+from dpkfc.integrations._opacus_idioms import (
+    add_attributes,
+    optimizer_attributes,
+    remove_attributes,
+    wrapper_attributes,
+)
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
@@ -297,16 +305,18 @@ class PrivateStep:
         self._guards: ExitStack | None = None
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
+        self._step_hook: Callable[[torch.optim.Optimizer], None] | None = None
         self._clear_gradients()
-        for name in SHOWN:
-            setattr(optimizer, name, getattr(plan, name))
+        shown = {name: getattr(plan, name) for name in SHOWN}
+        shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
+        self._added = add_attributes(optimizer, shown)
+        self._added_to_model = add_attributes(model, wrapper_attributes(model, self._detach))
         before = Hook(self._begin_forward)
         after = Hook(self._end_forward)
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True, always_call=True),
             optimizer.register_step_pre_hook(self._begin_step),
-            optimizer.register_step_post_hook(self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
@@ -493,6 +503,11 @@ class PrivateStep:
             f"({self._exact.reason})"
         )
 
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that ε does not cover and the engine hands out: none."""
+        return {}
+
     def _is_busy(self) -> bool:
         """Return whether this library itself runs the model."""
         recording = self._recording
@@ -596,6 +611,8 @@ class PrivateStep:
         self._pending_batch.record_step(physical.last)
         self._physical = None
         self._end_recording()
+        if physical.last and self._step_hook is not None:
+            self._step_hook(self.optimizer)
 
     def _differentiated_recording(self, physical: PhysicalBatch) -> BatchRecording:
         """Return the recording of a batch whose loss was differentiated exactly once."""
@@ -627,10 +644,13 @@ class PrivateStep:
         scale = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         set_gradients(self._parameters, update, scale=scale)
 
-    def _end_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._clear_gradients()
+    def _attach_step_hook(self, hook: Callable[[torch.optim.Optimizer], None] | None) -> None:
+        """Call a function of the optimizer after each release and before the step on it.
+
+        The last function that was attached is called, as in Opacus. The releases are counted by the
+        ledger, whatever it does.
+        """
+        self._step_hook = hook
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -698,12 +718,16 @@ class PrivateStep:
 
     def close(self) -> None:
         """Remove all hooks. Model and optimizer are then ordinary, and no longer private."""
+        self._detach()
+        remove_attributes(self.optimizer, self._added)
+        remove_attributes(self.model, self._added_to_model)
+        self._added, self._added_to_model = [], []
+
+    def _detach(self) -> None:
+        """Remove all hooks and leave what a script may still read of model and optimizer."""
         self._tally.warn()
         for handle in self._handles:
             handle.remove()
-        if self._handles:
-            for name in SHOWN:
-                delattr(self.optimizer, name)
         self._handles = []
         self.forget()
         self._clear_gradients()

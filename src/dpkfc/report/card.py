@@ -258,7 +258,7 @@ def session_card(
         ledger={"file": _ledger_name(ledger), "releases": ledger.count, "head": ledger.head},
         assumed_public=dataset_size(plan),
         chosen_by=chosen_by,
-        not_private=not_private,
+        not_private={**trained.unprotected_figures, **not_private},
         device=str(next(p.device for p in trained.model.parameters() if p.requires_grad)),
         results=results or {},
         refreshes=_refreshes(trained),
