@@ -17,7 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
 from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.owndata.records import describe_figures
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
@@ -164,7 +166,13 @@ def _print_line(console: Console, text: str) -> None:
 
 def tune(
     *,
-    recipe: Annotated[str, typer.Option(help="Which recipe.")],
+    recipe: Annotated[str, typer.Option(help="Which recipe; left out with own data.")] = "",
+    data: Annotated[str, typer.Option(help="Own data, as of `train`.")] = "",
+    target: Annotated[str, typer.Option(help="Column of own data that is learned.")] = "",
+    schema: Annotated[str, typer.Option(help="TOML file with what is public of own data.")] = "",
+    text: Annotated[str, typer.Option(help="Key of the text in a JSONL file.")] = "",
+    label_file: Annotated[str, typer.Option(help="Table of image files and labels.")] = "",
+    task: Annotated[str, typer.Option(help="module:function that returns a task.")] = "",
     method: Annotated[
         list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")
     ],
@@ -209,9 +217,15 @@ def tune(
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
+    from dpkfc.app.owndata.recipes import own_kind
+
     console = open_console()
+    own = {"data": data, "target": target, "schema": schema}
+    own |= {"text": text, "label_file": label_file, "task": task}
+    settings = {name: value for name, value in own.items() if value}
+    recipe = own_kind({**settings, "recipe": recipe}) or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = _parse_settings(setting or [])
+    settings |= _parse_settings(setting or [])
     if epsilon is not None:
         settings["epsilon"] = epsilon
     study = TuneSettings(
@@ -387,9 +401,22 @@ def train(
     if resume is not None:
         result = continue_run(resume, console, any_world_size=any_world_size)
     else:
-        run_settings = run_config(read_choices(config, settings))
+        choices = read_choices(config, settings)
+        run_settings = run_config(choices)
+        if console is not None and is_first():
+            _print_line(console, _describe_method(choices, run_settings))
         result = run(run_settings, console, any_world_size=any_world_size)
     _announce(result)
+
+
+def _describe_method(choices: dict[str, Any], settings: RunConfig) -> str:
+    """Return which method a run takes and why, in one line."""
+    from dpkfc.app.owndata.recipes import REASONS
+
+    reason = REASONS.get(settings.recipe, f"the default of the recipe {settings.recipe}")
+    if "method" in choices:
+        reason = "as chosen"
+    return f"method: {settings.method} ({reason})"
 
 
 def _announce(result: Result) -> None:
@@ -405,6 +432,8 @@ def _announce(result: Result) -> None:
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.figures:
+        _print_line(console, describe_figures(result.figures))
     if result.head:
         console.print(
             f"ledger: {result.steps} releases, head {result.head} (send both to the person who"
@@ -469,9 +498,13 @@ def every_setting(
 
 @_with_settings(leave_out=("recipe", "out", "method"))
 def doctor(
-    target: Annotated[
-        str, typer.Argument(help="A recipe, or module:factory that returns a model.")
-    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="A recipe, a run folder, or module:factory; left out with --data or --task.",
+        ),
+    ] = "",
     *,
     settings: dict[str, Any],
     input_shape: Annotated[
@@ -490,7 +523,7 @@ def doctor(
 
     if rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}")
-    doctor_report(target, settings, input_shape, rows if cost else 0, open_console(), again=again)
+    doctor_report(model, settings, input_shape, rows if cost else 0, open_console(), again=again)
 
 
 def methods(
@@ -561,3 +594,8 @@ def register(app: typer.Typer) -> None:
     for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
         app.command()(command)
     app.command("settings")(every_setting)
+    app.command("schema")(write_schema)
+    app.command("recipes")(print_recipes)
+    app.command("predict")(predict)
+    app.command("evaluate")(evaluate_run)
+    app.command("export")(export_run)
