@@ -212,17 +212,16 @@ def tune(
     Every method has the same number of trials, matched controls included. A stopped study continues
     with the same --out.
     """
+    from dpkfc.app.owndata.recipes import own_kind
     from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
-    from dpkfc.app.owndata.recipes import own_kind
-
     console = open_console()
     own = {"data": data, "target": target, "schema": schema}
     own |= {"text": text, "label_file": label_file, "task": task}
-    settings = {name: value for name, value in own.items() if value}
+    settings: dict[str, Any] = {name: value for name, value in own.items() if value}
     recipe = own_kind({**settings, "recipe": recipe}) or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
     settings |= _parse_settings(setting or [])

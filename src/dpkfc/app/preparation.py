@@ -72,4 +72,4 @@ class Result:
     score: str = "accuracy"
     loss: float | None = None
     head: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class ExampleSet:
     source: str = ""
     part: str = ""
     units: Tensor | None = None
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     @property
     def size(self) -> int:

@@ -79,7 +79,7 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
             image.tobytes() + b"%d" % numbers[row] for image, row in zip(images, kept, strict=True)
         ],
         units=[units[row] for row in kept] if units else (),
-        figures={"broken files": 1 - len(kept) / len(paths)},
+        figures={("broken", "files"): 1 - len(kept) / len(paths)},
     )
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from dpkfc.app.datasets.formats import DatasetError, ExampleSet
 
 TEST_SHARE = 0.2
+# Shares by what is counted and the column: ("missing", "age") to 0.02.
+Figures = Mapping[tuple[str, str], float]
 # The label of a record whose class is missing or not among the public ones.
 UNKNOWN = -1
 
@@ -40,7 +42,7 @@ class Records:
     names: Sequence[str]
     contents: Sequence[bytes]
     units: Sequence[str] = ()
-    figures: Mapping[str, float] = field(default_factory=dict)
+    figures: Figures = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -56,7 +58,7 @@ class Records:
             names=[self.names[row] for row in rows],
             contents=[self.contents[row] for row in rows],
             units=[self.units[row] for row in rows] if self.units else (),
-            figures={**self.figures, "rows without a known class": share},
+            figures={**self.figures, ("without a known class", "records"): share},
         )
 
 
@@ -135,7 +137,10 @@ def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:
     return torch.from_numpy(np.unique(units, return_inverse=True)[1])
 
 
-def describe_figures(figures: Mapping[str, float]) -> str:
+def describe_figures(figures: Figures) -> str:
     """Return the private shares in one line for the operator."""
-    shares = [f"{name} {share:.1%}" for name, share in figures.items()]
-    return f"PRIVATE, for you alone: {'; '.join(shares)}" if shares else ""
+    groups: dict[str, list[str]] = {}
+    for (what, column), share in figures.items():
+        groups.setdefault(what, []).append(f"{column} {share:.1%}")
+    parts = [f"{what}: {', '.join(shares)}" for what, shares in groups.items()]
+    return f"PRIVATE, for you alone: {'; '.join(parts)}" if parts else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -459,15 +460,21 @@ def _plain_table(value: Any) -> dict[str, Any]:
     return table
 
 
+_KINDS_LINE = "# number | category | flag | text | ignore | unit"
 _HINTS = {
-    "": 'kind = ""  # number | category | flag | text | ignore | unit',
-    "number": 'kind = "number"\nbounds = []  # least and greatest, known without the data',
-    "flag": 'kind = "flag"',
-    "ignore": 'kind = "ignore"  # named like an identifier; "unit" if it names the person',
-    "text": 'kind = "text"  # words are hashed',
-}
-_MORE = {
-    "": "# number: bounds = [0, 120]   category: categories = ['a', 'b'] or buckets = 32",
+    "": f"""\
+kind = ""          {_KINDS_LINE}
+# bounds = []      # of a number: least and greatest
+# categories = []  # of a category; or buckets = 32""",
+    "number": """\
+kind = "number"    # as its type says; a code is a category
+bounds = []        # least and greatest""",
+    "flag": """\
+kind = "flag"      # true or false""",
+    "ignore": """\
+kind = "ignore"    # named like an identifier; "unit" where it names the person""",
+    "text": """\
+kind = "text"      # its words are hashed""",
 }
 
 
@@ -489,20 +496,20 @@ def template(
         "# What is public about the data. Fill it in from what you know without looking at rows.",
         *tomli_w.dumps(first).splitlines(),
         "# classes: all values of the target, such as ['no', 'yes']",
-        *tomli_w.dumps({"missing": list(MISSING)}).replace("\n    ", " ").splitlines(),
+        f"missing = {json.dumps(MISSING)}",
     ]
     if delimiter != ",":
         lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
     for name, kind in columns.items():
         if name == target:
             continue
+        hint = kind
         if is_identifier(name):
-            kind = "ignore"
+            hint = "ignore"
         elif is_free_text(name):
-            kind = "text"
+            hint = "text"
         head = tomli_w.dumps({"columns": {name: {"kind": ""}}}).splitlines()[0]
-        lines += ["", head, _HINTS[kind]]
-        lines += [_MORE[kind]] if kind in _MORE else []
+        lines += ["", head, _HINTS[hint]]
     return "\n".join([*lines, sections]).rstrip() + "\n"
 
 

@@ -190,16 +190,16 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     table = read_table(path, names, schema.delimiter)
     if not table.num_rows:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
-    figures: dict[str, float] = {}
+    figures: dict[tuple[str, str], float] = {}
     parts = []
     for name, column in schema.features.items():
         encoded = column.encode(_texts(path, table, name))
         parts.append(encoded.features)
-        figures[f"{name} missing"] = encoded.missing
+        figures["missing", name] = encoded.missing
         if column.kind == "number":
-            figures[f"{name} outside of its bounds"] = encoded.odd
+            figures["outside of bounds", name] = encoded.odd
         elif column.categories:
-            figures[f"{name} of no known category"] = encoded.odd
+            figures["of no known category", name] = encoded.odd
     inputs = np.concatenate(parts, axis=1)
     if schema.target in table.column_names:
         labels = encode_labels(schema, _texts(path, table, schema.target))

@@ -60,7 +60,7 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         names=[str(number) for number in numbers],
         contents=[text.encode() + b"%d" % label for text, label in pairs],
         units=unit_names(columns[schema.unit]) if schema.unit in columns else (),
-        figures={"empty texts": sum(not text.strip() for text in texts) / len(texts)},
+        figures={("empty", "texts"): sum(not text.strip() for text in texts) / len(texts)},
     )
 
 
