@@ -435,7 +435,7 @@ def _plain_text(value: Any) -> str:
 
 
 def schema_toml(schema: Schema, title: str) -> str:
-    """Return a schema as TOML, for a run folder.
+    """Return a schema as TOML, without keys that have their defaults, for a run folder.
 
     Args:
         schema: of the run.
@@ -443,18 +443,23 @@ def schema_toml(schema: Schema, title: str) -> str:
     """
     import tomli_w
 
-    content = _plain_table(schema)
-    return f"# {title}\n{tomli_w.dumps(content)}"
+    table = _plain_table(schema)
+    table["columns"] = {name: _plain_table(column) for name, column in schema.columns.items()}
+    for name, column in schema.columns.items():
+        if column.missing == schema.missing:
+            table["columns"][name].pop("missing", None)
+    return f"# {title}\n{tomli_w.dumps(table)}"
 
 
 def _plain_table(value: Any) -> dict[str, Any]:
+    """Return the values that are not the defaults of a dataclass."""
     table: dict[str, Any] = {}
     for entry in dataclasses.fields(value):
         inner = getattr(value, entry.name)
+        if inner == entry.default:
+            continue
         if dataclasses.is_dataclass(inner):
             table[entry.name] = _plain_table(inner)
-        elif isinstance(inner, Mapping):
-            table[entry.name] = {name: _plain_table(column) for name, column in inner.items()}
         else:
             table[entry.name] = list(inner) if isinstance(inner, tuple) else inner
     return table
