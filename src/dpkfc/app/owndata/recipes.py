@@ -314,9 +314,10 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
     )
 
 
+# Why the defaults of own data name their method, in one line.
 REASONS = {
-    "own-table": "?",
-    "own-images": "?",
-    "own-text": "?",
-    "own-task": "?",
+    "own-table": "the default: no worse than DP-SGD on three tables; --method dp-sgd is simpler",
+    "own-images": "the default: the best of nine methods on MNIST, see docs/results.md",
+    "own-text": "the default: a point ahead of DP-SGD on film reviews, see docs/results.md",
+    "own-task": "the default; dpkfc tune compares methods on your task",
 }
