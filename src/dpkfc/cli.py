@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,6 +84,23 @@ app = typer.Typer(
 )
 ledger_app = typer.Typer(help="Privacy ledgers.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        open_console().print(f"dpkfc {version('dpkfc')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _take_version(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Differentially private training with a K-FAC preconditioner that never sees private data."""
 
 
 def main() -> None:

@@ -20,8 +20,8 @@ from dpkfc.app.assembly import make_augment, make_optimizer
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
-from dpkfc.app.train import prepare
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import prepare, read_settings
 from dpkfc.audit import (
     Audit,
     Finding,
@@ -294,7 +294,7 @@ def audit_folder(
         ConfigError: as `audit`; a run in test mode, which promises nothing.
     """
     folder = RunFolder.open(path)
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_settings(folder)
     if config.test_mode:
         raise ConfigError(
             f"{path} was trained in test mode, where noise can be repeated from a seed: "

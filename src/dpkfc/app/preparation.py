@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -56,6 +57,7 @@ class Result:
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
         head: of the ledger at the end, for a later check.
+        figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
     """
 
     folder: Path
@@ -70,3 +72,4 @@ class Result:
     score: str = "accuracy"
     loss: float | None = None
     head: str = ""
+    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)

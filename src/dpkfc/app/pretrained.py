@@ -246,3 +246,30 @@ def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
         list(texts), truncation=True, padding="max_length", max_length=length, return_tensors="np"
     )
     return torch.from_numpy(encoded["input_ids"]).long()
+
+
+# Numbers of a sentence vector.
+SENTENCE_WIDTH = 384
+_SENTENCES_AT_ONCE = 64
+
+
+@torch.no_grad()
+def minilm_vectors(texts: Sequence[str], length: int) -> Tensor:
+    """Return vectors `[N, 384]` of norm 1 by the frozen public encoder, each of its text alone.
+
+    Args:
+        texts: sentences.
+        length: tokens that are read of each.
+
+    Raises:
+        DatasetError: the packages that carry it are missing.
+    """
+    classifier = minilm_classifier(trained_blocks=0)
+    classifier.head = nn.Linear(SENTENCE_WIDTH, SENTENCE_WIDTH, bias=False)
+    nn.init.eye_(classifier.head.weight)
+    classifier.eval()
+    # Every pass has one shape, so that no other text moves the rounding of a vector.
+    fill = -len(texts) % _SENTENCES_AT_ONCE
+    ids = minilm_tokens([*texts, *[""] * fill], length)
+    parts = [F.normalize(classifier(chunk), dim=1) for chunk in ids.split(_SENTENCES_AT_ONCE)]
+    return torch.cat(parts)[: len(texts)]

@@ -125,6 +125,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def schema(self) -> Path:
+        """What is public of a user's own data; absent where a recipe was trained."""
+        return self.path / "schema.toml"
+
+    @property
     def model(self) -> Path:
         """Released weights."""
         return self.path / "model.safetensors"
@@ -163,8 +168,12 @@ class RunFolder:
         files = (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT)
         return all(path.is_file() for path in files)
 
-    def begin(self, settings: str) -> Path:
+    def begin(self, settings: str, schema: str = "") -> Path:
         """Write the settings of a new run, and refuse the second of two runs in one folder.
+
+        Args:
+            settings: as TOML.
+            schema: what is public of own data, as TOML; empty for a recipe.
 
         Raises:
             RunFolderError: another run has started here, or the disk cannot take the file.
@@ -180,6 +189,8 @@ class RunFolder:
         except OSError as error:
             self.config.unlink(missing_ok=True)
             raise _unwritable(self.config, error, "file") from None
+        if schema:
+            self.write_text(self.schema, schema)
         return self.config
 
     def take_away(self) -> None:
@@ -192,7 +203,7 @@ class RunFolder:
         part = self.metrics.with_name(self.metrics.name + ".part")
         try:
             shutil.rmtree(new_checkpoint, ignore_errors=True)
-            for path in (self.ledger, self.metrics, part, self.config):
+            for path in (self.ledger, self.metrics, part, self.schema, self.config):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.path, error) from None

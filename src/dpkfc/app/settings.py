@@ -204,6 +204,16 @@ class RunConfig:
     threads: int = _setting(0, "run", "numerical threads; 0: torch's own choice", least=0)
     device: str = _setting("cpu", "run", "torch device")
 
+    # A user's own data, in the place of a recipe.
+    data: str = _setting(
+        "", "data", "own data: a CSV, Parquet, Feather or JSONL file, or a folder of images"
+    )
+    target: str = _setting("", "data", "column of own data that is learned")
+    schema: str = _setting("", "data", "TOML file with what is public of own data; dpkfc schema")
+    text: str = _setting("", "data", "key of the text in a JSONL file")
+    label_file: str = _setting("", "data", "table of image files and their labels")
+    task: str = _setting("", "data", "module:function that returns a dpkfc.app.owndata.tasks.Task")
+
     # Examples, private and public.
     data_dir: str = _setting(
         "", "data", "folder with the data set; empty: $DPKFC_DATA, then Hugging Face datasets"
@@ -826,7 +836,16 @@ def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Settings that say where a run takes place and where its files lie.
-_PLACES = ("out", "budget", "data_dir", "pretrained", "public_data")
+_PLACES = (
+    "out",
+    "budget",
+    "data_dir",
+    "pretrained",
+    "public_data",
+    "data",
+    "schema",
+    "label_file",
+)
 _MACHINE = (
     "max_physical_batch_size",
     "pad_to_multiple",

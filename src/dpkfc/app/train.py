@@ -38,7 +38,7 @@ from dpkfc.app.launch import (
 from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
-from dpkfc.app.recipes.catalogue import find_recipe
+from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
@@ -221,13 +221,21 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     except ImportError as error:
         raise ConfigError(str(error)) from error
     config = measure_structure(config)
-    recipe = find_recipe(config.recipe).starting_from(config.pretrained)
+    recipe = recipe_of(config).starting_from(config.pretrained)
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
-    plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe, private)
+    plan = make_plan(
+        config,
+        recipe.input_shape,
+        data.size,
+        recipe.probe,
+        private,
+        unit=recipe.unit,
+        max_records_per_unit=recipe.max_records_per_unit,
+    )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
     try:
@@ -277,7 +285,9 @@ def run(
             if ranks.is_rank0:
                 folder.remove_if_empty()
             raise
-        ranks.broadcast_from_rank0(lambda: folder.begin(to_toml(config)), "settings")
+        ranks.broadcast_from_rank0(
+            lambda: folder.begin(to_toml(config), prepared.recipe.schema), "settings"
+        )
         check_visible(folder, ranks)
         structure = describe_structure(config)
         if console is not None and ranks.is_rank0 and structure:
@@ -317,7 +327,7 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
     Returns:
         The result; `interrupted` where the run was ended early.
     """
-    folder.begin(to_toml(prepared.config))
+    folder.begin(to_toml(prepared.config), prepared.recipe.schema)
     metrics = _new_metrics(prepared.config)
     ranks = DistributedContext.current()
     return _train(prepared, folder, metrics, None, ranks, watch=watch, figures_only=True)
@@ -365,6 +375,18 @@ def _continue(
     )
 
 
+def read_settings(folder: RunFolder) -> RunConfig:
+    """Return the settings of a run folder, with the schema that lies in it.
+
+    Raises:
+        ConfigError: settings that cannot be read, or that do not go together.
+    """
+    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    if folder.schema.is_file():
+        config = replace(config, schema=str(folder.schema))
+    return config
+
+
 def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
     """Return folder, settings and metrics of a run that was started before."""
     folder = RunFolder.open(path)
@@ -374,7 +396,7 @@ def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
             f"{path} holds a checkpoint and no ledger, so what was spent is not known: "
             f"put {ledger.name} back"
         )
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_settings(folder)
     metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else _new_metrics(config)
     check_unchanged(config, metrics.settings, str(folder.config))
     return folder, replace(config, out=str(path)), metrics
@@ -400,6 +422,7 @@ def _train(
         make_optimizer(config, prepared.model),
         prepared.data.train,
         ledger_path=folder.ledger,
+        units=prepared.data.units,
         num_workers=config.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
         budget=_find_budget(config),
@@ -468,7 +491,7 @@ class _Loop:
         self._split_held_out = data.test
         if config.eval_on == "validation" and data.validation:
             self._split_held_out = data.validation
-        epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
+        epoch = max(1, round(data.size / config.expected_batch_size))
         self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
 
     def run(self, progress: TrainingProgress) -> bool:
@@ -592,6 +615,7 @@ def _result(
         loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
+        figures=prepared.data.figures,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dpkfc.app.datasets.formats import (
     split_off_validation,
 )
 from dpkfc.app.models import seeded
+from dpkfc.app.owndata.records import Records
 from dpkfc.app.settings import ConfigError, RunConfig, tomllib
 from dpkfc.curvature.probes import Probe
 
@@ -148,14 +150,19 @@ def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> Exam
         train=train,
         test=_slice(data.test, test_count, seed),
         validation=validation,
+        units=None if data.units is None else data.units[_rows(data.train, train_count, seed)],
         source=f"{data.source}, a slice of {len(train[1])}",
     )
 
 
 def _slice(examples: Examples, count: int, seed: int) -> Examples:
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(examples[1]))[:count]
-    rows = torch.from_numpy(np.sort(order))
+    rows = _rows(examples, count, seed)
     return examples[0][rows], examples[1][rows]
+
+
+def _rows(examples: Examples, count: int, seed: int) -> Tensor:
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(examples[1]))[:count]
+    return torch.from_numpy(np.sort(order))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -177,6 +184,12 @@ class Recipe:
         task: loss and score.
         variant: maps a folder of public weights to the recipe that starts from it.
         heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
+        classes: names of the labels; empty where they have none.
+        unit: what ε protects: an example, or a person with several records.
+        max_records_per_unit: most records of one unit that count in a step.
+        read: maps another file of the same form to its records, for predictions.
+        schema: what is public of a user's own data, as TOML.
+        reason: why its defaults name the method that they name.
     """
 
     name: str
@@ -190,6 +203,12 @@ class Recipe:
     task: Task = CLASSIFICATION
     variant: Callable[[str], Recipe] | None = None
     heavy: bool = False
+    classes: tuple[str, ...] = ()
+    unit: str = "example"
+    max_records_per_unit: int | None = None
+    read: Callable[[Path], Records] | None = None
+    schema: str = ""
+    reason: str = ""
 
     def data(self, config: RunConfig) -> ExampleSet:
         """Return the tensors of a run, or a slice of them for a smoke run.
@@ -237,7 +256,12 @@ class Recipe:
     @property
     def defaults(self) -> dict[str, Any]:
         """The content of the recipe's TOML."""
-        return dict(_read_defaults(self.name))
+        return read_defaults(self.name)
+
+
+def read_defaults(name: str) -> dict[str, Any]:
+    """Return the content of the TOML of defaults of this name."""
+    return dict(_read_defaults(name))
 
 
 @cache

@@ -611,6 +611,12 @@ _LAST: list[
 # Settings that the data of a run depend on.
 _OF_DATA = (
     "recipe",
+    "data",
+    "target",
+    "schema",
+    "text",
+    "label_file",
+    "task",
     "data_dir",
     "smoke",
     "pretrained",
@@ -625,12 +631,12 @@ def _read(config: RunConfig) -> Any:
 
     Runs only read them.
     """
-    from dpkfc.app.recipes.catalogue import find_recipe
+    from dpkfc.app.recipes.catalogue import recipe_of
 
     key = tuple(getattr(config, name) for name in _OF_DATA)
     if not _LAST or _LAST[0][0] != key:
         _LAST[:] = []
-        _LAST[:] = [(key, find_recipe(config.recipe).starting_from(config.pretrained).data(config))]
+        _LAST[:] = [(key, recipe_of(config).starting_from(config.pretrained).data(config))]
     return _LAST[0][1]
 
 

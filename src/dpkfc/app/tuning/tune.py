@@ -667,12 +667,12 @@ def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
         DatasetError: missing or damaged data.
         ConfigError: an unknown recipe or setting.
     """
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import recipe_of, run_config
 
     if given := settings.get("validation_size"):
         return int(given)
-    whole = find_recipe(recipe).data(run_config({"recipe": recipe, **settings}))
-    return min(_MOST_VALIDATION, len(whole.train[1]) // _SHARE)
+    config = run_config({"recipe": recipe, **settings})
+    return min(_MOST_VALIDATION, recipe_of(config).data(config).size // _SHARE)
 
 
 def searches(
