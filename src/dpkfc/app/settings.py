@@ -191,6 +191,9 @@ class RunConfig:
     evaluate_every: int = _setting(
         0, "run", "steps between evaluations; 0: once an epoch or more", least=0
     )
+    patience: int = _setting(
+        0, "run", "evaluations without a lower loss on public_validation; 0: no early end", least=0
+    )
     chosen_by: str = _setting(
         RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
     )
@@ -217,6 +220,12 @@ class RunConfig:
         "",
         "data",
         "safetensors file of public inputs (and labels) for `public` and pre-training",
+    )
+
+    public_validation: str = _setting(
+        "",
+        "data",
+        "safetensors file of public inputs and labels, whose loss decides an early end",
     )
 
     # Where weights start from.
@@ -532,6 +541,11 @@ class RunConfig:
             raise ConfigError(
                 f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
             )
+        if (self.patience > 0) != bool(self.public_validation):
+            raise ConfigError(
+                f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
+                " not go together; give both or none"
+            )
 
     @property
     def uses_preconditioner(self) -> bool:
@@ -817,7 +831,7 @@ def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Settings that say where a run takes place and where its files lie.
-_PLACES = ("out", "data_dir", "pretrained", "public_data")
+_PLACES = ("out", "data_dir", "pretrained", "public_data", "public_validation")
 _MACHINE = ("max_physical_batch_size", "pad_to_multiple", "num_workers", "threads", "device")
 
 
