@@ -830,6 +830,17 @@ class Session:
         """
         self._weights.accept()
 
+    def forfeit_steps(self) -> None:
+        """Charge the steps that the plan has left, without a release.
+
+        Call this when what was released has decided to end the loop early. ε of fewer steps holds
+        only for a number of steps that was chosen beforehand; ε of the plan always holds.
+
+        Raises:
+            LedgerError: the ledger is closed or cannot be written.
+        """
+        self._pipeline.match_release_count(self._step, self.plan.steps)
+
     @property
     def steps_done(self) -> int:
         """Releases made so far, those of earlier runs on the same ledger included."""

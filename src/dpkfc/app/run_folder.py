@@ -150,6 +150,11 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def classes(self) -> Path:
+        """Recall and precision of each class on held-out examples."""
+        return self.path / "classes.json"
+
+    @property
     def card(self) -> Path:
         """The privacy card as JSON; a Markdown form is next to it."""
         return self.path / "privacy_card.json"
@@ -310,6 +315,7 @@ class Row:
         nonfinite_fraction: fraction of examples whose gradient is not finite. NOT PRIVATE.
         median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
         floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
+        public_loss: mean loss on `public_validation`, where it was measured.
     """
 
     step: int
@@ -322,6 +328,7 @@ class Row:
     nonfinite_fraction: float | None = None
     median_norm: float | None = None
     floor_fraction: float | None = None
+    public_loss: float | None = None
 
 
 # Bytes of a row as Python objects.

@@ -192,6 +192,9 @@ class RunConfig:
     evaluate_every: int = _setting(
         0, "run", "steps between evaluations; 0: once an epoch or more", least=0
     )
+    patience: int = _setting(
+        0, "run", "evaluations without a lower loss on public_validation; 0: no early end", least=0
+    )
     chosen_by: str = _setting(
         RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
     )
@@ -232,6 +235,12 @@ class RunConfig:
         "",
         "data",
         "safetensors file of public inputs (and labels) for `public` and pre-training",
+    )
+
+    public_validation: str = _setting(
+        "",
+        "data",
+        "safetensors file of public inputs and labels, whose loss decides an early end",
     )
 
     # Where weights start from.
@@ -552,6 +561,11 @@ class RunConfig:
             raise ConfigError(
                 f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
             )
+        if (self.patience > 0) != bool(self.public_validation):
+            raise ConfigError(
+                f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
+                " not go together; give both or none"
+            )
 
     @property
     def uses_preconditioner(self) -> bool:
@@ -842,6 +856,7 @@ _PLACES = (
     "data_dir",
     "pretrained",
     "public_data",
+    "public_validation",
     "data",
     "schema",
     "label_file",

@@ -52,6 +52,7 @@ from dpkfc.app.settings import (
 )
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
+from dpkfc.early_stopping import EarlyStopping
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
@@ -246,7 +247,39 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     start = ""
     if config.pretrain_epochs:
         start = pretrain(config, model, recipe.input_shape, data.train)
-    return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan, start=start)
+    return Prepared(
+        config=config,
+        recipe=recipe,
+        data=data,
+        model=model,
+        plan=plan,
+        start=start,
+        stopping=_make_stopping(config, recipe.input_shape, data.train),
+    )
+
+
+def _make_stopping(
+    config: RunConfig, input_shape: tuple[int, ...], private: tuple[Tensor, ...]
+) -> EarlyStopping | None:
+    """Return what ends a run early, None without `patience`.
+
+    Raises:
+        ConfigError: no labels, or rows of the private training set.
+    """
+    if not config.patience:
+        return None
+    path = Path(config.public_validation)
+    inputs, labels = read_public_data(path, input_shape, "public_validation")
+    if labels is None:
+        raise ConfigError(f"public_validation {path} has no `labels`; an early end needs them")
+    try:
+        check_disjoint(inputs, private, f"public_validation {path.name}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+    device = torch.device(config.device)
+    return EarlyStopping(config.patience, on=(inputs.to(device), labels.long().to(device)))
 
 
 def run(
@@ -523,6 +556,9 @@ class _Loop:
                         self._save()
                     if is_last:
                         continue
+                    if self._ranks.any(self._is_over(row)):
+                        self._end_early(row)
+                        return False
                     if self._ranks.any(stop.requested or not self._should_go_on(row)):
                         self._save()
                         return True
@@ -548,6 +584,21 @@ class _Loop:
         )
         return row
 
+    def _is_over(self, row: Row) -> bool:
+        """Return whether public examples end the run after this row."""
+        stopping = self._prepared.stopping
+        if stopping is None or row.public_loss is None:
+            return False
+        losses = [row.public_loss for row in self._metrics.rows if row.public_loss is not None]
+        return stopping.is_over(losses)
+
+    def _end_early(self, row: Row) -> None:
+        """Charge the steps that are left: releases have decided the number of steps."""
+        self._session.forfeit_steps()
+        plan = self._prepared.plan
+        self._metrics.add(replace(row, epsilon=plan.curve.epsilon(plan.steps)))
+        self._save()
+
     def _should_go_on(self, row: Row) -> bool:
         return row.accuracy is None or self._watch is None or self._watch(row)
 
@@ -564,8 +615,15 @@ class _Loop:
         """Return a row with the score and the mean loss on held-out examples."""
         with evaluated_weights(self._session):
             judged = self._prepared.recipe.task.judge(self._prepared.model, self._split_held_out)
+            public_loss = self._public_loss()
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
-        return replace(row, accuracy=judged.accuracy, loss=judged.loss)
+        return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
+
+    def _public_loss(self) -> float | None:
+        stopping = self._prepared.stopping
+        if stopping is None:
+            return None
+        return stopping.loss(self._prepared.model, self._prepared.recipe.task.loss)
 
     def _note_refresh(self) -> None:
         """Remember step, digest and scale of a new preconditioner."""

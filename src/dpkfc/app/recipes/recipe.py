@@ -73,6 +73,60 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     return Judged(right / len(examples[1]), loss / len(examples[1]))
 
 
+@dataclass(frozen=True)
+class ClassScore:
+    """How well a model knows one class, on held-out examples.
+
+    Attributes:
+        label: of the class.
+        examples: held-out examples of the class.
+        recall: fraction of them that the model gives this label; None without examples.
+        precision: fraction of the examples with this answer that are of the class; None where the
+            model gives no such answer.
+    """
+
+    label: int
+    examples: int
+    recall: float | None
+    precision: float | None
+
+
+@torch.no_grad()
+def score_classes(model: nn.Module, examples: Examples, chunk: int = 250) -> list[ClassScore]:
+    """Return recall and precision of every class, and restore the model's mode afterwards.
+
+    Args:
+        model: on any device, with one output a class.
+        examples: inputs `[N, ...]` and labels `[N]`.
+        chunk: examples of a forward pass.
+    """
+    training = model.training
+    device = next(model.parameters()).device
+    model.eval()
+    answers = []
+    count = 0
+    for inputs in examples[0].split(chunk):
+        output = model(inputs.to(device))
+        count = output.shape[1]
+        answers.append(output.argmax(1).cpu())
+    model.train(training)
+    labels = examples[1].cpu()
+    given = torch.cat(answers)
+    scores = []
+    for label in range(count):
+        of_class = int((labels == label).sum())
+        answered = int((given == label).sum())
+        right = int(((labels == label) & (given == label)).sum())
+        score = ClassScore(
+            label=label,
+            examples=of_class,
+            recall=right / of_class if of_class else None,
+            precision=right / answered if answered else None,
+        )
+        scores.append(score)
+    return scores
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A loss, and a score of held-out examples.
@@ -83,6 +137,7 @@ class Task:
         score: name of the score, which is 1 for a perfect model.
         mean_loss: name of the mean loss.
         also: more figures that follow from score and mean loss, by name.
+        classes: maps model and held-out examples to the scores of classes; None without classes.
     """
 
     loss: Callable[[nn.Module, Examples], Tensor] = cross_entropy
@@ -90,9 +145,10 @@ class Task:
     score: str = "accuracy"
     mean_loss: str = "mean loss"
     also: Callable[[Judged], dict[str, float]] | None = None
+    classes: Callable[[nn.Module, Examples], list[ClassScore]] | None = None
 
 
-CLASSIFICATION = Task()
+CLASSIFICATION = Task(classes=score_classes)
 
 
 # --------------------------------------------------------------------------------------------------
