@@ -425,6 +425,36 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def place_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """Write a file that a crash leaves either old or new: write another name, sync, rename.
+
+    Args:
+        path: the file; its folder is created.
+        write: writes the content to the path that it is given.
+        private: let the owner alone read the file (mode 0600).
+
+    Raises:
+        OSError: the disk cannot take the file; an earlier file of that name remains.
+        SafetensorError: as OSError, from a `write` that uses safetensors.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A crash may have left the part with another mode.
+        part.unlink(missing_ok=True)
+        part.touch(0o600 if private else 0o666)
+        mode = part.stat().st_mode
+        write(part)
+        # Safetensors replaces the part by a file that only its owner may read.
+        part.chmod(mode)
+        _sync(part)
+        part.replace(path)
+    except (OSError, SafetensorError):
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of the content of a file."""
     digest = hashlib.sha256()
