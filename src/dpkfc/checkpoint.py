@@ -434,8 +434,7 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
         private: let the owner alone read the file (mode 0600).
 
     Raises:
-        OSError: the disk cannot take the file; an earlier file of that name remains.
-        SafetensorError: as OSError, from a `write` that uses safetensors.
+        CheckpointError: the disk cannot take the file; an earlier file of that name remains.
     """
     part = path.with_name(path.name + ".part")
     try:
@@ -449,10 +448,14 @@ def place_file(path: Path, write: Callable[[Path], object], *, private: bool = F
         part.chmod(mode)
         _sync(part)
         part.replace(path)
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"file {path} cannot be written ({reason}); make room, change its rights, or choose"
+            " another folder"
+        ) from error
 
 
 def file_digest(path: Path) -> str:
@@ -535,6 +538,15 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
             continue
         seen.add(key)
         tensors[name] = tensor
+    return tensors
+
+
+def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of the tensors of a state dict on the CPU; tied weights keep all their names."""
+    tensors = {}
+    for name, x in state.items():
+        if isinstance(x, Tensor):
+            tensors[name] = x.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors import SafetensorError
 
 from dpkfc.app.unpack_limit import UnpackedSizeError, check_unpacked_size
-from dpkfc.checkpoint import place_file
+from dpkfc.checkpoint import CheckpointError, place_file
 
 # The file that a finished run writes last.
 LAST_PLOT = "spectra.png"
@@ -227,8 +226,8 @@ def placed(path: Path, write: Callable[[Path], object], *, private: bool = False
     """
     try:
         place_file(path, write, private=private)
-    except (OSError, SafetensorError) as error:
-        raise _unwritable(path, error, "file") from None
+    except CheckpointError as error:
+        raise RunFolderError(str(error)) from None
     return path
 
 

@@ -402,19 +402,14 @@ def write_release(
     }
     path = place / LEDGER
     is_there = ledger.path is not None and ledger.path.resolve() == path.resolve()
-    try:
-        if not is_there:
-            _check_same_run(path, ledger)
-        place_file(place / WEIGHTS, lambda part: save_file(dict(state), part, metadata=header))
-        if not is_there:
-            place_file(path, lambda part: part.write_bytes(ledger_bytes(ledger)))
-        weights = {"file": WEIGHTS, "sha256": file_digest(place / WEIGHTS)}
-        written = {**card, "ledger": {**card["ledger"], "file": LEDGER}, "weights": weights}
-        write_card_files(place, written)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write the card into {place} ({error}); make room, or choose another folder"
-        ) from error
+    if not is_there:
+        _check_same_run(path, ledger)
+    place_file(place / WEIGHTS, lambda part: save_file(dict(state), part, metadata=header))
+    if not is_there:
+        place_file(path, lambda part: part.write_bytes(ledger_bytes(ledger)))
+    weights = {"file": WEIGHTS, "sha256": file_digest(place / WEIGHTS)}
+    written = {**card, "ledger": {**card["ledger"], "file": LEDGER}, "weights": weights}
+    write_card_files(place, written)
     return written
 
 
@@ -422,7 +417,7 @@ def write_card_files(folder: Path, card: Mapping[str, Any]) -> None:
     """Write a card as JSON, as Markdown, and in the form of the public registry.
 
     Raises:
-        OSError: the disk cannot take a file; an earlier file of that name remains.
+        CheckpointError: the disk cannot take a file; an earlier file of that name remains.
     """
     text = to_markdown(card)
     place_file(folder / CARD, lambda part: part.write_text(to_json(card), "utf-8"))
