@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dpkfc.app.card_command import card
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
 from dpkfc.app.methods import METHODS, Method
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
@@ -558,6 +559,6 @@ def audit(
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
+    for command in (train, demo, doctor, methods, audit, card, report, tune, demo_federated):
         app.command()(command)
     app.command("settings")(every_setting)

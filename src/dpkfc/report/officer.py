@@ -27,10 +27,10 @@ _FIELDS = {
 _GLOSSARY = {
     "ε (epsilon)": "how far one unit can change the probability of any result; smaller is safer",
     "δ (delta)": "the probability up to which ε may fail; it has to be far below 1 / N",
-    "unit": "what is protected as a whole: one example, or all records of one person",
+    "unit": "what is protected as a whole: a record, or all records of one person",
     "neighbours": "two data sets that differ in one unit",
     "certified": "sampling, clipping and noise were those that ε was computed for",
-    "accountant": "the method that adds up the cost of all releases: PLD is exact, RDP checks it",
+    "accountant": "the method that adds up the cost of all releases: PLD is tight, RDP checks it",
     "release": "one noisy sum that training has used; the ledger has one line for each",
     "ledger": "a chain of lines in which every change shows, except lines cut off at the end",
     "clipping": "the bound C on what one unit adds to a sum",
@@ -120,6 +120,11 @@ def first_page(card: Mapping[str, Any], statement: str, failed: Sequence[str]) -
     return "\n\n".join(parts)
 
 
+def meaning_text(card: Mapping[str, Any]) -> str:
+    """Return what ε means in plain sentences."""
+    return " ".join(line.removeprefix("- ") for line in _meaning_lines(card)).replace("**", "")
+
+
 def glossary_rows() -> list[tuple[str, str]]:
     """Return the terms of a card with their meaning."""
     return list(_GLOSSARY.items())
@@ -128,11 +133,17 @@ def glossary_rows() -> list[tuple[str, str]]:
 def _particulars(card: Mapping[str, Any]) -> str:
     declared, dates = card.get("declared") or {}, card.get("dates") or {}
     rows = [(label, declared.get(name)) for name, label in _FIELDS.items()]
-    rows.append(("Training began", dates.get("begun")))
-    rows.append(("Training had ended", dates.get("ended")))
+    rows.append(("Training began", _date(dates.get("begun"))))
+    rows.append(("Card written, training ended", _date(dates.get("ended"))))
     lines = ["| | |", "| --- | --- |"]
     lines += [f"| {label} | {_cell(value) or _EMPTY} |" for label, value in rows]
     return "\n".join(lines)
+
+
+def _date(value: Any) -> str:
+    """Return a time stamp of the ledger as a reader writes it, to the minute."""
+    text = str(value or "").replace("T", " ")
+    return f"{text[:16]} UTC" if text.endswith("+00:00") else text
 
 
 def _cell(value: Any) -> str:
@@ -159,10 +170,8 @@ def _scope(card: Mapping[str, Any]) -> list[str]:
         " training data themselves, where they are stored.",
         f"- **Taken as public:** {_list_names(card['assumed_public'])}, and the weights that"
         " training began with.",
-        f"- **Outside ε:** {count} kinds of figures that were computed from data without noise"
-        " (annex 1)."
-        if count
-        else "- **Outside ε:** no figures were named.",
+        f"- **Outside ε:** figures computed from data without noise; {count} kinds are named in"
+        " annex 1.",
         f"- **Choice of settings:** {_cell(settings.get('chosen_by')) or _EMPTY}.",
     ]
 
@@ -191,7 +200,9 @@ def _meaning_lines(card: Mapping[str, Any]) -> list[str]:
         f" most **{_percent(right)}** of the time. Guessing gives 50 %.",
         f"- At 1 % false alarms at most **{_percent(found)}** of members are found. Guessing"
         " gives 1 %.",
-        f"- Both hold for every attack. They follow from {_cell(meaning['rates_by'])}.",
+        f"- Both hold for every attack, whatever the attacker knows. They follow from"
+        f" {_cell(meaning['rates_by'])}.",
+        f"- δ is the probability up to which ε may fail: 1 in {1 / card['guarantee']['delta']:,.0f}.",
         f"- {_group_text(noun, meaning['groups'])}",
         f"- {_total_text(card.get('total'))}",
     ]
@@ -232,12 +243,22 @@ def _total_text(total: Mapping[str, Any] | None) -> str:
 def _check_lines(card: Mapping[str, Any], failed: Sequence[str]) -> list[str]:
     promise, accounts = card["guarantee"], card.get("accounting") or {}
     epsilon_by = accounts.get("epsilon_by") or promise.get("epsilon_by") or {}
-    names = " and ".join(name.upper() for name, value in epsilon_by.items() if value is not None)
+    names = [name.upper() for name, value in epsilon_by.items() if value is not None]
     certified = "yes" if promise.get("certified") is True else "NO"
-    gradients = (card.get("hyper_parameters") or {}).get("gradients")
-    lines = [f"- **Certified:** {certified}. ε was computed by {names}, which agree."]
-    if gradients:
-        lines.append(f"- **Single examples:** {_cell(gradients)}.")
+    mechanism, settings = card["mechanism"], card.get("hyper_parameters") or {}
+    lines = [
+        f"- **Certified:** {certified}. ε was computed by {' and '.join(names)}, two independent"
+        " methods that do not contradict each other."
+        if len(names) > 1
+        else f"- **Certified:** {certified}. ε was computed by {' '.join(names)}."
+    ]
+    if noise := mechanism.get("noise_generator"):
+        lines.append(f"- **Noise:** {_cell(noise)}.")
+    if gradients := settings.get("gradients"):
+        lines.append(
+            f"- **Influence of each {_noun(card)}:** bounded before noise was added;"
+            f" {_cell(gradients)}."
+        )
     lines.append(f"- **Audit:** {_audit_text(card.get('audit'), failed)}")
     weights = card.get("weights") or {}
     if weights.get("sha256"):

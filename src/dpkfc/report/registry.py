@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dpkfc.report.numbers import number
+from dpkfc.report.officer import meaning_text
 
 
 def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,9 +74,7 @@ def _privacy_loss(card: Mapping[str, Any]) -> dict[str, Any]:
     epsilon = number(promise["epsilon"])
     if promise["certified"] is True and epsilon is not None:
         loss["privacy_parameters"] = {"epsilon": epsilon, "delta": promise["delta"]}
-    loss["privacy_parameters_details"] = (
-        _join(card.get("meaning") or {}) or "no certified guarantee"
-    )
+    loss["privacy_parameters_details"] = meaning_text(card)
     return loss
 
 
