@@ -22,9 +22,10 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
-    "core": (253_200, 9.0, 0.027, 16),
-    # The answer on a page's first screen took 1,050 tokens.
-    "app": (81_850, 7.95, 0.035, 2),
+    # The scikit-learn estimators and an early end took 3,650 tokens.
+    "core": (256_850, 9.0, 0.027, 16),
+    # The answer on a page's first screen took 1,050 tokens, class scores and an early end 1,000.
+    "app": (82_850, 7.95, 0.035, 2),
     "papers": (29_000, 8.95, 0.043, 0),
 }
 # Modules that one module of their folder imports, each an idea of its own.
@@ -96,7 +97,8 @@ def test_dispatch_on_blocks_and_metric_entries_stays_in_linalg() -> None:
 
 def test_the_readme_and_the_documents_are_short() -> None:
     assert STATS["words_of"]([ROOT / "README.md"]) <= 700
-    assert STATS["words_of"](DOCUMENTS) <= 22_000
+    # The page on scikit-learn and the section on an early end have 360 words.
+    assert STATS["words_of"](DOCUMENTS) <= 22_360
 
 
 def test_the_glossary_has_at_most_thirty_entries() -> None:
