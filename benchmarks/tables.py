@@ -429,6 +429,16 @@ def headline() -> str:
     return front.table(results) if results else missing("python benchmarks/accuracy_study.py")
 
 
+def sklearn_estimators() -> str:
+    """The estimators of `dpkfc.sklearn` beside a guess and a model without privacy."""
+    import sklearn_estimators as study
+
+    results = read_json(RESULTS / "sklearn.json")
+    if not results:
+        return missing("python benchmarks/sklearn_estimators.py")
+    return study.table() + "\n\n" + machine(results)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "speed-summary": speed_summary,
     "speed": speed,
@@ -444,6 +454,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rank-accuracy": rank_accuracy,
     "probe-whitening": probe_whitening,
     "which-side": which_side,
+    "sklearn": sklearn_estimators,
     "claims": claims,
     "headline": headline,
     "phases": phases,

@@ -2,7 +2,8 @@
 
 The registry is hosted by OpenDP, and NIST has proposed to take it over. Its schema is
 `schemas/deployments-schema.yaml` of github.com/opendp/deployments-registry-data; this module
-follows commit 057e5d81cf60150dd3307e0cf4504b957802fb3b. docs/report.md has the mapping. What a card does
+follows commit 057e5d81cf60150dd3307e0cf4504b957802fb3b.
+docs/report.md has the mapping. What a card does
 not hold stays an empty text, for the owner to fill in: the registry's own check names those fields.
 """
 
