@@ -1,4 +1,4 @@
-"""The scikit-learn estimators: what they release, what they refuse, and what they do not look at."""
+"""The scikit-learn estimators: what they release, refuse, and do not look at."""
 
 from __future__ import annotations
 
