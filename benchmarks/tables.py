@@ -427,7 +427,15 @@ def headline() -> str:
     return front.table(results) if results else missing("python benchmarks/accuracy_study.py")
 
 
+def which_method() -> str:
+    """What the methods to choose from reach on each task."""
+    import which_method as page
+
+    return page.table()
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "which-method": which_method,
     "speed-summary": speed_summary,
     "speed": speed,
     "accuracy": accuracy,

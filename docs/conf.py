@@ -27,8 +27,6 @@ extensions = [
     "sphinx_copybutton",
 ]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
-# A page that another change brings later joins the table of contents by its name.
-suppress_warnings = ["toc.empty_glob"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
@@ -70,6 +68,8 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "project/contributing",
     "SECURITY.md": "project/security",
 }
+# An entry of a table of contents with a star may match nothing yet.
+STARRED = re.compile(r"^([\w-]+\*)\n", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -77,7 +77,8 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
     """Put a document of the root on its page, and rewrite links that leave the folder of documents.
 
     A link to a document of the root becomes one to its page. Any other, to a test or a folder,
-    becomes the path in the repository, which the site does not have.
+    becomes the path in the repository, which the site does not have. An entry with a star that
+    matches no page is left out, where Sphinx would warn.
     """
     page = (app.srcdir / docname).parent
     folder = page
@@ -102,6 +103,7 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
         return text if path in text else f"{text} (`{path}`)"
 
     source[0] = LINK.sub(rewrite, source[0])
+    source[0] = STARRED.sub(lambda entry: entry[0] if [*page.glob(entry[1])] else "", source[0])
 
 
 def setup(app: Sphinx) -> None:
