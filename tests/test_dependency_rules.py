@@ -84,6 +84,7 @@ CORE = {
     "safetensors",
     "rich",
     "typer",
+    "click",
     "pyarrow",
     "matplotlib",
     "tomli",

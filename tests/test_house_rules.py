@@ -23,7 +23,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
     "core": (253_200, 9.0, 0.027, 16),
-    "app": (80_800, 7.95, 0.035, 2),
+    # The answer on a page's first screen took 1,050 tokens, the short help 350.
+    "app": (82_250, 7.95, 0.035, 2),
     "papers": (29_000, 8.95, 0.043, 0),
 }
 # Modules that one module of their folder imports, each an idea of its own.

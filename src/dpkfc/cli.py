@@ -9,11 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import NoSuchOption
 from rich.markup import escape
 from rich.table import Column, Table
 from typer.core import TyperGroup
@@ -55,10 +57,18 @@ class _Commands(TyperGroup):
 
 
 def _describe_error(error: Exception) -> str:
+    if isinstance(error, NoSuchOption):
+        return _suggest_one(f"unknown option {error.option_name!r}", error.possibilities or ())
     text = error.format_message() if hasattr(error, "format_message") else str(error)
+    # The group and its base class both suggest a command.
+    text = text.split("? Did you mean")[0] + "?" if text.count("Did you mean") > 1 else text
     if isinstance(error, _KNOWN_ERRORS) or hasattr(error, "exit_code"):
         return text
     return f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)"
+
+
+def _suggest_one(problem: str, known: Sequence[str]) -> str:
+    return f"{problem}; did you mean {known[0]!r}?" if known else f"{problem}; see --help"
 
 
 app = typer.Typer(
@@ -90,7 +100,7 @@ _Steps = Annotated[int | None, typer.Option("--steps", help="Number of steps, in
 _Sampler = Annotated[str, typer.Option("--sampler", help="poisson or fixed.")]
 
 
-@app.command()
+@app.command(epilog="dpkfc calibrate -e 1 -n 60000 -b 256 --epochs 5")
 def calibrate(
     *,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="Target ε of the whole run.")],
@@ -111,7 +121,7 @@ def calibrate(
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
 
-@app.command()
+@app.command(epilog="dpkfc epsilon -s 1.1 -n 60000 -b 256 --epochs 5")
 def epsilon(
     *,
     noise_multiplier: Annotated[
@@ -148,7 +158,7 @@ def epsilon(
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 
 
-@ledger_app.command("verify")
+@ledger_app.command("verify", epilog="dpkfc ledger verify runs/first")
 def ledger_verify(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
     delta: Annotated[

@@ -27,7 +27,7 @@ SAME_MACHINE = (
     INDEX["processor"] == torch.backends.cpu.get_cpu_capability()
     and INDEX["torch"] == torch.__version__
 )
-DATED = {"created", "date", "dpkfc", "generated", "ledger", "versions"}
+DATED = {"created", "date", "dpkfc", "generated", "ledger", "software", "versions"}
 
 
 @pytest.mark.parametrize("name", INDEX["runs"])

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperOption
 
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
 from dpkfc.app.methods import METHODS, Method
@@ -298,6 +299,50 @@ def _tuned_table(tuned: Any) -> Table:
 # --------------------------------------------------------------------------------------------------
 
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
+# What `--help` shows of the settings, by group; `--help-all` shows all of them by section.
+_SHORT_HELP = {
+    "Data": {
+        "recipe": "A built-in task, for example digits.",
+        "data_dir": "Folder of its files; else $DPKFC_DATA.",
+    },
+    "Privacy": {
+        "epsilon": "Target ε of the whole run.",
+        "delta": "Target δ of the whole run.",
+        "epochs": "Passes over the data.",
+        "steps": "Steps, instead of epochs.",
+        "expected_batch_size": "Mean size of a batch.",
+        "max_grad_norm": "Bound C of a gradient.",
+    },
+    "Method": {
+        "method": "See `dpkfc methods`.",
+        "lr": "Learning rate.",
+    },
+    "Run": {
+        "out": "Run folder; else a new one in runs/.",
+        "seed": "Public seed of weights and probes.",
+    },
+}
+_GROUP_OF = {name: group for group, texts in _SHORT_HELP.items() for name in texts}
+_SHOWN_FIRST = list(_GROUP_OF)
+
+
+def _show_all_help(context: typer.Context, is_asked: bool) -> None:
+    """Print the help with every setting, and end."""
+    if not is_asked:
+        return
+    for option in context.command.params:
+        if isinstance(option, TyperOption):
+            option.hidden = False
+    typer.echo(context.get_help())
+    raise typer.Exit
+
+
+_HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=_show_all_help, help="Show every setting, and exit."
+    ),
+]
 
 
 def _with_settings(
@@ -307,8 +352,9 @@ def _with_settings(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
+        fields.sort(key=_place_in_help)
 
-        def run_command(**arguments: Any) -> None:
+        def run_command(*, help_all: bool, **arguments: Any) -> None:  # noqa: ARG001
             settings = {}
             for setting in fields:
                 text = arguments.pop(setting.name)
@@ -319,12 +365,24 @@ def _with_settings(
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.name != "settings"]
         parameters += map(_flag, fields)
+        parameters.append(
+            inspect.Parameter(
+                "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll
+            )
+        )
         run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run_command.__annotations__ = {p.name: p.annotation for p in parameters}
         run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
         return run_command
 
     return decorate
+
+
+def _place_in_help(setting: dataclasses.Field[Any]) -> int:
+    """Return a key that puts the settings of the short help first, in its order."""
+    if setting.name in _GROUP_OF:
+        return _SHOWN_FIRST.index(setting.name)
+    return len(_SHOWN_FIRST)
 
 
 def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
@@ -338,14 +396,22 @@ def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
 def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     """Return the parameter of a command that stands for a setting."""
     kind, flag = str(setting.type), "--" + setting.name.replace("_", "-")
+    group = _GROUP_OF.get(setting.name)
     text = setting.metadata["help"]
     choices = [choice for choice in setting.metadata["choices"] if choice]
-    if choices:
+    if group is not None:
+        text = _SHORT_HELP[group][setting.name]
+    elif choices:
         text += f" ({' | '.join(choices)})"
+    names = [f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag]
+    if setting.name == "expected_batch_size":
+        # `calibrate` and `epsilon` take both names too.
+        names = ["--batch-size", flag]
     option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag,
+        *names,
         help=text,
-        rich_help_panel=setting.metadata["section"],
+        rich_help_panel=group or setting.metadata["section"],
+        hidden=group is None,
         show_default=False,
         metavar=_METAVARS.get(kind),
     )
@@ -366,14 +432,16 @@ def train(
         Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")
     ] = None,
     any_world_size: Annotated[
-        bool, typer.Option("--any-world-size", help="Resume on another number of processes.")
+        bool,
+        typer.Option(
+            "--any-world-size", hidden=True, help="Resume on another number of processes."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
+    """Train a recipe under a privacy budget and leave a run folder.
 
-    Every setting is a flag, or a key in a section of a TOML file. Settings that are not given come
-    from the recipe. The seed never seeds noise.
+    Every setting is a flag or a key of a TOML file; others come from the recipe.
     """
     if resume is not None and (settings or config is not None):
         raise ConfigError(
@@ -556,8 +624,24 @@ def audit(
         )
 
 
+# The end of each help page. An empty line keeps two examples apart.
+_EXAMPLES = {
+    "train": "dpkfc train --recipe digits --epsilon 3 --out runs/first\n\n"
+    "torchrun --nproc-per-node=2 -m dpkfc train --recipe mnist-cnn",
+    "demo": "dpkfc demo --epsilon 1",
+    "doctor": "dpkfc doctor mnist-cnn --cost",
+    "methods": "dpkfc methods dp-kfc-a",
+    "audit": "dpkfc audit runs/first --kind step --kind membership",
+    "report": "dpkfc report runs/* --out report.html",
+    "tune": "dpkfc tune --recipe digits --method dp-kfc-a --method dp-sgd --trials 20",
+    "demo-federated": "dpkfc demo-federated --rounds 40 --engine here",
+    "settings": "dpkfc settings --recipe mnist-cnn > run.toml; dpkfc train --config run.toml",
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
     for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
-        app.command()(command)
-    app.command("settings")(every_setting)
+        name = command.__name__.replace("_", "-")
+        app.command(epilog=_EXAMPLES[name])(command)
+    app.command("settings", epilog=_EXAMPLES["settings"])(every_setting)

@@ -607,7 +607,8 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the nearest known word, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    longer = [name for name in known if word and name.startswith(word)]
+    close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
@@ -654,9 +655,7 @@ def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
     name, rules = setting.name, setting.metadata
     if rules["choices"] and value not in rules["choices"]:
         known = [choice for choice in rules["choices"] if choice]
-        raise ConfigError(
-            f"unknown {name} {value!r}; {nearest(value, known)} ({' | '.join(known)})"
-        )
+        raise ConfigError(f"unknown {name} {value!r}; {nearest(value, known)}")
     if rules["least"] is not None and value < rules["least"]:
         raise ConfigError(f"{name} must be at least {rules['least']}, got {value}")
     if rules["above"] is not None and value <= rules["above"]:

@@ -72,9 +72,7 @@ def find_recipe(name: str) -> Recipe:
         ConfigError: there is no such recipe; the message names the nearest.
     """
     if name not in RECIPES:
-        raise ConfigError(
-            f"unknown recipe {name!r}; {nearest(name, RECIPES)} ({' | '.join(RECIPES)})"
-        )
+        raise ConfigError(f"unknown recipe {name!r}; {nearest(name, RECIPES)}")
     return RECIPES[name]
 
 
