@@ -21,6 +21,7 @@ from common import RESULTS, markdown
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "img" / "which-method.svg"
 ARMS = ("dp-sgd", "dp-adam", "dp-kfc-a", "natural", "adadps", "dp-ngd")
+PLUS_MINUS = "\u00a0±\u00a0"  # keeps a figure and its spread on one line
 HEAD = (
     "test %",
     "ε",
@@ -98,7 +99,7 @@ def table() -> str:
     for row in ROWS:
         values = accuracies(row, found)
         told = {
-            arm: f"{statistics.mean(values[arm]):.2f} ± {statistics.stdev(values[arm]):.2f}"
+            arm: f"{statistics.mean(values[arm]):.2f}{PLUS_MINUS}{statistics.stdev(values[arm]):.2f}"
             for arm in ARMS
             if len(values.get(arm, ())) > 1
         }

@@ -41,6 +41,7 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 
 default_role = "code"  # docstrings write names in single backticks
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # a field is a line of its class, not an entry
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
@@ -56,6 +57,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 
 # Only `make docs-links` looks at these.
 linkcheck_timeout = 20
