@@ -1,7 +1,7 @@
 """What the methods reach on the CNN of the DP-KFC paper, as a small table and a picture: the front
 page's numbers.
 
-    python benchmarks/headline.py     # docs/img/accuracy.png, from benchmarks/results/accuracy/cnn.json; prints the table
+    python benchmarks/headline.py     # docs/img/accuracy.png; prints the table
 
 Every number is one of the accuracy study (`accuracy_study.py`): settings chosen on a validation
 split, judged on the test set.

@@ -2,7 +2,7 @@
 benchmarks/results/*.json.
 
     python benchmarks/tables.py            # README.md and docs/*.md
-    python benchmarks/tables.py --check    # change nothing; fail if a table is not what the results say
+    python benchmarks/tables.py --check    # change nothing; fail if a table is out of date
 
 A marker is `<!-- table: NAME -->` and ends at `<!-- end of table -->`; what stands between is never
 edited by hand.
@@ -278,7 +278,9 @@ def methods(page: str = "") -> str:
 
 
 def method_speed(page: str = "") -> str:
-    """A step of each method over the step it is built on, or of those of one page of docs/methods."""
+    """A step of each method over the step it is built on, or of those of one page of
+    docs/methods.
+    """
     import method_speed as study
 
     results = read_json(RESULTS / "method_speed.json")

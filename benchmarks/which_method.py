@@ -99,7 +99,9 @@ def table() -> str:
     for row in ROWS:
         values = accuracies(row, found)
         told = {
-            arm: f"{statistics.mean(values[arm]):.2f}{PLUS_MINUS}{statistics.stdev(values[arm]):.2f}"
+            arm: PLUS_MINUS.join(
+                [f"{statistics.mean(values[arm]):.2f}", f"{statistics.stdev(values[arm]):.2f}"]
+            )
             for arm in ARMS
             if len(values.get(arm, ())) > 1
         }

@@ -41,6 +41,7 @@ os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.envir
 
 default_role = "code"  # docstrings write names in single backticks
 napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Guarantee", "Source"]
 napoleon_use_ivar = True  # a field is a line of its class, not an entry
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"

@@ -42,7 +42,7 @@ def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_o
         groups,
     )
     for entry in (None, Kronecker(_root(d_in), _root(d_out))):
-        formed = (entry or Kronecker()).whiten(block.per_example()).reshape(n, -1).square().sum(1)
+        formed = (entry or Kronecker()).apply(block.per_example()).reshape(n, -1).square().sum(1)
         assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
 
 
@@ -77,7 +77,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
         energy = {"0": 0.0, "2": 0.0}
         for chunk in blocks:
             z = {
-                n: metric.get(n, Kronecker()).whiten(b.per_example()).flatten(1).double()
+                n: metric.get(n, Kronecker()).apply(b.per_example()).flatten(1).double()
                 for n, b in chunk.items()
             }
             norms = torch.cat(list(z.values()), 1).norm(dim=1)
@@ -152,7 +152,7 @@ def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
     lookup = Lookup(torch.randint(5, (n, s)), torch.randn(n, s, d, dtype=F64), 5)
     block = Tied(lookup, Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, 5, dtype=F64)))
     for entry in (Kronecker(), Kronecker(_root(d), Identity(0.7))):
-        formed = entry.whiten(block.per_example()).flatten(1).square().sum(1)
+        formed = entry.apply(block.per_example()).flatten(1).square().sum(1)
         assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="must be the identity"):
         layer_squares(block, Kronecker(Identity(), Diagonal(torch.ones(5))))

@@ -94,7 +94,7 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
         return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
 
     metric = Kronecker(side(d_in), side(d_out))
-    squares = metric.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
+    squares = metric.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     expected = squares.sqrt()[0 if last is None else N - last :]
     torch.testing.assert_close(
         probe_norms({"a": block}, {"a": metric}, last=last)[0], expected, rtol=1e-10, atol=0
@@ -102,12 +102,14 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
     basis = Eigenbasis(
         0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0]
     )
-    turned = basis.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
+    turned = basis.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     torch.testing.assert_close(layer_squares(block, basis), turned, rtol=1e-10, atol=0)
 
 
 def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
-    """Against a loop over the same positions of explicit patches, through the whole of a refresh."""
+    """Against a loop over the same positions of explicit patches, through the whole of a
+    refresh.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)
@@ -126,7 +128,7 @@ def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
     assert lazy.scale == pytest.approx(whole.scale, rel=1e-12)
     g = torch.randn(5, 3, 19, dtype=torch.float64)
     torch.testing.assert_close(
-        lazy.metric["0"].whiten(g), whole.metric["0"].whiten(g), rtol=1e-10, atol=1e-12
+        lazy.metric["0"].apply(g), whole.metric["0"].apply(g), rtol=1e-10, atol=1e-12
     )
 
 

@@ -216,8 +216,8 @@ def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
     read = torch.zeros(30_000, dtype=torch.bool)
     read[block.ids.flatten()] = True
     unread = side.scale[~read]
-    assert float(unread.min()) == float(unread.max()) == side.bound <= 1.1**-0.5 * 1.01
-    assert bool((side.scale[read] < side.bound).all()) and float(side.scale.min()) > 0.01
+    assert float(unread.min()) == float(unread.max()) == side.operator_norm <= 1.1**-0.5 * 1.01
+    assert bool((side.scale[read] < side.operator_norm).all()) and float(side.scale.min()) > 0.01
 
 
 def test_rows_met_by_chance_are_scaled_less_apart_than_without_smoothing():

@@ -77,7 +77,9 @@ def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequ
 
 
 def examples(batch: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
-    """Each example as a batch of its own: tensors led by the batch are sliced, the rest is shared."""
+    """Each example as a batch of its own: tensors led by the batch are sliced, the rest is
+    shared.
+    """
     return [
         tuple(
             x[i : i + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == n else x

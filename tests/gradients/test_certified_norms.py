@@ -32,7 +32,7 @@ def released(block, metric: Kronecker, method: str) -> tuple[torch.Tensor, torch
         weights = torch.zeros(n)
         weights[i] = 1.0
         share = weighted_sum(found.block, weights)
-        share = share if found.whitened else metric.whiten(share)
+        share = share if found.whitened else metric.apply(share)
         shares.append(torch.linalg.vector_norm(share.double()))
     return found.norms.double(), torch.stack(shares)
 

@@ -113,7 +113,7 @@ def test_norms_of_views_in_a_metric(name: str, method: str) -> None:
     module, [(x, b)] = _calls(name, N * VIEWS)
     block = conv_block(module, x, b).merge_rows(N, VIEWS)
     metric = _metric(block)
-    z = metric.whiten(block.outer().per_example()).reshape(N, -1)
+    z = metric.apply(block.outer().per_example()).reshape(N, -1)
     found = per_example_norms(block, metric, method)
     torch.testing.assert_close(found.norms, z.norm(dim=1), rtol=1e-8, atol=1e-10)
     assert (found.norms >= z.norm(dim=1) * (1 - 1e-14)).all()

@@ -45,7 +45,9 @@ def taped(model: nn.Module) -> Any:
 
 
 class Held:
-    """Which layers' inputs and output gradients are still in memory, whatever view of them is held."""
+    """Which layers' inputs and output gradients are still in memory, whatever view of them is
+    held.
+    """
 
     def __init__(self, calls: Any) -> None:
         self._pairs = {
@@ -65,7 +67,9 @@ class Held:
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, what: str, held: Held) -> list[list[str]]:
-    """What was in memory whenever a function of `accumulate` was called, and behind its last call."""
+    """What was in memory whenever a function of `accumulate` was called, and behind its last
+    call.
+    """
     seen, own = list[list[str]](), getattr(clipping, what)
 
     def wrapped(*args: Any, **more: Any) -> Any:
@@ -241,7 +245,9 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
 def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twice the examples take as many bytes more as their rows have, not as their gradients would."""
+    """Twice the examples take as many bytes more as their rows have, not as their gradients
+    would.
+    """
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 2 * IN * OUT)
     monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)
     peaks = []

@@ -51,26 +51,26 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
     )
     g = torch.randn(3, 12, 40, dtype=torch.float64)
     close = {"rtol": 1e-10, "atol": 1e-12}
-    torch.testing.assert_close(few.whiten(g), whole.whiten(g), **close)
-    torch.testing.assert_close(few.inverse().whiten(few.whiten(g)), g, **close)
-    torch.testing.assert_close(few.scaled(3.0).whiten(g), 3 * whole.whiten(g), **close)
+    torch.testing.assert_close(few.apply(g), whole.apply(g), **close)
+    torch.testing.assert_close(few.inverse().apply(few.apply(g)), g, **close)
+    torch.testing.assert_close(few.scaled(3.0).apply(g), 3 * whole.apply(g), **close)
     torch.testing.assert_close(few.variance(), whole.variance(), **close)
-    torch.testing.assert_close(few.complete_basis().whiten(g), whole.whiten(g), **close)
+    torch.testing.assert_close(few.complete_basis().apply(g), whole.apply(g), **close)
     assert (
-        few.bound == whole.bound
+        few.operator_norm == whole.operator_norm
         and few.complete_basis().rest is None
         and whole.complete_basis() is whole
     )
     inside, outside = few.split_low_rank(g)
     squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
-    torch.testing.assert_close(squares, whole.whiten(g).square().sum((1, 2)), **close)
+    torch.testing.assert_close(squares, whole.apply(g).square().sum((1, 2)), **close)
 
 
 def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole() -> None:
     none = split_low_rank(entry(6, 20, 0))
     assert isinstance(none, Kronecker)
     g = torch.randn(6, 20, dtype=torch.float64)
-    torch.testing.assert_close(none.whiten(g), g / 1.5**0.5)
+    torch.testing.assert_close(none.apply(g), g / 1.5**0.5)
     most = entry(6, 20, 6)
     assert split_low_rank(most) is most
     plain = Eigenbasis(torch.rand(4, 5) + 1)
@@ -136,7 +136,7 @@ def test_norms_in_float32_are_upper_bounds_and_near(
     exact = Eigenbasis(
         exact.scale.double(), exact.input.double(), exact.output.double(), exact.rest
     )
-    expected = torch.linalg.vector_norm(exact.whiten(b.double().mT @ a.double()).flatten(1), dim=1)
+    expected = torch.linalg.vector_norm(exact.apply(b.double().mT @ a.double()).flatten(1), dim=1)
     norms = per_example_norms(Outer(a, b), metric).norms
     assert bool((norms >= expected).all())
     if not cancels:

@@ -166,13 +166,13 @@ def random_block(
 def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, seed) -> None:
     block = random_block(n, s, t, d, v, seed)
     metric = Kronecker(side(input_kind, d), side(output_kind, v))
-    z = metric.whiten(block.per_example())
+    z = metric.apply(block.per_example())
     found = per_example_norms(block, metric, method)
     torch.testing.assert_close(found.norms, z.flatten(1).norm(dim=1), rtol=1e-9, atol=1e-7)
     assert bool((found.norms >= z.flatten(1).norm(dim=1) * (1 - 1e-12)).all())
     weights = torch.rand(n, dtype=torch.float64)
     total = weighted_sum(found.block, weights)
-    total = total if found.whitened else metric.whiten(total)
+    total = total if found.whitened else metric.apply(total)
     torch.testing.assert_close(total, torch.einsum("n,nvd->vd", weights, z), rtol=1e-9, atol=1e-10)
 
 
@@ -196,7 +196,7 @@ def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, 
     found = per_example_norms(block, metric, method)
     for i in range(n):
         share = weighted_sum(found.block, torch.eye(n)[i])
-        share = share if found.whitened else metric.whiten(share)
+        share = share if found.whitened else metric.apply(share)
         assert float(found.norms[i]) >= float(share.double().norm()) * (1 - 1e-6)
 
 

@@ -127,7 +127,9 @@ def records_apart(
 def padding_counts(
     real: Any, rows: Any, bound: Any, multiple: Any, reduction: str, views: int
 ) -> list[Part]:
-    """The rows that fill a micro-batch up, copies of its first one, are examples like all others."""
+    """The rows that fill a micro-batch up, copies of its first one, are examples like all
+    others.
+    """
     return [
         Part(part.records, None, len(part.records))
         for part in real(rows, bound, multiple, reduction, views)

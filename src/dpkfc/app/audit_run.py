@@ -1,4 +1,4 @@
-"""Audits of a run: of the settings in a run folder, or of settings that have not been trained yet."""
+"""Audit a run from its folder, or settings that have not been trained yet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dpkfc.app.assembly import make_augment, make_optimizer
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
-from dpkfc.app.train import prepare
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import prepare, read_settings
 from dpkfc.audit import (
     Audit,
     Finding,
@@ -32,14 +32,22 @@ from dpkfc.audit import (
     audit_step,
     infer_membership,
 )
-from dpkfc.audit.harness import to_rows
+from dpkfc.audit.harness import tabulate_findings
 from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
-from dpkfc.report.verify import Card, CardError, agrees, check_weights, read_card, verify_history
+from dpkfc.report.verify import (
+    Card,
+    CardError,
+    agrees,
+    check_recorded,
+    check_weights,
+    read_card,
+    verify_history,
+)
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run folder against its settings and its ledger, and its weights against the
@@ -286,7 +294,7 @@ def audit_folder(
         ConfigError: as `audit`; a run in test mode, which promises nothing.
     """
     folder = RunFolder.open(path)
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_settings(folder)
     if config.test_mode:
         raise ConfigError(
             f"{path} was trained in test mode, where noise can be repeated from a seed: "
@@ -341,6 +349,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
     """
     try:
         ledger = verify_history(path)
+        check_recorded(path, ledger, None)
         problem = _ledger_problem(ledger, plan)
         measured = f"{len(ledger.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:
@@ -465,7 +474,7 @@ def verdict_table(verdict: Verdict) -> Table:
     table = Table(header_style="bold", show_lines=False)
     for column in ("check", "measured", "allowed", "verdict", "how"):
         table.add_column(column, overflow="fold")
-    for check, measured, allowed, result, how in to_rows(verdict.findings):
+    for check, measured, allowed, result, how in tabulate_findings(verdict.findings):
         colour = "green" if result == "held" else "bold red"
         table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)
     return table

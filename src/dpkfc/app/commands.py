@@ -18,7 +18,9 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
 from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.owndata.records import describe_figures
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
@@ -165,7 +167,13 @@ def _print_line(console: Console, text: str) -> None:
 
 def tune(
     *,
-    recipe: Annotated[str, typer.Option(help="Which recipe.")],
+    recipe: Annotated[str, typer.Option(help="Which recipe; left out with own data.")] = "",
+    data: Annotated[str, typer.Option(help="Own data, as of `train`.")] = "",
+    target: Annotated[str, typer.Option(help="Column of own data that is learned.")] = "",
+    schema: Annotated[str, typer.Option(help="TOML file with what is public of own data.")] = "",
+    text: Annotated[str, typer.Option(help="Key of the text in a JSONL file.")] = "",
+    label_file: Annotated[str, typer.Option(help="Table of image files and labels.")] = "",
+    task: Annotated[str, typer.Option(help="module:function that returns a task.")] = "",
     method: Annotated[
         list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")
     ],
@@ -200,19 +208,26 @@ def tune(
     budget: Budget = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tune methods in the same way on a validation split of the training set, and say what that costs.
+    """Tune methods in the same way on a validation split of the training set.
+
+    The command also reports what the search costs in privacy.
 
     Every method has the same number of trials, matched controls included. A stopped study continues
     with the same --out.
     """
+    from dpkfc.app.owndata.recipes import own_kind
     from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
     console = open_console()
+    own = {"data": data, "target": target, "schema": schema}
+    own |= {"text": text, "label_file": label_file, "task": task}
+    settings: dict[str, Any] = {name: value for name, value in own.items() if value}
+    recipe = own_kind({**settings, "recipe": recipe}) or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = _parse_settings(setting or [])
+    settings |= _parse_settings(setting or [])
     if epsilon is not None:
         settings["epsilon"] = epsilon
     study = TuneSettings(
@@ -302,7 +317,12 @@ _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
 # What `--help` shows of the settings, by group; `--help-all` shows all of them by section.
 _SHORT_HELP = {
     "Data": {
-        "recipe": "A built-in task, for example digits.",
+        "data": "CSV, Parquet, Feather, JSONL or image folder.",
+        "target": "Column of the labels.",
+        "schema": "Public schema; see `dpkfc schema`.",
+        "text": "Column of the text.",
+        "task": "Your own, as module:function.",
+        "recipe": "A built-in task; see `dpkfc recipes`.",
         "data_dir": "Folder of its files; else $DPKFC_DATA.",
     },
     "Privacy": {
@@ -345,10 +365,10 @@ _HelpAll = Annotated[
 ]
 
 
-def _with_settings(
+def _add_settings(
     leave_out: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag for each field of `RunConfig`; it receives those given as `settings`."""
+    """Give a command one flag per field of `RunConfig`; it receives `settings` with those given."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
@@ -423,7 +443,7 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-@_with_settings()
+@_add_settings()
 def train(
     *,
     settings: dict[str, Any],
@@ -455,9 +475,22 @@ def train(
     if resume is not None:
         result = continue_run(resume, console, any_world_size=any_world_size)
     else:
-        run_settings = run_config(read_choices(config, settings))
+        choices = read_choices(config, settings)
+        run_settings = run_config(choices)
+        if console is not None and is_first():
+            _print_line(console, _describe_method(choices, run_settings))
         result = run(run_settings, console, any_world_size=any_world_size)
     _announce(result)
+
+
+def _describe_method(choices: dict[str, Any], settings: RunConfig) -> str:
+    """Return which method a run takes and why, in one line."""
+    from dpkfc.app.owndata.recipes import REASONS
+
+    reason = REASONS.get(settings.recipe, f"the default of the recipe {settings.recipe}")
+    if "method" in choices:
+        reason = "as chosen"
+    return f"method: {settings.method} ({reason})"
 
 
 def _announce(result: Result) -> None:
@@ -473,6 +506,8 @@ def _announce(result: Result) -> None:
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.figures:
+        _print_line(console, describe_figures(result.figures))
     if result.head:
         console.print(
             f"ledger: {result.steps} releases, head {result.head} (send both to the person who"
@@ -497,7 +532,7 @@ def _results_table(results: dict[str, Result]) -> Table:
     return table
 
 
-@_with_settings(leave_out=("recipe", "method", "out", "optimizer"))
+@_add_settings(leave_out=("recipe", "method", "out", "optimizer"))
 def demo(
     *,
     settings: dict[str, Any],
@@ -519,13 +554,15 @@ def demo(
     console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
 
 
-@_with_settings(leave_out=("out",))
+@_add_settings(leave_out=("out",))
 def every_setting(
     *,
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
 ) -> None:
-    """Print every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
+    """Print every setting that `train` would take, as TOML.
+
+    The values come from the recipe, its part for the method, a file, and flags.
 
     Nothing is trained. Save the output to a file, change it, and give it to train --config.
     """
@@ -535,11 +572,15 @@ def every_setting(
     sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
-@_with_settings(leave_out=("recipe", "out", "method"))
+@_add_settings(leave_out=("recipe", "out", "method"))
 def doctor(
-    target: Annotated[
-        str, typer.Argument(help="A recipe, or module:factory that returns a model.")
-    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="A recipe, a run folder, or module:factory; left out with --data or --task.",
+        ),
+    ] = "",
     *,
     settings: dict[str, Any],
     input_shape: Annotated[
@@ -553,12 +594,15 @@ def doctor(
         bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")
     ] = False,
 ) -> None:
-    """Show the treatment of each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
+    """Show how each layer of a model is treated.
+
+    The table has the rule, norms, factors and damping, and marks tied, frozen and uncovered layers.
+    """
     from dpkfc.app.doctor import doctor_report
 
     if rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}")
-    doctor_report(target, settings, input_shape, rows if cost else 0, open_console(), again=again)
+    doctor_report(model, settings, input_shape, rows if cost else 0, open_console(), again=again)
 
 
 def methods(
@@ -567,7 +611,10 @@ def methods(
         typer.Argument(help="One method, with its equation and settings; left out: all of them."),
     ] = "",
 ) -> None:
-    """Show the methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
+    """Show the methods that --method takes.
+
+    The table says where each acts in a step, what it needs, costs and keeps, and its source.
+    """
     if name:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
@@ -581,7 +628,7 @@ def methods(
     )
 
 
-@_with_settings(leave_out=("out",))
+@_add_settings(leave_out=("out",))
 def audit(
     run: Annotated[
         Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")
@@ -597,7 +644,10 @@ def audit(
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
 ) -> None:
-    """Try to disprove the guarantee of a run, by neighbouring batches, noise tests, a distinguishing test and attacks."""
+    """Try to disprove the guarantee of a run.
+
+    The audit uses neighbouring batches, noise tests, a distinguishing test and attacks.
+    """
     from dpkfc.app import audit_run as audits
     from dpkfc.app.recipes.catalogue import run_config
 
@@ -626,7 +676,7 @@ def audit(
 
 # The end of each help page. An empty line keeps two examples apart.
 _EXAMPLES = {
-    "train": "dpkfc train --recipe digits --epsilon 3 --out runs/first\n\n"
+    "train": "dpkfc train --data patients.csv --schema patients.toml --epsilon 3\n\n"
     "torchrun --nproc-per-node=2 -m dpkfc train --recipe mnist-cnn",
     "demo": "dpkfc demo --epsilon 1",
     "doctor": "dpkfc doctor mnist-cnn --cost",
@@ -635,6 +685,11 @@ _EXAMPLES = {
     "report": "dpkfc report runs/* --out report.html",
     "tune": "dpkfc tune --recipe digits --method dp-kfc-a --method dp-sgd --trials 20",
     "demo-federated": "dpkfc demo-federated --rounds 40 --engine here",
+    "schema": "dpkfc schema patients.csv --target readmitted",
+    "recipes": "dpkfc recipes",
+    "predict": "dpkfc predict runs/first --data new.csv --out predictions.csv",
+    "evaluate": "dpkfc evaluate runs/first --data test.csv",
+    "export": "dpkfc export runs/first --format onnx",
     "settings": "dpkfc settings --recipe mnist-cnn > run.toml; dpkfc train --config run.toml",
 }
 
@@ -644,4 +699,13 @@ def register(app: typer.Typer) -> None:
     for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
         name = command.__name__.replace("_", "-")
         app.command(epilog=_EXAMPLES[name])(command)
-    app.command("settings", epilog=_EXAMPLES["settings"])(every_setting)
+    more: dict[str, Callable[..., None]] = {
+        "settings": every_setting,
+        "schema": write_schema,
+        "recipes": print_recipes,
+        "predict": predict,
+        "evaluate": evaluate_run,
+        "export": export_run,
+    }
+    for name, action in more.items():
+        app.command(name, epilog=_EXAMPLES[name])(action)

@@ -621,7 +621,7 @@ def _map_again(layer: Layer, entry: Entry | None, matrix: Tensor) -> Tensor:
         return matrix
     if isinstance(entry, Elementwise):
         return matrix * _scale_matrix(layer, entry, matrix)
-    return entry.whiten(matrix)
+    return entry.apply(matrix)
 
 
 def _scale_matrix(layer: Layer, entry: Elementwise, like: Tensor) -> Tensor:

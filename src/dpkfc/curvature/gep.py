@@ -182,7 +182,7 @@ class GEP(ProbePreconditioner):
         if self.rank > examples:
             raise ValueError(
                 f"rank={self.rank} directions cannot be found from the gradients of {examples} "
-                "public examples; raise probe_size (and give the probe more of them) or lower rank"
+                "public examples; raise probe_size, with a probe that large, or lower rank"
             )
 
     @property
@@ -382,8 +382,7 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
         if not 0 < group.rank < group.size:
             raise ValueError(
                 f"rank={rank} gives the layers {group.quoted_names} {group.rank} directions of "
-                f"{group.size} parameters; use 1 or more and fewer than that: change rank or "
-                f"groups={most}"
+                f"{group.size} parameters, not 1 to {group.size - 1}; change rank or groups={most}"
             )
     return groups
 

@@ -307,7 +307,7 @@ def _outer_squares(block: Outer, entry: Kronecker) -> Tensor:
             products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
             pieces.append(products.sum((1, 2)).clamp(min=0))
         else:
-            pieces.append(_squares(entry.whiten(torch.bmm(b.mT, a)).flatten(1)))
+            pieces.append(_squares(entry.apply(torch.bmm(b.mT, a)).flatten(1)))
     return torch.cat(pieces)
 
 
@@ -594,7 +594,7 @@ class LayerAccumulator:
             whole = block.explicit() if isinstance(block, Patched) else block
             mean = self._mean(_raise_to_float32(whole.a), block.groups)
             rows, share = self._limit(mean, block.groups, "input")
-            return _with_ones(rows) if whole.homogeneous else rows, len(block.b) * share
+            return _append_ones(rows) if whole.homogeneous else rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
         has_ones = block.homogeneous
         if not isinstance(block, Patched):
@@ -607,7 +607,7 @@ class LayerAccumulator:
             rows = block.rows(subsample.index)
         rows = _raise_to_float32(rows)
         if has_ones:
-            rows = _with_ones(rows)
+            rows = _append_ones(rows)
         return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
@@ -702,7 +702,9 @@ class LayerAccumulator:
         """Side, or role of an elementwise layer, to its sums."""
         return self._sides
 
-    def with_history(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
+    def merge_history(
+        self, past: Mapping[str, FactorAccumulator], share: float
+    ) -> LayerAccumulator:
         """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
         twin = copy.copy(self)
         twin._sides = {}
@@ -771,5 +773,5 @@ def _raise_to_float32(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
-def _with_ones(rows: Tensor) -> Tensor:
+def _append_ones(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_ones(rows.shape[0], 1)], 1)

@@ -242,15 +242,15 @@ def _squares(block: Block) -> tuple[dict[str, Tensor], int]:
     raise _unknown_block(block)
 
 
-def _by_group(x: Tensor, groups: int) -> Tensor:
+def _split_groups(x: Tensor, groups: int) -> Tensor:
     """Return x `[n * groups, ...]` as float64 `[groups, n, ...]`."""
     return x.double().unflatten(0, (-1, groups)).transpose(0, 1)
 
 
 def _outer_sum(block: Outer) -> Tensor:
     """Return Σ g over examples, `[groups, d_out, d_in]`."""
-    a = _by_group(block.a, block.groups).flatten(1, 2)
-    b = _by_group(block.b, block.groups).flatten(1, 2)
+    a = _split_groups(block.a, block.groups).flatten(1, 2)
+    b = _split_groups(block.b, block.groups).flatten(1, 2)
     return b.mT @ a
 
 
@@ -261,8 +261,8 @@ def _add_rows(block: Lookup, total: Tensor) -> Tensor:
 
 def _outer_squares(block: Outer) -> Tensor:
     """Return Σ_n g_n², `[groups, d_out, d_in]`."""
-    a = _by_group(block.a, block.groups)
-    b = _by_group(block.b, block.groups)
+    a = _split_groups(block.a, block.groups)
+    b = _split_groups(block.b, block.groups)
     if block.a.shape[1] == 1:
         return b[:, :, 0].square().mT @ a[:, :, 0].square()
     total = b.new_zeros(block.groups, b.shape[-1], a.shape[-1])

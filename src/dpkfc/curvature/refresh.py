@@ -129,7 +129,7 @@ def history_from_state(
                 f"not the state of a preconditioner, or a damaged one: {error!r}"
             ) from error
         sides = histories.setdefault(probe, {}).setdefault(name, {})
-        sides[side] = FactorAccumulator.from_state(own_tensors, own_values)
+        sides[side] = FactorAccumulator.restore(own_tensors, own_values)
     return tuple(histories.values())
 
 
@@ -282,7 +282,7 @@ def decompose_layers(
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
         totals: dict[str, LayerAccumulator] = {}
         for name, layer in layers.items():
-            totals[name] = layer.with_history(past[name], share) if name in past else layer
+            totals[name] = layer.merge_history(past[name], share) if name in past else layer
         factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}

@@ -465,7 +465,7 @@ class ClippedSummer:
             total = self._sums.get((layer.name, True))
             plain = self._sums.get((layer.name, False))
             if isinstance(plain, dict):
-                total = plain if entry is None else entry.whiten_roles(plain)
+                total = plain if entry is None else entry.apply_roles(plain)
             elif plain is not None:
                 plain = _whiten(layer, plain, entry)
                 total = plain + total if isinstance(total, Tensor) else plain
@@ -505,14 +505,14 @@ def _zeros(parameter: Tensor) -> Tensor:
 def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
     if entry is None or entry.is_identity:
         return value
-    return on_groups(layer, value, entry.whiten)
+    return map_groups(layer, value, entry.apply)
 
 
 # --------------------------------------------------------------------------------------------------
 # Matrices of layers: weight and bias in the form of the clipped sum.
 
 
-def on_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a function of `[..., d_out, d_in]` to a layer's matrix.
 
     An embedding's matrix is transposed, and groups of a convolution are apart.

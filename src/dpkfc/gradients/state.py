@@ -802,9 +802,8 @@ def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str
     for module, path in paths_of(model).items():
         for name in sorted(dependent.get(module, ())):
             raise ValueError(
-                f"the forward pass keeps '{name}' of the module '{path}' "
-                f"({type(module).__name__}), which depends on the examples and changes what the "
-                "model computes for later ones; leave it out or freeze it"
+                f"the forward pass keeps '{name}' of the module '{path}' ({type(module).__name__}),"
+                " which depends on the examples; remove or freeze it (docs/errors.md#state)"
             )
 
 
@@ -1274,7 +1273,7 @@ class WeightGuard:
                 )
 
     @contextmanager
-    def around(self, work: AbstractContextManager[None]) -> Iterator[None]:
+    def wrap(self, work: AbstractContextManager[None]) -> Iterator[None]:
         """Accept what a context of the session writes when it is entered and left.
 
         Raises:

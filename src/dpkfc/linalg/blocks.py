@@ -167,7 +167,7 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
 class _Block:
     """What most blocks share."""
 
-    def for_curvature(self) -> Any:
+    def make_factor_block(self) -> Any:
         """Return the block as factors are computed from it."""
         return self
 
@@ -239,7 +239,7 @@ class Outer(_Block):
         ones = self.a.new_ones(*self.a.shape[:2], 1)
         return Outer(torch.cat([self.a, ones], -1), self.b, self.groups)
 
-    def for_curvature(self) -> Outer:
+    def make_factor_block(self) -> Outer:
         """Return the block as factors are computed from it."""
         return self.explicit()
 
@@ -746,7 +746,7 @@ class ConvBlock(_Block):
             columns.append(b.new_ones(*b.shape[:2], 1))
         return Outer(_concatenate(columns), b, self.groups)
 
-    def for_curvature(self) -> Outer | Patched:
+    def make_factor_block(self) -> Outer | Patched:
         """Return the block as factors are computed from it, with its patches not formed yet."""
         return self.patched()
 

@@ -120,7 +120,7 @@ class Identity(_Side):
         return True
 
     @property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         return abs(self.factor)
 
@@ -167,7 +167,7 @@ class Diagonal(_Side):
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         return float(self.scale.abs().max())
 
@@ -210,7 +210,7 @@ class Dense(_Side):
         return d * d
 
     @property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         return self.norm
 
@@ -280,7 +280,7 @@ class LowRank(_Side):
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         largest = float(self.scale.abs().max()) if self.scale.numel() else 0.0
         return max(abs(self.tail), largest)
@@ -303,8 +303,8 @@ _SIDES: dict[str, type[Side]] = {side.kind: side for side in (Identity, Diagonal
 
 
 # --------------------------------------------------------------------------------------------------
-# Entries: the map of one layer. Each maps a matrix (`whiten`) or gradients by role
-# (`whiten_roles`), inverts, scales, moves to a device and is serialised.
+# Entries: the map of one layer. Each maps a matrix (`apply`) or gradients by role
+# (`apply_roles`), inverts, scales, moves to a device and is serialised.
 
 
 @dataclass(frozen=True)
@@ -324,9 +324,9 @@ class Kronecker:
         return self.input == Identity() and self.output == Identity()
 
     @property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of the map."""
-        return self.input.bound * self.output.bound
+        return self.input.operator_norm * self.output.operator_norm
 
     def merge_scalar(self) -> Kronecker:
         """Return the same map, with a factor of the output side moved to a cheap input side.
@@ -339,21 +339,21 @@ class Kronecker:
             return self
         return Kronecker(self.input.scaled(self.output.factor))
 
-    def whiten(self, g: Tensor) -> Tensor:
+    def apply(self, g: Tensor) -> Tensor:
         """Return z for g `[..., d_out, d_in]`."""
         sides = self.merge_scalar()
         return sides.output.apply_left(sides.input.apply(g))
 
-    def whiten_(self, g: Tensor) -> None:
+    def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
         sides = self.merge_scalar()
         is_one_sided = sides.output == Identity() and g.is_contiguous()
         if isinstance(sides.input, LowRank) and is_one_sided:
             sides.input.apply_(g)
         else:
-            g.copy_(self.whiten(g))
+            g.copy_(self.apply(g))
 
-    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return gradients by role as they are: the map is one of matrices."""
         return gradients
 
@@ -377,7 +377,7 @@ class Kronecker:
         }
 
     def variance(self) -> Tensor:
-        """Return the variance of every entry of `whiten(z)` for z of unit white noise.
+        """Return the variance of every entry of `apply(z)` for z of unit white noise.
 
         It broadcasts to `[d_out, d_in]`.
         """
@@ -417,7 +417,7 @@ class Eigenbasis(_TensorFields):
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of the map."""
         return max(float(self.scale.abs().max()), self.rest or 0.0)
 
@@ -433,17 +433,17 @@ class Eigenbasis(_TensorFields):
             z = z @ self.input.T
         return z if self.output is None else self.output @ z
 
-    def whiten(self, g: Tensor) -> Tensor:
+    def apply(self, g: Tensor) -> Tensor:
         """Return the map of g `[..., d_out, d_in]`."""
         if self.rest is None:
             return self.rotate_back(self.rotate(g) * self.scale)
         return g * self.rest + self.rotate_back(self.rotate(g) * (self.scale - self.rest))
 
-    def whiten_(self, g: Tensor) -> None:
+    def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
-        g.copy_(self.whiten(g))
+        g.copy_(self.apply(g))
 
-    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return gradients by role as they are: the map is one of matrices."""
         return gradients
 
@@ -486,7 +486,7 @@ class Eigenbasis(_TensorFields):
         return {"eigenbasis": self.pack_fields(key, tensors)}
 
     def variance(self) -> Tensor:
-        """Return the variance of every entry of `whiten(z)` for z of unit white noise.
+        """Return the variance of every entry of `apply(z)` for z of unit white noise.
 
         It is (Q_out²) scale² (Q_in²)ᵀ, `[d_out, d_in]`.
         """
@@ -510,7 +510,7 @@ class Elementwise:
         """Return False: an entry that changes nothing is left out of a metric."""
         return False
 
-    def whiten(self, g: Tensor) -> Tensor:
+    def apply(self, g: Tensor) -> Tensor:
         """Refuse to map a matrix.
 
         Raises:
@@ -520,7 +520,7 @@ class Elementwise:
             "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
         )
 
-    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
         mapped = {}
         for role, g in gradients.items():

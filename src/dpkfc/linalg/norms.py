@@ -81,7 +81,7 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     norms_a, norms_b = exact_row_norms(a), exact_row_norms(b)
     squares_a = _rotate_unit_rows(a, norms_a, metric.input).square()
     squares_b = _rotate_unit_rows(b, norms_b, metric.output).square()
-    bound = metric.bound
+    bound = metric.operator_norm
     d_out, d_in = metric.scale.shape
     squares = ((squares_b @ (metric.scale / bound).square()) * squares_a).double().sum(1)
     u = roundoff(b)
@@ -256,7 +256,7 @@ def _select_in_double(block: Tied, mask: Tensor) -> Tied:
 def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
     """Return norms of gradients that are formed in chunks; the sum comes from one product."""
     d, v = block.outer.a.shape[2], block.lookup.num_rows
-    unit = roundoff(block.outer.b) * metric.input.bound * metric.output.bound
+    unit = roundoff(block.outer.b) * metric.input.operator_norm * metric.output.operator_norm
     whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d) + math.sqrt(v))
     pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
     for rows in chunks(block.batch_size, v * d):
@@ -265,7 +265,7 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
         plain = exact_row_norms(g.flatten(1))
         norms = plain
         if not metric.is_identity:
-            norms = exact_row_norms(metric.whiten(g).flatten(1))
+            norms = exact_row_norms(metric.apply(g).flatten(1))
         magnitudes = _tied_magnitudes(part)[0]
         positions = _count_uses(part)
         slack = positions * magnitudes + (whitening + 2 * math.sqrt(v * d)) * plain
@@ -293,14 +293,14 @@ def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     outer, lookup = block.outer, block.lookup
     pieces = [outer.b.new_zeros(0, dtype=torch.float64)]
     for rows in chunks(block.batch_size, outer.b.shape[2] * outer.a.shape[2]):
-        z = metric.whiten(block.select(rows).per_example())
+        z = metric.apply(block.select(rows).per_example())
         pieces.append(z.double().flatten(1).square().sum(1))
     norms = torch.cat(pieces).sqrt()
     magnitudes, positions = outer.magnitudes()
     lookup_norms = row_norms(lookup.b)
     size = outer.d_in + outer.b.shape[2]
     terms = positions + (lookup_norms > 0).sum(1) + 8 * math.sqrt(size)
-    slack = terms * roundoff(outer.b) * metric.bound * (magnitudes + lookup_norms.sum(1))
+    slack = terms * roundoff(outer.b) * metric.operator_norm * (magnitudes + lookup_norms.sum(1))
     return norms + slack
 
 
@@ -634,7 +634,7 @@ def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNo
     """Return norms of gradients that are materialised already, of the numbers that are summed."""
     z = block.gradients
     if isinstance(metric, Kronecker | Eigenbasis) and not metric.is_identity:
-        z = metric.whiten(z.mT).mT if block.crosswise else metric.whiten(z)
+        z = metric.apply(z.mT).mT if block.crosswise else metric.apply(z)
     norms = _add_groups(row_norms(z.flatten(1)), block.groups)
     size = z[0].numel() * block.groups if len(z) else 0
     norms = norms * (1 + 2 * math.sqrt(size) * roundoff(z))
@@ -656,7 +656,7 @@ def _row_norms_of_block(
     if isinstance(block, Outer):
         return LayerNorms(norms, rows, True, compute)
     # Patches are larger than the image: the sum is taken of the image again.
-    slack = _rounding_of_second_pass(block, metric, norms / max(metric.bound, 1e-30))
+    slack = _rounding_of_second_pass(block, metric, norms / max(metric.operator_norm, 1e-30))
     if not metric.is_identity:
         # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
         slack = slack + _rounding_of_whitening(block, metric, plain.magnitudes()[0])
@@ -692,7 +692,7 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
 def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     slack = 0.0
     if metric.output is not None:
-        slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * roundoff(block.b)
+        slack = 8 * math.sqrt(block.b.shape[2]) * metric.operator_norm * roundoff(block.b)
     plain = scale_lookup(block, metric)
     magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
@@ -721,7 +721,7 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
 
 def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     if _is_kept(block, metric):
-        return _kept_norms(block, metric)
+        return _compute_kept_norms(block, metric)
     return _formed_twice_norms(block, metric)
 
 
@@ -757,7 +757,7 @@ def _whiten_rows(block: Outer, metric: Kronecker, cache: InputCache) -> Outer:
         return replace(block, b=b)
     whiten = sides.input.apply_homogeneous if block.homogeneous else sides.input.apply
     # Layers may share a side.
-    factor = 1.0 if sides is metric else metric.output.bound
+    factor = 1.0 if sides is metric else metric.output.operator_norm
     key = (id(metric.input), factor, block.homogeneous)
     a = cache.get_or_compute(block.a, key, lambda: whiten(block.a))
     return Outer(a, b, block.groups)
@@ -778,7 +778,7 @@ def _rank_one_norms(block: Outer) -> Tensor:
     return block.row_magnitudes()[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
 
 
-def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _compute_kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
     plain = _add_groups(row_norms(z.flatten(1)), block.groups)
@@ -786,7 +786,7 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
     if len(z) and not metric.is_identity:
         # A few at a time: the products need no second copy of all.
         for rows in chunks(len(z), 64 * z[0].numel()):
-            metric.whiten_(z[rows])
+            metric.apply_(z[rows])
     norms = _add_groups(row_norms(z.flatten(1)), block.groups)
     norms = _round_up(norms, z, slack, block, metric)
     return LayerNorms(norms, MaterializedGradients(z, block.groups), True)
@@ -803,7 +803,7 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
             z = g * metric.scale
         else:
             g = part.per_example()
-            z = metric.whiten(g)
+            z = metric.apply(g)
         plain = _add_groups(row_norms(g.flatten(1)), block.groups)
         slack = _slack_of_materialised(part, metric, plain)
         norms = _add_groups(row_norms(z.flatten(1)), block.groups)
@@ -838,7 +838,7 @@ def _slack_of_materialised(
     if isinstance(metric, Eigenbasis):
         _, d_in, d_out = block.dimensions
         units = rank_one_rotation_error(d_out, d_in, metric)
-        rotation = units * roundoff(block.b) * metric.bound
+        rotation = units * roundoff(block.b) * metric.operator_norm
         second_pass = _rounding_of_second_pass(block, metric, plain)
         return second_pass + rotation * block.magnitudes()[0]
     if isinstance(block, Outer) and _is_kept(block, metric):
@@ -868,7 +868,7 @@ def _round_up(
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
     magnitudes, positions = block.magnitudes()
-    order = positions.double().sqrt() * (roundoff(z) / SURE * metric.bound)
+    order = positions.double().sqrt() * (roundoff(z) / SURE * metric.operator_norm)
     return torch.maximum(norms, torch.where(positions > 1, order * magnitudes, 0.0))
 
 
@@ -887,9 +887,11 @@ def _rounding_of_second_pass(
     if isinstance(metric, Eigenbasis):
         # Rotated and rotated back. The gain is that of the flattest direction.
         rotations = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
-        return roundoff(block.b) * metric.bound * (positions * magnitudes + rotations * plain)
+        return (
+            roundoff(block.b) * metric.operator_norm * (positions * magnitudes + rotations * plain)
+        )
     terms = positions * magnitudes + 2 * math.sqrt(d_in * d_out) * plain
-    return roundoff(block.b) * metric.bound * terms
+    return roundoff(block.b) * metric.operator_norm * terms
 
 
 def _rounding_of_whitening(
@@ -905,7 +907,7 @@ def _rounding_of_whitening(
     if metric.is_identity:
         return 0.0
     _, d_in, d_out = block.dimensions
-    units = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * roundoff(block.b) * metric.bound
+    units = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * roundoff(block.b) * metric.operator_norm
     return units * plain
 
 
@@ -913,13 +915,13 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     """Return norms by a Gram matrix masked to equal ids, whose rows add before the norm."""
     b = metric.input.apply_at(metric.output.apply(block.b), block.ids)
     positions, d = b.shape[1:]
-    whitening = 4 * math.sqrt(d) * metric.output.bound
+    whitening = 4 * math.sqrt(d) * metric.output.operator_norm
     if isinstance(metric.output, Identity):
         whitening = 0.0
     pieces = [b.new_zeros(0, dtype=torch.float64)]
     for rows in chunks(b.shape[0], positions * positions):
         square, slack = lookup_squares(block.ids[rows], b[rows])
-        plain = row_norms(block.b[rows]).sum(1) * metric.input.bound
+        plain = row_norms(block.b[rows]).sum(1) * metric.input.operator_norm
         norms = (square.clamp(min=0) + slack + 0 * square).sqrt()
         pieces.append(norms + whitening * roundoff(b) * plain)
     return torch.cat(pieces)

@@ -4,7 +4,8 @@ A card holds what is promised for a model, by which mechanism, on which assumpti
 does not cover. It is a dictionary of plain values that JSON can hold.
 
 Sections of every card: format, title, caveats, guarantee, mechanism, assumed_public, results,
-not_private, ledger, weights (if they lie in a file), plan_hash, and audit (after `dpkfc audit`).
+not_private, ledger, weights (if they lie in a file), budget (if the run was charged to one),
+plan_hash, and audit (after `dpkfc audit`).
 Sections of sessions alone: stamp, accounting, curvature, hyper_parameters, public_seeds, software.
 Sections of federated runs alone: rounds, chosen_by.
 """
@@ -15,7 +16,7 @@ import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from dpkfc.config import Plan
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.privacy import accounting
+from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.report.numbers import number, plain, rounded_up
 
@@ -107,6 +109,7 @@ class CardFacts:
         device: where the noise was drawn.
         limited: whether the plan's steps end the run. An engine may run as long as its script.
         weights: "file" and "sha256" of the weights, if they lie in a file.
+        receipt: what the budget of these people was charged, None without one.
     """
 
     title: str
@@ -122,6 +125,7 @@ class CardFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     limited: bool = True
     weights: Mapping[str, str] = field(default_factory=dict)
+    receipt: Receipt | None = None
 
 
 def stamp(plan: Plan) -> str:
@@ -188,6 +192,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
         **_weights(facts.weights),
+        **_budget(facts.receipt),
         "plan_hash": plan.hash,
         "software": software(),
     }
@@ -235,12 +240,15 @@ def session_card(
             `dpkfc ledger verify` compares it.
 
     Raises:
-        RuntimeError: the engine has made nothing private.
+        RuntimeError: the engine has made nothing private, or a parameter was written since the last
+            release.
+        LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
     """
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
     plan, ledger = trained.plan, trained.ledger
+    trained.check_weights()
     delivered = {}
     if weights is not None:
         delivered = {"file": Path(weights).name, "sha256": file_digest(Path(weights))}
@@ -250,13 +258,14 @@ def session_card(
         ledger={"file": _ledger_name(ledger), "releases": ledger.count, "head": ledger.head},
         assumed_public=dataset_size(plan),
         chosen_by=chosen_by,
-        not_private=not_private,
+        not_private={**trained.unprotected_figures, **not_private},
         device=str(next(p.device for p in trained.model.parameters() if p.requires_grad)),
         results=results or {},
         refreshes=_refreshes(trained),
         settings={"gradients": trained.gradients, **(settings or {})},
         limited=ledger.max_releases is not None,
         weights=delivered,
+        receipt=trained.receipt,
     )
     return build_card(plan, facts)
 
@@ -314,6 +323,7 @@ def build_federated_card(
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
         **_weights(weights),
+        **_budget(server.receipt),
         "plan_hash": plan.hash,
     }
 
@@ -335,6 +345,11 @@ def _neighbours(relation: str, unit: str) -> str:
 def _weights(weights: Mapping[str, str] | None) -> dict[str, dict[str, str]]:
     """Return the section of the weights, {} without a file of weights."""
     return {"weights": dict(weights)} if weights else {}
+
+
+def _budget(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
+    """Return the section of the budget, {} for a run that named none."""
+    return {} if receipt is None else {"budget": asdict(receipt)}
 
 
 def _json_number(value: float) -> float | str:
@@ -510,12 +525,22 @@ def _guarantee_rows(card: Mapping[str, Any]) -> list[Row]:
         rows.append(("neighbours differ in", differ))
     for party, epsilon in promise.get("epsilon_for_others", {}).items():
         rows.append((f"ε for {party}", _epsilon(epsilon)))
+    if budget := card.get("budget"):
+        rows.append(("budget", _budget_text(budget)))
     rows.append(("releases", _releases(promise)))
     if accounts is not None:
         rows.append(("accountant", f"{accounts['accountant'].upper()} of {accounts['library']}"))
     rows.append(("ε by each accountant", by))
     rows.append(("certified", "yes" if promise["certified"] else "NO"))
     return rows
+
+
+def _budget_text(budget: Mapping[str, Any]) -> str:
+    return (
+        f"{budget['people']}: ε of all runs {_epsilon(budget['before'])} before this one and"
+        f" {_epsilon(budget['after'])} with its whole plan, of {budget['epsilon']:g} at δ ="
+        f" {budget['delta']:g}"
+    )
 
 
 def _releases(promise: Mapping[str, Any]) -> str:

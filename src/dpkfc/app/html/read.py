@@ -591,12 +591,14 @@ def _name_pictures(path: Path) -> str:
 
 _LEFT_OUT = {
     "pruned": "trials that were pruned, so not trained to the end, are not shown",
-    "withdrawn": "tests of settings that are no longer the best trial of their method are not shown",
+    "withdrawn": (
+        "tests of settings that are no longer the best trial of their method are not shown"
+    ),
     "measurements": "entries that hold no run but measurements are not shown",
 }
 
 
-def _with_notes(
+def _add_notes(
     path: Path, rows: Mapping[str, Any], runs: list[RunSummary], left_out: Mapping[str, int]
 ) -> Contents:
     """Return runs of a file, with notes on the entries that are not shown."""
@@ -627,7 +629,7 @@ def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> 
     withdrawn = _find_withdrawn(complete)
     left_out["withdrawn"] = len(withdrawn)
     runs = [_read_row(path, row, departures) for row in complete if id(row) not in withdrawn]
-    return _with_notes(path, rows, runs, left_out)
+    return _add_notes(path, rows, runs, left_out)
 
 
 def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
@@ -728,7 +730,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 command="python benchmarks/accuracy.py --data-dir DIR",
             )
         )
-    return _with_notes(path, rows, runs, {})
+    return _add_notes(path, rows, runs, {})
 
 
 def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
