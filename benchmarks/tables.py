@@ -439,7 +439,15 @@ def sklearn_estimators() -> str:
     return study.table() + "\n\n" + machine(results)
 
 
+def which_method() -> str:
+    """What the methods to choose from reach on each task."""
+    import which_method as page
+
+    return page.table()
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "which-method": which_method,
     "speed-summary": speed_summary,
     "speed": speed,
     "accuracy": accuracy,

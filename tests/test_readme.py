@@ -24,6 +24,7 @@ RUN = [
     *(
         ROOT / "docs" / name
         for name in (
+            "index.md",
             "tutorial.md",
             "models.md",
             "integrations.md",

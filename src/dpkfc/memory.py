@@ -295,8 +295,8 @@ def keep_freed_memory() -> bool:
 
     No result changes. Less memory is given back between peaks, and fragmentation may raise the
     peak. Call this function once, before the first step; the command line does so by itself.
-    Settings in the environment (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_, glibc's tunables)
-    are kept.
+    Settings in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, glibc's
+    tunables) are kept.
 
     Returns:
         Whether glibc accepted the settings. False without glibc (macOS, Windows, musl) and if the

@@ -70,7 +70,7 @@ class App:
     Attributes:
         plan: settings to the plan. On hosts with different libraries give the noise by
             `with_noise`: a calibration may differ in its last digit, and then the clients are
-                refused.
+            refused.
         model: settings to the model; weights that are not trained are part of the contract.
         loss_fn: maps (model, batch) to one loss per example.
         records: (number of a client, settings) to its own records; called only on that client's

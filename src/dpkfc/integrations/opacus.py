@@ -527,7 +527,7 @@ def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None
         return
     if earlier.count and ledger.path is None and not counted:
         warnings.warn(
-            f"an engine has made {earlier.count} releases of this dataset before: the ε of both runs"
+            f"an engine has made {earlier.count} releases of this dataset before: both ε"
             " add up. Name one Budget for all, or keep ledgers and run dpkfc total",
             stacklevel=5,
         )

@@ -452,7 +452,8 @@ def cross_check(
     much.
 
     Returns:
-        `{"pld": ε or None where PLD cannot treat the event or resolve δ, "rdp": ε}`.
+        ε under the keys "pld" and "rdp". The first is None where PLD cannot treat the event or
+        resolve δ.
 
     Raises:
         ValueError: neither accountant treats the event under this relation, or the figures
