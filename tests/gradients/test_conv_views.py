@@ -20,7 +20,6 @@ from dpkfc.linalg.blocks import (
     conv_block,
     interleave_calls,
     weighted_sum,
-    write_out_patches,
 )
 from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.linalg.norms import per_example_norms
@@ -195,7 +194,7 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
         return
     assert isinstance(patched, Patched)
     assert (patched.batch_size, patched.groups, patched.d_in) == (N, whole.groups, whole.d_in)
-    again = write_out_patches(patched)
+    again = patched.explicit()
     assert isinstance(again, Outer)
     assert (
         torch.equal(again.a, whole.a)
@@ -203,9 +202,9 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
         and again.groups == whole.groups
     )
     assert torch.equal(patched.per_example(), whole.per_example())
-    flat = whole.a.flatten(0, 1)[:, : whole.d_in - patched.homogeneous]
+    flat = whole.a.flatten(0, 1)
     for count in (3, len(flat)):  # a few, which are gathered, and all, which are formed
         index = torch.randperm(len(flat))[:count]
-        assert torch.equal(patched.rows(index), flat[index])
+        assert torch.equal(patched.input_rows(index), flat[index])
     part = patched.select(slice(1, 3)).explicit()
     assert torch.equal(part.a, whole.a[whole.groups : 3 * whole.groups]) and part.batch_size == 2

@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Span
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, Span
 
 # --------------------------------------------------------------------------------------------------
 # Deferred flags: questions about the values of a GPU tensor, read all at once, so that the host
@@ -69,18 +69,34 @@ def read_flags(flags: Sequence[Tensor]) -> list[bool]:
 # --------------------------------------------------------------------------------------------------
 # Norms of rows, rounding and chunks.
 
+Rows = slice | Tensor
+"""Examples of a block: from start to stop, or those of a mask `[N]`."""
 TINY = 2.0**-80
 """Squared norms below it may have lost terms that are too small for float32."""
 _SHORT = 4096  # longest row summed in float32
 _REACH = 2.0**100
 _CHUNK_ELEMENTS = 1 << 24
+_CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
 
-def chunks(count: int, elements_each: int) -> Iterator[slice]:
-    """Yield slices of 0 … count, each of which holds a bounded number of elements."""
-    size = max(1, _CHUNK_ELEMENTS // max(1, elements_each))
+def chunks(count: int, elements_each: int, most: int | None = None) -> Iterator[slice]:
+    """Yield slices of 0 … count, each of which holds at most so many elements, or one entry."""
+    size = max(1, (most or _CHUNK_ELEMENTS) // max(1, elements_each))
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
+
+
+def pick_rows(x: Tensor, index: Tensor | None) -> Tensor:
+    """Return rows `[m, d]` of x `[n, T, d]`, flattened over its first axes; None for all."""
+    if index is None:
+        return x.flatten(0, 1)
+    # Two indices: `flatten` would copy a transposed tensor.
+    return x[index // x.shape[1], index % x.shape[1]]
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Return Σ x² over the last axis without overflow or underflow in float32."""
+    return x.double().square().sum(-1)
 
 
 def roundoff(x: Tensor) -> float:
@@ -139,37 +155,98 @@ def count_moved(b: Tensor) -> Tensor:
     return (b != 0).any(-1).sum(1)
 
 
-def _repeat_slice(rows: slice, each: int) -> slice:
-    """Return the slice of an axis that holds `each` entries for every example."""
-    return slice(rows.start * each, rows.stop * each)
+def _repeat(rows: Rows, each: int) -> Rows:
+    """Return which entries of an axis that holds `each` entries for every example are meant."""
+    if isinstance(rows, slice):
+        return slice(rows.start * each, rows.stop * each)
+    return rows.repeat_interleave(each)
 
 
 def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x with the rows of excluded examples set to zero, `each` rows an example."""
     if excluded is None:
         return x
-    rows = excluded if each == 1 else excluded.repeat_interleave(each)
-    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)
+    return x.masked_fill(excluded.repeat_interleave(each).view(-1, *[1] * (x.dim() - 1)), 0)
 
 
 # --------------------------------------------------------------------------------------------------
 # Blocks. All of them share these methods:
 #
-#   select(rows)            the block of the examples start … stop
+#   select(rows)            the block of the examples start … stop, or of a mask
 #   merge_rows(count, size) the block of `count` examples, each the sum of `size` consecutive rows
 #   weighted_sum(w, bad)    Σ_n w_n g_n, with the rows of examples in the mask `bad` zeroed first
 #   join(others)            several uses of one layer as one block: the gradient is their sum
 #   iterate_flat()          role to materialised gradients [n, numel], some examples at a time
 #   inner_products(span)    ⟨L_j, g_n⟩ over one layer, [N, k] in float64
 #   product_error(...)      upper bound [N] of the rounding of those inner products
+#
+# Those that curvature reads have these too:
+#
+#   side_shapes             side, or role of an elementwise layer, to its shape
+#   squared_norms(entry)    ‖z_n‖² of an entry of a metric, [N] in float64, without a bound
+#   sum_gradients()         Σ_n g_n in float64
+#   sum_squares()           Σ_n g_n², entry by entry, in float64
 
 
 class _Block:
-    """What most blocks share."""
+    """What most blocks share.
+
+    Attributes:
+        kind: kind of the factors of the layer, None where none are known.
+        dimensions: positions T, input features and output features of a matrix-shaped layer whose
+            norm method is chosen, None for others.
+    """
+
+    kind: ClassVar[str | None] = None
+    dimensions: Any = None
 
     def for_curvature(self) -> Any:
         """Return the block as factors are computed from it."""
         return self
+
+    def explicit(self) -> Any:
+        """Return the same block with everything written out that its form implies."""
+        return self
+
+    @property
+    def like(self: Any) -> Tensor:
+        """Return a tensor with the type and the device of the gradients."""
+        gradients: Tensor = self.b
+        return gradients
+
+    @property
+    def gradient_shapes(self: Any) -> dict[str, tuple[int, ...]]:
+        """Return role to the shape of one example's gradient, "" for a matrix `[rows, columns]`."""
+        columns = self.select(slice(0, 1)).per_example().shape[-1]
+        return {"": (self.num_entries // columns, columns)}
+
+    def flatten(self: Any) -> Tensor:
+        """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
+        gradients: Tensor = self.per_example()
+        return gradients.reshape(self.batch_size, -1)
+
+    def squared_norms(self: Any, entry: Entry | None) -> Tensor:
+        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding.
+
+        These numbers choose a scale and draw pictures. The certified norms are those of
+        `per_example_norms`.
+
+        Args:
+            entry: None for the identity, as is an entry for another kind of layer.
+        """
+        if isinstance(entry, Eigenbasis):
+            norms: Tensor = self._rotated_squares(entry.complete_basis())
+        else:
+            norms = self._mapped_squares(entry if isinstance(entry, Kronecker) else Kronecker())
+        return norms
+
+    def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
+        """Return ‖z_n‖² from materialised gradients, some examples at a time."""
+        pieces = []
+        for rows in chunks(self.batch_size, entry.scale.numel(), _CURVATURE_ELEMENTS):
+            z = entry.rotate(self.select(rows).per_example()) * entry.scale
+            pieces.append(_squares(z.flatten(1)).view(-1, self.groups).sum(1))
+        return torch.cat(pieces)
 
     def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
@@ -207,11 +284,17 @@ class Outer(_Block):
     b: Tensor
     groups: int = 1
     homogeneous: bool = False
+    kind: ClassVar[str] = "outer"
 
     @property
     def d_in(self) -> int:
         """Return the input features, the homogeneous coordinate included."""
         return self.a.shape[2] + self.homogeneous
+
+    @property
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return side to its shape."""
+        return {"input": (self.d_in,), "output": (self.b.shape[-1],)}
 
     @property
     def batch_size(self) -> int:
@@ -232,6 +315,10 @@ class Outer(_Block):
         """Return the block itself."""
         return self
 
+    def input_rows(self, index: Tensor | None) -> Tensor:
+        """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
+        return pick_rows(self.explicit().a, index)
+
     def explicit(self) -> Outer:
         """Return the same block with the column of ones written out."""
         if not self.homogeneous:
@@ -247,9 +334,9 @@ class Outer(_Block):
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
 
-    def select(self, rows: slice) -> Outer:
+    def select(self, rows: Rows) -> Outer:
         """Return the block of the examples start … stop."""
-        rows = _repeat_slice(rows, self.groups)
+        rows = _repeat(rows, self.groups)
         return replace(self, a=self.a[rows], b=self.b[rows])
 
     def merge_rows(self, count: int, size: int) -> Outer:
@@ -301,6 +388,50 @@ class Outer(_Block):
         terms = count_moved(self.b).double().view(-1, self.groups).amax(1)
         return _summed_error(span, norms, gain, terms, self.exact_magnitudes(), self.b)
 
+    def _mapped_squares(self, sides: Kronecker) -> Tensor:
+        """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
+        inputs, outputs = self.explicit().a, self.b
+        positions, d_in, d_out = self.dimensions
+        if positions == 1:
+            squares = _squares(sides.input.apply(inputs[:, 0]))
+            squares = squares * _squares(sides.output.apply(outputs[:, 0]))
+            return squares.view(-1, self.groups).sum(1)
+        size = d_in * d_out
+        has_small_gram = positions * (d_in + d_out) < size
+        if has_small_gram:
+            size = positions * (positions + d_in + d_out)
+        pieces = []
+        for rows in chunks(len(outputs), size, _CURVATURE_ELEMENTS):
+            a, b = inputs[rows], outputs[rows]
+            if has_small_gram:
+                a, b = sides.input.apply(a), sides.output.apply(b)
+                products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
+                pieces.append(products.sum((1, 2)).clamp(min=0))
+            else:
+                pieces.append(_squares(sides.whiten(torch.bmm(b.mT, a)).flatten(1)))
+        return torch.cat(pieces).view(-1, self.groups).sum(1)
+
+    def _rows_by_group(self) -> tuple[Tensor, Tensor]:
+        """Return a and b as float64 `[groups, N, T, d]`."""
+        a = self.a.double().unflatten(0, (-1, self.groups)).transpose(0, 1)
+        b = self.b.double().unflatten(0, (-1, self.groups)).transpose(0, 1)
+        return a, b
+
+    def sum_gradients(self) -> Tensor:
+        """Return Σ_n g_n `[groups, d_out, d_in]` in float64."""
+        a, b = self._rows_by_group()
+        return b.flatten(1, 2).mT @ a.flatten(1, 2)
+
+    def sum_squares(self) -> Tensor:
+        """Return Σ_n g_n², entry by entry, `[groups, d_out, d_in]` in float64."""
+        a, b = self._rows_by_group()
+        if a.shape[2] == 1:
+            return b[:, :, 0].square().mT @ a[:, :, 0].square()
+        total = b.new_zeros(self.groups, b.shape[-1], a.shape[-1])
+        for rows in _summed_chunks(self.batch_size, total.numel()):
+            total += (b[:, rows].mT @ a[:, rows]).square().sum(1)
+        return total
+
     def exact_magnitudes(self) -> Tensor:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, `[N]`, from norms in float64."""
         inputs = (exact_row_norms(self.a).square() + float(self.homogeneous)).sqrt()
@@ -323,7 +454,7 @@ class Outer(_Block):
 
 
 @dataclass(frozen=True)
-class Patched:
+class Patched(_Block):
     """An `Outer` whose inputs are patches of a convolution, formed only when they are read.
 
     Attributes:
@@ -336,11 +467,17 @@ class Patched:
     view: Tensor
     b: Tensor
     homogeneous: bool = False
+    kind: ClassVar[str] = "outer"
 
     @property
     def groups(self) -> int:
         """Return the groups of the convolution."""
         return self.view.shape[2]
+
+    @property
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return side to its shape."""
+        return {"input": (self.d_in,), "output": (self.b.shape[-1],)}
 
     @property
     def batch_size(self) -> int:
@@ -362,19 +499,10 @@ class Patched:
         """Return the number of spatial axes of the convolution."""
         return (self.view.dim() - 4) // 2
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Return some rows of the `[N * groups, T, d]` inputs, without the column of ones.
-
-        Args:
-            index: row numbers `[m]` in the inputs flattened over their first two axes.
-
-        Returns:
-            `[m, d]`.
-        """
-        if _DENSE_FRACTION * len(index) > self.b.shape[0] * self.b.shape[1]:
-            a = replace(self, homogeneous=False).explicit().a
-            # Two indices: `flatten` would copy a transposed tensor.
-            return a[index // a.shape[1], index % a.shape[1]]
+    def input_rows(self, index: Tensor | None) -> Tensor:
+        """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
+        if index is None or _DENSE_FRACTION * len(index) > self.b.shape[0] * self.b.shape[1]:
+            return pick_rows(self.explicit().a, index)
         axes = self._axes
         positions = []
         # The last axis runs fastest in the row number.
@@ -387,7 +515,16 @@ class Patched:
         patch = range(3, 4 + axes)
         ordered = self.view.permute(0, 1, 2, *range(4 + axes, 4 + 2 * axes), *patch)
         place = (index // groups, view, index % groups, *reversed(positions))
-        return ordered[place].flatten(1)
+        rows = ordered[place].flatten(1)
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], 1) if self.homogeneous else rows
+
+    def squared_norms(self, entry: Entry | None) -> Tensor:
+        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
+        size = self.b.shape[1] * self.d_in * self.groups
+        pieces = []
+        for rows in chunks(self.batch_size, size, _CURVATURE_ELEMENTS):
+            pieces.append(self.select(rows).explicit().squared_norms(entry))
+        return torch.cat(pieces)
 
     def explicit(self) -> Outer:
         """Return the same block with all patches formed."""
@@ -402,9 +539,9 @@ class Patched:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return self.explicit().per_example()
 
-    def select(self, rows: slice) -> Patched:
+    def select(self, rows: Rows) -> Patched:
         """Return the block of the examples start … stop."""
-        return replace(self, view=self.view[rows], b=self.b[_repeat_slice(rows, self.groups)])
+        return replace(self, view=self.view[rows], b=self.b[_repeat(rows, self.groups)])
 
 
 _DENSE_FRACTION = 4
@@ -424,6 +561,13 @@ class Lookup(_Block):
     ids: Tensor
     b: Tensor
     num_rows: int
+    kind: ClassVar[str] = "lookup"
+    groups: ClassVar[int] = 1
+
+    @property
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return side to its shape."""
+        return {"input": (self.num_rows,), "output": (self.b.shape[-1],)}
 
     @property
     def batch_size(self) -> int:
@@ -444,7 +588,7 @@ class Lookup(_Block):
         """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
         return total.scatter_add_(1, self.ids.unsqueeze(-1).expand_as(self.b), self.b)
 
-    def select(self, rows: slice) -> Lookup:
+    def select(self, rows: Rows) -> Lookup:
         """Return the block of the examples start … stop."""
         return replace(self, ids=self.ids[rows], b=self.b[rows])
 
@@ -473,6 +617,53 @@ class Lookup(_Block):
         """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
         rows = _mask(self.b, excluded) * weights.to(self.b.dtype).view(-1, 1, 1)
         return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def scale_rows(self, metric: Eigenbasis) -> Lookup:
+        """Return a lookup whose gradients have the norms that those of this one have in a metric.
+
+        Raises:
+            ValueError: a metric that rotates the rows of a table.
+        """
+        if metric.input is not None:
+            raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
+        b = self.b if metric.output is None else self.b @ metric.output
+        return replace(self, b=b * metric.scale.T[self.ids])
+
+    def _rotated_squares(self, entry: Eigenbasis) -> Tensor:
+        return self.scale_rows(entry)._mapped_squares(Kronecker())
+
+    def _mapped_squares(self, sides: Kronecker) -> Tensor:
+        """Return ‖z_n‖²; rows with the same id add up first, by a Gram matrix of equal ids."""
+        b = sides.input.apply_at(sides.output.apply(self.b).double(), self.ids)
+        pieces = []
+        for rows in chunks(len(b), self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS):
+            ids = self.ids[rows]
+            same = ids.unsqueeze(2) == ids.unsqueeze(1)
+            products = torch.bmm(b[rows], b[rows].mT) * same
+            pieces.append(products.sum((1, 2)).clamp(min=0))
+        return torch.cat(pieces)
+
+    def sum_gradients(self) -> Tensor:
+        """Return Σ_n g_n `[num_rows, d_out]` in float64."""
+        zeros = self.b.new_zeros(self.num_rows, self.b.shape[-1], dtype=torch.float64)
+        return self.add_sum(zeros)
+
+    def add_sum(self, total: Tensor) -> Tensor:
+        """Add Σ_n g_n to a float64 `[num_rows, d_out]` in place, and return it."""
+        return total.index_add_(0, self.ids.flatten(), self.b.double().flatten(0, 1))
+
+    def sum_squares(self) -> Tensor:
+        """Return Σ_n g_n², entry by entry, `[num_rows, d_out]` in float64.
+
+        Rows that an example reads twice add up before the square.
+        """
+        b = self.b.double().flatten(0, 1)
+        total = b.new_zeros(self.num_rows, b.shape[1])
+        examples = torch.arange(self.batch_size, device=self.ids.device).unsqueeze(1)
+        places = (self.ids + examples * self.num_rows).flatten()
+        keys, inverse = torch.unique(places, return_inverse=True)
+        sums = b.new_zeros(len(keys), b.shape[1]).index_add_(0, inverse, b)
+        return total.index_add_(0, keys % self.num_rows, sums.square())
 
     def inner_products(self, span: Span) -> Tensor:
         """Return Σ_t L_j[id_t] · b_t, `[N, k]` in float64, from the rows that were read."""
@@ -503,18 +694,39 @@ class PerExample(_Block):
     """
 
     grads: dict[str, Tensor]
+    kind: ClassVar[str] = "elementwise"
+
+    @property
+    def like(self) -> Tensor:
+        """Return a tensor with the type and the device of the gradients."""
+        return next(iter(self.grads.values()))
 
     @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
-        return next(iter(self.grads.values())).shape[0]
+        return len(self.like)
+
+    @property
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return role to the shape of the parameter."""
+        return {role: tuple(g.shape[1:]) for role, g in self.grads.items()}
+
+    @property
+    def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return role to the shape of one example's gradient, the roles in order."""
+        return dict(sorted(self.side_shapes.items()))
+
+    def flatten(self) -> Tensor:
+        """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
+        roles = [self.grads[role].reshape(self.batch_size, -1) for role in self.gradient_shapes]
+        return torch.cat(roles, 1)
 
     @property
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
         return sum(g[0].numel() for g in self.grads.values())
 
-    def select(self, rows: slice) -> PerExample:
+    def select(self, rows: Rows) -> PerExample:
         """Return the block of the examples start … stop."""
         return PerExample({role: g[rows] for role, g in self.grads.items()})
 
@@ -541,6 +753,19 @@ class PerExample(_Block):
             sums[role] = torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
         return sums
 
+    def squared_norms(self, entry: Entry | None) -> Tensor:
+        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
+        mapped = self.grads if entry is None else entry.whiten_roles(self.grads)
+        return torch.stack([_squares(g.reshape(len(g), -1)) for g in mapped.values()]).sum(0)
+
+    def sum_gradients(self) -> dict[str, Tensor]:
+        """Return role to Σ_n g_n in float64."""
+        return {role: g.detach().double().sum(0) for role, g in self.grads.items()}
+
+    def sum_squares(self) -> dict[str, Tensor]:
+        """Return role to Σ_n g_n², entry by entry, in float64."""
+        return {role: g.detach().double().square().sum(0) for role, g in self.grads.items()}
+
     def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
         """Yield role to gradients `[N, numel]` once."""
         yield {role: g.reshape(len(g), math.prod(g.shape[1:])) for role, g in self.grads.items()}
@@ -563,11 +788,23 @@ class Tied(_Block):
 
     lookup: Lookup
     outer: Outer
+    kind: ClassVar[str] = "tied"
+    groups: ClassVar[int] = 1
+
+    @property
+    def like(self) -> Tensor:
+        """Return a tensor with the type and the device of the gradients."""
+        return self.outer.b
 
     @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.outer.batch_size
+
+    @property
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return side to its shape."""
+        return {"input": (self.outer.d_in,), "output": (self.lookup.num_rows,)}
 
     @property
     def num_entries(self) -> int:
@@ -578,7 +815,7 @@ class Tied(_Block):
         """Return materialised gradients of the sum of uses `[N, V, d]`."""
         return self.lookup.add_per_example(self.outer.per_example())
 
-    def select(self, rows: slice) -> Tied:
+    def select(self, rows: Rows) -> Tied:
         """Return the block of the examples start … stop."""
         return Tied(self.lookup.select(rows), self.outer.select(rows))
 
@@ -590,6 +827,42 @@ class Tied(_Block):
         """Return Σ_n weights_n g_n as `[V, d]`, see `weighted_sum`."""
         total = self.outer.weighted_sum(weights, excluded)
         return self.lookup.add_weighted_sum(total, weights, excluded)
+
+    def _mapped_squares(self, sides: Kronecker) -> Tensor:
+        """Return ‖z_n‖² of the sum of both uses: their squares, and twice their inner product."""
+        if not isinstance(sides.output, Identity):
+            raise ValueError("the output side of a tied embedding must be the identity")
+        lookup, outer = self.lookup, self.outer
+        squares = lookup._mapped_squares(Kronecker(sides.output, sides.input))
+        positions = outer.a.shape[1]
+        if positions == 0:
+            return squares
+        squares = squares + outer._mapped_squares(sides)
+        size = positions * max(1, lookup.ids.shape[1])
+        products = []
+        for rows in chunks(self.batch_size, size, _CURVATURE_ELEMENTS):
+            a = sides.input.apply(outer.a[rows]).double()
+            c = sides.input.apply(lookup.b[rows]).double()
+            ids = lookup.ids[rows].unsqueeze(1).expand(-1, positions, -1)
+            products.append((torch.bmm(a, c.mT) * outer.b[rows].gather(2, ids)).sum((1, 2)))
+        return (squares + 2 * sides.output.factor**2 * torch.cat(products)).clamp(min=0)
+
+    def sum_gradients(self) -> Tensor:
+        """Return Σ_n g_n `[V, d]` in float64."""
+        return self.lookup.add_sum(self.outer.sum_gradients()[0])
+
+    def sum_squares(self) -> Tensor:
+        """Return Σ_n g_n², entry by entry, `[V, d]` in float64."""
+        total = self.like.new_zeros(self.side_shapes["output"][0], self.outer.d_in).double()
+        for rows in _summed_chunks(self.batch_size, total.numel()):
+            total += self.select(rows).double().per_example().square().sum(0)
+        return total
+
+    def double(self) -> Tied:
+        """Return the block in float64."""
+        lookup = replace(self.lookup, b=self.lookup.b.double())
+        outer = replace(self.outer, a=self.outer.a.double(), b=self.outer.b.double())
+        return Tied(lookup, outer)
 
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
@@ -615,6 +888,11 @@ class MaterializedGradients(_Block):
     crosswise: bool = False
 
     @property
+    def like(self) -> Tensor:
+        """Return the gradients."""
+        return self.gradients
+
+    @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.gradients.shape[0] // self.groups
@@ -628,9 +906,9 @@ class MaterializedGradients(_Block):
         """Return the gradients as they are."""
         return self.gradients
 
-    def select(self, rows: slice) -> MaterializedGradients:
+    def select(self, rows: Rows) -> MaterializedGradients:
         """Return the block of the examples start … stop."""
-        return replace(self, gradients=self.gradients[_repeat_slice(rows, self.groups)])
+        return replace(self, gradients=self.gradients[_repeat(rows, self.groups)])
 
     def merge_rows(self, count: int, size: int) -> MaterializedGradients:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -716,9 +994,9 @@ class ConvBlock(_Block):
         """Return the entries of one example's gradient."""
         return self.groups * self.d_out * self.d_in
 
-    def select(self, rows: slice) -> ConvBlock:
+    def select(self, rows: Rows) -> ConvBlock:
         """Return the block of the examples start … stop."""
-        rows = _repeat_slice(rows, self.views)
+        rows = _repeat(rows, self.views)
         return replace(self, x=self.x[rows], b=self.b[rows])
 
     def merge_rows(self, count: int, size: int) -> ConvBlock:
@@ -907,6 +1185,11 @@ def _summed_error(
     return roundoff(b) * (products + 2 * terms * gain * magnitudes)
 
 
+def _summed_chunks(count: int, size: int) -> Iterator[slice]:
+    """Yield the examples whose gradients of `size` entries are formed and added at once."""
+    yield from chunks(count, size, _CURVATURE_ELEMENTS + size - 1)
+
+
 def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
     """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
     _, positions, d = x.shape
@@ -933,11 +1216,6 @@ def _rows_in_memory_order(x: Tensor) -> Tensor:
     return (x.movedim(1, -1) if _is_channels_last(x) else x).flatten(1)
 
 
-def write_out_patches(block: Block) -> Outer | Lookup | PerExample | Tied:
-    """Return a block with the patches of a convolution written out."""
-    return block.explicit() if isinstance(block, Patched) else block
-
-
 def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
     """Return several uses of one layer as one block, whose gradient is their sum.
 
@@ -949,9 +1227,9 @@ def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
         if isinstance(block, MaterializedGradients):
             gradients = [x.per_example() for x in blocks]  # type: ignore[union-attr]
             return replace(block, gradients=torch.stack(gradients).sum(0))
-    first, *others = blocks
-    assert not isinstance(first, MaterializedGradients | Tied)
-    return first.join(others)
+    first: Any = blocks[0]
+    joined: AnyBlock = first.join(blocks[1:])
+    return joined
 
 
 def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:

@@ -124,18 +124,6 @@ def _rotate_unit_rows(rows: Tensor, norms: Tensor, basis: Tensor | None) -> Tens
     return unit if basis is None else unit @ basis
 
 
-def scale_lookup(block: Lookup, metric: Eigenbasis) -> Lookup:
-    """Return a lookup whose gradients have the norms that those of `block` have in the metric.
-
-    Raises:
-        ValueError: a metric that rotates the rows of a table.
-    """
-    if metric.input is not None:
-        raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
-    b = block.b if metric.output is None else block.b @ metric.output
-    return replace(block, b=b * metric.scale.T[block.ids])
-
-
 # --------------------------------------------------------------------------------------------------
 # One weight `[V, d]` used as an embedding table and as the weight of a linear layer: the norm of
 # the SUM of its uses.
@@ -224,7 +212,7 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         unsure = ~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)
         unsure &= magnitudes > 0
         if part.outer.b.dtype == torch.float32 and is_any_set(unsure):
-            square[unsure] = _tied_gram_squares(_select_in_double(part, unsure))
+            square[unsure] = _tied_gram_squares(part.select(unsure).double())
         # Adding 0 · square keeps NaN in a Gram matrix.
         pieces.append((square.clamp(min=0) + slack + 0 * square).sqrt())
     return torch.cat(pieces)
@@ -245,12 +233,6 @@ def _tied_gram_squares(block: Tied) -> Tensor:
 
 def _sum_products(x: Tensor) -> Tensor:
     return x.sum((1, 2), dtype=torch.float64)
-
-
-def _select_in_double(block: Tied, mask: Tensor) -> Tied:
-    """Return the examples of a mask in float64."""
-    lookup = replace(block.lookup, ids=block.lookup.ids[mask], b=block.lookup.b[mask].double())
-    return Tied(lookup, Outer(block.outer.a[mask].double(), block.outer.b[mask].double()))
 
 
 def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
@@ -317,18 +299,19 @@ _SMALL = 1 << 18  # entries of a convolution that is
 class Choice:
     """The norm method of a layer for a shape, with the two costs that decided it.
 
-    Costs are multiplications an example.
+    Costs are multiplications an example. `only` is the reason where there is no other method.
     """
 
     method: str
-    gram_cost: float
-    materialised_cost: float
+    gram_cost: float = 0.0
+    materialised_cost: float = 0.0
+    only: str = ""
 
     @property
     def reason(self) -> str:
         """Return the reason in one phrase: the cost of the method, and of the other one."""
-        if self.method == "rank-one":
-            return "one position"
+        if self.only:
+            return self.only
         if self.method == "materialised":
             return f"{self.materialised_cost:.2g} (else {self.gram_cost:.2g})"
         return f"{self.gram_cost:.2g} (else {self.materialised_cost:.2g})"
@@ -354,7 +337,8 @@ def choose_method(
     gram = products + patches * positions * d_in * 8.0
     materialised = float(positions * d_in * d_out + d_out * cost_in + d_in * cost_out)
     if positions == 1:
-        return Choice("rank-one", cost_in + cost_out + d_in + d_out, materialised)
+        rank_one = cost_in + cost_out + d_in + d_out
+        return Choice("rank-one", rank_one, materialised, "one position")
     method = "materialised" if is_materialised(d_in, d_out, patches) else "gram"
     return Choice(method, gram, materialised)
 
@@ -566,10 +550,21 @@ class LayerNorms:
     recompute: Callable[[], Tensor] | None = None
 
 
-def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
-    """Return the norm method that `per_example_norms` takes for a block."""
-    if isinstance(block, Tied):
-        return Choice(*tied_costs(block, metric))
+def choice_for(block: AnyBlock, entry: Entry | None) -> Choice:
+    """Return the norm method that `per_example_norms` takes for a block.
+
+    An entry that is no Kronecker product counts as the identity.
+    """
+    metric = entry if isinstance(entry, Kronecker) else _IDENTITY
+    match block:
+        case PerExample():
+            return Choice("materialised", only="small or irregular")
+        case Lookup():
+            return Choice("lookup", only="of rows that were read")
+        case MaterializedGradients():
+            return Choice("materialised", only="used outside its layer too")
+        case Tied():
+            return Choice(*tied_costs(block, metric))
     return choose_method(*block.dimensions, metric, patches=isinstance(block, ConvBlock))
 
 
@@ -693,7 +688,7 @@ def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     slack = 0.0
     if metric.output is not None:
         slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * roundoff(block.b)
-    plain = scale_lookup(block, metric)
+    plain = block.scale_rows(metric)
     magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
 

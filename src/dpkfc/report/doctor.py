@@ -20,8 +20,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import AnyBlock, Lookup, MaterializedGradients, PerExample
-from dpkfc.linalg.metric import Kronecker
+from dpkfc.linalg.blocks import AnyBlock
 from dpkfc.linalg.norms import choice_for
 from dpkfc.report.costs import probe_inputs, smooth_loss
 
@@ -171,16 +170,9 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerStat
 
 def _norm_method(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
     """Return the method of a layer's norms, and the reason for it."""
-    match block:
-        case None:
-            return "none", "not reached by the probe"
-        case PerExample():
-            return "materialised", "small or irregular"
-        case Lookup():
-            return "lookup", "of rows that were read"
-        case MaterializedGradients():
-            return "materialised", "used outside its layer too"
-    choice = choice_for(block, entry if isinstance(entry, Kronecker) else Kronecker())
+    if block is None:
+        return "none", "not reached by the probe"
+    choice = choice_for(block, entry)
     return choice.method, choice.reason
 
 
