@@ -19,7 +19,6 @@ from dpkfc.linalg.blocks import (
     Patched,
     conv_block,
     interleave_calls,
-    weighted_sum,
 )
 from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.linalg.norms import per_example_norms
@@ -78,7 +77,7 @@ def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
     total = torch.einsum(
         "n,ngoi->goi", weights, expected.view(N, module.groups, *expected.shape[1:])
     ).flatten(0, 1)
-    for found in (weighted_sum(block, weights), weighted_sum(patches, weights)):
+    for found in (block.weighted_sum(weights), patches.weighted_sum(weights)):
         torch.testing.assert_close(found, total, rtol=1e-11, atol=1e-12)
     lengths = (patches.a.norm(dim=2) * patches.b.norm(dim=2)).sum(1).view(N, -1).sum(1)
     assert (block.magnitudes()[0] >= lengths * (1 - 1e-12)).all()

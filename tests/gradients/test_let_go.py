@@ -20,7 +20,7 @@ from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg import blocks
-from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied
 from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.memory import peak_bytes
@@ -229,7 +229,7 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)
     with Largest() as seen:
         found = per_example_norms(block, metric, method)
-        weighted_sum(found.block, torch.ones(BATCH))
+        found.block.weighted_sum(torch.ones(BATCH))
     torch.testing.assert_close(found.norms, wide, rtol=1e-6, atol=0)
     assert not isinstance(found.block, MaterializedGradients)
     parts = (block.lookup, block.outer) if isinstance(block, Tied) else (block,)

@@ -8,7 +8,7 @@ examples, merge rows, sum with weights, materialise its gradients and bound what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -80,7 +80,7 @@ _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
 
 def chunks(count: int, elements_each: int, most: int | None = None) -> Iterator[slice]:
-    """Yield slices of 0 … count, each of which holds at most so many elements, or one entry."""
+    """Yield slices of 0 … count of at most so many elements, or one entry."""
     size = max(1, (most or _CHUNK_ELEMENTS) // max(1, elements_each))
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
@@ -94,7 +94,7 @@ def pick_rows(x: Tensor, index: Tensor | None) -> Tensor:
     return x[index // x.shape[1], index % x.shape[1]]
 
 
-def _squares(x: Tensor) -> Tensor:
+def sum_squares(x: Tensor) -> Tensor:
     """Return Σ x² over the last axis without overflow or underflow in float32."""
     return x.double().square().sum(-1)
 
@@ -174,7 +174,8 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
 #
 #   select(rows)            the block of the examples start … stop, or of a mask
 #   merge_rows(count, size) the block of `count` examples, each the sum of `size` consecutive rows
-#   weighted_sum(w, bad)    Σ_n w_n g_n, with the rows of examples in the mask `bad` zeroed first
+#   weighted_sum(w, bad)    Σ_n w_n g_n. The rows of examples in the mask `bad`, whose gradients are
+#                           not finite, are zeroed first, since 0 · NaN is NaN.
 #   join(others)            several uses of one layer as one block: the gradient is their sum
 #   iterate_flat()          role to materialised gradients [n, numel], some examples at a time
 #   inner_products(span)    ⟨L_j, g_n⟩ over one layer, [N, k] in float64
@@ -195,10 +196,12 @@ class _Block:
         kind: kind of the factors of the layer, None where none are known.
         dimensions: positions T, input features and output features of a matrix-shaped layer whose
             norm method is chosen, None for others.
+        settings: of a convolution, None for others.
     """
 
     kind: ClassVar[str | None] = None
     dimensions: Any = None
+    settings: Any = None
 
     def for_curvature(self) -> Any:
         """Return the block as factors are computed from it."""
@@ -213,6 +216,22 @@ class _Block:
         """Return a tensor with the type and the device of the gradients."""
         gradients: Tensor = self.b
         return gradients
+
+    @property
+    def d_out(self) -> int:
+        """Return the output features."""
+        return self.like.shape[-1]
+
+    @property
+    def side_shapes(self: Any) -> dict[str, tuple[int, ...]]:
+        """Return side, or role of an elementwise layer, to its shape."""
+        return {"input": (self.d_in,), "output": (self.d_out,)}
+
+    @property
+    def num_entries(self: Any) -> int:
+        """Return the entries of one example's gradient."""
+        entries: int = self.groups * self.d_out * self.d_in
+        return entries
 
     @property
     def gradient_shapes(self: Any) -> dict[str, tuple[int, ...]]:
@@ -240,13 +259,33 @@ class _Block:
             norms = self._mapped_squares(entry if isinstance(entry, Kronecker) else Kronecker())
         return norms
 
-    def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
-        """Return ‖z_n‖² from materialised gradients, some examples at a time."""
-        pieces = []
-        for rows in chunks(self.batch_size, entry.scale.numel(), _CURVATURE_ELEMENTS):
-            z = entry.rotate(self.select(rows).per_example()) * entry.scale
-            pieces.append(_squares(z.flatten(1)).view(-1, self.groups).sum(1))
+    def map_examples(
+        self: Any,
+        function: Callable[[Any], Tensor],
+        elements_each: int,
+        most: int | None = None,
+    ) -> Tensor:
+        """Return numbers `[N]` in float64, each of its own example, of some examples at a time.
+
+        Args:
+            function: from a block to its numbers.
+            elements_each: what `function` holds for one example.
+            most: elements at once, None for the limit of the clipped sum.
+        """
+        pieces = [self.like.new_zeros(0, dtype=torch.float64)]
+        for rows in chunks(self.batch_size, elements_each, most):
+            pieces.append(function(self.select(rows)))
         return torch.cat(pieces)
+
+    def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
+        """Return ‖z_n‖² from materialised gradients."""
+
+        def square(part: Any) -> Tensor:
+            z = entry.rotate(part.per_example()) * entry.scale
+            return sum_squares(z.flatten(1)).view(-1, self.groups).sum(1)
+
+        squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
+        return squares
 
     def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
@@ -257,11 +296,10 @@ class _Block:
         for rows in chunks(self.batch_size, size):
             yield {"": self.select(rows).per_example().reshape(-1, size)}
 
-    def inner_products(self, span: Span) -> Tensor:
+    def inner_products(self: Any, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
         directions = {role: v.reshape(span.rank, -1).T for role, v in span.vectors.items()}
-        first = next(iter(directions.values()))
-        pieces = [first.new_zeros(0, span.rank, dtype=torch.float64)]
+        pieces = [self.like.new_zeros(0, span.rank, dtype=torch.float64)]
         for part in self.iterate_flat():
             products = [(g @ directions[role].to(g.dtype)).double() for role, g in part.items()]
             pieces.append(torch.stack(products).sum(0))
@@ -292,11 +330,6 @@ class Outer(_Block):
         return self.a.shape[2] + self.homogeneous
 
     @property
-    def side_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return side to its shape."""
-        return {"input": (self.d_in,), "output": (self.b.shape[-1],)}
-
-    @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.a.shape[0] // self.groups
@@ -304,12 +337,7 @@ class Outer(_Block):
     @property
     def dimensions(self) -> tuple[int, int, int]:
         """Return positions T, input features d_in and output features d_out."""
-        return self.a.shape[1], self.d_in, self.b.shape[2]
-
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.groups * self.b.shape[-1] * self.d_in
+        return self.a.shape[1], self.d_in, self.d_out
 
     def outer(self) -> Outer:
         """Return the block itself."""
@@ -353,7 +381,7 @@ class Outer(_Block):
         return replace(self, a=a, b=b)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
         weights = weights.to(self.b.dtype)
         a = _mask(self.a, excluded, self.groups)
         b = _mask(self.b, excluded, self.groups)
@@ -393,8 +421,8 @@ class Outer(_Block):
         inputs, outputs = self.explicit().a, self.b
         positions, d_in, d_out = self.dimensions
         if positions == 1:
-            squares = _squares(sides.input.apply(inputs[:, 0]))
-            squares = squares * _squares(sides.output.apply(outputs[:, 0]))
+            squares = sum_squares(sides.input.apply(inputs[:, 0]))
+            squares = squares * sum_squares(sides.output.apply(outputs[:, 0]))
             return squares.view(-1, self.groups).sum(1)
         size = d_in * d_out
         has_small_gram = positions * (d_in + d_out) < size
@@ -408,7 +436,7 @@ class Outer(_Block):
                 products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
                 pieces.append(products.sum((1, 2)).clamp(min=0))
             else:
-                pieces.append(_squares(sides.whiten(torch.bmm(b.mT, a)).flatten(1)))
+                pieces.append(sum_squares(sides.whiten(torch.bmm(b.mT, a)).flatten(1)))
         return torch.cat(pieces).view(-1, self.groups).sum(1)
 
     def _rows_by_group(self) -> tuple[Tensor, Tensor]:
@@ -475,11 +503,6 @@ class Patched(_Block):
         return self.view.shape[2]
 
     @property
-    def side_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return side to its shape."""
-        return {"input": (self.d_in,), "output": (self.b.shape[-1],)}
-
-    @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.view.shape[0]
@@ -488,11 +511,6 @@ class Patched(_Block):
     def d_in(self) -> int:
         """Return the input features, the homogeneous coordinate included."""
         return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
-
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.groups * self.b.shape[-1] * self.d_in
 
     @property
     def _axes(self) -> int:
@@ -521,10 +539,9 @@ class Patched(_Block):
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
         size = self.b.shape[1] * self.d_in * self.groups
-        pieces = []
-        for rows in chunks(self.batch_size, size, _CURVATURE_ELEMENTS):
-            pieces.append(self.select(rows).explicit().squared_norms(entry))
-        return torch.cat(pieces)
+        return self.map_examples(
+            lambda part: part.explicit().squared_norms(entry), size, _CURVATURE_ELEMENTS
+        )
 
     def explicit(self) -> Outer:
         """Return the same block with all patches formed."""
@@ -565,19 +582,14 @@ class Lookup(_Block):
     groups: ClassVar[int] = 1
 
     @property
-    def side_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return side to its shape."""
-        return {"input": (self.num_rows,), "output": (self.b.shape[-1],)}
+    def d_in(self) -> int:
+        """Return the rows of the table."""
+        return self.num_rows
 
     @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.ids.shape[0]
-
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.num_rows * self.b.shape[-1]
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
@@ -607,7 +619,7 @@ class Lookup(_Block):
         return Lookup(ids, b, self.num_rows)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[num_rows, d_out]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[num_rows, d_out]`."""
         total = self.b.new_zeros(self.num_rows, self.b.shape[-1])
         return self.add_weighted_sum(total, weights, excluded)
 
@@ -635,13 +647,16 @@ class Lookup(_Block):
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖²; rows with the same id add up first, by a Gram matrix of equal ids."""
         b = sides.input.apply_at(sides.output.apply(self.b).double(), self.ids)
-        pieces = []
-        for rows in chunks(len(b), self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS):
-            ids = self.ids[rows]
-            same = ids.unsqueeze(2) == ids.unsqueeze(1)
-            products = torch.bmm(b[rows], b[rows].mT) * same
-            pieces.append(products.sum((1, 2)).clamp(min=0))
-        return torch.cat(pieces)
+
+        def square(part: Lookup) -> Tensor:
+            products = torch.bmm(part.b, part.b.mT) * part.find_same_ids()
+            return products.sum((1, 2)).clamp(min=0)
+
+        return replace(self, b=b).map_examples(square, self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS)
+
+    def find_same_ids(self) -> Tensor:
+        """Return which two positions of an example read the same row, `[N, T, T]`."""
+        return self.ids.unsqueeze(2) == self.ids.unsqueeze(1)
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[num_rows, d_out]` in float64."""
@@ -747,7 +762,7 @@ class PerExample(_Block):
         return PerExample(total)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
-        """Return role to Σ_n weights_n g_n, see `weighted_sum`."""
+        """Return role to Σ_n weights_n g_n."""
         sums = {}
         for role, g in self.grads.items():
             sums[role] = torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
@@ -756,7 +771,7 @@ class PerExample(_Block):
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
         mapped = self.grads if entry is None else entry.whiten_roles(self.grads)
-        return torch.stack([_squares(g.reshape(len(g), -1)) for g in mapped.values()]).sum(0)
+        return torch.stack([sum_squares(g.reshape(len(g), -1)) for g in mapped.values()]).sum(0)
 
     def sum_gradients(self) -> dict[str, Tensor]:
         """Return role to Σ_n g_n in float64."""
@@ -802,14 +817,14 @@ class Tied(_Block):
         return self.outer.batch_size
 
     @property
-    def side_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return side to its shape."""
-        return {"input": (self.outer.d_in,), "output": (self.lookup.num_rows,)}
+    def d_in(self) -> int:
+        """Return the width of the table."""
+        return self.outer.d_in
 
     @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.lookup.num_rows * self.outer.d_in
+    def d_out(self) -> int:
+        """Return the rows of the table."""
+        return self.lookup.num_rows
 
     def per_example(self) -> Tensor:
         """Return materialised gradients of the sum of uses `[N, V, d]`."""
@@ -824,7 +839,7 @@ class Tied(_Block):
         return Tied(self.lookup.merge_rows(count, size), self.outer.merge_rows(count, size))
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[V, d]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[V, d]`."""
         total = self.outer.weighted_sum(weights, excluded)
         return self.lookup.add_weighted_sum(total, weights, excluded)
 
@@ -838,14 +853,20 @@ class Tied(_Block):
         if positions == 0:
             return squares
         squares = squares + outer._mapped_squares(sides)
+
+        def multiply_uses(part: Tied) -> Tensor:
+            a = sides.input.apply(part.outer.a).double()
+            c = sides.input.apply(part.lookup.b).double()
+            return (torch.bmm(a, c.mT) * part.read_outputs()).sum((1, 2))
+
         size = positions * max(1, lookup.ids.shape[1])
-        products = []
-        for rows in chunks(self.batch_size, size, _CURVATURE_ELEMENTS):
-            a = sides.input.apply(outer.a[rows]).double()
-            c = sides.input.apply(lookup.b[rows]).double()
-            ids = lookup.ids[rows].unsqueeze(1).expand(-1, positions, -1)
-            products.append((torch.bmm(a, c.mT) * outer.b[rows].gather(2, ids)).sum((1, 2)))
-        return (squares + 2 * sides.output.factor**2 * torch.cat(products)).clamp(min=0)
+        products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
+        return (squares + 2 * sides.output.factor**2 * products).clamp(min=0)
+
+    def read_outputs(self) -> Tensor:
+        """Return the output gradients of the linear use at the ids read, `[N, T, S]`."""
+        ids = self.lookup.ids.unsqueeze(1)
+        return self.outer.b.gather(2, ids.expand(-1, self.outer.b.shape[1], -1))
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[V, d]` in float64."""
@@ -853,7 +874,7 @@ class Tied(_Block):
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[V, d]` in float64."""
-        total = self.like.new_zeros(self.side_shapes["output"][0], self.outer.d_in).double()
+        total = self.like.new_zeros(self.d_out, self.d_in, dtype=torch.float64)
         for rows in _summed_chunks(self.batch_size, total.numel()):
             total += self.select(rows).double().per_example().square().sum(0)
         return total
@@ -918,7 +939,7 @@ class MaterializedGradients(_Block):
         return replace(self, gradients=g)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
         g = _mask(self.gradients, excluded, self.groups)
         flat = weights.to(g.dtype) @ g.reshape(weights.shape[0], -1)
         return flat.view(-1, g.shape[-1])
@@ -969,6 +990,11 @@ class ConvBlock(_Block):
         return self.x.shape[0] // self.views
 
     @property
+    def settings(self) -> ConvBlock:
+        """Return the block with the shapes of its tensors in their place."""
+        return replace(self, x=self.x.shape, b=self.b.shape)  # type: ignore[arg-type]
+
+    @property
     def positions(self) -> int:
         """Return the output positions T of one example, those of all its views."""
         return self.views * math.prod(self.b.shape[2:])
@@ -989,11 +1015,6 @@ class ConvBlock(_Block):
         """Return positions T, input features d_in and output features d_out."""
         return self.positions, self.d_in, self.d_out
 
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.groups * self.d_out * self.d_in
-
     def select(self, rows: Rows) -> ConvBlock:
         """Return the block of the examples start … stop."""
         rows = _repeat(rows, self.views)
@@ -1008,11 +1029,7 @@ class ConvBlock(_Block):
 
         The calls become views where their shapes agree. Otherwise their patches are formed.
         """
-        calls = [self, *others]
-        joined = None
-        if all(isinstance(call, ConvBlock) for call in calls):
-            joined = interleave_calls(calls)
-        return self.outer().join(others) if joined is None else joined
+        return interleave_calls([self, *others]) or self.outer().join(others)
 
     def outer(self) -> Outer:
         """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
@@ -1238,7 +1255,7 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
     The calls become views of the block.
     """
     first = blocks[0]
-    if any(_settings(block) != _settings(first) for block in blocks[1:]):
+    if any(block.settings != first.settings for block in blocks):
         return None
 
     def interleave(parts: list[Tensor]) -> Tensor:
@@ -1249,11 +1266,6 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
     x = interleave([block.x for block in blocks])
     b = interleave([block.b for block in blocks])
     return replace(first, x=x, b=b, views=first.views * len(blocks))
-
-
-def _settings(block: ConvBlock) -> ConvBlock:
-    """Return the block with the shapes of its tensors in their place."""
-    return replace(block, x=block.x.shape, b=block.b.shape)  # type: ignore[arg-type]
 
 
 def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) -> ConvBlock:
@@ -1282,21 +1294,3 @@ def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) 
         weight=module.weight.requires_grad,
         bias=module.bias is not None and module.bias.requires_grad,
     )
-
-
-def weighted_sum(
-    block: AnyBlock, weights: Tensor, excluded: Tensor | None = None
-) -> Tensor | dict[str, Tensor]:
-    """Return Σ_n weights_n g_n of one layer.
-
-    Args:
-        block: the layer's contribution.
-        weights: `[N]`.
-        excluded: mask `[N]` of examples whose gradient is not finite, or None. Their rows are
-            zeroed first, since 0 · NaN is NaN.
-
-    Returns:
-        A matrix `[groups * d_out, d_in]` (an embedding: `[num_rows, d_out]`), or role to tensor
-        for gradients that are materialised by role.
-    """
-    return block.weighted_sum(weights, excluded)

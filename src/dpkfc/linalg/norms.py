@@ -50,6 +50,7 @@ from dpkfc.linalg.blocks import (
     limit_inputs,
     roundoff,
     row_norms,
+    sum_squares,
 )
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronecker
 
@@ -200,9 +201,8 @@ def _gram_tied_norms(block: Tied) -> Tensor:
     d, v = block.outer.a.shape[2], block.lookup.num_rows
     info = torch.finfo(block.outer.b.dtype)
     rounding = (dot_rounding(d) + dot_rounding(v) + 4) * info.eps / 2
-    pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, (s + t) ** 2):
-        part = block.select(rows)
+
+    def bound(part: Tied) -> Tensor:
         magnitudes, rows_together = _tied_magnitudes(part)
         square = _tied_gram_squares(part)
         slack = rounding * magnitudes.square()
@@ -213,21 +213,24 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         unsure &= magnitudes > 0
         if part.outer.b.dtype == torch.float32 and is_any_set(unsure):
             square[unsure] = _tied_gram_squares(part.select(unsure).double())
-        # Adding 0 · square keeps NaN in a Gram matrix.
-        pieces.append((square.clamp(min=0) + slack + 0 * square).sqrt())
-    return torch.cat(pieces)
+        return _root(square, slack)
+
+    return block.map_examples(bound, (s + t) ** 2)
+
+
+def _root(square: Tensor, slack: Tensor) -> Tensor:
+    """Return upper bounds of norms from squares and what rounding may take from them."""
+    # Adding 0 · square keeps NaN in a Gram matrix.
+    return (square.clamp(min=0) + slack + 0 * square).sqrt()
 
 
 def _tied_gram_squares(block: Tied) -> Tensor:
     """Return ‖g_n‖² `[n]`, added in float64."""
-    ids, c = block.lookup.ids, block.lookup.b
-    a, b = block.outer.a, block.outer.b
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    read = b.gather(2, ids.unsqueeze(1).expand(-1, a.shape[1], -1))
+    a, b, c = block.outer.a, block.outer.b, block.lookup.b
     return (
-        _sum_products(torch.bmm(c, c.mT) * same)
+        _sum_products(torch.bmm(c, c.mT) * block.lookup.find_same_ids())
         + _sum_products(torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)))
-        + 2 * _sum_products(torch.bmm(a, c.mT).mul_(read))
+        + 2 * _sum_products(torch.bmm(a, c.mT).mul_(block.read_outputs()))
     )
 
 
@@ -240,9 +243,8 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
     d, v = block.outer.a.shape[2], block.lookup.num_rows
     unit = roundoff(block.outer.b) * metric.input.bound * metric.output.bound
     whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d) + math.sqrt(v))
-    pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, v * d):
-        part = block.select(rows)
+
+    def bound(part: Tied) -> Tensor:
         g = part.per_example()
         plain = exact_row_norms(g.flatten(1))
         norms = plain
@@ -254,8 +256,9 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
         # Positions may cancel so far that the norm depends on their order.
         order = positions.double().sqrt() / SURE * magnitudes
         least = torch.where(positions > 1, unit * order, 0.0)
-        pieces.append(torch.maximum(norms + unit * slack, least))
-    return torch.cat(pieces)
+        return torch.maximum(norms + unit * slack, least)
+
+    return block.map_examples(bound, v * d)
 
 
 def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
@@ -273,15 +276,12 @@ def _count_uses(block: Tied) -> Tensor:
 
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     outer, lookup = block.outer, block.lookup
-    pieces = [outer.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, outer.b.shape[2] * outer.a.shape[2]):
-        z = metric.whiten(block.select(rows).per_example())
-        pieces.append(z.double().flatten(1).square().sum(1))
-    norms = torch.cat(pieces).sqrt()
+    norms = block.map_examples(
+        lambda part: sum_squares(metric.whiten(part.per_example()).flatten(1)), block.num_entries
+    ).sqrt()
     magnitudes, positions = outer.magnitudes()
     lookup_norms = row_norms(lookup.b)
-    size = outer.d_in + outer.b.shape[2]
-    terms = positions + (lookup_norms > 0).sum(1) + 8 * math.sqrt(size)
+    terms = positions + (lookup_norms > 0).sum(1) + 8 * math.sqrt(block.d_in + block.d_out)
     slack = terms * roundoff(outer.b) * metric.bound * (magnitudes + lookup_norms.sum(1))
     return norms + slack
 
@@ -440,8 +440,7 @@ def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
         square, magnitudes, moved = _gram_squares(part, cache or InputCache())
         square = torch.where(moved == 1, magnitudes.square(), square)
         rounding = (moved + (d_in + d_out)) * roundoff(block.a) * magnitudes.square()
-        # Adding 0 · square keeps NaN in the Gram matrix.
-        pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())
+        pieces.append(_root(square, rounding))
     return torch.cat(pieces)
 
 
@@ -513,9 +512,9 @@ def _gram_rounding(
     return u * (widths[0] * of_inputs + widths[1] * of_outputs + of_sum)
 
 
-def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
     """Return ‖Σ_t e(id_t) b_tᵀ‖² and what rounding may take from it, `[n]` in float64."""
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    b, same = block.b, block.find_same_ids()
     norms = row_norms(b)
     square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
     products = torch.einsum("nt,nts,ns->n", norms, same.double(), norms)
@@ -523,7 +522,8 @@ def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     unsure = ~(slack <= SURE * square) | (square < TINY)
     unsure &= products > 0
     if b.dtype == torch.float32 and is_any_set(unsure):
-        square[unsure] = lookup_squares(ids[unsure], b[unsure].double())[0]
+        part = block.select(unsure)
+        square[unsure] = lookup_squares(replace(part, b=part.b.double()))[0]
     return square, slack
 
 
@@ -705,10 +705,9 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
         summed = MaterializedGradients(block.per_example(), block.groups)
         norms = low_rank_norms(summed.gradients, metric)
     else:
-        pieces = [block.b.new_zeros(0, dtype=torch.float64)]
-        for rows in chunks(block.batch_size, d_in * d_out * block.groups):
-            pieces.append(low_rank_norms(block.select(rows).per_example(), metric))
-        norms = torch.cat(pieces)
+        norms = block.map_examples(
+            lambda part: low_rank_norms(part.per_example(), metric), block.num_entries
+        )
     slack = _slack_of_materialised(block, metric, block.magnitudes()[0])
     norms = _add_groups(norms, block.groups)
     return LayerNorms(_round_up(norms, block.b, slack, block, metric), summed, False)
@@ -789,10 +788,8 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
 
 def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Return norms of large gradients, formed in chunks; the sum comes from one product."""
-    _, d_in, d_out = block.dimensions
-    pieces = [block.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, d_in * d_out * block.groups):
-        part = block.select(rows)
+
+    def bound(part: Outer | ConvBlock) -> Tensor:
         if isinstance(metric, Eigenbasis):
             g = _rotate(part, metric)
             z = g * metric.scale
@@ -802,8 +799,9 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
         plain = _add_groups(row_norms(g.flatten(1)), block.groups)
         slack = _slack_of_materialised(part, metric, plain)
         norms = _add_groups(row_norms(z.flatten(1)), block.groups)
-        pieces.append(_round_up(norms, z, slack, part, metric))
-    return LayerNorms(torch.cat(pieces), block, False)
+        return _round_up(norms, z, slack, part, metric)
+
+    return LayerNorms(block.map_examples(bound, block.num_entries), block, False)
 
 
 def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
@@ -911,13 +909,11 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     whitening = 4 * math.sqrt(d) * metric.output.bound
     if isinstance(metric.output, Identity):
         whitening = 0.0
-    pieces = [b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(b.shape[0], positions * positions):
-        square, slack = lookup_squares(block.ids[rows], b[rows])
-        plain = row_norms(block.b[rows]).sum(1) * metric.input.bound
-        norms = (square.clamp(min=0) + slack + 0 * square).sqrt()
-        pieces.append(norms + whitening * roundoff(b) * plain)
-    return torch.cat(pieces)
+    norms = replace(block, b=b).map_examples(
+        lambda part: _root(*lookup_squares(part)), positions * positions
+    )
+    plain = row_norms(block.b).sum(1) * metric.input.bound
+    return norms + whitening * roundoff(b) * plain
 
 
 def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
