@@ -739,7 +739,7 @@ class PerExample(_Block):
     @property
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
-        return sum(g[0].numel() for g in self.grads.values())
+        return sum(math.prod(shape) for shape in self.side_shapes.values())
 
     def select(self, rows: Rows) -> PerExample:
         """Return the block of the examples start … stop."""
@@ -1064,10 +1064,7 @@ class ConvBlock(_Block):
 
     def _join_views(self, rows: Tensor) -> Tensor:
         """Return `[N * groups, T, d]` from `[N * views * groups, T / views, d]`."""
-        if self.views == 1:
-            return rows
-        split = rows.reshape(-1, self.views, self.groups, *rows.shape[1:]).transpose(1, 2)
-        return split.reshape(self.batch_size * self.groups, -1, rows.shape[2])
+        return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
@@ -1132,9 +1129,7 @@ class ConvBlock(_Block):
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[c_out, d_in]`, without forming any g_n."""
-        weights = weights.to(self.b.dtype)
-        if self.views > 1:
-            weights = weights.repeat_interleave(self.views)
+        weights = weights.to(self.b.dtype).repeat_interleave(self.views)
         b = _mask(self.b, excluded, self.views)
         b = b * weights.view(-1, *[1] * (b.dim() - 1))
         parts = []
@@ -1210,13 +1205,8 @@ def _summed_chunks(count: int, size: int) -> Iterator[slice]:
 def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
     """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
     _, positions, d = x.shape
-    x = x[: count * size * groups]
-    if size == 1:
-        return x
-    if groups == 1:
-        return x.reshape(count, size * positions, d)
-    split = x.view(count, size, groups, positions, d).transpose(1, 2)
-    return split.reshape(count * groups, size * positions, d)
+    split = x[: count * size * groups].reshape(count, size, groups, positions, d)
+    return split.transpose(1, 2).reshape(count * groups, size * positions, d)
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:

@@ -61,9 +61,15 @@ def _unpack_fields(
 
 
 class _Side(_TensorFields):
-    """What all sides share."""
+    """What all sides share.
+
+    Attributes:
+        kind: name of the class in stored states.
+        is_diagonal: the side mixes no two coordinates.
+    """
 
     kind: ClassVar[str]
+    is_diagonal: ClassVar[bool] = False
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -80,11 +86,6 @@ class _Side(_TensorFields):
             ValueError: a side that mixes coordinates.
         """
         raise ValueError("the input side of an embedding must be diagonal or the identity")
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return False
 
     @property
     def label(self) -> str:
@@ -106,6 +107,7 @@ class Identity(_Side):
 
     factor: float = 1.0
     kind: ClassVar[str] = "identity"
+    is_diagonal: ClassVar[bool] = True
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -118,11 +120,6 @@ class Identity(_Side):
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
         return self.apply(x)
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return True
 
     @property
     def bound(self) -> float:
@@ -148,6 +145,7 @@ class Diagonal(_Side):
 
     scale: Tensor
     kind: ClassVar[str] = "diagonal"
+    is_diagonal: ClassVar[bool] = True
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -160,11 +158,6 @@ class Diagonal(_Side):
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
         return x * self.scale[index].unsqueeze(-1)
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return True
 
     def cost(self, d: int) -> int:
         """Return the multiplications to map one row of width d."""
@@ -327,6 +320,11 @@ class _Entry:
     is_elementwise: ClassVar[bool] = False
 
     @property
+    def is_identity(self) -> bool:
+        """Return whether the map changes nothing; such an entry is mostly left out of a metric."""
+        return False
+
+    @property
     def scales(self) -> Mapping[str, Tensor]:
         """Return the scale of every entry by role; a Kronecker product has none."""
         return {}
@@ -448,11 +446,6 @@ class Eigenbasis(_TensorFields, _Entry):
     input: Tensor | None = None
     output: Tensor | None = None
     rest: float | None = None
-
-    @property
-    def is_identity(self) -> bool:
-        """Return False: an entry that changes nothing is left out of a metric."""
-        return False
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
@@ -590,11 +583,6 @@ class Elementwise(_Entry):
     def replace_scales(self, scales: Mapping[str, Tensor]) -> Elementwise:
         """Return the map with other scales, laid out as `scales`."""
         return Elementwise(scales)
-
-    @property
-    def is_identity(self) -> bool:
-        """Return False: an entry that changes nothing is left out of a metric."""
-        return False
 
     def whiten(self, g: Tensor) -> Tensor:
         """Refuse to map a matrix.

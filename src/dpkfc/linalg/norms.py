@@ -52,7 +52,7 @@ from dpkfc.linalg.blocks import (
     row_norms,
     sum_squares,
 )
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker
 
 SURE = 2.0**-8
 """Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
@@ -199,15 +199,15 @@ def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
 def _gram_tied_norms(block: Tied) -> Tensor:
     s, t = block.lookup.ids.shape[1], block.outer.a.shape[1]
     d, v = block.outer.a.shape[2], block.lookup.num_rows
-    info = torch.finfo(block.outer.b.dtype)
-    rounding = (dot_rounding(d) + dot_rounding(v) + 4) * info.eps / 2
+    tiny = torch.finfo(block.like.dtype).tiny
+    rounding = (dot_rounding(d) + dot_rounding(v) + 4) * roundoff(block.like)
 
     def bound(part: Tied) -> Tensor:
         magnitudes, rows_together = _tied_magnitudes(part)
         square = _tied_gram_squares(part)
         slack = rounding * magnitudes.square()
         # Products of tiny rows may vanish, and are multiplied with those of huge rows.
-        lost = (d + v) * info.tiny * (rows_together + _count_uses(part)).square()
+        lost = (d + v) * tiny * (rows_together + _count_uses(part)).square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.
         unsure = ~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)
         unsure &= magnitudes > 0
@@ -423,7 +423,7 @@ class InputCache:
 # fraction of the square, the rows of that example, and of it alone, are recomputed in float64.
 
 _DEPTH = 256  # columns multiplied in float32
-_LEAST = torch.finfo(torch.float32).tiny
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
@@ -460,7 +460,7 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     size = sum(widths) + 2 * math.log2(block.a.shape[1]) + 8
     # Products of tiny rows may vanish, and are multiplied with those of huge rows.
     terms = size + block.d_in + block.b.shape[2]
-    lost = terms * _LEAST * (into.sum(1) + out.sum(1) + positions).square()
+    lost = terms * _FLOAT32.tiny * (into.sum(1) + out.sum(1) + positions).square()
     rounding = size * roundoff(block.b) * magnitudes.square()
     unsure = ~(rounding <= SURE * square) | (square <= lost / SURE)
     unsure &= magnitudes > 0
@@ -503,13 +503,12 @@ def _gram_rounding(
     of the other factor. Here d is the depth of a piece where rows are long. Adding costs the depth
     of the sum.
     """
-    u = torch.finfo(torch.float32).eps / 2
     a, b = inputs.abs().double(), outputs.abs().double()
     of_inputs = torch.einsum("ns,nst,nt->n", into, b, into)
     of_outputs = torch.einsum("ns,nst,nt->n", out, a, out)
     depth = 2 * math.log2(inputs.shape[1]) + 8
     of_sum = depth * (a * b).sum((1, 2))
-    return u * (widths[0] * of_inputs + widths[1] * of_outputs + of_sum)
+    return _FLOAT32.eps / 2 * (widths[0] * of_inputs + widths[1] * of_outputs + of_sum)
 
 
 def lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
@@ -828,16 +827,15 @@ def _slack_of_materialised(
 
     In another batch the same example may be formed twice.
     """
+    rotation: Tensor | float
     if isinstance(metric, Eigenbasis):
-        _, d_in, d_out = block.dimensions
-        units = rank_one_rotation_error(d_out, d_in, metric)
-        rotation = units * roundoff(block.b) * metric.bound
-        second_pass = _rounding_of_second_pass(block, metric, plain)
-        return second_pass + rotation * block.magnitudes()[0]
-    if isinstance(block, Outer) and _is_kept(block, metric):
+        units = rank_one_rotation_error(block.d_out, block.d_in, metric)
+        rotation = units * roundoff(block.b) * metric.bound * block.magnitudes()[0]
+    elif isinstance(block, Outer) and _is_kept(block, metric):
         return 0.0  # by its widths, so in every batch
-    second_pass = _rounding_of_second_pass(block, metric, plain)
-    return second_pass + _rounding_of_whitening(block, metric, plain)
+    else:
+        rotation = _rounding_of_whitening(block, metric, plain)
+    return _rounding_of_second_pass(block, metric, plain) + rotation
 
 
 def _round_up(
@@ -877,12 +875,11 @@ def _rounding_of_second_pass(
     """
     _, d_in, d_out = block.dimensions
     magnitudes, positions = block.magnitudes()
+    size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
         # Rotated and rotated back. The gain is that of the flattest direction.
-        rotations = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
-        return roundoff(block.b) * metric.bound * (positions * magnitudes + rotations * plain)
-    terms = positions * magnitudes + 2 * math.sqrt(d_in * d_out) * plain
-    return roundoff(block.b) * metric.bound * terms
+        size = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
+    return roundoff(block.b) * metric.bound * (positions * magnitudes + size * plain)
 
 
 def _rounding_of_whitening(
@@ -921,16 +918,8 @@ def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
         raise ValueError(
             "this layer needs an elementwise metric, but the preconditioner holds a Kronecker one"
         )
-    scale = metric.scale if isinstance(metric, Elementwise) else {}
-    squares = []
-    size = 0
-    for role, g in block.grads.items():
-        z = g * scale[role] if role in scale else g
-        rows = z.flatten(1) if z.dim() > 1 else z.unsqueeze(1)
-        squares.append(row_norms(rows).square())
-        size += z[0].numel() if z.shape[0] else 0
-    total = squares[0]
-    for square in squares[1:]:
-        total = total + square
-    first = next(iter(block.grads.values()))
-    return total.sqrt() * (1 + 2 * math.sqrt(size) * roundoff(first))
+    mapped = block.grads if metric is None else metric.whiten_roles(block.grads)
+    square, *others = [row_norms(z.unsqueeze(-1).flatten(1)).square() for z in mapped.values()]
+    for other in others:
+        square = square + other
+    return square.sqrt() * (1 + 2 * math.sqrt(block.num_entries) * roundoff(block.like))
