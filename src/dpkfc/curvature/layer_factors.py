@@ -307,10 +307,9 @@ def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
     means = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in logarithms.items()}
     filled: dict[str, LayerFactors] = {}
     for name, factors in layers.items():
-        sides: dict[str, Factor] = {}
+        sides = dict(factors.sides)
         for side, factor in factors.sides.items():
             kind = factors.kind_of(side)
-            sides[side] = factor
             if is_empty(factor) and kind in means:
                 sides[side] = IsotropicFactor(factor.dim, means[kind])
         filled[name] = replace(factors, sides=sides)
@@ -361,7 +360,7 @@ class LayerAccumulator:
             max_size=self._options.max_factor_size,
             oversize=self._options.oversize,
             decays=self._options.decays,
-            shared=self._shared if name == "input" else None,
+            shared=self._cache_of(name, self._shared),
         )
 
     def add(self, block: Any) -> None:
@@ -483,7 +482,10 @@ class LayerAccumulator:
                 continue
             if self._options.sharing == "reduce":
                 # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
-                reduced = self._sum(x) if scale is None else self._reduce_head(x, b)
+                reduced = self._sum(x)
+                if scale is not None:
+                    total = torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
+                    reduced = self._mean(x) * total
                 rows, share = self._limit(reduced, 1, "input", uses=2)
             else:
                 subsample = self._subsample(x, 1, "input", uses=2)
@@ -492,9 +494,6 @@ class LayerAccumulator:
             pieces.append(rows / math.sqrt(share))
         if pieces:
             self._sides["input"].add(torch.cat(pieces), float(block.batch_size))
-
-    def _reduce_head(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._mean(a) * torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""

@@ -315,14 +315,8 @@ def _measure_own(
 
 def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
     """Return layers from the sums of every process, in the order of the processes."""
-    factors: dict[str, list[LayerAccumulator]] = {}
-    moments: dict[str, list[Moments]] = {}
-    for name, layer_parts in parts.items():
-        for part in layer_parts:
-            if isinstance(part, LayerAccumulator):
-                factors.setdefault(name, []).append(part)
-            else:
-                moments.setdefault(name, []).append(part)
+    moments: dict[str, Any] = {n: x for n, x in parts.items() if isinstance(x[0], Moments)}
+    factors: dict[str, Any] = {n: x for n, x in parts.items() if n not in moments}
     layers = {name: _product_fisher(layer) for name, layer in sum_parts(factors).items()}
     for name, layer_moments in moments.items():
         layers[name] = _diagonal_fisher(reduce(Moments.__add__, layer_moments))

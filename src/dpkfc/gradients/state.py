@@ -206,7 +206,7 @@ class AttributeSnapshot:
         snapshots = {}
         for name, x in islice(values.items(), len(_ORDER) if has_order else 0, None):
             kind: Any = type(x)
-            if _may_hold_values(kind) and name not in _INTERNAL:
+            if name not in _INTERNAL and _may_hold_values(kind):
                 snapshots[name] = Snapshot.take(x, self._watched)
         return snapshots
 
@@ -494,7 +494,8 @@ class PassState:
                     if value.shape != original.shape and not is_divided(original):
                         original.data = value
                 elif is_lost:
-                    _erase(original)
+                    with torch.no_grad():
+                        original.fill_(float("nan") if original.is_floating_point() else 0)
                     fate = "Its value is unknown and has been erased: load the last checkpoint"
                 elif now is original or _is_reloaded(original, now, copy):
                     continue
@@ -538,11 +539,6 @@ def _digest(p: Tensor) -> bytes:
     for part in flat.split(max(1, LARGE // p.element_size())):
         digest.update(part.view(torch.uint8).cpu().numpy())
     return digest.digest()
-
-
-def _erase(p: Tensor) -> None:
-    with torch.no_grad():
-        p.fill_(float("nan") if p.is_floating_point() else 0)
 
 
 def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | bytes | None) -> bool:
@@ -728,16 +724,19 @@ def check_memory(
     if not before.changed(by_value=True):
         return
     restart = restarter(device)
+
+    def run(batch: Any) -> Tensor:
+        restart()
+        return losses(batch)
+
     tested = list(batches)
     runs = []
     for batch in tested:
         restore()
-        restart()
-        losses(batch)
+        run(batch)
         runs.append(present_values())
     # Once more, on top of the last pass.
-    restart()
-    losses(tested[0])
+    run(tested[0])
     dependent = _find_dependent(runs, present_values())
     if not dependent:
         return
@@ -747,11 +746,9 @@ def check_memory(
             for past in ((), (earlier,)):
                 restore()
                 for batch in past:
-                    restart()
-                    losses(batch)
-                restart()
+                    run(batch)
                 with evaluation_mode(model) if is_evaluation else nullcontext():
-                    results.append(losses(later).detach())
+                    results.append(run(later).detach())
             alone, after = results
             if not torch.allclose(alone, after, rtol=1e-5, atol=1e-6, equal_nan=True):
                 _refuse_memory(model, dependent)

@@ -305,6 +305,15 @@ class _Block:
             pieces.append(torch.stack(products).sum(0))
         return torch.cat(pieces)
 
+    def product_error(self: Any, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`.
+
+        It counts the rounding of gradients that are formed again for the sum too.
+        """
+        magnitudes, terms = self.count_terms()
+        products = dot_rounding(span.size) * span.length * norms
+        return roundoff(self.like) * (products + 2 * terms * gain * magnitudes)
+
 
 @dataclass(frozen=True)
 class Outer(_Block):
@@ -411,10 +420,10 @@ class Outer(_Block):
             pieces.append(torch.bmm(mapped, b[rows].unsqueeze(2))[:, :, 0].double())
         return torch.cat(pieces)
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+    def count_terms(self) -> tuple[Tensor, Tensor]:
+        """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
         terms = count_moved(self.b).double().view(-1, self.groups).amax(1)
-        return _summed_error(span, norms, gain, terms, self.exact_magnitudes(), self.b)
+        return self.exact_magnitudes(), terms
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
@@ -885,11 +894,10 @@ class Tied(_Block):
         outer = replace(self.outer, a=self.outer.a.double(), b=self.outer.b.double())
         return Tied(lookup, outer)
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+    def count_terms(self) -> tuple[Tensor, Tensor]:
+        """Return the sum of the magnitudes of all uses and the uses with a gradient, `[N]`."""
         terms = count_moved(self.lookup.b).double() + count_moved(self.outer.b).double()
-        magnitudes = exact_row_norms(self.lookup.b).sum(1) + self.outer.exact_magnitudes()
-        return _summed_error(span, norms, gain, terms, magnitudes, self.outer.b)
+        return exact_row_norms(self.lookup.b).sum(1) + self.outer.exact_magnitudes(), terms
 
 
 @dataclass(frozen=True)
@@ -941,7 +949,7 @@ class MaterializedGradients(_Block):
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
         g = _mask(self.gradients, excluded, self.groups)
-        flat = weights.to(g.dtype) @ g.reshape(weights.shape[0], -1)
+        flat = weights.to(g.dtype) @ g.reshape(len(weights), self.num_entries)
         return flat.view(-1, g.shape[-1])
 
     def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
@@ -1150,10 +1158,9 @@ class ConvBlock(_Block):
         groups = self.groups * copies
         return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        magnitudes, terms = self.magnitudes()
-        return _summed_error(span, norms, gain, terms, magnitudes, self.b)
+    def count_terms(self) -> tuple[Tensor, Tensor]:
+        """Return a bound of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`."""
+        return self.magnitudes()
 
     def magnitudes(self) -> tuple[Tensor, Tensor]:
         """Return upper bounds of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`.
@@ -1187,14 +1194,6 @@ Block = Outer | Patched | Lookup | PerExample | Tied
 """What curvature reads."""
 AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | MaterializedGradients
 """What clipping reads."""
-
-
-def _summed_error(
-    span: Span, norms: Tensor, gain: float, terms: Tensor, magnitudes: Tensor, b: Tensor
-) -> Tensor:
-    """Return the rounding of inner products and of gradients that are formed again for the sum."""
-    products = dot_rounding(span.size) * span.length * norms
-    return roundoff(b) * (products + 2 * terms * gain * magnitudes)
 
 
 def _summed_chunks(count: int, size: int) -> Iterator[slice]:

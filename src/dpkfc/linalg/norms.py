@@ -147,11 +147,8 @@ _SMALL_TABLE = 1 << 14  # entries of a table that is formed
 _CANCELS = 2.0**-3  # slack over square that needs float64
 
 
-def tied_costs(block: Tied, metric: Kronecker) -> tuple[str, float, float]:
-    """Return the method and the multiplications an example by Gram matrices and materialised.
-
-    The widths alone decide the method.
-    """
+def tied_choice(block: Tied, metric: Kronecker) -> Choice:
+    """Return the norm method of a tied weight, which the widths alone decide."""
     s = block.lookup.ids.shape[1]
     t, d = block.outer.a.shape[1:]
     v = block.lookup.num_rows
@@ -159,13 +156,11 @@ def tied_costs(block: Tied, metric: Kronecker) -> tuple[str, float, float]:
     gram = (s + t) * row + t * v + s * s * d + t * t * (v + d) + s * t * d
     materialised = t * v * d + v * row + v * d
     method = "materialised" if v * d <= _SMALL_TABLE else "gram"
-    return method, float(gram), float(materialised)
+    return Choice(method, float(gram), float(materialised))
 
 
-def tied_norms(
-    block: Tied, metric: Kronecker, method: str | None = None
-) -> tuple[Tensor, Tied, bool]:
-    """Return upper bounds of ‖U_out g_n U_in‖, the block to sum, and whether it is whitened.
+def tied_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms:
+    """Return the norms of ‖U_out g_n U_in‖ and the block to sum.
 
     Args:
         block: the uses of the weight.
@@ -180,10 +175,10 @@ def tied_norms(
             "the output side of a tied embedding runs over its rows and must be diagonal or the "
             f"identity, not {type(metric.output).__name__}"
         )
-    if (method or tied_costs(block, metric)[0]) == "materialised":
-        return _materialised_tied_norms(block, metric), block, False
+    if (method or tied_choice(block, metric).method) == "materialised":
+        return LayerNorms(_materialised_tied_norms(block, metric), block, False)
     rows = _whiten_tied(block, metric)
-    return _gram_tied_norms(rows), rows, True
+    return LayerNorms(_gram_tied_norms(rows), rows, True, lambda: _gram_tied_norms(rows))
 
 
 def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
@@ -563,7 +558,7 @@ def choice_for(block: AnyBlock, entry: Entry | None) -> Choice:
         case MaterializedGradients():
             return Choice("materialised", only="used outside its layer too")
         case Tied():
-            return Choice(*tied_costs(block, metric))
+            return tied_choice(block, metric)
     return choose_method(*block.dimensions, metric, patches=isinstance(block, ConvBlock))
 
 
@@ -603,25 +598,19 @@ def _compute_norms(
         return _formed_norms(block, metric)
     if isinstance(metric, Eigenbasis):
         return _eigenbasis_norms(block, metric)
-    sides = _check_kronecker(metric)
+    sides = _IDENTITY if metric is None else metric
+    if not isinstance(sides, Kronecker):
+        raise ValueError(
+            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
+        )
     if isinstance(block, Lookup):
         return LayerNorms(_lookup_norms(block, sides), block, False)
     if isinstance(block, Tied):
-        return _tied_layer_norms(block, sides, method)
+        return tied_norms(block, sides, method)
     method = method or choice_for(block, sides).method
     if method == "materialised":
         return _materialised_norms(block, sides)
     return _row_norms_of_block(block, sides, method == "rank-one", cache or InputCache())
-
-
-def _check_kronecker(metric: Entry | None) -> Kronecker:
-    if metric is None:
-        return _IDENTITY
-    if not isinstance(metric, Kronecker):
-        raise ValueError(
-            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
-        )
-    return metric
 
 
 def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
@@ -655,13 +644,6 @@ def _row_norms_of_block(
         # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
         slack = slack + _rounding_of_whitening(block, metric, plain.magnitudes()[0])
     return LayerNorms(norms + slack, block, False)
-
-
-def _tied_layer_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms:
-    norms, rows, is_whitened = tied_norms(block, metric, method)
-    if not is_whitened:
-        return LayerNorms(norms, rows, False)
-    return LayerNorms(norms, rows, True, lambda: tied_norms(rows, _IDENTITY, "gram")[0])
 
 
 def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis) -> LayerNorms:
