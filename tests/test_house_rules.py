@@ -22,7 +22,7 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
-    "core": (251_350, 9.0, 0.027, 16),
+    "core": (251_300, 9.0, 0.027, 16),
     "app": (80_800, 7.95, 0.035, 2),
     "papers": (29_000, 8.95, 0.043, 0),
 }

@@ -305,6 +305,10 @@ class _Block:
             pieces.append(torch.stack(products).sum(0))
         return torch.cat(pieces)
 
+    def count_terms(self) -> tuple[Any, Any]:
+        """Return Σ_t ‖a_t‖ ‖b_t‖ and its terms `[N]`, 0 for gradients that are not formed again."""
+        return 0.0, 0.0
+
     def product_error(self: Any, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`.
 
@@ -722,8 +726,8 @@ class PerExample(_Block):
 
     @property
     def like(self) -> Tensor:
-        """Return a tensor with the type and the device of the gradients."""
-        return next(iter(self.grads.values()))
+        """Return gradients with the coarsest type of all roles."""
+        return max(self.grads.values(), key=roundoff)
 
     @property
     def batch_size(self) -> int:
@@ -793,11 +797,6 @@ class PerExample(_Block):
     def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
         """Yield role to gradients `[N, numel]` once."""
         yield {role: g.reshape(len(g), math.prod(g.shape[1:])) for role, g in self.grads.items()}
-
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        unit = max(roundoff(g) for g in self.grads.values())
-        return dot_rounding(span.size) * unit * span.length * norms
 
 
 @dataclass(frozen=True)
@@ -955,10 +954,6 @@ class MaterializedGradients(_Block):
     def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
         """Yield the gradients `[N, numel]` once."""
         yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
-
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        return dot_rounding(span.size) * roundoff(self.gradients) * span.length * norms
 
 
 # --------------------------------------------------------------------------------------------------
