@@ -23,7 +23,7 @@ RUN = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("tutorial.md", "models.md", "integrations.md", "extending.md")
+        for name in ("tutorial.md", "models.md", "integrations.md", "extending.md", "budget.md")
     ),
 ]
 CODE_NAME = re.compile(r"`(dpkfc(?:\.\w+)+)`")
