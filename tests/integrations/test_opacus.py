@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from dpkfc.checkpoint import read_weights_record
 from dpkfc.integrations.opacus import PrivacyEngine
@@ -399,7 +399,7 @@ def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path) -> None:
 
 
 def test_a_second_engine_on_the_same_data_is_told_once() -> None:
-    people = TensorDataset(*data())
+    people = data()
     for number in range(2):
         model = mlp()
         engine = PrivacyEngine(accountant="rdp")
