@@ -116,20 +116,19 @@ def measure() -> dict[str, Any]:
         entry: dict[str, Any] = {"name": table.name, "rows": len(table.rows)}
         entry["features"] = table.rows.shape[1]
         entry["references"] = {
-            name: score(table, lambda _, name=name, t=table: reference(name, t))
-            for name in REFERENCES
+            name: score(table, lambda seed, t=table, n=name: reference(n, t)) for name in REFERENCES
         }
         entry["private"] = []
         models = ("network",) if table.target_bounds else ("logistic", "network")
         for epsilon in EPSILONS:
             for model in models:
                 for method in ("dp-kfc", "dp-sgd"):
-                    found = score(
-                        table,
-                        lambda seed, t=table, e=epsilon, m=model, k=method: private_estimator(
-                            m, t, epsilon=e, method=k, random_state=seed
-                        ),
-                    )
+                    settings = {"epsilon": epsilon, "method": method}
+
+                    def make(seed: int, t=table, m=model, settings=settings) -> BaseEstimator:
+                        return private_estimator(m, t, random_state=seed, **settings)
+
+                    found = score(table, make)
                     row = {"epsilon": epsilon, "model": model, "method": method, **found}
                     entry["private"].append(row)
                     print(table.name, epsilon, model, method, f"{found['mean']:.3f}", flush=True)

@@ -436,6 +436,16 @@ def which_method() -> str:
     return page.table()
 
 
+def sklearn_estimators() -> str:
+    """The estimators of `dpkfc.sklearn` beside a guess and a model without privacy."""
+    import sklearn_estimators as study
+
+    results = read_json(RESULTS / "sklearn.json")
+    if not results:
+        return missing("python benchmarks/sklearn_estimators.py")
+    return study.table() + "\n\n" + machine(results)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "which-method": which_method,
     "speed-summary": speed_summary,
@@ -452,6 +462,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rank-accuracy": rank_accuracy,
     "probe-whitening": probe_whitening,
     "which-side": which_side,
+    "sklearn": sklearn_estimators,
     "claims": claims,
     "headline": headline,
     "phases": phases,

@@ -424,6 +424,39 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def place_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """Write a file that a crash leaves either old or new: write another name, sync, rename.
+
+    Args:
+        path: the file; its folder is created.
+        write: writes the content to the path that it is given.
+        private: let the owner alone read the file (mode 0600).
+
+    Raises:
+        CheckpointError: the disk cannot take the file; an earlier file of that name remains.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A crash may have left the part with another mode.
+        part.unlink(missing_ok=True)
+        part.touch(0o600 if private else 0o666)
+        mode = part.stat().st_mode
+        write(part)
+        # Safetensors replaces the part by a file that only its owner may read.
+        part.chmod(mode)
+        _sync(part)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"file {path} cannot be written ({reason}); make room, change its rights, or choose"
+            " another folder"
+        ) from error
+
+
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of the content of a file."""
     digest = hashlib.sha256()
@@ -606,6 +639,15 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
             continue
         seen.add(key)
         tensors[name] = tensor
+    return tensors
+
+
+def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of a state dict's tensors on the CPU; tied weights keep all their names."""
+    tensors = {}
+    for name, x in state.items():
+        if isinstance(x, Tensor):
+            tensors[name] = x.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 
 

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import (
+    ReleasedWeights,
     WeightGuard,
     check_moved,
     check_optimizer,
@@ -475,6 +476,7 @@ class Session:
         self._unverified_reason = ""
         self._tally = GradientTally()
         self._weights = WeightGuard(self._parameters)
+        self._released = ReleasedWeights(model)
         self._is_first_step = True
         self._other_releases = ledger.count  # neither made nor restored by this session
         self._resume = resume
@@ -602,6 +604,7 @@ class Session:
         update = self._pipeline.make_update(released)
         self._apply(update)
         self._average.update()
+        self._released.record()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         self._latest_weights = True
@@ -856,6 +859,53 @@ class Session:
         """The privacy ledger."""
         return self._pipeline.ledger
 
+    # -- the card ---------------------------------------------------------------------------------
+
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write released weights, a copy of the ledger and the privacy card into a folder.
+
+        `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
+
+        Args:
+            folder: made if it is missing. It may hold an earlier state of the same run.
+            said: `title`, `chosen_by`, `not_private`, `results`, `settings`, `declared` and `total`
+                of `dpkfc.report.card.session_card`.
+
+        All processes call this method, and rank 0 writes.
+
+        Returns:
+            The card.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or the model does not hold what was
+                released last; nothing is written then.
+            CheckpointError: the folder holds another run, or cannot be written.
+        """
+        from dpkfc.report.card import session_card, write_release
+
+        state = self.released_state()
+
+        def write() -> dict[str, Any]:
+            return write_release(folder, state, self.ledger, session_card(self, **said))
+
+        return self._ranks.broadcast_from_rank0(write, "write_card")
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the delivered tensors: released weights, averaged where the plan says so.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or the model does not hold what was
+                released last.
+        """
+        check_in_step(self._ranks, self._parameters, "write_card")
+        self._ranks.run_on_all(self._released.check)
+        has_average = self.plan.config.weight_average
+        with self.averaged_weights() if has_average else nullcontext():
+            if self._is_sharded:
+                whole: dict[str, Tensor] = fsdp.whole(self._model_state(), keep=True)
+                return whole
+            return checkpoint.copy_tensors(self.model.state_dict())
+
     # -- checkpoints ------------------------------------------------------------------------------
 
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
@@ -991,6 +1041,7 @@ class Session:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._weights.accept()
+        self._released.record()
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
         self._other_releases = 0

@@ -11,14 +11,21 @@ from safetensors.torch import save_file
 
 pytest.importorskip("sklearn")
 
-from dpkfc.app.recipes.catalogue import find_recipe
+from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.recipes.recipe import score_classes
 from dpkfc.app.run_folder import Metrics
-from dpkfc.app.settings import ConfigError, RunConfig, run_config
+from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run
 from dpkfc.report.verify import verify_ledger
 
-BASE = {"recipe": "digits", "method": "dp-sgd", "steps": 12, "evaluate_every": 1, "epsilon": 3.0}
+BASE = {
+    "recipe": "digits",
+    "method": "dp-sgd",
+    "steps": 12,
+    "evaluate_every": 1,
+    "epsilon": 3.0,
+    "accountant": "rdp",
+}
 
 
 @pytest.fixture

@@ -296,7 +296,7 @@ def test_an_error_in_a_task_is_one_line(task: str, message: str):
         (["--data", "nothing"], "does not exist"),
         (["--data", "x.csv"], "dpkfc schema x.csv --target NAME"),
         (["--recipe", "own-table"], "made from own data; give --data"),
-        ([], "which data? give --data"),
+        ([], "which recipe or data? give --recipe"),
     ],
 )
 def test_choices_that_do_not_go_together(tmp_path: Path, words: list[str], message: str):
@@ -315,7 +315,7 @@ def test_train_says_its_method_and_why(tmp_path: Path):
     code, text = _call(
         "train", "--data", str(path), "--schema", str(schema), *flags, "--out", str(tmp_path / "r")
     )
-    assert code == 0 and "method: dp-kfc-a (the default: no worse than DP-SGD" in text
+    assert code == 0 and "method: dp-sgd (the default: level with DP-KFC" in text
     assert "PRIVATE, for you alone: missing: age 1.0%" in text
 
 

@@ -38,15 +38,17 @@ from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
-from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
+from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
 from dpkfc.report.verify import (
     Card,
     CardError,
     agrees,
     check_recorded,
+    check_texts,
     check_weights,
     read_card,
     verify_history,
+    verify_ledger,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -74,6 +76,8 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
             return None
         releases = len(verify(ledger).releases)
         problem = _card_problem(card, plan, releases, device) or _weights_problem(card)
+        if not problem:
+            check_texts(card)
     except (CardError, LedgerError) as error:
         problem = str(error)
     agreed = "ε, mechanism and plan are those of settings and ledger, the weights those it names"
@@ -103,7 +107,9 @@ def _card_problem(card: Card, plan: Plan, releases: int, device: str) -> str:
         # The ledger holds more releases than the plan has.
         return str(error)
     stated = _compared_parts(card.content)
-    for name in _COMPARED:
+    # An older card does not have the section.
+    optional = ("meaning",) if "meaning" in card.content else ()
+    for name in (*_COMPARED, *optional):
         difference = _difference(stated.get(name), expected.get(name), name)
         if difference:
             return difference
@@ -112,7 +118,7 @@ def _card_problem(card: Card, plan: Plan, releases: int, device: str) -> str:
 
 def _compared_parts(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what plan and ledger decide: no refreshes, and no number of an accelerator."""
-    parts = {name: content.get(name) for name in _COMPARED}
+    parts = {name: content.get(name) for name in (*_COMPARED, "meaning")}
     curvature, mechanism = parts["curvature"], parts["mechanism"]
     if isinstance(curvature, Mapping):
         parts["curvature"] = {n: value for n, value in curvature.items() if n != "refreshes"}
@@ -291,8 +297,12 @@ def audit_folder(
 
     Raises:
         RunFolderError: no run folder.
-        ConfigError: as `audit`; a run in test mode, which promises nothing.
+        ConfigError: as `audit`; a run in test mode, which promises nothing; attacks on a folder
+            of another host, which holds no settings to train with.
     """
+    folder = RunFolder.locate(path)
+    if folder.card.is_file() and not folder.config.is_file():
+        return _audit_release(folder, kinds)
     folder = RunFolder.open(path)
     config = read_settings(folder)
     if config.test_mode:
@@ -314,6 +324,52 @@ def audit_folder(
     return verdict
 
 
+def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
+    """Audit ledger, card and weights of a folder that a host has written by `write_card`."""
+    if list(kinds) != ["step"]:
+        raise ConfigError(
+            f"{folder.path} has no settings, so only ledger, card and weights are audited: leave"
+            " out --kind"
+        )
+    problem, measured = "", "cannot be trusted"
+    try:
+        measured = f"{len(verify_history(folder.ledger).releases):,} releases"
+        card_problem = ""
+        try:
+            card_problem = _find_release_problem(verify_ledger(folder.ledger))
+        except CardError as error:
+            card_problem = str(error)
+    except (LedgerError, CardError, CheckpointError) as error:
+        problem = card_problem = str(error)
+    ledger = Finding(
+        check="ledger of the run",
+        measured=measured,
+        bound="a chain that card and checkpoint remember",
+        passed=not problem,
+        detail=problem or "the chain holds; no settings lie here, so no step was audited",
+    )
+    card = Finding(
+        check="card",
+        measured="differs" if card_problem else "as the ledger gives it",
+        bound="what the ledger gives",
+        passed=not card_problem,
+        detail=card_problem or "ε, its meaning, mechanism, pages and weights fit the ledger",
+    )
+    verdict = Verdict(ledger=ledger, card=card)
+    described = verdict.describe()
+    folder.write_json(folder.path / "audit.json", described)
+    _write_into_card(folder, verdict, described)
+    return verdict
+
+
+def _find_release_problem(facts: Mapping[str, Any]) -> str:
+    """Return what could not be compared although a release must have it, or nothing."""
+    for name in ("weights", "pages of the card"):
+        if str(facts.get(name)).startswith("not compared"):
+            return f"{name} {facts[name]}"
+    return ""
+
+
 def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
     """Write a verdict into the card.
 
@@ -331,13 +387,12 @@ def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, A
         section["passed"] = not failed_checks(section)
         card["audit"] = section
         card["not_private"] = {**card.get("not_private", {}), **_unprotected_figures(described)}
-        text = to_markdown(card)
+        to_markdown(card)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         if verdict.card.passed:
             raise
         return
-    folder.write_json(folder.card, card)
-    folder.write_text(folder.card.with_suffix(".md"), text)
+    write_card_files(folder.path, card)
 
 
 def ledger_finding(path: Path, plan: Plan) -> Finding:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperOption
 
+from dpkfc.app.card_command import card
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
 from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
 from dpkfc.app.methods import METHODS, Method
@@ -685,6 +686,7 @@ _EXAMPLES = {
     "report": "dpkfc report runs/* --out report.html",
     "tune": "dpkfc tune --recipe digits --method dp-kfc-a --method dp-sgd --trials 20",
     "demo-federated": "dpkfc demo-federated --rounds 40 --engine here",
+    "card": "dpkfc card runs/first --owner 'Ward 3'",
     "schema": "dpkfc schema patients.csv --target readmitted",
     "recipes": "dpkfc recipes",
     "predict": "dpkfc predict runs/first --data new.csv --out predictions.csv",
@@ -700,6 +702,7 @@ def register(app: typer.Typer) -> None:
         name = command.__name__.replace("_", "-")
         app.command(epilog=_EXAMPLES[name])(command)
     more: dict[str, Callable[..., None]] = {
+        "card": card,
         "settings": every_setting,
         "schema": write_schema,
         "recipes": print_recipes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +32,7 @@ def write_schema(
 
     content = empty_schema(data, target, text, label_file)
     if out is None:
-        sys.stdout.write(content)
+        open_console().out(content, end="", highlight=False)
         return
     if out.exists():
         raise RunFolderError(f"{out} exists and may be filled in; choose another name with --out")
@@ -44,14 +43,17 @@ def write_schema(
 def print_recipes() -> None:
     """Show the built-in tasks that --recipe takes."""
     from dpkfc.app.recipes.catalogue import RECIPES
+    from dpkfc.app.settings import RunConfig
 
     table = Table(header_style="bold")
     for column in ("recipe", "data", "input", "classes", "method"):
         table.add_column(column, overflow="fold")
     for recipe in RECIPES.values():
         shape = " × ".join(map(str, recipe.input_shape))
-        method = recipe.defaults.get("run", {}).get("method", "dp-kfc-a")
-        table.add_row(recipe.name, recipe.title, shape, str(recipe.num_classes), method)
+        defaults = recipe.defaults.get("run", {})
+        method = defaults.get("method", RunConfig.method)
+        classes = str(recipe.num_classes)
+        table.add_row(recipe.name, recipe.title, shape, classes, method)
     console = open_console()
     console.print(table)
     console.print("Own data take --data FILE or --task module:function in the place of --recipe.")

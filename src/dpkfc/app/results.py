@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import nn
 
 from dpkfc.app import plots
@@ -18,16 +17,15 @@ from dpkfc.app.datasets.formats import Examples
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
 from dpkfc.app.preparation import LABELS, Prepared
 from dpkfc.app.recipes.recipe import ClassScore, Judged
-from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private, placed
+from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import RunConfig
-from dpkfc.checkpoint import file_digest
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import signal_to_noise
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.preconditioning import refresh_microbatch_size
-from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, to_markdown
+from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_release
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
 
@@ -50,35 +48,15 @@ def write_results(
     """Write what a finished run leaves next to settings, ledger and checkpoint."""
     with evaluated_weights(session):
         classes = _score_classes(prepared)
-    facts = _facts(prepared, session, metrics, classes)
     if classes:
         rows = [dataclasses.asdict(score) for score in classes]
         folder.write_json(folder.classes, {"measured_on": metrics.measured_on, "classes": rows})
-    with evaluated_weights(session):
-        _save_model(prepared.model, folder, build_card(prepared.plan, facts))
-    weights = {"file": folder.model.name, "sha256": file_digest(folder.model)}
-    card = build_card(prepared.plan, dataclasses.replace(facts, weights=weights))
+    card = build_card(prepared.plan, _facts(prepared, session, metrics, classes))
     metrics.write(folder.metrics)
-    folder.write_json(folder.card, card)
-    folder.write_text(folder.card.with_suffix(".md"), to_markdown(card))
+    write_release(folder.path, session.released_state(), session.ledger, card)
     history = plots.history(curve_of(prepared, metrics))
     plots.save(history, folder.plots / "accuracy_and_epsilon.png")
     _plot_curvature(prepared, folder, session)
-
-
-def _save_model(model: nn.Module, folder: RunFolder, card: dict[str, Any]) -> None:
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        tensors[name] = tensor.detach().cpu().clone().contiguous()
-    guarantee = card["guarantee"]
-    metadata = {
-        "epsilon": str(guarantee["epsilon"]),
-        "delta": str(guarantee["delta"]),
-        "plan_hash": card["plan_hash"],
-        "certified": str(guarantee["certified"]),
-        "stamp": card["stamp"] or "",
-    }
-    placed(folder.model, lambda part: save_file(tensors, part, metadata=metadata))
 
 
 def _score_classes(prepared: Prepared) -> list[ClassScore]:
@@ -111,6 +89,8 @@ def _facts(
         settings={**_card_settings(config), **_early_end(prepared, metrics), **gradients},
         device=config.device,
         receipt=session.receipt,
+        declared=config.declared,
+        begun=str(ledger.header.get("created", "")),
     )
 
 

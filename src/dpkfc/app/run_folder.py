@@ -14,9 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from safetensors import SafetensorError
 
 from dpkfc.app.unpack_limit import UnpackedSizeError, check_unpacked_size
+from dpkfc.checkpoint import CheckpointError, place_file
 
 # The file that a finished run writes last.
 LAST_PLOT = "spectra.png"
@@ -229,7 +229,7 @@ class RunFolder:
 
 
 def placed(path: Path, write: Callable[[Path], object], *, private: bool = False) -> Path:
-    """Write a file that a crash leaves either old or new: write another name, sync, rename.
+    """Write a file as `dpkfc.checkpoint.place_file` does, with an error that names a way out.
 
     Args:
         path: the file; its folder is created.
@@ -240,27 +240,15 @@ def placed(path: Path, write: Callable[[Path], object], *, private: bool = False
     Raises:
         RunFolderError: the disk cannot take the file; an earlier file of that name remains.
     """
-    part = path.with_name(path.name + ".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A crash may have left the part with another mode.
-        part.unlink(missing_ok=True)
-        part.touch(0o600 if private else 0o666)
-        mode = part.stat().st_mode
-        write(part)
-        # Safetensors replaces the part by a file that only its owner may read.
-        part.chmod(mode)
-        _sync(part)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise _unwritable(path, error, "file") from None
+        place_file(path, write, private=private)
+    except CheckpointError as error:
+        raise RunFolderError(str(error)) from None
     return path
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has the content of a file, before the file gets its name."""
+    """Wait until the disk has the content of a file."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

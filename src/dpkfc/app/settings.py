@@ -31,6 +31,7 @@ from dpkfc.postprocess.optimizers import SOFIM, AdamBC
 from dpkfc.postprocess.pipeline import READOUTS
 from dpkfc.privacy.accounting import ACCOUNTANTS
 from dpkfc.privacy.mechanism import NOISES
+from dpkfc.report.officer import Declared
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,7 +55,8 @@ AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
 STRUCTURES = ("shape", "auto", "measured")
-SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer")
+_DECLARED = tuple(item.name for item in dataclasses.fields(Declared))
+SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer", "card")
 
 
 class ConfigError(ValueError):
@@ -216,6 +218,13 @@ class RunConfig:
     text: str = _setting("", "data", "key of the text in a JSONL file")
     label_file: str = _setting("", "data", "table of image files and their labels")
     task: str = _setting("", "data", "module:function that returns a dpkfc.app.owndata.tasks.Task")
+    # What only the owner knows, for the first page of the card.
+    owner: str = _setting("", "card", "who answers for the model; printed on the privacy card")
+    purpose: str = _setting("", "card", "what the model is for; printed on the privacy card")
+    data_subjects: str = _setting(
+        "", "card", "whose data are trained on; printed on the privacy card"
+    )
+    contact: str = _setting("", "card", "whom to ask about it; printed on the privacy card")
 
     # Examples, private and public.
     data_dir: str = _setting(
@@ -513,6 +522,8 @@ class RunConfig:
         self._check_public_data()
         for name in ("ranks", "norm_methods"):
             parse_pairs(name, getattr(self, name))
+        # A card shows these, so they must be fit to be shown before anything is trained.
+        _ = self.declared
 
     def _resolve_optimizer(self) -> None:
         """Take the optimizer of the method where none is given, and refuse a contradiction."""
@@ -566,6 +577,18 @@ class RunConfig:
                 f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
                 " not go together; give both or none"
             )
+
+    @property
+    def declared(self) -> Declared:
+        """What the owner says about the run.
+
+        Raises:
+            ConfigError: a value that a card cannot show.
+        """
+        try:
+            return Declared(**{name: getattr(self, name) for name in _DECLARED})
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
 
     @property
     def uses_preconditioner(self) -> bool:

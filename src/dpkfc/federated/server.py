@@ -61,6 +61,7 @@ from dpkfc.federated.plan import (
 from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
 from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
@@ -332,6 +333,7 @@ class Server:
             except BaseException:
                 self.ledger.abandon()
                 raise
+        self._released_weights = ReleasedWeights(model)
 
     # -- the protocol ------------------------------------------------------------------------------
 
@@ -616,6 +618,7 @@ class Server:
             update, self._state = config.rule.step(direction.gradients, self._state, participation)
             for name, p in self.parameters.items():
                 p.sub_(update[name].to(p.dtype))
+        self._released_weights.record()
         return direction.notes
 
     # -- what was spent, and checkpoints -----------------------------------------------------------
@@ -648,6 +651,37 @@ class Server:
     def preconditioner(self) -> PreconditionerState | None:
         """Return the preconditioner in force."""
         return self._pipeline.preconditioning.current
+
+    def write_card(
+        self, folder: str | os.PathLike[str], records: Sequence[RoundRecord], **said: Any
+    ) -> dict[str, Any]:
+        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+        Args:
+            folder: made if it is missing.
+            records: of the rounds.
+            said: `title`, `chosen_by`, `results`, `not_private`, `declared` and `total` of
+                `dpkfc.report.card.build_federated_card`.
+
+        Raises:
+            RuntimeError: no round was released, or the model does not hold what was released last.
+            CheckpointError: the folder holds another run, or cannot be written.
+        """
+        from dpkfc.report.card import build_federated_card, write_release
+
+        state = self.released_state()
+        return write_release(
+            folder, state, self.ledger, build_federated_card(self, records, **said)
+        )
+
+    def released_state(self) -> Tensors:
+        """Return the released weights.
+
+        Raises:
+            RuntimeError: no round was released, or the model does not hold what was released last.
+        """
+        self._released_weights.check()
+        return checkpoint.copy_tensors(self.model.state_dict())
 
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
         """Write a checkpoint between rounds.
@@ -719,6 +753,7 @@ class Server:
             self._pipeline.preconditioning.current = preconditioner
             self._last_release = int(meta.get("stepped", -1))
             self.model.load_state_dict(tensors["model"], strict=False)
+            self._released_weights.record()
         self._delivery.forget()
         return meta["extra"]
 

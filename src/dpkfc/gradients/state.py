@@ -1320,3 +1320,72 @@ class WeightGuard:
             self.accept()
             if handle is not None:
                 handle.remove()
+
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class ReleasedWeights:
+    """Knows the weights that a session released last, and tells all others from them.
+
+    Sums over the bits of each tensor stand for its values, so that a write through `.data` is seen
+    too. The weights are released, and nothing here reads private data.
+
+    Args:
+        model: whose parameters and saved buffers count.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._sums: dict[str, Tensor] = {}
+        self._trained: dict[str, Tensor] = {}
+
+    def record(self) -> None:
+        """Take the weights as they are now for those that were released.
+
+        Frozen tensors are read once, since no release changes them.
+        """
+        changed = self._trained
+        if not self._sums:
+            changed = self._tensors()
+            self._trained = {name: x for name, x in changed.items() if x.requires_grad}
+        for name, x in changed.items():
+            self._sums[name] = _sum_bits(x)
+
+    def check(self) -> None:
+        """Raise unless the model holds the weights that were released last.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or a tensor differs, by its name.
+        """
+        if not self._sums:
+            raise RuntimeError(
+                "these weights come from no release: train, or restore() a checkpoint, before a"
+                " card is written"
+            )
+        reshard(self._model)
+        now = self._tensors()
+        for name in sorted(now.keys() | self._sums.keys()):
+            is_known = name in now and name in self._sums
+            if not is_known or _sum_bits(now[name]).tolist() != self._sums[name].tolist():
+                raise RuntimeError(
+                    f"'{name}' is not as the last release left it; a card is for released weights:"
+                    " write it before they change, or restore() them"
+                )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = dict(self._model.named_parameters())
+        for path, module in self._model.named_modules():
+            for name, buffer in module.named_buffers(path, recurse=False):
+                if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                    tensors[name] = buffer
+        return tensors
+
+
+def _sum_bits(x: Tensor) -> Tensor:
+    """Return sums of the bits of a tensor, read as integers: exact in every order `[2]`."""
+    values = local(x).detach()
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    bits = values.view(_INTEGERS[values.element_size()])
+    return torch.stack([bits.sum(dtype=torch.int64), bits.abs().sum(dtype=torch.int64)])

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_probes
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
     AttributeSnapshot,
+    ReleasedWeights,
     check_finite,
     check_optimizer,
     checked_state,
@@ -302,6 +304,8 @@ class PrivateStep:
         self._has_ended = False
         self._pending_batch = PendingBatchGuard()
         self._tally = GradientTally()
+        self._released = ReleasedWeights(model)
+        self._has_released = False  # in the optimizer's step that runs now
         self._guards: ExitStack | None = None
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
@@ -317,6 +321,7 @@ class PrivateStep:
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True, always_call=True),
             optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
@@ -643,6 +648,7 @@ class PrivateStep:
         self.step += 1
         scale = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         set_gradients(self._parameters, update, scale=scale)
+        self._has_released = True
 
     def _attach_step_hook(self, hook: Callable[[torch.optim.Optimizer], None] | None) -> None:
         """Call a function of the optimizer after each release and before the step on it.
@@ -652,12 +658,28 @@ class PrivateStep:
         """
         self._step_hook = hook
 
+    def _end_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._has_released:
+            self._released.record()
+        self._has_released = False
+
     # -- state ------------------------------------------------------------------------------------
 
     @property
     def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step and without one."""
         return self._pipeline.preconditioning.current
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the released weights.
+
+        Raises:
+            RuntimeError: nothing was released, or the model does not hold what was released last.
+        """
+        self._released.check()
+        return copy_tensors(self.model.state_dict())
 
     def _optimizer_parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -344,6 +344,16 @@ class ClosedTrainer(Trainer):
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
 
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+        Raises:
+            RuntimeError: as there, or nothing was trained.
+        """
+        if self.session is None:
+            raise RuntimeError("there is no session yet; train before a card is written")
+        return self.session.write_card(folder, **said)
+
     def _not_private(self) -> list[str]:
         """Return the logged values, those of resumed runs included, that ε does not cover."""
         names = {name for row in self.state.log_history for name in row}

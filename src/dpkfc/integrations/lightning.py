@@ -384,7 +384,17 @@ class PrivateTraining(pl.Callback):
             pl.LightningModule.log(module, "epsilon", session.epsilon, prog_bar=True, batch_size=1)
         trainer.should_stop = trainer.should_stop or last
 
-    # -- checkpoints -------------------------------------------------------------------------------
+    # -- the card and checkpoints ------------------------------------------------------------------
+
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+        Raises:
+            RuntimeError: as there, or nothing was trained.
+        """
+        if self.session is None:
+            raise RuntimeError("there is no session yet; train before a card is written")
+        return self.session.write_card(folder, **said)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -816,6 +816,13 @@ class PrivacyEngine:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
 
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write weights, ledger and privacy card, as `Session.write_card` does."""
+        from dpkfc.report.card import session_card, write_release
+
+        card = session_card(self, **said)
+        return write_release(folder, self._private.released_state(), self.ledger, card)
+
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> None:

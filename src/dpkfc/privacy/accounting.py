@@ -410,6 +410,35 @@ def delta_of_epsilon(
         return min(1.0, delta + _rounding(event, count))
 
 
+def deltas_of_epsilons(
+    event: dp_accounting.DpEvent, count: int, epsilons: NDArray[np.float64], relation: str
+) -> NDArray[np.float64]:
+    """Return δ at many ε of `count` sampled releases, from one composition.
+
+    Args:
+        event: one sampled release, whose noise is not zero.
+        count: number of releases, > 0.
+        epsilons: values >= 0 `[n]`.
+        relation: "add_or_remove_one" (by PLD) or "replace_one" (by RDP).
+
+    Returns:
+        Upper bounds `[n]`.
+    """
+    import dp_accounting
+
+    found = []
+    with quiet_accountants():
+        for neighbour in neighbouring_sizes(event):
+            if relation == "replace_one":
+                orders, divergences = _rdp_of_one(neighbour, relation)
+                compute = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
+                found.append([compute(orders, count * divergences, e)[0] for e in epsilons])
+            else:
+                losses = pld_of_one(neighbour, relation).self_compose(count)
+                found.append(losses.get_delta_for_epsilon(epsilons))
+    return np.asarray(np.clip(np.max(found, axis=0) + _rounding(event, count), 0.0, 1.0))
+
+
 def cross_check(
     event: dp_accounting.DpEvent,
     count: int,
@@ -687,6 +716,7 @@ def _composed(
     return _accountant(accountant, relation).compose(event, count)
 
 
+@functools.lru_cache(maxsize=8)
 def _rdp_of_one(
     event: dp_accounting.DpEvent, relation: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -50,6 +50,10 @@ _NOT_DECIDING = {
     "eval_on",
     "out",
     "data_dir",
+    "data",
+    "schema",
+    "label_file",
+    "task",
     "threads",
     "device",
     "num_workers",
@@ -309,7 +313,7 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
     figures = path / plots.FILE
     return RunSummary(
         source=str(path),
-        task=name_task(recipe, is_smoke),
+        task=name_task(_own_name(settings) or recipe, is_smoke),
         method=method,
         measured_on=metrics.measured_on,
         score=_score_name(_mapping(card.get("results")), metrics.measured_on),
@@ -333,6 +337,11 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         figures=Figures.read(read_json(figures)) if figures.is_file() else None,
         pictures=_read_pictures(folder.plots),
     )
+
+
+def _own_name(settings: Mapping[str, Any]) -> str:
+    """Return the name of own data or of an own task, or an empty text for a recipe."""
+    return Path(str(settings.get("data") or settings.get("task") or "")).name
 
 
 def name_task(recipe: str, is_smoke: bool) -> str:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import torch
 
 from dpkfc.app.datasets.formats import DatasetError, unreadable_error
 from dpkfc.app.owndata.records import UNKNOWN, Records
-from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.owndata.tables import encode_labels, read_header, read_table, unit_names
+from dpkfc.app.owndata.schema import ImageForm, Schema
+from dpkfc.app.owndata.tables import (
+    column_texts,
+    encode_labels,
+    read_header,
+    read_table,
+    unit_names,
+)
 from dpkfc.app.unpack_limit import check_unpacked_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -24,9 +29,10 @@ def folder_classes(folder: Path) -> tuple[str, ...]:
         DatasetError: fewer than two folders, or no folder at all.
     """
     try:
-        names = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        folders = [path for path in folder.iterdir() if path.is_dir()]
     except OSError as error:
         raise unreadable_error(folder, error) from None
+    names = sorted(path.name for path in folders)
     names = [name for name in names if not name.startswith(".")]
     if len(names) < 2:
         raise DatasetError(
@@ -59,25 +65,28 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
         number_of = {name: number for number, name in enumerate(schema.classes)}
         numbers = []
         for path in paths:
-            numbers.append(number_of.get(path.relative_to(folder).parts[0], UNKNOWN))
+            parts = path.relative_to(folder).parts
+            numbers.append(number_of.get(parts[0], UNKNOWN))
     images = []
     kept = []
-    total = len(paths) * schema.images.channels * schema.images.size**2 * 4
-    check_unpacked_size(folder, total)
+    form = schema.images
+    bytes_each = 4 * form.channels * form.size**2
+    check_unpacked_size(folder, len(paths) * bytes_each)
     for row, path in enumerate(paths):
-        pixels = _read_image(path, schema)
+        pixels = _read_image(path, form)
         if pixels is not None:
             images.append(pixels)
             kept.append(row)
     if not images:
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
+    contents = []
+    for row, image in zip(kept, images, strict=True):
+        contents.append(image.tobytes() + b"%d" % numbers[row])
     return Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor([numbers[row] for row in kept]),
         names=[str(paths[row].relative_to(folder)) for row in kept],
-        contents=[
-            image.tobytes() + b"%d" % numbers[row] for image, row in zip(images, kept, strict=True)
-        ],
+        contents=contents,
         units=[units[row] for row in kept] if units else (),
         figures={("broken", "files"): 1 - len(kept) / len(paths)},
     )
@@ -85,9 +94,10 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
 
 def _find_images(folder: Path) -> list[Path]:
     try:
-        paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+        found = sorted(folder.rglob("*"))
     except OSError as error:
         raise unreadable_error(folder, error) from None
+    paths = [path for path in found if path.suffix.lower() in SUFFIXES]
     if not paths:
         raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
     return paths
@@ -98,9 +108,11 @@ def _read_labels(
 ) -> tuple[list[Path], list[int], list[str]]:
     kinds, _ = read_header(labels, schema.delimiter)
     first = next(iter(kinds))
-    names = [first, schema.target, *([schema.unit] if schema.unit else [])]
+    names = [first, schema.target]
+    if schema.unit:
+        names.append(schema.unit)
     table = read_table(labels, names, schema.delimiter)
-    columns = [table.column(name).cast(pa.string()).to_pylist() for name in names]
+    columns = [column_texts(labels, table, name) for name in names]
     paths = [folder / str(name) for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
@@ -108,18 +120,18 @@ def _read_labels(
     return paths, encode_labels(schema, columns[1]).tolist(), units
 
 
-def _read_image(path: Path, schema: Schema) -> np.ndarray | None:
+def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
     """Return pixels float32 `[C, size, size]`, None for a broken file that may be left out."""
     try:
         from PIL import Image
     except ImportError:
         raise DatasetError("images are read by Pillow: pip install 'dpkfc[data]'") from None
-    form = schema.images
     mode = "RGB" if form.channels == 3 else "L"
+    shape = form.size, form.size
     try:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
             check_unpacked_size(path, image.width * image.height * 4)
-            scaled = image.convert(mode).resize((form.size, form.size))
+            scaled = image.convert(mode).resize(shape)
     # Whatever a decoder says about a damaged file.
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         if form.broken == "skip":
@@ -128,5 +140,6 @@ def _read_image(path: Path, schema: Schema) -> np.ndarray | None:
             f"{path}: is no whole PNG or JPEG ({type(error).__name__}); replace it, or set broken ="
             " 'skip' under [images] of the schema"
         ) from None
-    pixels = np.asarray(scaled, np.float32).reshape(form.size, form.size, form.channels)
-    return np.ascontiguousarray(pixels.transpose(2, 0, 1) / 127.5 - 1)
+    pixels = np.asarray(scaled, np.float32) / 127.5 - 1
+    pixels = pixels.reshape(*shape, form.channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))

@@ -22,6 +22,8 @@ from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings
 
 _CHUNK = 250
+# Name, number of records, recall and precision of a class.
+ClassRow = tuple[str, int, float | None, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +105,9 @@ def write_predictions(trained: Trained, records: Records, out: Path) -> int:
             writer = csv.writer(file)
             writer.writerow(["record", "class", *(f"p({name})" for name in classes)])
             for name, row in zip(records.names, scores.tolist(), strict=True):
-                best = max(range(len(classes)), key=row.__getitem__)
-                writer.writerow([name, classes[best], *(f"{value:.6f}" for value in row)])
+                best = row.index(max(row))
+                numbers = [f"{value:.6f}" for value in row]
+                writer.writerow([name, classes[best], *numbers])
 
     placed(out, write, private=True)
     return len(records)
@@ -128,7 +131,7 @@ class Evaluation:
     judged: Judged
     examples: int
     unlabelled: int
-    classes: list[tuple[str, int, float | None, float | None]]
+    classes: list[ClassRow]
 
 
 def evaluate_records(trained: Trained, records: Records) -> Evaluation:
@@ -150,25 +153,26 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
 def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0) -> Evaluation:
     """Evaluate a model on examples, with figures for each class where there are classes."""
     task = trained.recipe.task
-    rows: list[tuple[str, int, float | None, float | None]] = []
+    rows: list[ClassRow] = []
     count = trained.recipe.num_classes
     if task.judge is CLASSIFICATION.judge and count > 1:
         guesses = probabilities(trained.model, examples[0]).argmax(1)
         names = trained.recipe.classes or tuple(map(str, range(count)))
         rows = list(_class_rows(names, guesses, examples[1]))
     judged = task.judge(trained.model, examples)
-    return Evaluation(judged=judged, examples=len(examples[1]), unlabelled=unlabelled, classes=rows)
+    total = len(examples[1])
+    return Evaluation(judged=judged, examples=total, unlabelled=unlabelled, classes=rows)
 
 
-def _class_rows(
-    names: tuple[str, ...], guesses: Tensor, labels: Tensor
-) -> Iterator[tuple[str, int, float | None, float | None]]:
+def _class_rows(names: tuple[str, ...], guesses: Tensor, labels: Tensor) -> Iterator[ClassRow]:
     for number, name in enumerate(names):
         of_class, guessed = labels == number, guesses == number
         right = int((of_class & guessed).sum())
-        total, chosen = int(of_class.sum()), int(guessed.sum())
+        total = int(of_class.sum())
+        chosen = int(guessed.sum())
         recall = right / total if total else None
-        yield name, total, recall, right / chosen if chosen else None
+        precision = right / chosen if chosen else None
+        yield name, total, recall, precision
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,7 +199,8 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
         raise ConfigError(f"unknown format {form!r}; choose {' | '.join(FORMATS)}")
     path = out or run / "export" / FORMATS[form]
     if form == "safetensors":
-        return placed(path, lambda part: shutil.copyfile(RunFolder.locate(run).model, part))
+        weights = RunFolder.locate(run).model
+        return placed(path, lambda part: shutil.copyfile(weights, part))
     example = example_inputs(trained.recipe)
     batch = {0: torch.export.Dim("batch")}
     try:
@@ -214,7 +219,8 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
 def example_inputs(recipe: Recipe) -> Tensor:
     """Return two inputs of zeros, to trace a model with."""
     if recipe.probe is not None and recipe.read is None:
-        inputs = recipe.probe(RunConfig()).sample(2, torch.Generator().manual_seed(0))[0]
+        generator = torch.Generator().manual_seed(0)
+        inputs, _ = recipe.probe(RunConfig()).sample(2, generator)
         if isinstance(inputs, Tensor):
             return inputs
     return torch.zeros(2, *recipe.input_shape)

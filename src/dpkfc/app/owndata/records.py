@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc.app.datasets.formats import DatasetError, ExampleSet
+from dpkfc.app.datasets.formats import DatasetError, Examples, ExampleSet
 
 TEST_SHARE = 0.2
 # Shares by what is counted and the column: ("missing", "age") to 0.02.
@@ -52,12 +52,15 @@ class Records:
         kept = (self.labels != UNKNOWN).nonzero().squeeze(1)
         rows = kept.tolist()
         share = 1 - len(rows) / max(1, len(self))
+        units: Sequence[str] = ()
+        if self.units:
+            units = [self.units[row] for row in rows]
         return Records(
             inputs=self.inputs[kept],
             labels=self.labels[kept],
             names=[self.names[row] for row in rows],
             contents=[self.contents[row] for row in rows],
-            units=[self.units[row] for row in rows] if self.units else (),
+            units=units,
             figures={**self.figures, ("without a known class", "records"): share},
         )
 
@@ -77,15 +80,19 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
         DatasetError: a side has no records.
     """
     records = records.labelled()
-    keys = [unit.encode() for unit in records.units] or _numbered(records.contents)
-    is_test = np.array([_place(key, seed, b"test") < TEST_SHARE for key in keys], bool)
+    keys = [unit.encode() for unit in records.units]
+    if not keys:
+        keys = _numbered(records.contents)
+    places = [_place(key, seed, b"test") for key in keys]
+    is_test = np.array(places) < TEST_SHARE
     is_validation = np.zeros(len(keys), bool)
     if validation_size:
-        places = {}
+        order = {}
         for key, on_test in zip(keys, is_test, strict=True):
             if not on_test:
-                places[key] = _place(key, seed, b"validation")
-        chosen = set(sorted(places, key=places.__getitem__)[:validation_size])
+                order[key] = _place(key, seed, b"validation")
+        first = sorted(order, key=order.__getitem__)
+        chosen = set(first[:validation_size])
         is_validation = np.array([key in chosen for key in keys], bool)
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not is_test.any():
@@ -124,7 +131,7 @@ def _place(key: bytes, seed: int, purpose: bytes) -> float:
     return int.from_bytes(digest, "big") / 2**64
 
 
-def _select(records: Records, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+def _select(records: Records, rows: np.ndarray) -> Examples:
     chosen = torch.from_numpy(rows)
     return records.inputs[chosen], records.labels[chosen]
 

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.settings import ConfigError, nearest, read_toml
@@ -138,13 +140,17 @@ class Column:
         """
         known = list(dict.fromkeys(values))
         number_of = {value: number for number, value in enumerate(known)}
-        codes = np.fromiter(map(number_of.__getitem__, values), np.int64, len(values))
+        codes = np.array([number_of[value] for value in values], np.int64)
         rows = np.zeros((len(known), self.width), np.float32)
         is_missing = np.array([self._is_missing(value) for value in known], bool)
         rows[is_missing, -1] = 1.0
-        present = [value for value in known if not self._is_missing(value) and value is not None]
+        present = []
+        for value, missing in zip(known, is_missing, strict=True):
+            if value is not None and not missing:
+                present.append(value)
         odd = np.zeros(len(known), bool)
-        rows[~is_missing, :-1], odd[~is_missing] = _ENCODERS[self.kind](self, present)
+        encode = _ENCODERS[self.kind]
+        rows[~is_missing, :-1], odd[~is_missing] = encode(self, present)
         counts = np.bincount(codes, minlength=len(known))
         total = max(1, len(values))
         return Encoded(
@@ -158,7 +164,9 @@ class Column:
             return True
         if self.kind == "number":
             return parse_number(value) is None
-        return self.kind == "flag" and value.strip().lower() not in (*_TRUE, *_FALSE)
+        if self.kind == "flag":
+            return value.strip().lower() not in (*_TRUE, *_FALSE)
+        return False
 
 
 @dataclass(frozen=True)
@@ -214,18 +222,23 @@ def _encode_categories(column: Column, values: list[str]) -> _Rows:
 
 
 def _bucket(text: str, buckets: int) -> int:
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=_HASH_KEY).digest()
-    return int.from_bytes(digest, "big") % buckets
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=_HASH_KEY)
+    return int.from_bytes(digest.digest(), "big") % buckets
 
 
 def _encode_flags(column: Column, values: list[str]) -> _Rows:
-    signs = [1.0 if value.strip().lower() in _TRUE else -1.0 for value in values]
-    return np.array(signs, np.float32).reshape(-1, 1), np.zeros(len(values), bool)
+    rows = np.full((len(values), 1), -1.0, np.float32)
+    for number, value in enumerate(values):
+        if value.strip().lower() in _TRUE:
+            rows[number] = 1.0
+    return rows, np.zeros(len(values), bool)
 
 
 def _encode_texts(column: Column, values: list[str]) -> _Rows:
-    rows = hashed_texts(values, column.width - 1).numpy() if values else np.zeros((0, 1))
-    return rows.reshape(len(values), column.width - 1), np.zeros(len(values), bool)
+    rows = np.zeros((0, column.width - 1), np.float32)
+    if values:
+        rows = hashed_texts(values, column.width - 1).numpy()
+    return rows, np.zeros(len(values), bool)
 
 
 _ENCODERS: dict[str, Callable[[Column, list[str]], _Rows]] = {
@@ -321,7 +334,8 @@ def read_schema(path: Path, target: str = "") -> Schema:
     where = str(path)
     content = read_toml(path)
     columns = content.pop("columns", {})
-    images, text = content.pop("images", {}), content.pop("text", {})
+    images = content.pop("images", {})
+    text = content.pop("text", {})
     if not isinstance(columns, Mapping):
         raise ConfigError(f"{where}: columns must be tables, such as [columns.age]")
     values = _values(Schema, content, where)
@@ -338,7 +352,8 @@ def read_schema(path: Path, target: str = "") -> Schema:
         raise ConfigError(
             f"{where}: target is {schema.target!r}, and --target says {target!r}; leave one out"
         )
-    return check_schema(dataclasses.replace(schema, target=target or schema.target), where)
+    schema = dataclasses.replace(schema, target=target or schema.target)
+    return check_schema(schema, where)
 
 
 def check_schema(schema: Schema, where: str) -> Schema:
@@ -353,7 +368,8 @@ def check_schema(schema: Schema, where: str) -> Schema:
         if name == schema.target:
             raise ConfigError(f"{where}: {name!r} is the target; remove [columns.{name}]")
         column.check(name, where)
-        columns[name] = dataclasses.replace(column, missing=column.missing or schema.missing)
+        missing = column.missing or schema.missing
+        columns[name] = dataclasses.replace(column, missing=missing)
         if column.kind == "unit":
             units.append(name)
     if len(set(units)) > 1:
@@ -365,7 +381,8 @@ def check_schema(schema: Schema, where: str) -> Schema:
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
     _check_forms(schema, where)
-    return dataclasses.replace(schema, columns=columns, unit=units[0] if units else "")
+    unit = units[0] if units else ""
+    return dataclasses.replace(schema, columns=columns, unit=unit)
 
 
 def _check_forms(schema: Schema, where: str) -> None:
@@ -513,7 +530,7 @@ def template(
             hint = "ignore"
         elif is_free_text(name):
             hint = "text"
-        head = tomli_w.dumps({"columns": {name: {"kind": ""}}}).splitlines()[0]
+        head, *_ = tomli_w.dumps({"columns": {name: {"kind": ""}}}).splitlines()
         lines += ["", head, _HINTS[hint]]
     return "\n".join([*lines, sections]).rstrip() + "\n"
 
@@ -541,19 +558,20 @@ class SchemaNoise(Probe):
         parts = [self._draw(column, n, generator) for _, column in self.columns]
         return torch.cat(parts, dim=1), None
 
-    def _draw(self, column: Column, n: int, generator: torch.Generator) -> torch.Tensor:
+    def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
         rows = torch.zeros(n, column.width)
         uniform = torch.rand(n, generator=generator)
         if column.kind == "number":
             rows[:, 0] = 2 * uniform - 1
         elif column.kind == "flag":
-            rows[:, 0] = (uniform < 0.5).float() * 2 - 1
+            rows[:, 0] = torch.where(uniform < 0.5, 1.0, -1.0)
         elif column.kind == "category":
             places = (uniform * (column.width - 1)).long()
             rows[torch.arange(n), places] = 1.0
         else:
-            signs = torch.randint(-1, 2, (n, column.width - 1), generator=generator)
-            rows[:, :-1] = torch.nn.functional.normalize(signs.float(), dim=1)
+            shape = n, column.width - 1
+            signs = torch.randint(-1, 2, shape, generator=generator).float()
+            rows[:, :-1] = functional.normalize(signs, dim=1)
         is_missing = torch.rand(n, generator=generator) < self.missing
         rows[is_missing] = 0.0
         rows[is_missing, -1] = 1.0

@@ -46,9 +46,9 @@ def read_header(path: Path, delimiter: str = "") -> tuple[dict[str, str], str]:
         stored = _stored_schema(path)
         names = stored.names
         kinds = {column.name: _kind_of_type(column.type) for column in stored}
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise DatasetError(f"{path}: two columns are named {repeated[0]!r}; rename one")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise DatasetError(f"{path}: two columns are named {name!r}; rename one")
     return kinds, delimiter or ","
 
 
@@ -193,7 +193,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     figures: dict[tuple[str, str], float] = {}
     parts = []
     for name, column in schema.features.items():
-        encoded = column.encode(_texts(path, table, name))
+        encoded = column.encode(column_texts(path, table, name))
         parts.append(encoded.features)
         figures["missing", name] = encoded.missing
         if column.kind == "number":
@@ -202,15 +202,15 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
             figures["of no known category", name] = encoded.odd
     inputs = np.concatenate(parts, axis=1)
     if schema.target in table.column_names:
-        labels = encode_labels(schema, _texts(path, table, schema.target))
+        labels = encode_labels(schema, column_texts(path, table, schema.target))
     else:
         labels = np.full(table.num_rows, UNKNOWN, np.int64)
     units: list[str] = []
     if schema.unit in table.column_names:
-        units = unit_names(_texts(path, table, schema.unit))
-    contents = [
-        row.tobytes() + b"%d" % label for row, label in zip(inputs, labels.tolist(), strict=True)
-    ]
+        units = unit_names(column_texts(path, table, schema.unit))
+    contents = []
+    for row, label in zip(inputs, labels.tolist(), strict=True):
+        contents.append(row.tobytes() + b"%d" % label)
     return Records(
         inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
@@ -221,25 +221,30 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     )
 
 
-def _texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
-    """Return a column as texts, None where a value is null."""
+def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
+    """Return a column as texts, None where a value is null.
+
+    Raises:
+        DatasetError: its type has no form as text.
+    """
     column = table.column(name)
     try:
-        texts: list[str | None] = column.cast(pa.string()).to_pylist()
+        texts = column.cast(pa.string())
     except pa.ArrowException:
         raise DatasetError(
             f"{path}: column {name!r} has the type {column.type}, which is no text or number; set"
             " kind = 'ignore', or store it as text"
         ) from None
-    return texts
+    values: list[str | None] = texts.to_pylist()
+    return values
 
 
 def encode_labels(schema: Schema, values: Sequence[str | None]) -> np.ndarray:
     """Return class numbers `[N]`, `UNKNOWN` for a value that is none of the public classes."""
-    number_of: dict[str | None, int] = {name: k for k, name in enumerate(schema.classes)}
+    number_of = {name: number for number, name in enumerate(schema.classes)}
     numbers = []
     for value in values:
-        text = None if value is None else value.strip()
+        text = "" if value is None else value.strip()
         numbers.append(number_of.get(text, UNKNOWN))
     return np.array(numbers, np.int64)
 

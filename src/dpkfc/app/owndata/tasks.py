@@ -20,6 +20,7 @@ from dpkfc.app.settings import ConfigError, nearest
 from dpkfc.curvature.probes import Probe
 
 Loss = Callable[[nn.Module, Examples], Tensor]
+Judge = Callable[[nn.Module, Examples], Judged]
 Metrics = Callable[[nn.Module, Examples], Mapping[str, float]]
 
 
@@ -142,7 +143,8 @@ def task_examples(task: Task, target: str) -> ExampleSet:
                 f"{target}: {len(task.units)} units for {len(train[1])} training examples; give"
                 " one for each"
             )
-        units = torch.from_numpy(np.unique(np.asarray(task.units), return_inverse=True)[1])
+        _, numbers = np.unique(np.asarray(task.units), return_inverse=True)
+        units = torch.from_numpy(numbers)
     return ExampleSet(
         train=train,
         test=_tensors(task.test, f"{target}: test"),
@@ -170,11 +172,10 @@ def _tensors(examples: Any, where: str) -> Examples:
 
 def judgement(task: Task) -> Judgement:
     """Return loss and score of a task in the form of a recipe."""
-    if task.metrics is None:
-        if task.loss is cross_entropy:
-            return Judgement(score=task.score)
-        return Judgement(loss=task.loss, judge=_judge_by(task, _accuracy), score=task.score)
-    return Judgement(loss=task.loss, judge=_judge_by(task, task.metrics), score=task.score)
+    if task.metrics is None and task.loss is cross_entropy:
+        return Judgement(score=task.score)
+    judge = _judge_by(task, task.metrics or _accuracy)
+    return Judgement(loss=task.loss, judge=judge, score=task.score)
 
 
 def _accuracy(model: nn.Module, examples: Examples) -> Mapping[str, float]:
@@ -184,18 +185,22 @@ def _accuracy(model: nn.Module, examples: Examples) -> Mapping[str, float]:
 _CHUNK = 250
 
 
-def _judge_by(task: Task, metrics: Metrics) -> Callable[[nn.Module, Examples], Judged]:
+def _judge_by(task: Task, metrics: Metrics) -> Judge:
     @torch.no_grad()
     def judge(model: nn.Module, examples: Examples) -> Judged:
         training = model.training
         device = next(model.parameters()).device
         model.eval()
-        inputs, labels = examples[0].to(device), examples[1].to(device)
+        inputs = examples[0].to(device)
+        labels = examples[1].to(device)
         total = 0.0
-        for batch in zip(inputs.split(_CHUNK), labels.split(_CHUNK), strict=True):
-            total += float(task.loss(model, batch).sum())
+        for start in range(0, len(labels), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            losses = task.loss(model, (inputs[rows], labels[rows]))
+            total += float(losses.sum())
         figures = metrics(model, (inputs, labels))
         model.train(training)
-        return Judged(float(next(iter(figures.values()))), total / len(labels))
+        score = next(iter(figures.values()))
+        return Judged(float(score), total / len(labels))
 
     return judge

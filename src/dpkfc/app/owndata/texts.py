@@ -16,6 +16,7 @@ from dpkfc.app.owndata.tables import check_file, encode_labels, unit_names
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 
 SUFFIXES = (".jsonl", ".ndjson")
+Entry = dict[str, Any]
 
 
 def text_width(schema: Schema) -> int:
@@ -39,11 +40,10 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     wanted = [schema.text.key]
     if with_target:
         wanted += [name for name in (schema.target, schema.unit) if name]
-    columns = {}
-    for key in wanted:
-        columns[key] = [
-            _text(path, number, entry, key) for number, entry in zip(numbers, objects, strict=True)
-        ]
+    columns: dict[str, list[str | None]] = {key: [] for key in wanted}
+    for number, entry in zip(numbers, objects, strict=True):
+        for key, values in columns.items():
+            values.append(_text(path, number, entry, key))
     texts = [text or "" for text in columns[schema.text.key]]
     labels = [UNKNOWN] * len(texts)
     if all(schema.target in entry for entry in objects):
@@ -54,17 +54,21 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     else:
         inputs = hashed_texts(texts, schema.text.buckets)
     pairs = zip(texts, labels, strict=True)
+    empty = sum(not text.strip() for text in texts)
+    units: list[str] = []
+    if schema.unit in columns:
+        units = unit_names(columns[schema.unit])
     return Records(
         inputs=inputs,
         labels=torch.tensor(labels),
         names=[str(number) for number in numbers],
-        contents=[text.encode() + b"%d" % label for text, label in pairs],
-        units=unit_names(columns[schema.unit]) if schema.unit in columns else (),
-        figures={("empty", "texts"): sum(not text.strip() for text in texts) / len(texts)},
+        contents=[f"{text}{label}".encode() for text, label in pairs],
+        units=units,
+        figures={("empty", "texts"): empty / len(texts)},
     )
 
 
-def _read_objects(path: Path) -> tuple[list[int], list[dict[str, Any]]]:
+def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
     """Return the numbers of the lines with an object, and the objects."""
     check_file(path)
     numbers, objects = [], []
@@ -90,7 +94,7 @@ def _read_objects(path: Path) -> tuple[list[int], list[dict[str, Any]]]:
     return numbers, objects
 
 
-def _text(path: Path, number: int, entry: dict[str, Any], key: str) -> str | None:
+def _text(path: Path, number: int, entry: Entry, key: str) -> str | None:
     if key not in entry:
         raise DatasetError(f"{path}: line {number} has no key {key!r}; check --text and --target")
     return _plain(entry[key])

@@ -99,10 +99,10 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     """
     own = own_kind(chosen)
     name = own or chosen.get("recipe", "")
-    if not isinstance(name, str) or not name:
+    if name == "":
         raise ConfigError(
-            "which data? give --data FILE or FOLDER, --task module:function, or --recipe NAME (see"
-            " dpkfc recipes)"
+            "which recipe or data? give --recipe NAME (see dpkfc recipes), --data FILE or FOLDER,"
+            " or --task module:function"
         )
     if name in OWN_KINDS:
         chosen = own_settings({**chosen, "recipe": name})
