@@ -429,13 +429,6 @@ def headline() -> str:
     return front.table(results) if results else missing("python benchmarks/accuracy_study.py")
 
 
-def which_method() -> str:
-    """What the methods to choose from reach on each task."""
-    import which_method as page
-
-    return page.table()
-
-
 def sklearn_estimators() -> str:
     """The estimators of `dpkfc.sklearn` beside a guess and a model without privacy."""
     import sklearn_estimators as study
@@ -444,6 +437,13 @@ def sklearn_estimators() -> str:
     if not results:
         return missing("python benchmarks/sklearn_estimators.py")
     return study.table() + "\n\n" + machine(results)
+
+
+def which_method() -> str:
+    """What the methods to choose from reach on each task."""
+    import which_method as page
+
+    return page.table()
 
 
 TABLES: dict[str, Callable[[], str]] = {

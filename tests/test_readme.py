@@ -31,6 +31,7 @@ RUN = [
             "extending.md",
             "sklearn.md",
             "your-data.md",
+            "budget.md",
         )
     ),
 ]

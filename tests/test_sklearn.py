@@ -174,6 +174,13 @@ def test_complete_settings_give_no_warning_and_a_second_fit_does(blobs):
         estimator.fit(*blobs)
 
 
+def test_equal_rows_are_no_news(blobs):
+    rows = np.repeat(blobs[0][:50], 4, axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DPLogisticRegression(steps=1, **QUIET).fit(rows, np.repeat(blobs[1][:50], 4))
+
+
 def test_a_search_counts_every_fit(blobs):
     search = GridSearchCV(
         DPLogisticRegression(steps=2, **QUIET), {"learning_rate": [0.5, 1.0]}, cv=2

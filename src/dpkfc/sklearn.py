@@ -27,7 +27,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc._checks import check_not_negative, check_one_of, check_positive
+from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
 from dpkfc.checkpoint import file_digest
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
@@ -129,7 +129,11 @@ class _PrivateEstimator(BaseEstimator):
         for target in public_targets:
             features = 2 * torch.rand(data[0].shape[1], generator=generator) - 1
             public_records.append((features, target))
-        with Session(plan, module, optimizer, data, public_records=public_records) as session:
+        with warnings.catch_warnings():
+            # Rows of a table are often equal, the more so after clamping.
+            warnings.filterwarnings("ignore", message="some records of the dataset are equal")
+            session = Session(plan, module, optimizer, data, public_records=public_records)
+        with session:
             for batch in session.batches():
                 session.step(batch, loss_fn)
             with session.averaged_weights():
@@ -147,6 +151,8 @@ class _PrivateEstimator(BaseEstimator):
         """Return the plan of one fit of `count` rows."""
         check_one_of("method", self.method, METHODS)
         check_positive("learning_rate", self.learning_rate)
+        steps = operator.index(self.steps)
+        check_integer("steps", steps, 1)
         preconditioner = None
         if self.method == "dp-kfc":
             preconditioner = KFAC(
@@ -154,13 +160,13 @@ class _PrivateEstimator(BaseEstimator):
                 probe_size=_PROBE_SIZE,
                 chunk=_PROBE_SIZE,
                 likelihood=likelihood,
-                every=operator.index(self.steps),
+                every=steps,
                 seed=seed,
             )
         batch_size = count if self.batch_size is None else operator.index(self.batch_size)
         return PrivacyConfig(
             expected_batch_size=min(batch_size, count),
-            steps=operator.index(self.steps),
+            steps=steps,
             max_grad_norm=float(self.max_grad_norm),
             preconditioner=preconditioner,
             weight_average=_AVERAGE,

@@ -185,7 +185,7 @@ def test_files_of_before_still_load():
         for table in tomllib.loads(path.read_text("utf-8")).values()
         for name, value in table.items()
     }
-    later = {name: FIELDS[name].default for name in LATER}
+    later = {name: FIELDS[name].default for name in (*LATER, "budget")}
     assert set(flat) == set(FIELDS) - {"out", "budget", *LATER}
     assert config == RunConfig(**flat) == RunConfig(**flatten(flat, "x"))
     written = known_settings(tomllib.loads(to_toml(config)))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.gradients.clipping import clip_factors
-from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied, weighted_sum
+from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -407,7 +407,7 @@ def clipped(
     broken = None if bool(finite.all()) else ~finite
 
     def summed(weights: Tensor) -> Tensor:
-        value = weighted_sum(found.block, weights, broken)
+        value = found.block.weighted_sum(weights, broken)
         if found.whitened:
             return (
                 torch.cat([v.flatten() for v in value.values()])

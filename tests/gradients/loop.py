@@ -17,7 +17,6 @@ from dpkfc.gradients.clipping import Clip, split_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import weighted_sum
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -34,7 +33,7 @@ def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Te
         if layer.name in calls:
             block = blocks_of(layer, calls[layer.name], n)
             for i, one in enumerate(torch.eye(n, dtype=torch.float64)):
-                rows[i].update(split_sum(layer, weighted_sum(block, one)))
+                rows[i].update(split_sum(layer, block.weighted_sum(one)))
     return rows
 
 

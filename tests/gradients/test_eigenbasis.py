@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric
 from dpkfc.linalg.norms import per_example_norms, rank_one_norms
 from tests.gradients.whitened import clipped, looped, matrix
@@ -118,7 +118,7 @@ def test_norms_and_sums_equal_the_explicit_matrix(kind: str, turns: str) -> None
         found.norms, exact_norms(gradients, metric, groups), rtol=1e-11, atol=0
     )
     weights = torch.linspace(-1, 2, len(found.norms), dtype=F64)
-    total = weighted_sum(found.block, weights)
+    total = found.block.weighted_sum(weights)
     d_out, d_in = metric.scale.shape
     z = (gradients.flatten(1) @ explicit(metric)).view(-1, groups, d_out, d_in)
     expected = torch.einsum("n,ngoi->goi", weights, z).flatten(0, 1)
@@ -209,7 +209,7 @@ def released(block, metric: Eigenbasis) -> tuple[Tensor, Tensor]:
     found = per_example_norms(block, metric)
     shares = []
     for one in torch.eye(len(found.norms)):
-        share = weighted_sum(found.block, one)
+        share = found.block.weighted_sum(one)
         if not found.whitened:
             whole = share.T if isinstance(block, Lookup) else share
             share = metric.apply(whole.view(getattr(block, "groups", 1), *metric.scale.shape))

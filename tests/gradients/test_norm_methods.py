@@ -12,7 +12,7 @@ from dpkfc import PrivacyConfig
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer
 from dpkfc.linalg.metric import Kronecker, LowRank
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.whitened import metric_of, side
@@ -129,5 +129,5 @@ def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_b
     found = per_example_norms(block, metric, method)
     assert not found.whitened
     for i, bound in enumerate(found.norms):
-        share = metric.apply(weighted_sum(found.block, torch.eye(n)[i]))
+        share = metric.apply(found.block.weighted_sum(torch.eye(n)[i]))
         assert torch.linalg.vector_norm(share, dtype=torch.float64) <= bound

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature.ngd import clamp_eigenvalues, split_low_rank
+from dpkfc.curvature.ngd import clamp_eigenvalues
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
@@ -43,7 +43,7 @@ def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbas
 @pytest.mark.parametrize("turned", [True, False])
 def test_it_is_the_same_map(above: int, turned: bool) -> None:
     whole = entry(12, 40, above, turned=turned)
-    few = split_low_rank(whole)
+    few = whole.compact()
     assert (
         isinstance(few, Eigenbasis)
         and few.input.shape == (40, above)
@@ -67,14 +67,14 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
 
 
 def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole() -> None:
-    none = split_low_rank(entry(6, 20, 0))
+    none = entry(6, 20, 0).compact()
     assert isinstance(none, Kronecker)
     g = torch.randn(6, 20, dtype=torch.float64)
     torch.testing.assert_close(none.apply(g), g / 1.5**0.5)
     most = entry(6, 20, 6)
-    assert split_low_rank(most) is most
+    assert most.compact() is most
     plain = Eigenbasis(torch.rand(4, 5) + 1)
-    assert split_low_rank(plain) is plain
+    assert plain.compact() is plain
 
 
 def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
@@ -104,7 +104,7 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
     d_in = layer.weight[0].numel() + (layer.bias is not None)
     whole = entry(layer.weight.shape[0] // groups, d_in, 3)
     results = []
-    for metric in (whole, split_low_rank(whole)):
+    for metric in (whole, whole.compact()):
         tape = Tape(model, [found])
         with tape:
             losses = model(x).square().flatten(1).sum(1)
@@ -122,7 +122,7 @@ def test_norms_in_float32_are_upper_bounds_and_near(
     shape: tuple[int, int, int], cancels: bool
 ) -> None:
     t, d_in, d_out = shape
-    whole = split_low_rank(entry(d_out, d_in, 4))
+    whole = entry(d_out, d_in, 4).compact()
     metric = Eigenbasis(whole.scale.float(), whole.input.float(), whole.output.float(), whole.rest)
     generator = torch.Generator().manual_seed(t)
     a, b = (

@@ -74,7 +74,8 @@ def predict(
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
 
     trained = load_run(run)
-    count = write_predictions(trained, read_records(trained, data, run), out)
+    records = read_records(trained, data, run)
+    count = write_predictions(trained, records, out)
     open_console().print(f"{count:,} predictions: {out}", soft_wrap=True)
 
 
@@ -101,9 +102,11 @@ def evaluate_run(
 
     trained = load_run(run)
     if data is not None:
-        found = evaluate_records(trained, read_records(trained, data, run))
+        records = read_records(trained, data, run)
+        found = evaluate_records(trained, records)
     else:
-        found = evaluate_examples(trained, trained.recipe.data(trained.config).test)
+        split = trained.recipe.data(trained.config)
+        found = evaluate_examples(trained, split.test)
     console = open_console()
     task = trained.recipe.task
     figures = f"{task.score} {found.judged.accuracy:.4f}, {task.mean_loss} {found.judged.loss:.4f}"
@@ -115,7 +118,8 @@ def evaluate_run(
         for column in ("records", "recall", "precision"):
             table.add_column(column, justify="right")
         for name, count, recall, precision in found.classes:
-            table.add_row(name, f"{count:,}", _percent(recall), _percent(precision))
+            shares = _percent(recall), _percent(precision)
+            table.add_row(name, f"{count:,}", *shares)
         console.print(table)
     if not public:
         console.print(

@@ -664,6 +664,7 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the nearest known word, or all of them."""
     known = sorted(known)
+    word = str(word)
     longer = [name for name in known if word and name.startswith(word)]
     close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"

@@ -17,7 +17,6 @@ from dpkfc.curvature.layer_factors import (
     LayerAccumulator,
     LayerFactors,
     RowSubsampler,
-    is_known,
     probe_norms,
 )
 from dpkfc.curvature.probe_pass import (
@@ -228,7 +227,7 @@ def _measure_own(
         subsampler.start(microbatch.rows, microbatch.mask)
         for name in microbatch.blocks:
             block = microbatch.blocks[name]
-            if not is_known(block):
+            if block.kind is None:
                 unknown[name] = type(block).__name__
                 continue
             if name not in layers:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.gradients.rules import joined_calls
-from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags, weighted_sum
+from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags
 from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
 
@@ -401,7 +401,7 @@ class ClippedSummer:
         if self._split is None or self._split.keeps_residual:
             for key in list(blocks):
                 # Each block is freed as soon as its sum is taken.
-                self._add(key, weighted_sum(blocks.pop(key), factors[key[0]], excluded))
+                self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
         return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
 
     def _norms(

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -88,10 +89,11 @@ def _widen(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if is_narrow else x
 
 
+@dataclass(frozen=True)
 class _RepeatedCall:
     """One call of a module, to be made again for each example.
 
-    Args:
+    Attributes:
         layer: names the parameters.
         module: the module.
         leaves: its flattened arguments.
@@ -100,21 +102,12 @@ class _RepeatedCall:
         used: the tensor outputs that have a gradient.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        module: nn.Module,
-        leaves: list[Any],
-        spec: Any,
-        places: list[int],
-        used: list[int],
-    ) -> None:
-        self.layer = layer
-        self.module = module
-        self.leaves = leaves
-        self.spec = spec
-        self.places = places
-        self.used = used
+    layer: Layer
+    module: nn.Module
+    leaves: list[Any]
+    spec: Any
+    places: list[int]
+    used: list[int]
 
     def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
         """Return role to gradients of every example, vectorised where that is possible."""

@@ -157,14 +157,13 @@ def _differentiate(module: nn.Module, sequence: _Sequence) -> tuple[list[_Matrix
                 starts.append(g.to(y.dtype))
         sums = [s for use in uses for s in use.sums]
         gradients = torch.autograd.grad(targets, sums, starts, allow_unused=True)
+    remaining = iter(gradients)
     stacked = []
-    start = 0
     for use in uses:
         steps = []
-        for i, s in enumerate(use.sums):
-            g = gradients[start + i]
+        for s in use.sums:
+            g = next(remaining)
             steps.append(torch.zeros_like(s) if g is None else g)
-        start += len(use.sums)
         stacked.append(torch.stack(steps, 1))
     return uses, stacked
 

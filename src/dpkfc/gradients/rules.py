@@ -246,11 +246,9 @@ def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
 def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
     module, b = call.module, call.gradient
     x = call.input.to(b.dtype)
-    if isinstance(module, nn.LayerNorm):
-        x_hat = F.layer_norm(x, tuple(module.normalized_shape), eps=module.eps)
-        summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
-    elif isinstance(module, nn.RMSNorm):
-        x_hat = F.rms_norm(x, tuple(module.normalized_shape), eps=module.eps)
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        normalise: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
+        x_hat = normalise(x, tuple(module.normalized_shape), eps=module.eps)
         summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
     else:
         x_hat = _normalise_channels(module, x)

@@ -22,11 +22,13 @@ Visible differences:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import math
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -508,7 +510,27 @@ def attach(
         if budget is not None:
             step.receipt = budget.charge(plan, ledger)
         undo.pop_all()
+    _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
     return step, loader
+
+
+# The ledger of the last run on each dataset of this process, by the identity of the dataset.
+_ledgers: dict[int, tuple[weakref.ref[Any], Ledger]] = {}
+
+
+def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
+    """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
+    known, earlier = _ledgers.get(id(dataset), (None, None))
+    with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
+        _ledgers[id(dataset)] = weakref.ref(dataset), ledger
+    if known is None or known() is not dataset or earlier is None:
+        return
+    if earlier.count and ledger.path is None and not counted:
+        warnings.warn(
+            f"an engine has made {earlier.count} releases of this dataset before: both ε"
+            " add up. Name one Budget for all, or keep ledgers and run dpkfc total",
+            stacklevel=5,
+        )
 
 
 def _check_resumed(ledger: Ledger, resume: bool) -> None:

@@ -61,9 +61,15 @@ def _unpack_fields(
 
 
 class _Side(_TensorFields):
-    """What all sides share."""
+    """What all sides share.
+
+    Attributes:
+        kind: name of the class in stored states.
+        is_diagonal: the side mixes no two coordinates.
+    """
 
     kind: ClassVar[str]
+    is_diagonal: ClassVar[bool] = False
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -82,9 +88,9 @@ class _Side(_TensorFields):
         raise ValueError("the input side of an embedding must be diagonal or the identity")
 
     @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return False
+    def label(self) -> str:
+        """Return the kind of the side, with its rank where that is low."""
+        return self.kind
 
     def cost(self, d: int) -> int:
         """Return the multiplications to map one row of width d."""
@@ -101,6 +107,7 @@ class Identity(_Side):
 
     factor: float = 1.0
     kind: ClassVar[str] = "identity"
+    is_diagonal: ClassVar[bool] = True
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -113,11 +120,6 @@ class Identity(_Side):
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
         return self.apply(x)
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return True
 
     @property
     def operator_norm(self) -> float:
@@ -143,6 +145,7 @@ class Diagonal(_Side):
 
     scale: Tensor
     kind: ClassVar[str] = "diagonal"
+    is_diagonal: ClassVar[bool] = True
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -155,11 +158,6 @@ class Diagonal(_Side):
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
         return x * self.scale[index].unsqueeze(-1)
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return True
 
     def cost(self, d: int) -> int:
         """Return the multiplications to map one row of width d."""
@@ -241,6 +239,11 @@ class LowRank(_Side):
     tail: float
     kind: ClassVar[str] = "lowrank"
 
+    @property
+    def label(self) -> str:
+        """Return the kind of the side with its rank."""
+        return f"lowrank{self.vectors.shape[1]}"
+
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         coordinates = (x @ self.vectors) * (self.scale - self.tail)
@@ -307,8 +310,37 @@ _SIDES: dict[str, type[Side]] = {side.kind: side for side in (Identity, Diagonal
 # (`apply_roles`), inverts, scales, moves to a device and is serialised.
 
 
+class _Entry:
+    """What all entries share.
+
+    Attributes:
+        is_elementwise: the map is one of gradients by role, and otherwise one of a matrix.
+    """
+
+    is_elementwise: ClassVar[bool] = False
+
+    @property
+    def is_identity(self) -> bool:
+        """Return whether the map changes nothing; such an entry is mostly left out of a metric."""
+        return False
+
+    @property
+    def scales(self) -> Mapping[str, Tensor]:
+        """Return the scale of every entry by role; a Kronecker product has none."""
+        return {}
+
+    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the map of gradients by role; a map of matrices returns them as they are."""
+        return gradients
+
+    def compact(self: Any) -> Entry:
+        """Return the same map up to rounding, in a form with cheaper norms where one is known."""
+        entry: Entry = self
+        return entry
+
+
 @dataclass(frozen=True)
-class Kronecker:
+class Kronecker(_Entry):
     """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
 
     `input` acts on the input features (the homogeneous coordinate last), `output` on the output
@@ -353,9 +385,14 @@ class Kronecker:
         else:
             g.copy_(self.apply(g))
 
-    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients by role as they are: the map is one of matrices."""
-        return gradients
+    def map_factors(self, u: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return v, c and s such that s ⊙ v cᵀ is the map of u aᵀ up to a rotation, s None for 1.
+
+        Args:
+            u: `[..., d_out]`.
+            a: `[..., d_in]`.
+        """
+        return self.output.apply(u), self.input.apply(a), None
 
     def scaled(self, factor: float) -> Kronecker:
         """Return the map `factor · z`."""
@@ -389,7 +426,7 @@ class Kronecker:
 
 
 @dataclass(frozen=True)
-class Eigenbasis(_TensorFields):
+class Eigenbasis(_TensorFields, _Entry):
     """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of g `[..., d_out, d_in]`.
 
     It is what the root of a Kronecker product becomes when its eigenvalues are changed one by one
@@ -409,11 +446,6 @@ class Eigenbasis(_TensorFields):
     input: Tensor | None = None
     output: Tensor | None = None
     rest: float | None = None
-
-    @property
-    def is_identity(self) -> bool:
-        """Return False: an entry that changes nothing is left out of a metric."""
-        return False
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
@@ -443,9 +475,46 @@ class Eigenbasis(_TensorFields):
         """Put z into the memory of g `[n, d_out, d_in]`."""
         g.copy_(self.apply(g))
 
-    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients by role as they are: the map is one of matrices."""
-        return gradients
+    @property
+    def scales(self) -> Mapping[str, Tensor]:
+        """Return the scale of every entry by role; the matrix is "weight"."""
+        return {"weight": self.scale}
+
+    def replace_scales(self, scales: Mapping[str, Tensor]) -> Eigenbasis:
+        """Return the map with other scales, laid out as `scales`."""
+        return replace(self, scale=scales["weight"])
+
+    def map_factors(self, u: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return v, c and s such that s ⊙ v cᵀ is the map of u aᵀ up to a rotation.
+
+        Args:
+            u: `[..., d_out]`.
+            a: `[..., d_in]`.
+        """
+        whole = self.complete_basis()
+        if whole.output is not None:
+            u = u @ whole.output
+        if whole.input is not None:
+            a = a @ whole.input
+        return u, a, whole.scale.to(u)
+
+    def compact(self) -> Entry:
+        """Return the same map up to rounding, in a form whose norms cost less.
+
+        A floor on the eigenvalues gives most input directions one common scale. If no direction has
+        another scale, the map is a multiple of the identity. With up to a quarter of the directions
+        above the floor, the map rotates to these alone.
+        """
+        if self.input is None or self.rest is not None:
+            return self
+        largest = float(self.scale.max())
+        active = torch.nonzero((self.scale < largest).any(0)).flatten()
+        if not len(active):
+            return Kronecker(Identity(largest))
+        if 4 * len(active) > self.scale.shape[1]:
+            return self
+        basis = self.input[:, active].contiguous()
+        return Eigenbasis(self.scale[:, active], basis, self.output, largest)
 
     def split_low_rank(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of z along the columns of Q_in, and its orthogonal complement.
@@ -500,15 +569,20 @@ class Eigenbasis(_TensorFields):
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(_Entry):
     """The map `z = scale ⊙ g`, one tensor of the parameter's shape per role."""
 
     scale: Mapping[str, Tensor]
+    is_elementwise: ClassVar[bool] = True
 
     @property
-    def is_identity(self) -> bool:
-        """Return False: an entry that changes nothing is left out of a metric."""
-        return False
+    def scales(self) -> Mapping[str, Tensor]:
+        """Return the scale of every entry by role."""
+        return self.scale
+
+    def replace_scales(self, scales: Mapping[str, Tensor]) -> Elementwise:
+        """Return the map with other scales, laid out as `scales`."""
+        return Elementwise(scales)
 
     def apply(self, g: Tensor) -> Tensor:
         """Refuse to map a matrix.

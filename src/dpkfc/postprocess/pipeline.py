@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dpkfc.gradients.clipping import map_groups, matrix_of, split_sum, spread
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.metric import EMBEDDING, Elementwise, Entry, Metric, Subspace
+from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
 from dpkfc.postprocess.optimizers import WeightEMA
 from dpkfc.postprocess.protocol import AT_PARAMETERS, EvaluationPoint, PostProcess, State
 from dpkfc.privacy.mechanism import Released
@@ -128,23 +128,23 @@ def read_out(
     return replace(released, gradients=gradients, noise_variance=variances)
 
 
-def _scales(layer: Layer, entry: Elementwise) -> dict[str, Tensor]:
+def _scales(layer: Layer, entry: Entry) -> dict[str, Tensor]:
     """Return the factors of an elementwise entry by full parameter name."""
     return {
-        name: entry.scale[role] for role, name in layer.parameters.items() if role in entry.scale
+        name: entry.scales[role] for role, name in layer.parameters.items() if role in entry.scales
     }
 
 
 def _apply_entry(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
-    if isinstance(entry, Elementwise):
+    if entry.is_elementwise:
         return {name: tensors[name] * scale for name, scale in _scales(layer, entry).items()}
     return _map_matrix(layer, tensors, entry.apply)
 
 
 def _variances(
-    layer: Layer, tensors: Mapping[str, Tensor], entry: Entry, variance: float
+    layer: Layer, tensors: Mapping[str, Tensor], entry: Any, variance: float
 ) -> dict[str, Tensor]:
-    if isinstance(entry, Elementwise):
+    if entry.is_elementwise:
         return {name: variance * scale.square() for name, scale in _scales(layer, entry).items()}
 
     def matrix_variance(gradient: Tensor) -> Tensor:

@@ -229,13 +229,12 @@ def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
         return None
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return epsilon_of(
-            sampled_losses(event.sampling_probability, inner.noise_multiplier), count, delta
-        )
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        rate = event.sampling_probability
+    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         rate = event.sample_size / event.source_dataset_size
-        return epsilon_of(sampled_losses(rate, inner.noise_multiplier), count, delta)
-    return None
+    else:
+        return None
+    return epsilon_of(sampled_losses(rate, inner.noise_multiplier), count, delta)
 
 
 def _truncated_losses(event: dp_accounting.TruncatedSubsampledGaussianDpEvent) -> Losses:

@@ -170,7 +170,7 @@ def _scope(card: Mapping[str, Any]) -> list[str]:
         " training data themselves, where they are stored.",
         f"- **Taken as public:** {_list_names(card['assumed_public'])}, and the weights that"
         " training began with.",
-        f"- **Outside ε:** figures computed from data without noise; {count} kinds are named in"
+        f"- **Outside ε:** figures computed from data without noise, {count} of them named in"
         " annex 1.",
         f"- **Choice of settings:** {_cell(settings.get('chosen_by')) or _EMPTY}.",
     ]

@@ -388,13 +388,13 @@ def verify_ledger(
     for key, name in _STATED.items():
         if key in header:
             facts[name] = str(header[key])
-    facts["weights of the last release"] = check_recorded(path, ledger, card)
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"
         facts["weights"] = check_weights(card)
         if pages:
             facts["pages of the card"] = check_texts(card)
+    facts["weights of the last release"] = check_recorded(path, ledger, card)
     if delta is None:
         delta = card.delta if card is not None else _stated_delta(ledger)
     relation = relation_of_releases(releases)

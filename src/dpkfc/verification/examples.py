@@ -29,7 +29,6 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
-from dpkfc.linalg.blocks import weighted_sum
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking.axes import Unknown
@@ -526,7 +525,7 @@ class _Check:
             if layer.name in calls:
                 with full_precision():
                     block = blocks_of(layer, calls.pop(layer.name), size)
-                    sums = dict(split_sum(layer, weighted_sum(block, weights)))
+                    sums = dict(split_sum(layer, block.weighted_sum(weights)))
             for name in layer.parameters.values():
                 _check_gradient(name, expected.get(name), sums.get(name), total_norm, dtype)
 

@@ -79,16 +79,24 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
             kept.append(row)
     if not images:
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
+    labels_kept = []
+    names = []
     contents = []
+    units_kept = []
     for row, image in zip(kept, images, strict=True):
+        labels_kept.append(numbers[row])
+        names.append(str(paths[row].relative_to(folder)))
         contents.append(image.tobytes() + b"%d" % numbers[row])
+        if units:
+            units_kept.append(units[row])
+    broken = 1 - len(kept) / len(paths)
     return Records(
         inputs=torch.from_numpy(np.stack(images)),
-        labels=torch.tensor([numbers[row] for row in kept]),
-        names=[str(paths[row].relative_to(folder)) for row in kept],
+        labels=torch.tensor(labels_kept),
+        names=names,
         contents=contents,
-        units=[units[row] for row in kept] if units else (),
-        figures={("broken", "files"): 1 - len(kept) / len(paths)},
+        units=units_kept,
+        figures={("broken", "files"): broken},
     )
 
 
@@ -116,8 +124,11 @@ def _read_labels(
     paths = [folder / str(name) for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
-    units = unit_names(columns[2]) if schema.unit else []
-    return paths, encode_labels(schema, columns[1]).tolist(), units
+    units: list[str] = []
+    if schema.unit:
+        units = unit_names(columns[2])
+    numbers = encode_labels(schema, columns[1])
+    return paths, numbers.tolist(), units
 
 
 def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:

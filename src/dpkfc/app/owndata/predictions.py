@@ -84,7 +84,10 @@ def read_records(trained: Trained, data: Path, run: Path) -> Records:
 @torch.no_grad()
 def probabilities(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return class probabilities `[N, classes]` of inputs `[N, ...]`."""
-    parts = [model(chunk).softmax(1) for chunk in inputs.split(_CHUNK)]
+    parts = []
+    for chunk in inputs.split(_CHUNK):
+        outputs = model(chunk)
+        parts.append(outputs.softmax(1))
     return torch.cat(parts)
 
 
@@ -97,14 +100,14 @@ def write_predictions(trained: Trained, records: Records, out: Path) -> int:
     Raises:
         RunFolderError: the disk cannot take the file.
     """
-    scores = probabilities(trained.model, records.inputs)
+    scores = probabilities(trained.model, records.inputs).tolist()
     classes = trained.recipe.classes
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["record", "class", *(f"p({name})" for name in classes)])
-            for name, row in zip(records.names, scores.tolist(), strict=True):
+            for name, row in zip(records.names, scores, strict=True):
                 best = row.index(max(row))
                 numbers = [f"{value:.6f}" for value in row]
                 writer.writerow([name, classes[best], *numbers])
@@ -147,7 +150,8 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
             " target column"
         )
     examples = labelled.inputs, labelled.labels
-    return evaluate_examples(trained, examples, len(records) - len(labelled))
+    unlabelled = len(records) - len(labelled)
+    return evaluate_examples(trained, examples, unlabelled)
 
 
 def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0) -> Evaluation:
@@ -156,8 +160,11 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
     rows: list[ClassRow] = []
     count = trained.recipe.num_classes
     if task.judge is CLASSIFICATION.judge and count > 1:
-        guesses = probabilities(trained.model, examples[0]).argmax(1)
-        names = trained.recipe.classes or tuple(map(str, range(count)))
+        scores = probabilities(trained.model, examples[0])
+        guesses = scores.argmax(1)
+        names = trained.recipe.classes
+        if not names:
+            names = tuple(map(str, range(count)))
         rows = list(_class_rows(names, guesses, examples[1]))
     judged = task.judge(trained.model, examples)
     total = len(examples[1])

@@ -153,10 +153,11 @@ def _table_recipe(config: RunConfig) -> Recipe:
     def probe(config: RunConfig) -> Probe:
         return SchemaNoise(tuple(schema.features.items()))
 
+    read = partial(tables.encode_table, path, schema)
     recipe = Recipe(
         name=config.recipe,
         title=path.name,
-        load=_loader(partial(tables.encode_table, path, schema), path),
+        load=_loader(read, path),
         build=build,
         input_shape=(width,),
         num_classes=len(schema.classes),
@@ -181,7 +182,9 @@ def _image_recipe(config: RunConfig) -> Recipe:
     if labels is not None:
         schema = _need_schema(config)
     else:
-        schema = read_schema(Path(config.schema)) if config.schema else Schema()
+        schema = Schema()
+        if config.schema:
+            schema = read_schema(Path(config.schema))
         if schema.unit:
             raise ConfigError(
                 f"unit = {schema.unit!r} is a column; give --label-file, or leave the unit out"
@@ -252,10 +255,11 @@ def _text_recipe(config: RunConfig) -> Recipe:
         return FeatureNoise(width, std=width**-0.5)
 
     features = f"{width:,} signed hashes of words" if hashes else "vectors of all-MiniLM-L6-v2"
+    read = partial(texts.encode_texts, path, schema)
     recipe = Recipe(
         name=config.recipe,
         title=path.name,
-        load=_loader(partial(texts.encode_texts, path, schema), path),
+        load=_loader(read, path),
         build=build,
         input_shape=(width,),
         num_classes=len(schema.classes),

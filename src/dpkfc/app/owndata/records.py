@@ -49,7 +49,8 @@ class Records:
 
     def labelled(self) -> Records:
         """Return the records with a known class. Each record is judged alone."""
-        kept = (self.labels != UNKNOWN).nonzero().squeeze(1)
+        is_known = self.labels != UNKNOWN
+        kept = is_known.nonzero().squeeze(1)
         rows = kept.tolist()
         share = 1 - len(rows) / max(1, len(self))
         units: Sequence[str] = ()
@@ -127,8 +128,9 @@ def _numbered(contents: Sequence[bytes]) -> list[bytes]:
 def _place(key: bytes, seed: int, purpose: bytes) -> float:
     """Return a number in [0, 1) that follows from a key, a public seed and a purpose."""
     salt = seed.to_bytes(8, "big")
-    digest = hashlib.blake2b(key, digest_size=8, salt=salt, person=purpose).digest()
-    return int.from_bytes(digest, "big") / 2**64
+    digest = hashlib.blake2b(key, digest_size=8, salt=salt, person=purpose)
+    number = int.from_bytes(digest.digest(), "big")
+    return number / 2**64
 
 
 def _select(records: Records, rows: np.ndarray) -> Examples:
@@ -141,7 +143,8 @@ def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:
     if not records.units:
         return None
     units = [records.units[row] for row in rows]
-    return torch.from_numpy(np.unique(units, return_inverse=True)[1])
+    _, numbers = np.unique(units, return_inverse=True)
+    return torch.from_numpy(numbers)
 
 
 def describe_figures(figures: Figures) -> str:

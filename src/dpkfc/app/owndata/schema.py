@@ -155,8 +155,8 @@ class Column:
         total = max(1, len(values))
         return Encoded(
             features=rows[codes],
-            missing=float(counts[is_missing].sum() / total),
-            odd=float(counts[odd].sum() / total),
+            missing=int(counts[is_missing].sum()) / total,
+            odd=int(counts[odd].sum()) / total,
         )
 
     def _is_missing(self, value: str | None) -> bool:
@@ -201,7 +201,8 @@ def _encode_numbers(column: Column, values: list[str]) -> _Rows:
     least, greatest = column.bounds
     numbers = np.array([float(value) for value in values], np.float64)
     clamped = np.clip(numbers, least, greatest)
-    scaled = (clamped - least) / (greatest - least) * 2 - 1
+    share = (clamped - least) / (greatest - least)
+    scaled = share * 2 - 1
     return scaled[:, None], clamped != numbers
 
 
@@ -374,7 +375,8 @@ def check_schema(schema: Schema, where: str) -> Schema:
             units.append(name)
     if len(set(units)) > 1:
         raise ConfigError(f"{where}: {units[0]!r} and {units[1]!r} are both units; keep one")
-    if schema.classes and len(set(schema.classes)) < max(2, len(schema.classes)):
+    different = len(set(schema.classes))
+    if schema.classes and different < max(2, len(schema.classes)):
         raise ConfigError(
             f"{where}: classes must be two or more different values, got {list(schema.classes)}"
         )
@@ -437,14 +439,16 @@ def _plain_value(kind: str, value: Any, where: str) -> Any:
     if kind == "tuple[str, ...]" and isinstance(value, list):
         return tuple(map(_plain_text, value))
     if kind == "tuple[float, ...]" and isinstance(value, list):
-        if all(isinstance(inner, int | float) for inner in value):
+        are_numbers = [isinstance(inner, int | float) for inner in value]
+        if all(are_numbers):
             return tuple(map(float, value))
     raise ConfigError(f"{where} must be {_WORDS.get(kind, 'a table')}, got {value!r:.40}")
 
 
 def _plain_text(value: Any) -> str:
     """Return a text as it stands in a table: 1 is "1", true is "true"."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    return text.lower() if isinstance(value, bool) else text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -461,10 +465,12 @@ def schema_toml(schema: Schema, title: str) -> str:
     import tomli_w
 
     table = _plain_table(schema)
-    table["columns"] = {name: _plain_table(column) for name, column in schema.columns.items()}
+    columns = {}
     for name, column in schema.columns.items():
+        columns[name] = _plain_table(column)
         if column.missing == schema.missing:
-            table["columns"][name].pop("missing", None)
+            columns[name].pop("missing", None)
+    table["columns"] = columns
     return f"# {title}\n{tomli_w.dumps(table)}"
 
 
@@ -555,7 +561,9 @@ class SchemaNoise(Probe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return features `[n, width]`, no labels."""
-        parts = [self._draw(column, n, generator) for _, column in self.columns]
+        parts = []
+        for _, column in self.columns:
+            parts.append(self._draw(column, n, generator))
         return torch.cat(parts, dim=1), None
 
     def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
@@ -572,7 +580,8 @@ class SchemaNoise(Probe):
             shape = n, column.width - 1
             signs = torch.randint(-1, 2, shape, generator=generator).float()
             rows[:, :-1] = functional.normalize(signs, dim=1)
-        is_missing = torch.rand(n, generator=generator) < self.missing
+        chance = torch.rand(n, generator=generator)
+        is_missing = chance < self.missing
         rows[is_missing] = 0.0
         rows[is_missing, -1] = 1.0
         return rows
@@ -596,7 +605,8 @@ class SchemaNoise(Probe):
 
 def public_facts(schema: Schema) -> dict[str, tuple[str, str]]:
     """Return what a privacy card says of a schema."""
-    facts = {"classes": (", ".join(schema.classes), "named by the user, not read from rows")}
+    classes = ", ".join(schema.classes)
+    facts = {"classes": (classes, "named by the user, not read from rows")}
     if schema.columns:
         counts = _count_kinds(schema.columns.values())
         facts["schema"] = (counts, "kinds, bounds and categories are stated by the user")

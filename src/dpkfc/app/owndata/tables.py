@@ -108,8 +108,10 @@ def _stored_schema(path: Path) -> pa.Schema:
 def _kind_of_type(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "flag"
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return "number" if is_number or pa.types.is_decimal(kind) else ""
+    for is_number in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal):
+        if is_number(kind):
+            return "number"
+    return ""
 
 
 def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> pa.Table:
@@ -190,7 +192,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     table = read_table(path, names, schema.delimiter)
     if not table.num_rows:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
-    figures: dict[tuple[str, str], float] = {}
+    figures = {}
     parts = []
     for name, column in schema.features.items():
         encoded = column.encode(column_texts(path, table, name))
@@ -202,12 +204,14 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
             figures["of no known category", name] = encoded.odd
     inputs = np.concatenate(parts, axis=1)
     if schema.target in table.column_names:
-        labels = encode_labels(schema, column_texts(path, table, schema.target))
+        targets = column_texts(path, table, schema.target)
+        labels = encode_labels(schema, targets)
     else:
         labels = np.full(table.num_rows, UNKNOWN, np.int64)
     units: list[str] = []
     if schema.unit in table.column_names:
-        units = unit_names(column_texts(path, table, schema.unit))
+        people = column_texts(path, table, schema.unit)
+        units = unit_names(people)
     contents = []
     for row, label in zip(inputs, labels.tolist(), strict=True):
         contents.append(row.tobytes() + b"%d" % label)

@@ -107,7 +107,8 @@ def _one_line(target: str, error: Exception) -> str:
     place = ""
     if frame is not None:
         place = f" (line {frame.tb_lineno} of {frame.tb_frame.f_code.co_filename[-40:]})"
-    text = " ".join(str(error).split())[:80]
+    text = " ".join(str(error).split())
+    text = text[:80]
     return f"{target} raised {type(error).__name__}: {text}{place}"
 
 
@@ -143,7 +144,8 @@ def task_examples(task: Task, target: str) -> ExampleSet:
                 f"{target}: {len(task.units)} units for {len(train[1])} training examples; give"
                 " one for each"
             )
-        _, numbers = np.unique(np.asarray(task.units), return_inverse=True)
+        units_of = np.asarray(task.units)
+        _, numbers = np.unique(units_of, return_inverse=True)
         units = torch.from_numpy(numbers)
     return ExampleSet(
         train=train,
@@ -155,7 +157,9 @@ def task_examples(task: Task, target: str) -> ExampleSet:
 
 def _tensors(examples: Any, where: str) -> Examples:
     if not isinstance(examples, tuple | list):
-        items = [examples[row] for row in range(len(examples))]
+        items = []
+        for row in range(len(examples)):
+            items.append(examples[row])
         if not items:
             raise ConfigError(f"{where} holds no examples")
         inputs, labels = torch.utils.data.default_collate(items)

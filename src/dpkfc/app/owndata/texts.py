@@ -21,7 +21,9 @@ Entry = dict[str, Any]
 
 def text_width(schema: Schema) -> int:
     """Return the number of features of a text."""
-    return SENTENCE_WIDTH if schema.text.encoder == "sentences" else schema.text.buckets
+    if schema.text.encoder == "sentences":
+        return SENTENCE_WIDTH
+    return schema.text.buckets
 
 
 def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
@@ -39,12 +41,15 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     numbers, objects = _read_objects(path)
     wanted = [schema.text.key]
     if with_target:
-        wanted += [name for name in (schema.target, schema.unit) if name]
+        wanted.append(schema.target)
+        if schema.unit:
+            wanted.append(schema.unit)
     columns: dict[str, list[str | None]] = {key: [] for key in wanted}
     for number, entry in zip(numbers, objects, strict=True):
         for key, values in columns.items():
             values.append(_text(path, number, entry, key))
-    texts = [text or "" for text in columns[schema.text.key]]
+    found = columns[schema.text.key]
+    texts = [text or "" for text in found]
     labels = [UNKNOWN] * len(texts)
     if all(schema.target in entry for entry in objects):
         targets = [_plain(entry[schema.target]) for entry in objects]
