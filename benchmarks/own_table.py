@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -203,16 +204,18 @@ def main() -> None:
         command += ["--schema", str(schema), "--epsilon", arguments.epsilon, "--quiet"]
         for seed in range(arguments.seeds):
             out = folder / f"run-{seed}"
-            begin = time.perf_counter()
+            begin, before = time.perf_counter(), os.times()
             subprocess.run(
                 [*command, "--seed", str(seed), "--out", str(out), *arguments.options],
                 check=True,
                 stdout=subprocess.DEVNULL,
             )
-            seconds = time.perf_counter() - begin
+            seconds, after = time.perf_counter() - begin, os.times()
+            busy = after.children_user + after.children_system
+            busy -= before.children_user + before.children_system
             card = json.loads((out / "privacy_card.json").read_text("utf-8"))
             accuracy = card["results"]["accuracy on the test set"]
-            print(f"seed {seed}: {100 * accuracy:.2f} % in {seconds:.1f} s")
+            print(f"seed {seed}: {100 * accuracy:.2f} % in {seconds:.1f} s ({busy:.1f} s of CPU)")
         print(f"without privacy: {100 * accuracy_without_privacy(table, schema):.2f} %")
 
 

@@ -883,6 +883,7 @@ class Session:
         """
         from dpkfc.report.card import session_card, write_release
 
+        self._ranks.run_on_all(self.check_released)
         state = self.released_state()
 
         def write() -> dict[str, Any]:
@@ -890,21 +891,27 @@ class Session:
 
         return self._ranks.broadcast_from_rank0(write, "write_card")
 
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or a tensor differs, by its name.
+        """
+        self._released.check()
+
     def released_state(self) -> dict[str, Tensor]:
         """Return the delivered tensors: released weights, averaged where the plan says so.
 
+        All processes of a sharded model call this method.
+
         Raises:
-            RuntimeError: nothing was released or restored, or the model does not hold what was
-                released last.
+            RuntimeError: as `check_released`.
         """
-        check_in_step(self._ranks, self._parameters, "write_card")
-        self._ranks.run_on_all(self._released.check)
+        self.check_released()
         has_average = self.plan.config.weight_average
         with self.averaged_weights() if has_average else nullcontext():
-            if self._is_sharded:
-                whole: dict[str, Tensor] = fsdp.whole(self._model_state(), keep=True)
-                return whole
-            return checkpoint.copy_tensors(self.model.state_dict())
+            state = self._model_state() if self._is_sharded else self.model.state_dict()
+            return checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
 
     # -- checkpoints ------------------------------------------------------------------------------
 

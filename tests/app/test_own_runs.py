@@ -181,6 +181,10 @@ def test_people_are_the_unit(tmp_path: Path):
     result = run(run_config({**QUICK, **chosen}))
     header = verify(result.folder / "ledger.jsonl").header
     assert header["unit"].startswith("one patient_id") and header["dataset_size"] < 100
+    verdict = audit_folder(result.folder, ["step"], runs=20)
+    assert verdict.step is not None and verdict.ledger is not None and verdict.ledger.passed
+    with pytest.raises(ValueError, match="protects one patient_id"):
+        audit_folder(result.folder, ["one-run"], canaries=20)
     smoke = prepare(run_config({**chosen, "smoke": True}))
     assert smoke.data.units is not None and len(smoke.data.units) == len(smoke.data.train[1])
 

@@ -212,12 +212,14 @@ class Verdict:
 
 def make_subject(prepared: Prepared) -> Subject:
     """Return the step of a run for `audit_step`, among a few hundred of its training examples."""
+    units = prepared.data.units
     return Subject(
         plan=prepared.plan,
         model=lambda: copy.deepcopy(prepared.model),
         dataset=tuple(x[:EXAMPLES] for x in prepared.data.train),
         loss_fn=prepared.recipe.task.loss,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
+        units=None if units is None else units[:EXAMPLES],
     )
 
 

@@ -672,13 +672,21 @@ class PrivateStep:
         """The preconditioner in force; None before the first step and without one."""
         return self._pipeline.preconditioning.current
 
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released, or a tensor differs, by its name.
+        """
+        self._released.check()
+
     def released_state(self) -> dict[str, Tensor]:
         """Return the released weights.
 
         Raises:
-            RuntimeError: nothing was released, or the model does not hold what was released last.
+            RuntimeError: as `check_released`.
         """
-        self._released.check()
+        self.check_released()
         return copy_tensors(self.model.state_dict())
 
     def _optimizer_parameters(self) -> list[Tensor]:

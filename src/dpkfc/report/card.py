@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -153,17 +153,6 @@ class CardFacts:
     declared: Declared = field(default_factory=Declared)
     begun: str = ""
     total: Mapping[str, Any] | None = None
-
-
-class Host(Protocol):
-    """What trains a model, and can say which weights it released last."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger of the run."""
-
-    def released_state(self) -> dict[str, Tensor]:
-        """Return the tensors that are delivered, as copies on the CPU."""
 
 
 def stamp(plan: Plan) -> str:
@@ -322,16 +311,18 @@ def session_card(
             release.
         LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
+
+    Without a file of weights one process may call it. With one, all processes of a sharded model do.
     """
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
-    plan, ledger = trained.plan, trained.ledger
     trained.check_weights()
-    state = trained.released_state()
+    trained.check_released()
     delivered = {}
     if weights is not None:
-        _check_file(Path(weights), state)
+        _check_file(Path(weights), trained.released_state())
         delivered = {"file": Path(weights).name, "sha256": file_digest(Path(weights))}
+    plan, ledger = trained.plan, trained.ledger
     facts = CardFacts(
         title=title,
         releases=ledger.count,
@@ -386,7 +377,7 @@ def write_release(
 
     Args:
         folder: made if it is missing. It may hold an earlier state of the same run.
-        state: of `Host.released_state`.
+        state: what the host's `released_state` gives.
         ledger: of the run.
         card: of the same run, without weights.
 

@@ -50,7 +50,8 @@ _FREE_TEXT = frozenset(
 def _words_of_name(name: str) -> set[str]:
     """Return the words of a column's name in lower case: `PatientID` has patient and id."""
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
-    return set(re.findall(r"[a-z]+", spaced.lower()))
+    words = re.findall(r"[a-z]+", spaced.lower())
+    return set(words)
 
 
 def is_identifier(name: str) -> bool:
@@ -113,9 +114,10 @@ class Column:
             raise ConfigError(f"{start}: buckets of a text must be a power of two, got {size}")
 
     def _has_bounds(self) -> bool:
-        if len(self.bounds) != 2 or not all(map(math.isfinite, self.bounds)):
+        if len(self.bounds) != 2:
             return False
-        return self.bounds[0] < self.bounds[1]
+        least, greatest = self.bounds
+        return -math.inf < least < greatest < math.inf
 
     @property
     def width(self) -> int:
@@ -419,6 +421,11 @@ def _values(owner: type, content: Any, where: str) -> dict[str, Any]:
     return values
 
 
+_PLAIN = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+}
 _WORDS = {
     "str": "text in quotes",
     "int": "a whole number",
@@ -429,12 +436,7 @@ _WORDS = {
 
 
 def _plain_value(kind: str, value: Any, where: str) -> Any:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "int" and isinstance(value, int) and is_number:
-        return value
-    if kind == "bool" and isinstance(value, bool):
+    if kind in _PLAIN and type(value) is _PLAIN[kind]:
         return value
     if kind == "tuple[str, ...]" and isinstance(value, list):
         return tuple(map(_plain_text, value))
