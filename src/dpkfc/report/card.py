@@ -312,7 +312,7 @@ def session_card(
         LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
 
-    One process may call it without a file of weights; with one, all processes of a sharded model do.
+    One process may call it without a file of weights; with one, all ranks of a sharded model do.
     """
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
