@@ -230,7 +230,8 @@ def _introduction(
     title: str, declared: Declared, begun: str, total: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the sections that say what the run is, for whom and when."""
-    ended = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    # The day alone: how long training took depends on the sizes of private batches.
+    ended = datetime.now(timezone.utc).date().isoformat()
     return {
         "format": FORMAT,
         "layout": LAYOUT,
