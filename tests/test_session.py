@@ -240,7 +240,7 @@ def test_identity_metric_is_dp_sgd() -> None:
     assert torch.equal(weights(plain), weights(same))
 
 
-# -- resume ----------------------------------------------------------------------------------------
+# -- resume ----
 
 
 def build(folder: Path, p: Plan) -> tuple[Session, nn.Module]:
@@ -350,7 +350,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
-    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private data."""
+    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private
+    data.
+    """
     p = plan(1.0, preconditioner=kfac())
     s, _ = build(tmp_path, p)
     with s:
@@ -377,7 +379,7 @@ def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
     assert set(meta) - {"torch_rng"} == known
 
 
-# -- bad input -------------------------------------------------------------------------------------
+# -- bad input ----
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
@@ -514,7 +516,7 @@ def test_an_empty_batch_moves_the_weights_by_noise() -> None:
             assert not torch.equal(before, weights(model)), record.batch_size
 
 
-# -- what is said of a run without a guarantee -----------------------------------------------------
+# -- what is said of a run without a guarantee ----
 
 
 def test_epsilon_without_a_guarantee_warns_once() -> None:
@@ -541,7 +543,7 @@ def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
         plan(1.0, accountant="rdp").describe()
 
 
-# -- padded micro-batches --------------------------------------------------------------------------
+# -- padded micro-batches ----
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
@@ -579,7 +581,7 @@ def test_a_bound_that_is_no_multiple_of_the_padding_is_refused() -> None:
         config(max_physical_batch_size="all")
 
 
-# -- a script that is run twice ----------------------------------------------------------------------
+# -- a script that is run twice ----
 
 
 def secure(steps: int = 4, **settings: object) -> Plan:
@@ -659,7 +661,7 @@ def test_two_sessions_on_one_ledger_are_refused(tmp_path: Path) -> None:
         opened(tmp_path, resume=True)
 
 
-# -- the digest of the weights -----------------------------------------------------------------------
+# -- the digest of the weights ----
 
 
 def test_the_record_describes_the_weights_and_their_average(tmp_path: Path) -> None:
@@ -699,7 +701,7 @@ def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path: Path) -> None
     assert (tmp_path / "ledger.weights.json").read_bytes() == before
 
 
-# -- a budget of the dataset -------------------------------------------------------------------------
+# -- a budget of the dataset ----
 
 
 def test_a_session_charges_its_whole_plan_once(tmp_path: Path) -> None:

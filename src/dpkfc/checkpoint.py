@@ -242,9 +242,8 @@ def keep_of_others(
             # It was written since, on this ledger, which is open here alone.
             return
     raise CheckpointError(
-        f"the ledger holds {releases} releases from before this session, so their checkpoint in"
-        f" {folder} "
-        "stays as it is; go on from it with session.restore(), or save into another folder"
+        f"the ledger holds {releases} releases from before this session, so {folder} stays as it"
+        " is; go on with session.restore(), or save into another folder"
     )
 
 
@@ -397,9 +396,8 @@ def check_run(
     if world_size is not None and before != world_size:
         noun = "process" if before == 1 else "processes"
         raise CheckpointError(
-            f"the checkpoint {Path(folder)} was written by {before} {noun}, this run has "
-            f"{world_size}; start {before} (torchrun --nproc-per-node={before}), or go on with "
-            "session.restore(folder, any_world_size=True), dpkfc train --any-world-size"
+            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; start as"
+            " many, or set any_world_size=True (docs/errors.md#processes)"
         )
 
 
@@ -424,6 +422,39 @@ def _damaged(target: Path, error: Exception) -> CheckpointError:
 
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def place_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """Write a file that a crash leaves either old or new: write another name, sync, rename.
+
+    Args:
+        path: the file; its folder is created.
+        write: writes the content to the path that it is given.
+        private: let the owner alone read the file (mode 0600).
+
+    Raises:
+        CheckpointError: the disk cannot take the file; an earlier file of that name remains.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A crash may have left the part with another mode.
+        part.unlink(missing_ok=True)
+        part.touch(0o600 if private else 0o666)
+        mode = part.stat().st_mode
+        write(part)
+        # Safetensors replaces the part by a file that only its owner may read.
+        part.chmod(mode)
+        _sync(part)
+        part.replace(path)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"file {path} cannot be written ({reason}); make room, change its rights, or choose"
+            " another folder"
+        ) from error
 
 
 def file_digest(path: Path) -> str:
@@ -608,6 +639,15 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
             continue
         seen.add(key)
         tensors[name] = tensor
+    return tensors
+
+
+def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return copies of a state dict's tensors on the CPU; tied weights keep all their names."""
+    tensors = {}
+    for name, x in state.items():
+        if isinstance(x, Tensor):
+            tensors[name] = x.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 
 

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
+from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.checks import check_probes
@@ -35,6 +36,7 @@ from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import (
+    ReleasedWeights,
     WeightGuard,
     check_moved,
     check_optimizer,
@@ -61,6 +63,16 @@ _ONLY_NOISE = (
     "private: do not share. Every record of every step had a non-finite gradient; the releases"
     " hold "
     "noise only. Look for missing values (NaN)."
+)
+
+
+# The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
+PRIVATE_FIGURES = (
+    "batch_size",
+    "clipped_fraction",
+    "nonfinite_fraction",
+    "median_norm",
+    "seconds",
 )
 
 
@@ -223,9 +235,8 @@ def check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise ValueError(
-            "a Session samples its batches itself; pass loader.dataset in the place of the"
-            " DataLoader "
-            "(and its collate_fn= and num_workers=)"
+            "a Session samples its batches itself; pass loader.dataset instead of the DataLoader"
+            ", collate_fn= and num_workers= (docs/errors.md#sampler)"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
@@ -368,6 +379,7 @@ class Session:
             session that goes on with its ledger is not charged again.
         resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
             is left. `restore` goes on with the weights, too.
+        callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
 
     Attributes:
         receipt: what the budget was charged, None without one.
@@ -399,6 +411,7 @@ class Session:
         public_records: Sequence[Any] | None = None,
         budget: Budget | None = None,
         resume: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         config = plan.config
         self.plan = plan
@@ -406,6 +419,7 @@ class Session:
         self.optimizer = optimizer
         self._ranks = DistributedContext.current()
         self._step = 0
+        self._callbacks = CallbackCalls(callbacks, self._ranks)
         check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         check_alike(
@@ -462,6 +476,7 @@ class Session:
         self._unverified_reason = ""
         self._tally = GradientTally()
         self._weights = WeightGuard(self._parameters)
+        self._released = ReleasedWeights(model)
         self._is_first_step = True
         self._other_releases = ledger.count  # neither made nor restored by this session
         self._resume = resume
@@ -568,7 +583,8 @@ class Session:
         started = time.perf_counter()
         if self.ledger.count >= self.plan.steps:
             raise BudgetExhausted(
-                f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})"
+                f"all {self.plan.steps} releases are spent at ε = {self.epsilon:.3g};"
+                " a longer run needs another plan (docs/errors.md#budget)"
             )
         if batch is not self._pending:
             raise RuntimeError(
@@ -576,6 +592,7 @@ class Session:
             )
         self._check_begun()
         self._check_state()
+        self._callbacks.start(self, self.preconditioner)
         self._average.start()
         self._pipeline.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
@@ -587,13 +604,36 @@ class Session:
         update = self._pipeline.make_update(released)
         self._apply(update)
         self._average.update()
+        self._released.record()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         self._latest_weights = True
         self._tally.add(norms)
         if self.ledger.count >= self.plan.steps:
             self._tally.warn()
+        self._call_back(record)
         return record
+
+    def _call_back(self, record: StepRecord) -> None:
+        """Report a step to the callbacks."""
+        self._callbacks.refresh(self.preconditioner)
+        figures = vars(record)
+        self._callbacks.step(
+            lambda: StepReport(
+                step=record.step,
+                release=record.release,
+                epsilon=self.plan.curve.upper_bound(record.release),
+                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+                noise_multiplier=self.plan.noise_multiplier,
+                notes=record.notes,
+            ),
+            {name: figures[name] for name in PRIVATE_FIGURES},
+        )
+
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that callbacks are given and ε does not cover, with the reason."""
+        return self._callbacks.unprotected_figures(PRIVATE_FIGURES)
 
     def _check_state(self) -> None:
         """Check before a step that the model is the one of the last step."""
@@ -783,7 +823,7 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.around(self._average.swap_in()))
+        return fsdp.resharded(self.model, self._weights.wrap(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -792,6 +832,17 @@ class Session:
         weights. Nothing checks that, and ε is not valid otherwise.
         """
         self._weights.accept()
+
+    def forfeit_steps(self) -> None:
+        """Charge the steps that the plan has left, without a release.
+
+        Call this when what was released has decided to end the loop early. ε of fewer steps holds
+        only for a number of steps that was chosen beforehand; ε of the plan always holds.
+
+        Raises:
+            LedgerError: the ledger is closed or cannot be written.
+        """
+        self._pipeline.match_release_count(self._step, self.plan.steps)
 
     @property
     def steps_done(self) -> int:
@@ -807,6 +858,60 @@ class Session:
     def ledger(self) -> Ledger:
         """The privacy ledger."""
         return self._pipeline.ledger
+
+    # -- the card ---------------------------------------------------------------------------------
+
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write released weights, a copy of the ledger and the privacy card into a folder.
+
+        `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
+
+        Args:
+            folder: made if it is missing. It may hold an earlier state of the same run.
+            said: `title`, `chosen_by`, `not_private`, `results`, `settings`, `declared` and `total`
+                of `dpkfc.report.card.session_card`.
+
+        All processes call this method, and rank 0 writes.
+
+        Returns:
+            The card.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or the model does not hold what was
+                released last; nothing is written then.
+            CheckpointError: the folder holds another run, or cannot be written.
+        """
+        from dpkfc.report.card import session_card, write_release
+
+        self._ranks.run_on_all(self.check_released)
+        state = self.released_state()
+
+        def write() -> dict[str, Any]:
+            return write_release(folder, state, self.ledger, session_card(self, **said))
+
+        return self._ranks.broadcast_from_rank0(write, "write_card")
+
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or a tensor differs, by its name.
+        """
+        self._released.check()
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the delivered tensors: released weights, averaged where the plan says so.
+
+        All processes of a sharded model call this method.
+
+        Raises:
+            RuntimeError: as `check_released`.
+        """
+        self.check_released()
+        has_average = self.plan.config.weight_average
+        with self.averaged_weights() if has_average else nullcontext():
+            state = self._model_state() if self._is_sharded else self.model.state_dict()
+            return checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -943,6 +1048,7 @@ class Session:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._weights.accept()
+        self._released.record()
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
         self._other_releases = 0
@@ -958,11 +1064,12 @@ class Session:
         return fsdp.divided_state(moved, self.model)
 
     def close(self) -> None:
-        """Record the weights next to the ledger, and close it; the session cannot step afterwards."""
+        """Record the weights next to the ledger and close it; no step can follow."""
         self._tally.warn()
         if self._latest_weights and self._ranks.is_rank0 and not self._is_sharded:
             self._latest_weights = False
             self._record_weights()
+        self._callbacks.end(self)
         self.ledger.close()
         self._loader.close()
 

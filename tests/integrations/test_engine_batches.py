@@ -104,7 +104,9 @@ def one_pass(model, optimizer, batches, physical: int | None) -> int:
 
 @pytest.mark.parametrize("physical", [None, 3])
 def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) -> None:
-    """Lost steps are spent: the last pass is shorter, and the script comes to its last checkpoint."""
+    """Lost steps are spent: the last pass is shorter, and the script comes to its last
+    checkpoint.
+    """
     path = tmp_path / "ledger.jsonl"
     engine, model, optimizer, batches = with_epsilon(ledger_path=path)
     train(model, optimizer, batches, 3)
@@ -128,7 +130,7 @@ def test_a_run_of_too_many_passes_is_told_what_was_spent_before(tmp_path) -> Non
         if spent:
             with pytest.raises(
                 BudgetExhausted,
-                match=r"all 10 releases.*5 of them .* before.*engine.ledger.remaining",
+                match=r"all 10 releases.*5 of them before.*engine.ledger.remaining",
             ):
                 train(model, optimizer, batches)
         engine.close()

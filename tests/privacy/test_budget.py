@@ -1,4 +1,4 @@
-"""The budget of a dataset: what is charged, when, once for each ledger, and by several processes."""
+"""The budget of a dataset: what is charged and when, once a ledger, by several processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def ledger(path: Path | None, run: Run = RUN, releases: int = 4) -> Ledger:
     return Ledger.open(path, run.hash, max_releases=releases)
 
 
-# -- the total -------------------------------------------------------------------------------------
+# -- the total ----
 
 
 def test_equal_runs_cost_what_one_long_run_costs() -> None:
@@ -85,7 +85,7 @@ def test_relations_are_not_mixed_and_missing_noise_is_infinite() -> None:
     assert total_epsilon([(bare, 1), (poisson(0.1, 1.0), 3)], DELTA) == float("inf")
 
 
-# -- charges ---------------------------------------------------------------------------------------
+# -- charges ----
 
 
 def test_runs_add_up_until_one_does_not_fit(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_ledger_that_was_begun_before_ledgers_had_names_is_charged_once(tmp_pa
     assert len(ward.charges) == 1
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- what is refused ----
 
 
 def test_what_cannot_be_counted_is_refused(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_what_a_person_wrote_stays(tmp_path: Path) -> None:
     assert again.people == 'Station 7 "B"' and again.charges[0].path.endswith('a "b".jsonl')
 
 
-# -- several processes, and crashes ----------------------------------------------------------------
+# -- several processes, and crashes ----
 
 
 def charge_often(path: Path, times: int) -> None:

@@ -6,6 +6,8 @@ clipped sum and makes a release of it. The hook puts the release, and nothing el
 
     loader yields a batch → forward → backward → optimizer.step():
         clipped sum → (last physical batch?) → release → p.grad
+
+The release stays in `p.grad` until the loader yields the next batch, or the script clears it.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_probes
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
     AttributeSnapshot,
+    ReleasedWeights,
     check_finite,
     check_optimizer,
     checked_state,
@@ -35,6 +39,12 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
+from dpkfc.integrations._opacus_idioms import (
+    add_attributes,
+    optimizer_attributes,
+    remove_attributes,
+    wrapper_attributes,
+)
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
@@ -294,19 +304,24 @@ class PrivateStep:
         self._has_ended = False
         self._pending_batch = PendingBatchGuard()
         self._tally = GradientTally()
+        self._released = ReleasedWeights(model)
+        self._has_released = False  # in the optimizer's step that runs now
         self._guards: ExitStack | None = None
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
+        self._step_hook: Callable[[torch.optim.Optimizer], None] | None = None
         self._clear_gradients()
-        for name in SHOWN:
-            setattr(optimizer, name, getattr(plan, name))
-        before = Hook(self._before_forward)
-        after = Hook(self._after_forward)
+        shown = {name: getattr(plan, name) for name in SHOWN}
+        shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
+        self._added = add_attributes(optimizer, shown)
+        self._added_to_model = add_attributes(model, wrapper_attributes(model, self._detach))
+        before = Hook(self._begin_forward)
+        after = Hook(self._end_forward)
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True, always_call=True),
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
@@ -329,7 +344,7 @@ class PrivateStep:
         self._batch = None
 
     def _restore_attributes(self) -> None:
-        """Restore the attributes that passes have changed on modules, at the step of their batch."""
+        """Restore the module attributes that passes have changed, at the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
             restore_attributes(self.model, before)
@@ -438,7 +453,7 @@ class PrivateStep:
 
     # -- the model --------------------------------------------------------------------------------
 
-    def _before_forward(
+    def _begin_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Prepare for a pass that may be differentiated."""
@@ -451,7 +466,7 @@ class PrivateStep:
         if not module.training:
             return
         self._check_unchanged()
-        recording.before_forward()
+        recording.begin_forward()
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
         self._attributes = self._attributes or AttributeSnapshot(self.model)
@@ -493,13 +508,18 @@ class PrivateStep:
             f"({self._exact.reason})"
         )
 
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that ε does not cover and the engine hands out: none."""
+        return {}
+
     def _is_busy(self) -> bool:
         """Return whether this library itself runs the model."""
         recording = self._recording
         is_recording_busy = recording is not None and recording.runs_single_examples
         return self._is_running_model or is_recording_busy
 
-    def _after_forward(
+    def _end_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Record a pass; return the outputs of single examples if the batch axis is not proved."""
@@ -511,14 +531,14 @@ class PrivateStep:
             return None
         self._is_running_model = True  # single examples run the model itself
         try:
-            return recording.after_forward(args, kwargs, output) if module.training else None
+            return recording.end_forward(args, kwargs, output) if module.training else None
         finally:
             self._is_running_model = False
             self._end_guards()
 
     # -- the optimizer ----------------------------------------------------------------------------
 
-    def _before_step(
+    def _begin_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Replace what is in `p.grad` by a release, or by nothing."""
@@ -542,10 +562,9 @@ class PrivateStep:
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent, "
-                    f"{self._releases_before} of them in the ledger before this run; end the loop"
-                    " where "
-                    "engine.ledger.remaining is 0"
+                    f"all {self.ledger.max_releases} releases of the plan are spent,"
+                    f" {self._releases_before} of them before this run; stop where"
+                    " engine.ledger.remaining is 0 (docs/errors.md#budget)"
                 )
             self._contribute(untracked)
         except BaseException:
@@ -597,6 +616,8 @@ class PrivateStep:
         self._pending_batch.record_step(physical.last)
         self._physical = None
         self._end_recording()
+        if physical.last and self._step_hook is not None:
+            self._step_hook(self.optimizer)
 
     def _differentiated_recording(self, physical: PhysicalBatch) -> BatchRecording:
         """Return the recording of a batch whose loss was differentiated exactly once."""
@@ -627,11 +648,22 @@ class PrivateStep:
         self.step += 1
         scale = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         set_gradients(self._parameters, update, scale=scale)
+        self._has_released = True
 
-    def _after_step(
+    def _attach_step_hook(self, hook: Callable[[torch.optim.Optimizer], None] | None) -> None:
+        """Call a function of the optimizer after each release and before the step on it.
+
+        The last function that was attached is called, as in Opacus. The releases are counted by the
+        ledger, whatever it does.
+        """
+        self._step_hook = hook
+
+    def _end_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._clear_gradients()
+        if self._has_released:
+            self._released.record()
+        self._has_released = False
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -639,6 +671,23 @@ class PrivateStep:
     def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step and without one."""
         return self._pipeline.preconditioning.current
+
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released, or a tensor differs, by its name.
+        """
+        self._released.check()
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the released weights.
+
+        Raises:
+            RuntimeError: as `check_released`.
+        """
+        self.check_released()
+        return copy_tensors(self.model.state_dict())
 
     def _optimizer_parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -699,12 +748,16 @@ class PrivateStep:
 
     def close(self) -> None:
         """Remove all hooks. Model and optimizer are then ordinary, and no longer private."""
+        self._detach()
+        remove_attributes(self.optimizer, self._added)
+        remove_attributes(self.model, self._added_to_model)
+        self._added, self._added_to_model = [], []
+
+    def _detach(self) -> None:
+        """Remove all hooks and leave what a script may still read of model and optimizer."""
         self._tally.warn()
         for handle in self._handles:
             handle.remove()
-        if self._handles:
-            for name in SHOWN:
-                delattr(self.optimizer, name)
         self._handles = []
         self.forget()
         self._clear_gradients()

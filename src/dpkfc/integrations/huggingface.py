@@ -327,7 +327,7 @@ class ClosedTrainer(Trainer):
 
     # -- what it leaves ----------------------------------------------------------------------------
 
-    def spent(self) -> dict[str, float]:
+    def report_budget(self) -> dict[str, float]:
         """Return ε and the number of releases so far."""
         session = self.session
         return (
@@ -343,6 +343,16 @@ class ClosedTrainer(Trainer):
         """Write `privacy.json`: the spent budget, the plan and the ledger."""
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
+
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+        Raises:
+            RuntimeError: as there, or nothing was trained.
+        """
+        if self.session is None:
+            raise RuntimeError("there is no session yet; train before a card is written")
+        return self.session.write_card(folder, **said)
 
     def _not_private(self) -> list[str]:
         """Return the logged values, those of resumed runs included, that ε does not cover."""
@@ -803,7 +813,7 @@ class PrivateTrainer(ClosedTrainer):
                     session.accept_weights()
                 self._event("on_train_end")
                 self.write_summary(self.args.output_dir)
-                metrics = {"train_runtime": time.time() - started, **self.spent()}
+                metrics = {"train_runtime": time.time() - started, **self.report_budget()}
         finally:
             self.is_in_train = False
         return TrainOutput(self.state.global_step, math.nan, metrics)
@@ -844,7 +854,13 @@ class PrivateTrainer(ClosedTrainer):
         """Log, evaluate and save if a callback has asked for it."""
         if self.control.should_log:
             shown = {} if self._losses is None else {PRIVATE_LOSS: self._private_loss}
-            self.log({**self.spent(), "learning_rate": self.lr_scheduler.get_last_lr()[0], **shown})
+            self.log(
+                {
+                    **self.report_budget(),
+                    "learning_rate": self.lr_scheduler.get_last_lr()[0],
+                    **shown,
+                }
+            )
         if self.control.should_evaluate:
             better = self._determine_best_metric(self.evaluate(ignore_keys=ignore_keys), None)
             if self.args.save_strategy == "best":

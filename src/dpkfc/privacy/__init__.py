@@ -1,4 +1,4 @@
-"""Everything a guarantee rests on: events, calibration, the random streams, the mechanism, the ledger and the budget."""
+"""Hold all that a guarantee rests on: accounting, streams, mechanism, ledger, budget."""
 
 from __future__ import annotations
 

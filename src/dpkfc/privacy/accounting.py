@@ -36,8 +36,8 @@ NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """Return the event as plain values that JSON keeps exactly: its class under "type", and its fields."""
-    values = {name: _to_plain(getattr(event, name)) for name in field_names(event)}
+    """Return the event as plain values that JSON keeps exactly: "type" and its fields."""
+    values = {name: _encode_value(getattr(event, name)) for name in field_names(event)}
     return {"type": type(event).__name__, **values}
 
 
@@ -55,7 +55,7 @@ def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
             f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting"
             " event"
         )
-    fields = {name: _from_plain(value) for name, value in data.items() if name != "type"}
+    fields = {name: _decode_value(value) for name, value in data.items() if name != "type"}
     try:
         return kind(**fields)
     except TypeError as error:
@@ -69,19 +69,19 @@ def field_names(event: dp_accounting.DpEvent) -> list[str]:
     return [field.name for field in type(event).__attrs_attrs__]
 
 
-def _to_plain(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if _is_event(value):
         return event_to_dict(value)
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
+        return [_encode_value(item) for item in value]
     return value
 
 
-def _from_plain(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return event_from_dict(value)
     if isinstance(value, list):
-        return [_from_plain(item) for item in value]
+        return [_decode_value(item) for item in value]
     return value
 
 
@@ -102,7 +102,7 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
 
 
 def has_no_noise(event: dp_accounting.DpEvent) -> bool:
-    """Return whether a part of the event releases something with no noise, or with negligible noise.
+    """Return whether a part of the event is released without noise, or nearly so.
 
     Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure
     is useless, and would overflow.
@@ -240,7 +240,7 @@ def epsilon(
         ValueError: an accountant that cannot treat the event under this relation, a negative count,
             or δ outside (0, 1).
     """
-    return EpsilonCurve(event, delta, neighbouring_relation, accountant).at(count)
+    return EpsilonCurve(event, delta, neighbouring_relation, accountant).epsilon(count)
 
 
 def total_epsilon(
@@ -331,7 +331,7 @@ def _epsilon_of_parts(
 
 
 def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
-    """Return whether the event is one release of this package's samplers with an analysis by PLD."""
+    """Return whether the event is a release of a sampler that PLD can analyse."""
     import dp_accounting
 
     is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent) and is_gaussian(event.event)
@@ -373,7 +373,7 @@ def delta_of_epsilon(
     accountant: str = "pld",
     neighbouring_relation: str = "add_or_remove_one",
 ) -> float:
-    """Return δ of `count` adaptive repetitions of an event, at ε >= 0; 1 for an event without noise.
+    """Return δ of `count` adaptive repetitions of an event at ε >= 0; 1 without noise.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, a negative count,
@@ -410,6 +410,35 @@ def delta_of_epsilon(
         return min(1.0, delta + _rounding(event, count))
 
 
+def deltas_of_epsilons(
+    event: dp_accounting.DpEvent, count: int, epsilons: NDArray[np.float64], relation: str
+) -> NDArray[np.float64]:
+    """Return δ at many ε of `count` sampled releases, from one composition.
+
+    Args:
+        event: one sampled release, whose noise is not zero.
+        count: number of releases, > 0.
+        epsilons: values >= 0 `[n]`.
+        relation: "add_or_remove_one" (by PLD) or "replace_one" (by RDP).
+
+    Returns:
+        Upper bounds `[n]`.
+    """
+    import dp_accounting
+
+    found = []
+    with quiet_accountants():
+        for neighbour in neighbouring_sizes(event):
+            if relation == "replace_one":
+                orders, divergences = _rdp_of_one(neighbour, relation)
+                compute = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
+                found.append([compute(orders, count * divergences, e)[0] for e in epsilons])
+            else:
+                losses = pld_of_one(neighbour, relation).self_compose(count)
+                found.append(losses.get_delta_for_epsilon(epsilons))
+    return np.asarray(np.clip(np.max(found, axis=0) + _rounding(event, count), 0.0, 1.0))
+
+
 def cross_check(
     event: dp_accounting.DpEvent,
     count: int,
@@ -423,7 +452,8 @@ def cross_check(
     much.
 
     Returns:
-        `{"pld": ε or None where PLD cannot treat the event or resolve δ, "rdp": ε}`.
+        ε under the keys "pld" and "rdp". The first is None where PLD cannot treat the event or
+        resolve δ.
 
     Raises:
         ValueError: neither accountant treats the event under this relation, or the figures
@@ -528,7 +558,7 @@ class EpsilonCurve:
         self._known: dict[int, float] = {0: 0.0}
         self._one_step: Any = None
 
-    def at(self, count: int) -> float:
+    def epsilon(self, count: int) -> float:
         """Return ε after `count` releases, as dp-accounting computes it.
 
         Raises:
@@ -540,7 +570,9 @@ class EpsilonCurve:
         return self._known[count]
 
     def upper_bound(self, count: int, every: int = 0) -> float:
-        """Return an upper bound of ε of `count` releases that never falls with the count and is seldom computed.
+        """Return an upper bound of ε of `count` releases that never falls with the count.
+
+        It is seldom computed.
 
         It is the value at the next count of a fixed set: a geometric grid, the horizon, and the
         multiples of `every`. Other known values are not used, because the bound could then fall
@@ -563,7 +595,7 @@ class EpsilonCurve:
             point = min(point, self._horizon)
         if every > 0:
             point = min(point, -(-count // every) * every)
-        return self.at(point)
+        return self.epsilon(point)
 
     def _cached(self, count: int) -> float:
         """Return the value of an equal curve, where this process has computed it."""
@@ -582,9 +614,9 @@ class EpsilonCurve:
             )
             if full <= _RARE * self.delta:
                 ordinary = two_parts(self.event)[1]
-                return EpsilonCurve(ordinary, self.delta - full, self.relation, self.accountant).at(
-                    count
-                )
+                return EpsilonCurve(
+                    ordinary, self.delta - full, self.relation, self.accountant
+                ).epsilon(count)
         is_sampled = is_truncated(self.event) or isinstance(
             self.event, dp_accounting.PoissonSampledDpEvent
         )
@@ -621,14 +653,13 @@ class EpsilonCurve:
         if not pld_resolves(self.event, count, self.delta):
             raise ValueError(
                 f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding"
-                f" may reach {rounding:.1e}; "
-                "choose a larger delta, or accountant='rdp'"
+                f" may reach {rounding:.1e}; choose a larger delta, or accountant='rdp'"
             )
         return self.delta - rounding
 
 
 def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
-    """Return a bound of the rounding in the δ of PLD, which raises the FFT of one release to a power.
+    """Return a bound of the rounding in the δ of PLD, which takes a power of an FFT.
 
     Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a
     release. PLD is then not an upper bound: for 10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
@@ -642,7 +673,7 @@ def _check_count(count: int) -> None:
 
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
-    """Refuse an event that the accountant would not bound, or would bound for another noise multiplier."""
+    """Refuse an event that the accountant would not bound at this noise multiplier."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(
             f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}"
@@ -659,8 +690,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
     if is_without_replacement != (relation == "replace_one"):
         raise ValueError(
             f"the event {event} cannot be accounted for under {relation!r}; use 'replace_one' for"
-            " sampling without "
-            "replacement, 'add_or_remove_one' otherwise"
+            " sampling without replacement, 'add_or_remove_one' otherwise"
         )
     if accountant == "rdp" and is_truncated(event):
         # Its two parts are accounted for.
@@ -686,10 +716,11 @@ def _composed(
     return _accountant(accountant, relation).compose(event, count)
 
 
+@functools.lru_cache(maxsize=8)
 def _rdp_of_one(
     event: dp_accounting.DpEvent, relation: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return orders and Rényi divergences of one release; infinite where rounding destroyed a divergence.
+    """Return orders and Rényi divergences of one release; infinite if rounding took one.
 
     dp-accounting would read a divergence of zero or below as an ε of zero.
     """
@@ -719,7 +750,7 @@ def _rdp_of_one(
 
 @contextlib.contextmanager
 def quiet_accountants() -> Iterator[None]:
-    """Pass the first warning about a skipped order of RDP to our own logger, and drop its repetitions.
+    """Pass the first warning on a skipped order of RDP to our logger; drop repetitions.
 
     dp-accounting logs one line an order through absl. A skipped order makes the bound looser and
     never wrong. All other warnings pass.

@@ -1,4 +1,4 @@
-"""The budget of one group of people: one file that every run on their data charges before it starts.
+"""The budget of one group of people: a file that each run on their data charges at its start.
 
 A run charges all releases of its plan. The accountant composes them with those of all earlier runs,
 and a run that would take the total above the budget is refused. A crash between charge and start
@@ -374,7 +374,7 @@ def _is_copy(charge: Charge, path: str) -> bool:
         return True
 
 
-# -- the file --------------------------------------------------------------------------------------
+# -- the file ----
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The ledger: what was released, one hash-chained JSON line a release, on the disk before the release exists.
+"""Record each release as a hash-chained JSON line, on the disk before the release exists.
 
 A crash can therefore make the ledger count a release that never left (an over-count, which is safe)
 and never the reverse. The chain shows any change to a line before its end; lines cut off at the end
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 _START = b'{"format":'
 _RESERVED = {"format", "plan_hash", "created", "dpkfc", "id", "prev", "hash"}
-_UNKNOWN = "the privacy spent is unknown"
+_UNKNOWN = "the privacy spent is unknown (docs/errors.md#ledger)"
 
 
 class LedgerError(RuntimeError):
@@ -87,7 +87,7 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
 
 
 def encode_line(content: Mapping[str, Any]) -> tuple[bytes, str]:
-    """The bytes of a line and its hash, which covers all of it and, through "prev", all lines before."""
+    """Return the bytes of a line and its hash, which covers the line and its predecessors."""
     head = hashlib.sha256(_canonical(content).encode("utf-8")).hexdigest()
     return (_canonical({**content, "hash": head}) + "\n").encode("utf-8"), head
 
@@ -142,16 +142,18 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
-    """Raise unless a ledger belongs to this run. What else a header says is in the hash of the plan, or of no consequence.
+    """Raise unless a ledger belongs to this run.
+
+    Other fields of a header are in the hash of the plan, or have no consequence.
 
     Raises:
         LedgerError: another plan, or another kind of noise.
     """
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
-            f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan"
-            f" {wanted['plan_hash']}; "
-            "use another folder, or the settings the run was begun with"
+            f"the ledger {name} belongs to the plan {found['plan_hash'][:12]}, this run to"
+            f" {wanted['plan_hash'][:12]}; use another folder, or the settings of that run"
+            " (docs/errors.md#ledger)"
         )
     for key in ("certified", "rng"):
         if found.get(key) != wanted[key] and not (
@@ -159,13 +161,15 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
         ):
             raise LedgerError(
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
-                f" {wanted[key]!r}; "
-                "use another folder"
+                f" {wanted[key]!r}; use another folder"
             )
 
 
 def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a ledger was begun as certified when a δ of 1 / N or more was only warned of; its first line held no δ then."""
+    """Return whether a ledger was begun as certified when δ ≥ 1 / N only caused a warning.
+
+    The first line of such a ledger holds no δ.
+    """
     vacuous = "delta" in now and now["delta"] * now["dataset_size"] >= 1
     return vacuous and found.get("certified") is True and "delta" not in found
 
@@ -176,7 +180,7 @@ def begins_a_ledger(content: bytes) -> bool:
 
 
 def is_complete(torn: bytes) -> bool:
-    """Whether a whole object stands here; the beginning of a line, which a crash leaves, is none."""
+    """Return whether the text is a whole object; a crash leaves only its beginning."""
     try:
         json.JSONDecoder().raw_decode(torn.decode("utf-8", errors="replace"))
     except ValueError:
@@ -258,7 +262,9 @@ class BudgetExhausted(RuntimeError):
 
 
 class Ledger:
-    """The one writer of a ledger; make it with `Ledger.open` or `Ledger.in_memory`, close it or use it in a `with`.
+    """The one writer of a ledger.
+
+    Make it with `Ledger.open` or `Ledger.in_memory`, and close it or use it in a `with`.
 
     Attributes:
         path: the file, None in memory.
@@ -309,7 +315,7 @@ class Ledger:
         line, head = encode_line(first)
         descriptor = _open_locked(path)
         try:
-            content = _without_torn_end(_read_all(descriptor), descriptor, path)
+            content = _repair_torn_end(_read_all(descriptor), descriptor, path)
             if content:
                 state = parse(content, str(path))
                 check_header(state.header, first, str(path))
@@ -369,7 +375,7 @@ class Ledger:
         return None if self.max_releases is None else max(0, self.max_releases - self.count)
 
     def contains(self, count: int, head: str) -> bool:
-        """Whether this history passed through `head` after `count` releases; ask before a resume."""
+        """Return whether this history had `head` after `count` releases; ask before a resume."""
         return 0 <= count <= self.count and self._state.heads[count] == head
 
     def charge(
@@ -380,7 +386,7 @@ class Ledger:
         stddev: float,
         sensitivity: float,
     ) -> int:
-        """Record one release. When this returns the record is on the disk, and the release may be made.
+        """Record one release; when this returns the record is on the disk, and release may follow.
 
         Args:
             step: number of the step the release belongs to; a repeated step is a new release.
@@ -405,8 +411,7 @@ class Ledger:
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in"
-                f" {self.name}; "
-                "calibrate a plan with more steps, nothing was released"
+                f" {self.name}; calibrate a plan with more steps, nothing was released"
             )
         record = {
             "release": self.count + 1,
@@ -505,8 +510,8 @@ def verify(path: str | os.PathLike[str]) -> Verified:
     return parse(content, str(path))
 
 
-def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
-    """Repair the last line where a crash interrupted its writing; whatever comes before is left to the check."""
+def _repair_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
+    """Repair a last line that a crash cut short; the check judges whatever comes before."""
     end = content.rfind(b"\n") + 1
     torn = content[end:]
     if not torn:
@@ -574,9 +579,8 @@ def _give_back(descriptor: int, *, unlock: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
-        f"the ledger {path} cannot be written ({error}); without it nothing may be released:"
-        " choose a folder that "
-        "exists and can be written"
+        f"the ledger {path} cannot be written ({error}); without it nothing may be released: choose"
+        " a folder that exists and can be written"
     )
 
 

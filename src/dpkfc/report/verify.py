@@ -23,11 +23,13 @@ from dpkfc.checkpoint import (
 )
 from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
+from dpkfc.report.card import CARD, LAYOUT, LEDGER, REGISTRY, to_json, to_markdown
+from dpkfc.report.officer import explain_guarantee
+from dpkfc.report.registry import registry_record
 
 if TYPE_CHECKING:
     import dp_accounting
 
-CARD = "privacy_card.json"
 # Two machines may differ by this much in an ε. An edited card differs by more.
 _TINY = 1e-6
 # What parsing a damaged card raises. OverflowError comes from int(), RecursionError from json.
@@ -162,6 +164,7 @@ def check_promise(
         raise CardError(f"the privacy card {card.path} names no known accountant: it was changed")
     spent = cost(ledger.releases[: card.releases], card.delta, accountant)
     statements.append(("ε", promise.get("epsilon"), spent if math.isfinite(spent) else "inf"))
+    statements += _further_statements(card, ledger, spent)
     for name, stated, shown in statements:
         if not agrees(stated, shown):
             raise CardError(
@@ -169,6 +172,48 @@ def check_promise(
                 f"({_shorten(stated)} instead of {_shorten(shown)}): it was changed, or belongs to "
                 "another run"
             )
+
+
+def _further_statements(card: Card, ledger: Verified, spent: float) -> list[tuple[str, Any, Any]]:
+    """Return name, stated and shown value of what cards of this layout state beside the promise."""
+    content, releases = card.content, ledger.releases[: card.releases]
+    if "layout" not in content:
+        return []
+    statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
+    for name in ("noise_multiplier", "stddev", "sensitivity") if releases else ():
+        stated = content["mechanism"].get(name)
+        statements.append((name.replace("_", " "), stated, releases[-1].get(name)))
+    statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
+    return statements
+
+
+def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | None:
+    """Return the meaning of ε that a ledger gives, None without a certified guarantee."""
+    if ledger.header.get("certified") is not True or not math.isfinite(spent):
+        return None
+    releases = ledger.releases[: card.releases]
+    events = {json.dumps(release["event"], sort_keys=True) for release in releases}
+    return explain_guarantee(
+        event_from_dict(json.loads(events.pop())) if len(events) == 1 else None,
+        len(releases),
+        spent,
+        card.delta,
+        relation_of_releases(releases),
+        # A federated client is sampled with all its records.
+        independent="privacy_model" not in card.promise,
+    )
+
+
+def explain_ledger(card: Card) -> dict[str, Any]:
+    """Return the sections that a card of an older layout lacks, from the ledger next to it."""
+    ledger = verify(card.path.parent / LEDGER)
+    epsilon = card.promise["epsilon"]
+    spent = epsilon if isinstance(epsilon, float) else math.inf
+    return {
+        "dates": {"begun": ledger.header.get("created", ""), "ended": ""},
+        "meaning": _explain(card, ledger, spent),
+        "total": None,
+    }
 
 
 def agrees(stated: Any, expected: Any) -> bool:
@@ -190,6 +235,32 @@ def agrees(stated: Any, expected: Any) -> bool:
 
 def _shorten(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+
+
+def check_texts(card: Card) -> str:
+    """Compare the Markdown and the record of the registry next to a card with the card.
+
+    Returns:
+        "say what the card says", or why nothing could be compared.
+
+    Raises:
+        CardError: a text next to the card says something else.
+    """
+    if card.content.get("layout") != LAYOUT:
+        return "not compared: another version wrote them; dpkfc card writes them anew"
+    markdown = card.path.with_suffix(".md")
+    expected = {
+        markdown: to_markdown(card.content),
+        card.path.parent / REGISTRY: to_json(registry_record(card.content)),
+    }
+    for path, text in expected.items():
+        if not path.is_file():
+            return f"not compared: {path.name} is not next to the card"
+        if path.read_text("utf-8") != text:
+            raise CardError(
+                f"{path} does not say what {CARD} says: it was changed; dpkfc card writes it anew"
+            )
+    return "say what the card says"
 
 
 def check_weights(card: Card) -> str:
@@ -274,7 +345,11 @@ _STATED = {
 
 
 def verify_ledger(
-    path: Path, delta: float | None = None, *, copy: tuple[str, int] | None = None
+    path: Path,
+    delta: float | None = None,
+    *,
+    copy: tuple[str, int] | None = None,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Verify a ledger and account for its releases.
 
@@ -287,6 +362,7 @@ def verify_ledger(
         delta: δ of the reported ε; None takes that of the card next to the ledger, else that of the
             first line, else 1e-5.
         copy: a head that somebody has kept, and the number of releases after which it was taken.
+        pages: compare the Markdown and the record of the registry with the card too.
 
     Returns:
         Facts by name. What contradicts the guarantee comes first.
@@ -316,6 +392,8 @@ def verify_ledger(
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"
         facts["weights"] = check_weights(card)
+        if pages:
+            facts["pages of the card"] = check_texts(card)
     facts["weights of the last release"] = check_recorded(path, ledger, card)
     if delta is None:
         delta = card.delta if card is not None else _stated_delta(ledger)

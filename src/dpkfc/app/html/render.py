@@ -15,6 +15,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from dpkfc.app.html.answer import answer_panels, interval, scores_of
 from dpkfc.app.html.read import (
     Contents,
     Departures,
@@ -366,8 +367,8 @@ def _open_symbols(groups: Sequence[RunGroup]) -> str:
 
 
 def _error_bars(groups: Sequence[RunGroup]) -> dict[str, Any]:
-    deviations = [group.std for group in groups]
-    return {"type": "data", "array": deviations, "thickness": 1.4, "width": 4}
+    widths = [interval(scores_of(group)) for group in groups]
+    return {"type": "data", "array": widths, "thickness": 1.4, "width": 4}
 
 
 def _wrap_name(name: str) -> str:
@@ -413,7 +414,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
     x = _axis("ε of the budget, logarithmic", type="log")
     if len(budgets) <= 12:
         x |= {"tickvals": budgets, "ticktext": [f"{budget:g}" for budget in budgets]}
-    says = "Bars: one standard deviation over seeds. Methods stand slightly side by side."
+    says = "Bars: 95 % intervals of the mean over seeds. Methods stand slightly side by side."
     return Plot(
         title=panel.title,
         says=says + _open_symbols(panel.groups),
@@ -450,7 +451,7 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
             }
         )
     budget = f", ε = {epsilon_text(budgets[0])}" if budgets else ""
-    says = "The method with the best point is on top. Bars: one standard deviation over seeds."
+    says = "The method with the best point is on top. Bars: 95 % intervals of the mean over seeds."
     says += _open_symbols(panel.groups)
     if any(group.differs for group in panel.groups):
         says += " Several points of one method differ in their settings."
@@ -717,6 +718,7 @@ def _plot_map(one: SensitivityMap, style: MethodStyle | None, scale: Mapping[str
 # The page: plain values go to the templates, which escape every text.
 
 GENERATOR = "dpkfc report"
+_MOST_ANSWERS = 24
 _MOST_FOLDERS = 60
 _MOST_WARNINGS = 40
 
@@ -847,6 +849,8 @@ def build(contents: Contents, library: str, title: str) -> str:
         uncertified=len(uncertified),
         warnings=list(warnings)[:_MOST_WARNINGS],
         smoke_runs=sum(run.smoke for run in contents.runs),
+        answers=answer_panels(panels),
+        most_answers=_MOST_ANSWERS,
         accuracy=accuracy,
         shows_validation=any(panel.measured_on != "test" for panel in panels),
         learning=learning,
@@ -868,7 +872,7 @@ def make_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("dpkfc.app.html"),
         autoescape=True,
-        finalize=_without_control_characters,
+        finalize=_remove_control_characters,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -884,7 +888,7 @@ def make_environment() -> Environment:
     return environment
 
 
-def _without_control_characters(value: Any) -> Any:
+def _remove_control_characters(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return plain(value, len(value))
     return value
