@@ -100,7 +100,7 @@ def test_dispatch_on_blocks_and_metric_entries_stays_in_linalg() -> None:
 def test_the_readme_and_the_documents_are_short() -> None:
     assert STATS["words_of"]([ROOT / "README.md"]) <= 700
     # Above 22,000 are the landing page, the page on methods and others that the site needs.
-    assert STATS["words_of"](DOCUMENTS) <= 24_300
+    assert STATS["words_of"](DOCUMENTS) <= 24_400
 
 
 def test_the_glossary_has_at_most_thirty_entries() -> None:
