@@ -99,7 +99,7 @@ def run_config(chosen: dict[str, Any]) -> RunConfig:
     """
     own = own_kind(chosen)
     name = own or chosen.get("recipe", "")
-    if name == "":
+    if not isinstance(name, str) or not name:
         raise ConfigError(
             "which recipe or data? give --recipe NAME (see dpkfc recipes), --data FILE or FOLDER,"
             " or --task module:function"
