@@ -180,9 +180,9 @@ def test_files_of_before_still_load():
         for table in tomllib.loads(path.read_text("utf-8")).values()
         for name, value in table.items()
     }
-    assert set(flat) == set(FIELDS) - {"out"} and config == RunConfig(**flat) == RunConfig(
-        **flatten(flat, "x")
-    )
+    assert set(flat) == set(FIELDS) - {"out", "log", "log_private"} and config == RunConfig(
+        **flat
+    ) == RunConfig(**flatten(flat, "x"))
     assert known_settings(tomllib.loads(to_toml(config))) == flat
     assert known_settings({"x": 1, "run": {"note": "a", "seed": 3}}) == {
         "x": 1,

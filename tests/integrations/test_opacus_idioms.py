@@ -195,6 +195,32 @@ def test_a_step_hook_that_fails_leaves_a_run_that_goes_on() -> None:
     assert engine.ledger.count == 3
 
 
+def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
+    """A backward pass inside the hook would add raw gradients to the release."""
+    engine, model, optimizer, batches = private(noise_multiplier=1.0)
+    batch = next(iter(batches))
+
+    def add_gradients(given) -> None:
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    def clear(given) -> None:
+        given.zero_grad()
+
+    def scale(given) -> None:
+        given.params[0].grad.data.mul_(2)
+
+    before = weights(model)
+    for done, hook in enumerate((add_gradients, clear, scale), 1):
+        optimizer.attach_step_hook(hook)
+        with pytest.raises(RuntimeError, match="may read releases") as caught:
+            train(model, optimizer, batches, 1)
+        assert len(str(caught.value)) <= 160 and engine.ledger.count == done
+        assert torch.equal(weights(model), before)
+        assert all(p.grad is None for p in model.parameters())
+    optimizer.attach_step_hook(None)
+    train(model, optimizer, batches, 1)
+
+
 def test_gradients_after_a_step_are_the_release_until_the_next_batch() -> None:
     _, model, optimizer, batches = private(noise_multiplier=1.0)
     start = weights(model)

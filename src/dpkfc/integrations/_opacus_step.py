@@ -233,6 +233,12 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 _log = logging.getLogger(__name__)
 
 
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return torch.equal(one, other)
+
+
 class PrivateStep:
     """Makes `optimizer.step()` private for one model.
 
@@ -592,7 +598,25 @@ class PrivateStep:
         self._physical = None
         self._end_recording()
         if physical.last and self._step_hook is not None:
-            self._step_hook(self.optimizer)
+            self._call_step_hook(self._step_hook)
+
+    def _call_step_hook(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
+        """Show a release to a hook, and keep it as it is.
+
+        Raises:
+            RuntimeError: the hook has changed a gradient, which might not be a release any more.
+        """
+        released = {
+            name: None if p.grad is None else p.grad.clone() for name, p in self._parameters.items()
+        }
+        hook(self.optimizer)
+        for name, p in self._parameters.items():
+            if not _is_equal(p.grad, released[name]):
+                self._clear_gradients()
+                raise RuntimeError(
+                    f"the step hook has changed the gradient of '{name}'; a hook may read releases"
+                    " and change the learning rate only"
+                )
 
     def _differentiated_recording(self, physical: PhysicalBatch) -> BatchRecording:
         """Return the recording of a batch whose loss was differentiated exactly once."""
