@@ -183,7 +183,8 @@ def test_files_of_before_still_load():
     assert set(flat) == set(FIELDS) - {"out", "log", "log_private"} and config == RunConfig(
         **flat
     ) == RunConfig(**flatten(flat, "x"))
-    assert known_settings(tomllib.loads(to_toml(config))) == flat
+    new = {"log": "", "log_private": False}
+    assert known_settings(tomllib.loads(to_toml(config))) == flat | new
     assert known_settings({"x": 1, "run": {"note": "a", "seed": 3}}) == {
         "x": 1,
         "note": "a",
