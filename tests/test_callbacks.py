@@ -1,4 +1,4 @@
-"""Callbacks see a session and can neither stop it, spend its budget nor learn more than they ask for."""
+"""Callbacks see a session and can neither stop it, spend its budget nor learn more than asked."""
 
 from __future__ import annotations
 

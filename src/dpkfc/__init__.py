@@ -28,6 +28,7 @@ from dpkfc.curvature import (
     WhiteNoise,
     generated_text,
 )
+from dpkfc.early_stopping import EarlyStopping
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.memory import keep_freed_memory
 from dpkfc.postprocess import (
@@ -62,6 +63,7 @@ __all__ = [
     "CheckpointError",
     "DeadLeaves",
     "DiSK",
+    "EarlyStopping",
     "FeatureNoise",
     "LowPass",
     "PinkNoise",

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.state import (
+    ReleasedWeights,
     WeightGuard,
     check_moved,
     check_optimizer,
@@ -46,6 +47,7 @@ from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline, set_gradients
@@ -233,9 +235,8 @@ def check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise ValueError(
-            "a Session samples its batches itself; pass loader.dataset in the place of the"
-            " DataLoader "
-            "(and its collate_fn= and num_workers=)"
+            "a Session samples its batches itself; pass loader.dataset instead of the DataLoader"
+            ", collate_fn= and num_workers= (docs/errors.md#sampler)"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
@@ -300,6 +301,54 @@ def open_shared_ledger(
 
 
 # --------------------------------------------------------------------------------------------------
+# The weights that the releases of a ledger have made, remembered next to it.
+
+
+def record_weights(
+    ledger: Ledger, model: nn.Module, average: Mapping[str, str] | None = None
+) -> None:
+    """Write the digests of a model next to its ledger; do nothing for a ledger in memory.
+
+    Args:
+        ledger: open, at the release that made the weights.
+        model: with these weights.
+        average: digests of its tensors with the average of the weights.
+
+    Raises:
+        OSError: the disk cannot take it.
+    """
+    if ledger.place is None:
+        return
+    record = checkpoint.WeightsRecord(
+        ledger=ledger.id,
+        releases=ledger.count,
+        head=ledger.head,
+        weights=checkpoint.digest_tensors(_tensors_of(model)),
+        average=average or {},
+    )
+    checkpoint.write_weights_record(ledger.place, record)
+
+
+def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
+    """Check that a model holds the weights that were recorded after the last release of a ledger.
+
+    Raises:
+        LedgerError: it holds others, or none were recorded.
+        CheckpointError: the record is damaged.
+    """
+    record = None if ledger.place is None else checkpoint.read_weights_record(ledger.place)
+    if record is None or record.head != ledger.head or not record.describes(_tensors_of(model)):
+        raise LedgerError(
+            f"the model does not hold the weights of {ledger.name}: restore its checkpoint, or load"
+            " the weights that it released last"
+        )
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class Session:
@@ -326,11 +375,20 @@ class Session:
             check. Every pass is proved either way.
         public_records: records that are not private, for that check. By default numbers are drawn
             with the types and shapes of the first record.
+        budget: of the people in the dataset. The whole plan is charged before the session exists; a
+            session that goes on with its ledger is not charged again.
+        resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
+            is left. `restore` goes on with the weights, too.
         callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
+
+    Attributes:
+        receipt: what the budget was charged, None without one.
 
     Raises:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another
             size.
+        BudgetExhausted: the ledger has spent the plan and `resume` is False, or the plan does not
+            fit into the budget. Nothing was charged then.
 
     Guarantee: Each `step` is one release of the plan's event, in the ledger before it exists. The
         optimizer sees that release and nothing else. `plan.steps` releases cost at most the plan's
@@ -351,6 +409,8 @@ class Session:
         augment: Callable[[Any], Any] | None = None,
         verify: bool | str = True,
         public_records: Sequence[Any] | None = None,
+        budget: Budget | None = None,
+        resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         config = plan.config
@@ -416,8 +476,63 @@ class Session:
         self._unverified_reason = ""
         self._tally = GradientTally()
         self._weights = WeightGuard(self._parameters)
+        self._released = ReleasedWeights(model)
         self._is_first_step = True
         self._other_releases = ledger.count  # neither made nor restored by this session
+        self._resume = resume
+        self._latest_weights = False  # whether the weights are of the last release in the ledger
+        self.receipt = self._begin(budget)
+
+    def _begin(self, budget: Budget | None) -> Receipt | None:
+        """Refuse a ledger whose plan is spent, and charge the budget.
+
+        Raises:
+            BudgetExhausted: nothing is left of the plan or of the budget.
+            BudgetError: the budget cannot count this plan.
+        """
+        try:
+            if self._other_releases >= self.plan.steps and not self._resume:
+                raise BudgetExhausted(
+                    f"all {self.plan.steps} releases of the plan are spent in"
+                    f" {self.ledger.name}: take another ledger_path, or resume=True to evaluate"
+                )
+            if budget is None:
+                return None
+            return self._ranks.broadcast_from_rank0(
+                lambda: budget.charge(self.plan, self.ledger), "budget"
+            )
+        except BaseException:
+            self.ledger.abandon()
+            raise
+
+    def _check_begun(self) -> None:
+        """Refuse to begin at new weights on the ledger of an earlier run.
+
+        Raises:
+            LedgerError: nothing was restored, and `resume` is False.
+        """
+        if self._other_releases and not self._resume:
+            raise LedgerError(
+                f"{self.ledger.name} holds {self._other_releases} releases of an earlier run:"
+                " session.restore() its checkpoint, or take another ledger_path"
+            )
+
+    @property
+    def has_released_weights(self) -> bool:
+        """Whether this session, or the one that it goes on from, has made a release."""
+        return self._step > 0
+
+    def check_weights(self) -> None:
+        """Check that the model holds weights that the ledger's releases have made.
+
+        Raises:
+            LedgerError: neither a step of this session nor `restore` has written them, and the
+                record next to the ledger does not describe them.
+            RuntimeError: a parameter was written since.
+        """
+        if self._step == 0 and self.ledger.count:
+            check_recorded_weights(self.ledger, self.model)
+        self._weights.check()
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -428,6 +543,7 @@ class Session:
             RuntimeError: a batch was not passed to `step`. Skipping batches by their content voids
                 ε.
         """
+        self._check_begun()
         if self._pending is not None and self.ledger.count < self.plan.steps:
             # A loop has ended before its last batch was stepped. Another batch in its place would
             # have been chosen by its content.
@@ -467,12 +583,14 @@ class Session:
         started = time.perf_counter()
         if self.ledger.count >= self.plan.steps:
             raise BudgetExhausted(
-                f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})"
+                f"all {self.plan.steps} releases are spent at ε = {self.epsilon:.3g};"
+                " a longer run needs another plan (docs/errors.md#budget)"
             )
         if batch is not self._pending:
             raise RuntimeError(
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )
+        self._check_begun()
         self._check_state()
         self._callbacks.start(self, self.preconditioner)
         self._average.start()
@@ -486,8 +604,10 @@ class Session:
         update = self._pipeline.make_update(released)
         self._apply(update)
         self._average.update()
+        self._released.record()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
+        self._latest_weights = True
         self._tally.add(norms)
         if self.ledger.count >= self.plan.steps:
             self._tally.warn()
@@ -703,7 +823,7 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.around(self._average.swap_in()))
+        return fsdp.resharded(self.model, self._weights.wrap(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -712,6 +832,17 @@ class Session:
         weights. Nothing checks that, and ε is not valid otherwise.
         """
         self._weights.accept()
+
+    def forfeit_steps(self) -> None:
+        """Charge the steps that the plan has left, without a release.
+
+        Call this when what was released has decided to end the loop early. ε of fewer steps holds
+        only for a number of steps that was chosen beforehand; ε of the plan always holds.
+
+        Raises:
+            LedgerError: the ledger is closed or cannot be written.
+        """
+        self._pipeline.match_release_count(self._step, self.plan.steps)
 
     @property
     def steps_done(self) -> int:
@@ -727,6 +858,60 @@ class Session:
     def ledger(self) -> Ledger:
         """The privacy ledger."""
         return self._pipeline.ledger
+
+    # -- the card ---------------------------------------------------------------------------------
+
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write released weights, a copy of the ledger and the privacy card into a folder.
+
+        `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
+
+        Args:
+            folder: made if it is missing. It may hold an earlier state of the same run.
+            said: `title`, `chosen_by`, `not_private`, `results`, `settings`, `declared` and `total`
+                of `dpkfc.report.card.session_card`.
+
+        All processes call this method, and rank 0 writes.
+
+        Returns:
+            The card.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or the model does not hold what was
+                released last; nothing is written then.
+            CheckpointError: the folder holds another run, or cannot be written.
+        """
+        from dpkfc.report.card import session_card, write_release
+
+        self._ranks.run_on_all(self.check_released)
+        state = self.released_state()
+
+        def write() -> dict[str, Any]:
+            return write_release(folder, state, self.ledger, session_card(self, **said))
+
+        return self._ranks.broadcast_from_rank0(write, "write_card")
+
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released or restored, or a tensor differs, by its name.
+        """
+        self._released.check()
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the delivered tensors: released weights, averaged where the plan says so.
+
+        All processes of a sharded model call this method.
+
+        Raises:
+            RuntimeError: as `check_released`.
+        """
+        self.check_released()
+        has_average = self.plan.config.weight_average
+        with self.averaged_weights() if has_average else nullcontext():
+            state = self._model_state() if self._is_sharded else self.model.state_dict()
+            return checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -746,7 +931,14 @@ class Session:
         Raises:
             CheckpointError: a folder that cannot be written or holds other files, or a checkpoint
                 that this session did not continue from.
+            LedgerError: the ledger holds an earlier run, and nothing of it was restored.
         """
+        self._check_begun()
+        if self._resume and self._other_releases and self._step == 0:
+            raise LedgerError(
+                f"the model holds no weights of {self.ledger.name}: restore its checkpoint, or make"
+                " a step, before session.save()"
+            )
         check_in_step(self._ranks, self._parameters, "save")
         self._ranks.run_on_all(self._weights.check)
         self._ranks.broadcast_from_rank0(
@@ -856,9 +1048,11 @@ class Session:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
         self._weights.accept()
+        self._released.record()
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
         self._other_releases = 0
+        self._latest_weights = meta["ledger_count"] == self.ledger.count
 
     @property
     def _device(self) -> torch.device:
@@ -870,11 +1064,25 @@ class Session:
         return fsdp.divided_state(moved, self.model)
 
     def close(self) -> None:
-        """Close the ledger and the loader; the session cannot step afterwards."""
+        """Record the weights next to the ledger and close it; no step can follow."""
         self._tally.warn()
+        if self._latest_weights and self._ranks.is_rank0 and not self._is_sharded:
+            self._latest_weights = False
+            self._record_weights()
         self._callbacks.end(self)
         self.ledger.close()
         self._loader.close()
+
+    def _record_weights(self) -> None:
+        try:
+            self._weights.check()
+            average: dict[str, str] = {}
+            if self.plan.config.weight_average:
+                with self.averaged_weights():
+                    average = checkpoint.digest_tensors(_tensors_of(self.model))
+            record_weights(self.ledger, self.model, average)
+        except (RuntimeError, OSError) as error:
+            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
 
     def __enter__(self) -> Session:
         """Return the session itself."""

@@ -13,6 +13,7 @@ from click.testing import Result
 from dpkfc.checkpoint import file_digest
 from dpkfc.privacy.accounting import event_from_dict
 from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.report.card import write_card_files
 from dpkfc.report.verify import agrees, verify_ledger
 from tests.app.finished import SETTINGS, call
 
@@ -23,10 +24,16 @@ def refused(*arguments: object) -> str:
     return str(result.stderr)
 
 
-def edited(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+def edited(
+    folder: Path, change: Callable[[dict[str, Any]], object], *, everywhere: bool = False
+) -> None:
+    """Change a card; a careful forger changes its pages too."""
     card = json.loads((folder / "privacy_card.json").read_text())
     change(card)
-    (folder / "privacy_card.json").write_text(json.dumps(card))
+    if everywhere:
+        write_card_files(folder, card)
+    else:
+        (folder / "privacy_card.json").write_text(json.dumps(card))
 
 
 def guarantee(**changed: object) -> Callable[[dict[str, Any]], object]:
@@ -136,12 +143,11 @@ def test_weights_that_were_exchanged_are_found(folder: Path) -> None:
 
 
 def test_a_card_without_a_digest_says_so_and_fails_an_audit(folder: Path) -> None:
-    edited(folder, lambda card: card.pop("weights"))
+    edited(folder, lambda card: card.pop("weights"), everywhere=True)
     assert "names no digest" in verify_ledger(folder / "ledger.jsonl")["weights"]
     assert audited(folder).exit_code == 2
-    edited(
-        folder, lambda card: card.update(weights={"file": "../../elsewhere", "sha256": "0" * 64})
-    )
+    elsewhere = {"file": "../../elsewhere", "sha256": "0" * 64}
+    edited(folder, lambda card: card.update(weights=elsewhere), everywhere=True)
     assert "elsewhere is not next to the card" in verify_ledger(folder / "ledger.jsonl")["weights"]
 
 

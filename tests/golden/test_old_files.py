@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dpkfc.report.card import session_card
+from dpkfc.report.card import session_card, to_markdown
+from dpkfc.report.registry import registry_record
 from dpkfc.report.verify import verify_ledger
 from tests.distributed.cases import CASES
 from tests.golden.record import digest, flatten_weights
@@ -27,6 +28,8 @@ SAME_MACHINE = (
     INDEX["processor"] == torch.backends.cpu.get_cpu_capability()
     and INDEX["torch"] == torch.__version__
 )
+# Sections that cards of layout 2 have beside those of the old files.
+ADDED = {"layout", "declared", "dates", "meaning", "total"}
 DATED = {"created", "date", "dpkfc", "generated", "ledger", "software", "versions"}
 
 
@@ -47,8 +50,17 @@ def test_an_old_run_goes_on(name: str, tmp_path: Path) -> None:
         assert digest(flatten_weights(model)) == expected["weights"]
     stored = json.loads((folder / "card.json").read_text("utf-8"))
     found = json.loads(json.dumps(card))
-    for key in (set(stored) | set(found)) - DATED:
+    assert set(found) - set(stored) == ADDED
+    for key in set(stored) - DATED:
         assert found.get(key) == stored.get(key), key
+
+
+@pytest.mark.parametrize("name", INDEX["runs"])
+def test_an_old_card_is_shown(name: str) -> None:
+    card = json.loads((OLD / name / "card.json").read_text("utf-8"))
+    text = to_markdown(card)
+    assert "an older version made it" in text or "no certified guarantee" in text
+    assert card["plan_hash"] in text and registry_record(card)["url_slug"] == "old"
 
 
 @pytest.mark.parametrize("name", INDEX["runs"])

@@ -1,6 +1,4 @@
-"""Whole scripts as their authors wrote them for Opacus 1.6: digits, pictures, BERT, a character LSTM,
-names of different lengths, a bag of words. Only imports change.
-"""
+"""Whole scripts as written for Opacus 1.6: digits, pictures, BERT, a character LSTM, names of different lengths, a bag of words. Only imports change."""
 
 from __future__ import annotations
 
@@ -93,10 +91,15 @@ model = CharNN()
 criterion = nn.CrossEntropyLoss()
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 ids, mask, labels = tokens()
-train_loader = DataLoader(TensorDataset(ids, labels), batch_size=16, num_workers=0, pin_memory=False)
+data = TensorDataset(ids, labels)
+train_loader = DataLoader(data, batch_size=16, num_workers=0, pin_memory=False)
 privacy_engine = PrivacyEngine(accountant="rdp")
 model, optimizer, train_loader = privacy_engine.make_private(
-    module=model, optimizer=optimizer, data_loader=train_loader, noise_multiplier=1.0, max_grad_norm=1.5
+    module=model,
+    optimizer=optimizer,
+    data_loader=train_loader,
+    noise_multiplier=1.0,
+    max_grad_norm=1.5,
 )
 for epoch in range(EPOCHS):
     model.train()
@@ -579,7 +582,9 @@ def test_positions_that_all_examples_share_may_train() -> None:
 
 
 class Unmasked(nn.Module):
-    """Averages over padding too, so that the longest text of a batch changes what the others give."""
+    """Averages over padding too, so that the longest text of a batch changes what the others
+    give.
+    """
 
     def __init__(self) -> None:
         super().__init__()

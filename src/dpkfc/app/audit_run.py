@@ -1,4 +1,4 @@
-"""Audits of a run: of the settings in a run folder, or of settings that have not been trained yet."""
+"""Audit a run from its folder, or settings that have not been trained yet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dpkfc.app.assembly import make_augment, make_optimizer
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
-from dpkfc.app.train import prepare
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import prepare, read_settings
 from dpkfc.audit import (
     Audit,
     Finding,
@@ -32,14 +32,24 @@ from dpkfc.audit import (
     audit_step,
     infer_membership,
 )
-from dpkfc.audit.harness import to_rows
+from dpkfc.audit.harness import tabulate_findings
 from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
-from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown
-from dpkfc.report.verify import Card, CardError, agrees, check_weights, read_card, verify_history
+from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
+from dpkfc.report.verify import (
+    Card,
+    CardError,
+    agrees,
+    check_recorded,
+    check_texts,
+    check_weights,
+    read_card,
+    verify_history,
+    verify_ledger,
+)
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run folder against its settings and its ledger, and its weights against the
@@ -66,6 +76,8 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
             return None
         releases = len(verify(ledger).releases)
         problem = _card_problem(card, plan, releases, device) or _weights_problem(card)
+        if not problem:
+            check_texts(card)
     except (CardError, LedgerError) as error:
         problem = str(error)
     agreed = "ε, mechanism and plan are those of settings and ledger, the weights those it names"
@@ -95,7 +107,9 @@ def _card_problem(card: Card, plan: Plan, releases: int, device: str) -> str:
         # The ledger holds more releases than the plan has.
         return str(error)
     stated = _compared_parts(card.content)
-    for name in _COMPARED:
+    # An older card does not have the section.
+    optional = ("meaning",) if "meaning" in card.content else ()
+    for name in (*_COMPARED, *optional):
         difference = _difference(stated.get(name), expected.get(name), name)
         if difference:
             return difference
@@ -104,7 +118,7 @@ def _card_problem(card: Card, plan: Plan, releases: int, device: str) -> str:
 
 def _compared_parts(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return what plan and ledger decide: no refreshes, and no number of an accelerator."""
-    parts = {name: content.get(name) for name in _COMPARED}
+    parts = {name: content.get(name) for name in (*_COMPARED, "meaning")}
     curvature, mechanism = parts["curvature"], parts["mechanism"]
     if isinstance(curvature, Mapping):
         parts["curvature"] = {n: value for n, value in curvature.items() if n != "refreshes"}
@@ -198,12 +212,14 @@ class Verdict:
 
 def make_subject(prepared: Prepared) -> Subject:
     """Return the step of a run for `audit_step`, among a few hundred of its training examples."""
+    units = prepared.data.units
     return Subject(
         plan=prepared.plan,
         model=lambda: copy.deepcopy(prepared.model),
         dataset=tuple(x[:EXAMPLES] for x in prepared.data.train),
         loss_fn=prepared.recipe.task.loss,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
+        units=None if units is None else units[:EXAMPLES],
     )
 
 
@@ -283,10 +299,14 @@ def audit_folder(
 
     Raises:
         RunFolderError: no run folder.
-        ConfigError: as `audit`; a run in test mode, which promises nothing.
+        ConfigError: as `audit`; a run in test mode, which promises nothing; attacks on a folder
+            of another host, which holds no settings to train with.
     """
+    folder = RunFolder.locate(path)
+    if folder.card.is_file() and not folder.config.is_file():
+        return _audit_release(folder, kinds)
     folder = RunFolder.open(path)
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_settings(folder)
     if config.test_mode:
         raise ConfigError(
             f"{path} was trained in test mode, where noise can be repeated from a seed: "
@@ -306,6 +326,52 @@ def audit_folder(
     return verdict
 
 
+def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
+    """Audit ledger, card and weights of a folder that a host has written by `write_card`."""
+    if list(kinds) != ["step"]:
+        raise ConfigError(
+            f"{folder.path} has no settings, so only ledger, card and weights are audited: leave"
+            " out --kind"
+        )
+    problem, measured = "", "cannot be trusted"
+    try:
+        measured = f"{len(verify_history(folder.ledger).releases):,} releases"
+        card_problem = ""
+        try:
+            card_problem = _find_release_problem(verify_ledger(folder.ledger))
+        except CardError as error:
+            card_problem = str(error)
+    except (LedgerError, CardError, CheckpointError) as error:
+        problem = card_problem = str(error)
+    ledger = Finding(
+        check="ledger of the run",
+        measured=measured,
+        bound="a chain that card and checkpoint remember",
+        passed=not problem,
+        detail=problem or "the chain holds; no settings lie here, so no step was audited",
+    )
+    card = Finding(
+        check="card",
+        measured="differs" if card_problem else "as the ledger gives it",
+        bound="what the ledger gives",
+        passed=not card_problem,
+        detail=card_problem or "ε, its meaning, mechanism, pages and weights fit the ledger",
+    )
+    verdict = Verdict(ledger=ledger, card=card)
+    described = verdict.describe()
+    folder.write_json(folder.path / "audit.json", described)
+    _write_into_card(folder, verdict, described)
+    return verdict
+
+
+def _find_release_problem(facts: Mapping[str, Any]) -> str:
+    """Return what could not be compared although a release must have it, or nothing."""
+    for name in ("weights", "pages of the card"):
+        if str(facts.get(name)).startswith("not compared"):
+            return f"{name} {facts[name]}"
+    return ""
+
+
 def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
     """Write a verdict into the card.
 
@@ -323,13 +389,12 @@ def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, A
         section["passed"] = not failed_checks(section)
         card["audit"] = section
         card["not_private"] = {**card.get("not_private", {}), **_unprotected_figures(described)}
-        text = to_markdown(card)
+        to_markdown(card)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         if verdict.card.passed:
             raise
         return
-    folder.write_json(folder.card, card)
-    folder.write_text(folder.card.with_suffix(".md"), text)
+    write_card_files(folder.path, card)
 
 
 def ledger_finding(path: Path, plan: Plan) -> Finding:
@@ -341,6 +406,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
     """
     try:
         ledger = verify_history(path)
+        check_recorded(path, ledger, None)
         problem = _ledger_problem(ledger, plan)
         measured = f"{len(ledger.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:
@@ -465,7 +531,7 @@ def verdict_table(verdict: Verdict) -> Table:
     table = Table(header_style="bold", show_lines=False)
     for column in ("check", "measured", "allowed", "verdict", "how"):
         table.add_column(column, overflow="fold")
-    for check, measured, allowed, result, how in to_rows(verdict.findings):
+    for check, measured, allowed, result, how in tabulate_findings(verdict.findings):
         colour = "green" if result == "held" else "bold red"
         table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)
     return table

@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dpkfc.app import plots
 from dpkfc.app.datasets.formats import read_digits
 from dpkfc.app.progress import Console
-from dpkfc.app.run_folder import RunFolder, placed
-from dpkfc.checkpoint import file_digest
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.federated.flower import App, Settings
@@ -33,7 +31,6 @@ from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.server_rules import FedGD, FedSOFIM
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
-from dpkfc.report.card import build_federated_card, to_markdown
 from dpkfc.report.numbers import rounded_up
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
@@ -52,7 +49,9 @@ METHODS: dict[str, dict[str, Any]] = {
 LABELS = {"dp-fedgd": "DP-FedGD", "dp-fedsofim": "DP-FedSOFIM", "dp-kfc": "federated DP-KFC"}
 _PLACES = {HERE: "one process", FLOWER: "Flower simulation"}
 _SIMULATED = {
-    "messages of single clients": "clients and server of the demo share a machine, so the server could read the clients' keys"
+    "messages of single clients": (
+        "clients and server of the demo share a machine, so the server could read the clients' keys"
+    )
 }
 _CHOSEN_BY = "fixed in the demo; chosen by hand on these digits, which ε does not cover"
 
@@ -245,24 +244,22 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
     place = RunFolder(folder)
     curve = _curve(run, settings["method"])
     plots.save(plots.history(curve), place.plots / "history.png")
-    placed(place.model, lambda part: save_file(dict(run.server.model.state_dict()), part))
     place.write_json(
         place.path / "rounds.json", {"rounds": [vars(record) for record in run.records]}
     )
     images = len(_digits(settings).test[1])
-    card = build_federated_card(
-        run.server,
+    run.server.write_card(
+        folder,
         run.records,
         title=f"{curve.label} on the digits",
         chosen_by=_CHOSEN_BY,
         results={
-            "test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"
+            "test accuracy": (
+                f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"
+            )
         },
         not_private=_SIMULATED,
-        weights={"file": place.model.name, "sha256": file_digest(place.model)},
     )
-    place.write_json(place.card, card)
-    place.write_text(place.card.with_suffix(".md"), to_markdown(card))
 
 
 def _curve(run: Run, method: str) -> plots.Curve:

@@ -51,7 +51,9 @@ class WrapperMethod:
         return WrapperMethod, (self._model,)
 
 
-_ONE_STEP = "is a part of optimizer.step() here; leave it out and call optimizer.step() once for every batch"
+_ONE_STEP = (
+    "is a part of optimizer.step() here; leave it out and call optimizer.step() once a batch"
+)
 _NO_HOOKS = "is absent: evaluate in model.eval(), and end privacy with engine.close()"
 
 
@@ -184,10 +186,10 @@ IMPORTS: dict[str, str] = {
     **dict.fromkeys(
         ("RDPAccountant", "PRVAccountant", "GaussianAccountant", "create_accountant"), _OWN
     ),
-    "get_noise_multiplier": "write: engine.make_private_with_epsilon(...); optimizer.noise_multiplier",
+    "get_noise_multiplier": "write: make_private_with_epsilon(...); optimizer.noise_multiplier",
     **dict.fromkeys(("ExponentialNoise", "LambdaNoise", "StepNoise"), _FIXED),
     **dict.fromkeys(("ExponentialGradClip", "LambdaGradClip", "StepGradClip"), _FIXED),
-    "PrivacyEngineAdaptiveClipping": "write: PrivacyEngine(), and clipping='automatic' in make_private",
+    "PrivacyEngineAdaptiveClipping": "write: make_private(..., clipping='automatic')",
     "wrap_data_loader": "write: with BatchMemoryManager(data_loader=..., optimizer=...) as batches",
     "DPLightningDataModule": "see dpkfc.integrations.lightning: PrivateModule, PrivateTraining",
 }

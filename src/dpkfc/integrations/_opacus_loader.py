@@ -279,8 +279,8 @@ def check_loader(loader: Any) -> None:
         is_plain = not sampler.replacement and sampler.num_samples == len(dataset)
     if not is_plain:
         raise ValueError(
-            f"the {type(sampler).__name__} would be replaced by uniform sampling; pass shuffle=True,"
-            " weight the losses, choose examples with data.Subset"
+            f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
+            " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
         )
     try:
         check_once(dataset)

@@ -23,12 +23,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_probes
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
     AttributeSnapshot,
+    ReleasedWeights,
     check_finite,
     check_optimizer,
     checked_state,
@@ -46,11 +48,12 @@ from dpkfc.integrations._opacus_idioms import (
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
-from dpkfc.session import GradientTally
+from dpkfc.session import GradientTally, check_recorded_weights, record_weights
 from dpkfc.tracking.axes import Unknown
 
 if TYPE_CHECKING:
@@ -287,6 +290,7 @@ class PrivateStep:
         )
         self.step = ledger.count
         self._releases_before = ledger.count
+        self.receipt: Receipt | None = None
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
@@ -306,6 +310,8 @@ class PrivateStep:
         self._has_ended = False
         self._pending_batch = PendingBatchGuard()
         self._tally = GradientTally()
+        self._released = ReleasedWeights(model)
+        self._has_released = False  # in the optimizer's step that runs now
         self._guards: ExitStack | None = None
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
@@ -315,12 +321,13 @@ class PrivateStep:
         shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
         self._added = add_attributes(optimizer, shown)
         self._added_to_model = add_attributes(model, wrapper_attributes(model, self._detach))
-        before = Hook(self._before_forward)
-        after = Hook(self._after_forward)
+        before = Hook(self._begin_forward)
+        after = Hook(self._end_forward)
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True, always_call=True),
-            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
@@ -343,7 +350,7 @@ class PrivateStep:
         self._batch = None
 
     def _restore_attributes(self) -> None:
-        """Restore the attributes that passes have changed on modules, at the step of their batch."""
+        """Restore the module attributes that passes have changed, at the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
             restore_attributes(self.model, before)
@@ -398,6 +405,25 @@ class PrivateStep:
             entry_weight=self._entry_weight,
         )
 
+    def check_weights(self) -> None:
+        """Check that the model holds weights that the ledger's releases have made.
+
+        Raises:
+            LedgerError: this process has made no release, and the record next to the ledger does
+                not describe the weights.
+        """
+        if self._releases_before and self.ledger.count == self._releases_before:
+            check_recorded_weights(self.ledger, self.model)
+
+    def record_weights(self) -> None:
+        """Record the weights next to the ledger, if this process has made them; never raise."""
+        if not self._handles or self.ledger.count == self._releases_before:
+            return
+        try:
+            record_weights(self.ledger, self.model)
+        except (RuntimeError, OSError) as error:
+            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
+
     def should_end(self, yielded: int) -> bool:
         """Return whether a resumed run has no release left for the next batch of a pass.
 
@@ -433,7 +459,7 @@ class PrivateStep:
 
     # -- the model --------------------------------------------------------------------------------
 
-    def _before_forward(
+    def _begin_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Prepare for a pass that may be differentiated."""
@@ -446,7 +472,7 @@ class PrivateStep:
         if not module.training:
             return
         self._check_unchanged()
-        recording.before_forward()
+        recording.begin_forward()
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
         self._attributes = self._attributes or AttributeSnapshot(self.model)
@@ -499,7 +525,7 @@ class PrivateStep:
         is_recording_busy = recording is not None and recording.runs_single_examples
         return self._is_running_model or is_recording_busy
 
-    def _after_forward(
+    def _end_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Record a pass; return the outputs of single examples if the batch axis is not proved."""
@@ -511,14 +537,14 @@ class PrivateStep:
             return None
         self._is_running_model = True  # single examples run the model itself
         try:
-            return recording.after_forward(args, kwargs, output) if module.training else None
+            return recording.end_forward(args, kwargs, output) if module.training else None
         finally:
             self._is_running_model = False
             self._end_guards()
 
     # -- the optimizer ----------------------------------------------------------------------------
 
-    def _before_step(
+    def _begin_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Replace what is in `p.grad` by a release, or by nothing."""
@@ -542,10 +568,9 @@ class PrivateStep:
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent, "
-                    f"{self._releases_before} of them in the ledger before this run; end the loop"
-                    " where "
-                    "engine.ledger.remaining is 0"
+                    f"all {self.ledger.max_releases} releases of the plan are spent,"
+                    f" {self._releases_before} of them before this run; stop where"
+                    " engine.ledger.remaining is 0 (docs/errors.md#budget)"
                 )
             self._contribute(untracked)
         except BaseException:
@@ -647,6 +672,7 @@ class PrivateStep:
         self.step += 1
         scale = 1.0 if self._reduction == "mean" else float(self.plan.expected_batch_size)
         set_gradients(self._parameters, update, scale=scale)
+        self._has_released = True
 
     def _attach_step_hook(self, hook: Callable[[torch.optim.Optimizer], None] | None) -> None:
         """Call a function of the optimizer after each release and before the step on it.
@@ -656,12 +682,36 @@ class PrivateStep:
         """
         self._step_hook = hook
 
+    def _end_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._has_released:
+            self._released.record()
+        self._has_released = False
+
     # -- state ------------------------------------------------------------------------------------
 
     @property
     def preconditioner(self) -> PreconditionerState | None:
         """The preconditioner in force; None before the first step and without one."""
         return self._pipeline.preconditioning.current
+
+    def check_released(self) -> None:
+        """Raise unless the model holds what was released last, as a card needs it.
+
+        Raises:
+            RuntimeError: nothing was released, or a tensor differs, by its name.
+        """
+        self._released.check()
+
+    def released_state(self) -> dict[str, Tensor]:
+        """Return the released weights.
+
+        Raises:
+            RuntimeError: as `check_released`.
+        """
+        self.check_released()
+        return copy_tensors(self.model.state_dict())
 
     def _optimizer_parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

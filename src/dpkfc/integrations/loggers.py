@@ -27,7 +27,7 @@ class Writer(Protocol):
     """A tool that keeps numbers by name and step."""
 
     def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
-        """Begin a run with its public parameters; `private` hides it from other users of the disk."""
+        """Begin a run with its public parameters; `private` hides it from other users."""
         ...
 
     def write(self, figures: Mapping[str, float], step: int) -> None:

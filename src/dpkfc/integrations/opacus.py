@@ -22,11 +22,13 @@ Visible differences:
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import math
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -51,7 +53,8 @@ from dpkfc.integrations._opacus_loader import (
 )
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.accounting import EpsilonCurve
-from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
 
 
 def __getattr__(name: str) -> NoReturn:
@@ -122,7 +125,7 @@ class Accountant:
             self._curves[delta] = EpsilonCurve(
                 plan.event, delta, plan.neighbouring_relation, plan.accountant
             )
-        return self._curves[delta].at(ledger.count)
+        return self._curves[delta].epsilon(ledger.count)
 
     def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
         """Return ε as `get_epsilon` does, and NaN where Opacus gives the best order."""
@@ -199,7 +202,7 @@ class Accountant:
 
 
 class BatchMemoryManager:
-    """Splits logical batches into physical ones, as `opacus.utils.batch_memory_manager.BatchMemoryManager` does.
+    """Splits logical batches as `opacus.utils.batch_memory_manager.BatchMemoryManager`.
 
     `optimizer.step()` after a physical batch that does not end its logical batch changes no
     parameter and no state.
@@ -270,7 +273,9 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED
     ),
-    "max_physical_batch_size": "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)",
+    "max_physical_batch_size": (
+        "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)"
+    ),
     "noise": "take a Session: PrivacyConfig(noise='rounded')",
     **dict.fromkeys(
         ("epsilon_tolerance", "alphas", "eps_error", "delta_error"),
@@ -282,7 +287,9 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
+    """The other keywords of `make_private` and `make_private_with_epsilon`.
+
+    Those of Opacus come first.
 
     Attributes:
         criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
@@ -300,7 +307,9 @@ class Options:
         preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
             DP-SGD.
         readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
-        ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
+        ledger_path: file of the privacy ledger; None keeps it in memory.
+        resume: go on with a ledger that holds releases, after the script has loaded the weights of
+            its last checkpoint. Where the plan is spent, only evaluation is left.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
@@ -323,12 +332,13 @@ class Options:
     preconditioner: Any = None
     readout: str = "whitened"
     ledger_path: str | os.PathLike[str] | None = None
+    resume: bool = False
     uncertified: bool = False
     test_mode_seed: int | None = None
     verify: bool | str = True
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Options:
+    def parse(cls, keywords: Mapping[str, Any]) -> Options:
         """Return the options of a call.
 
         Raises:
@@ -423,8 +433,8 @@ def check_mode(secure_mode: bool) -> None:
     """
     if secure_mode:
         raise ValueError(
-            "secure_mode=True is not supported; leave it out (noise is a cipher's), or take a Session"
-            " with PrivacyConfig(noise='rounded')"
+            "secure_mode=True is not supported; leave it out (noise is a cipher's), or take a"
+            " Session with PrivacyConfig(noise='rounded')"
         )
 
 
@@ -465,13 +475,14 @@ def make_config(
 
 
 def attach(
-    plan: Plan, parts: Parts, options: Options, limit: int | None
+    plan: Plan, parts: Parts, options: Options, limit: int | None, budget: Budget | None
 ) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger and register the hooks.
+    """Open the ledger, register the hooks and charge the budget.
 
     Raises:
         ValueError: what cannot be made private.
         LedgerError: the ledger cannot be written or belongs to another run.
+        BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
     """
     plan.check_accounting()
     module, optimizer, source = parts
@@ -481,7 +492,8 @@ def attach(
             ledger = Ledger.in_memory(plan.hash, header, limit)
         else:
             ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
-        undo.callback(ledger.close)
+        undo.callback(ledger.abandon)
+        _check_resumed(ledger, options.resume)
         step = PrivateStep(
             plan,
             module,
@@ -495,8 +507,50 @@ def attach(
         loader = PrivateLoader(
             source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
         )
+        if budget is not None:
+            step.receipt = budget.charge(plan, ledger)
         undo.pop_all()
+    _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
     return step, loader
+
+
+# The ledger of the last run on each dataset of this process, by the identity of the dataset.
+_ledgers: dict[int, tuple[weakref.ref[Any], Ledger]] = {}
+
+
+def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
+    """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
+    known, earlier = _ledgers.get(id(dataset), (None, None))
+    with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
+        _ledgers[id(dataset)] = weakref.ref(dataset), ledger
+    if known is None or known() is not dataset or earlier is None:
+        return
+    if earlier.count and ledger.path is None and not counted:
+        warnings.warn(
+            f"an engine has made {earlier.count} releases of this dataset before: both ε"
+            " add up. Name one Budget for all, or keep ledgers and run dpkfc total",
+            stacklevel=5,
+        )
+
+
+def _check_resumed(ledger: Ledger, resume: bool) -> None:
+    """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
+
+    Raises:
+        BudgetExhausted: nothing of the plan is left.
+        LedgerError: something is left.
+    """
+    if resume or not ledger.count:
+        return
+    if ledger.remaining == 0:
+        raise BudgetExhausted(
+            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
+            " ledger_path, or resume=True to evaluate"
+        )
+    raise LedgerError(
+        f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
+        " pass resume=True, or take another ledger_path"
+    )
 
 
 def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
@@ -581,7 +635,7 @@ class ModuleValidator:
 
     @staticmethod
     def fix(module: nn.Module) -> nn.Module:
-        """Return a copy with GroupNorm in the place of BatchNorm, and instance norms without statistics.
+        """Return a copy with GroupNorm for BatchNorm and instance norms without statistics.
 
         A model that needs neither is returned itself. Frozen BatchNorm in eval mode stays. New
         norms have new weights; make the optimizer afterwards.
@@ -638,13 +692,17 @@ def _replacement(part: nn.Module) -> nn.Module | None:
 
 
 class PrivacyEngine:
-    """Makes a model, an optimizer and a loader private, as `opacus.PrivacyEngine` does. One engine, one model.
+    """Makes a model, an optimizer and a loader private, as `opacus.PrivacyEngine` does.
+
+    One engine serves one model.
 
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
         secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus
             does beyond that under this name, against attacks on the rounding of floating-point
             numbers, a `Session` does with `noise="rounded"`.
+        budget: of the people in the dataset. `make_private_with_epsilon` charges its whole plan to
+            it, once for each ledger.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.
@@ -654,8 +712,11 @@ class PrivacyEngine:
         losses is refused, before its batch contributes.
     """
 
-    def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
+    def __init__(
+        self, *, accountant: str = "pld", secure_mode: bool = False, budget: Budget | None = None
+    ) -> None:
         check_mode(secure_mode)
+        self._budget = budget
         self.secure_mode = secure_mode
         self.accountant = Accountant(accountant)
         self._step: PrivateStep | None = None
@@ -670,7 +731,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Make training private with a given noise; there is no limit of steps, ε grows with every one.
+        """Make training private with a given noise; steps have no limit, and ε grows with each.
 
         The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only
         describe the run in the ledger. `get_epsilon(delta)` counts what was released, at any δ.
@@ -710,7 +771,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Make training private with the least noise that keeps `epochs` passes over the loader within (ε, δ).
+        """Make training private with the least noise for `epochs` passes within (ε, δ).
 
         A step beyond those passes raises `BudgetExhausted` and changes nothing.
 
@@ -741,16 +802,16 @@ class PrivacyEngine:
     def _options(self, options: dict[str, Any]) -> Options:
         if self._step is not None:
             raise ValueError(
-                "this engine has made a model private already; use one PrivacyEngine for each model:"
-                " engine = PrivacyEngine() before make_private"
+                "this engine has made a model private already; use one PrivacyEngine for each"
+                " model: engine = PrivacyEngine() before make_private"
             )
-        return Options.of(options)
+        return Options.parse(options)
 
     def _attach(
         self, plan: Plan, parts: Parts, options: Options, limit: int | None
     ) -> tuple[Any, ...]:
         module, optimizer, _ = parts
-        self._step, loader = attach(plan, parts, options, limit)
+        self._step, loader = attach(plan, parts, options, limit, self._budget)
         self.accountant.attach(plan, self._step.ledger)
         if options.grad_sample_mode == "ghost":
             criterion = options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction)
@@ -776,6 +837,13 @@ class PrivacyEngine:
         if self._step is None:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
+
+    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+        """Write weights, ledger and privacy card, as `Session.write_card` does."""
+        from dpkfc.report.card import session_card, write_release
+
+        card = session_card(self, **said)
+        return write_release(folder, self._private.released_state(), self.ledger, card)
 
     def validate(
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
@@ -886,8 +954,12 @@ class PrivacyEngine:
         return saved
 
     def close(self) -> None:
-        """Remove all hooks and close the ledger. Model and optimizer are then NOT private."""
+        """Remove all hooks, record the weights next to the ledger and close it.
+
+        Model and optimizer are then NOT private.
+        """
         if self._step is not None:
+            self._step.record_weights()
             self._step.close()
             self._step.ledger.close()
 

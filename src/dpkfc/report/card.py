@@ -1,34 +1,57 @@
-"""Build the privacy card of a session or of a federated run, and render it as Markdown.
+"""Build the privacy card of a session or of a federated run, render it, and write it with weights.
 
 A card holds what is promised for a model, by which mechanism, on which assumptions, and what ε
 does not cover. It is a dictionary of plain values that JSON can hold.
 
-Sections of every card: format, title, caveats, guarantee, mechanism, assumed_public, results,
-not_private, ledger, weights (if they lie in a file), plan_hash, and audit (after `dpkfc audit`).
+Sections of every card: format, layout, title, declared, dates, caveats, guarantee, meaning, total,
+mechanism, assumed_public, results, not_private, ledger, weights (if they lie in a file), budget (if
+the run was charged to one), plan_hash, and audit (after `dpkfc audit`). Cards of format 1 without a
+layout lack declared, dates, meaning and total.
 Sections of sessions alone: stamp, accounting, curvature, hyper_parameters, public_seeds, software.
 Sections of federated runs alone: rounds, chosen_by.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpkfc.checkpoint import file_digest
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from dpkfc.checkpoint import CheckpointError, file_digest, place_file
 from dpkfc.config import Plan
-from dpkfc.federated.plan import FederatedPlan
-from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.privacy import accounting
-from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.budget import Receipt
+from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
 from dpkfc.report.numbers import number, plain, rounded_up
+from dpkfc.report.officer import Declared, explain_guarantee, first_page, glossary_rows
+from dpkfc.report.registry import registry_record
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+    from dpkfc.federated.plan import FederatedPlan
+    from dpkfc.federated.server import RoundRecord, Server
 
 FORMAT = 1
+# Of the Markdown. `dpkfc ledger verify` compares the text of cards of this layout.
+LAYOUT = 2
+WEIGHTS, LEDGER, CARD, REGISTRY = (
+    "model.safetensors",
+    "ledger.jsonl",
+    "privacy_card.json",
+    "card.json",
+)
 _NEIGHBOURS = {
     "add_or_remove_one": "one {} added or removed",
     "replace_one": "one {} replaced by another",
@@ -107,6 +130,10 @@ class CardFacts:
         device: where the noise was drawn.
         limited: whether the plan's steps end the run. An engine may run as long as its script.
         weights: "file" and "sha256" of the weights, if they lie in a file.
+        receipt: what the budget of these people was charged, None without one.
+        declared: what the owner says about the run.
+        begun: when training began; "" where nobody knows.
+        total: "epsilon", "delta" and "runs" of several runs on the same data, if it was computed.
     """
 
     title: str
@@ -122,6 +149,10 @@ class CardFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     limited: bool = True
     weights: Mapping[str, str] = field(default_factory=dict)
+    receipt: Receipt | None = None
+    declared: Declared = field(default_factory=Declared)
+    begun: str = ""
+    total: Mapping[str, Any] | None = None
 
 
 def stamp(plan: Plan) -> str:
@@ -172,14 +203,15 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     public = {}
     for name, (value, why) in facts.assumed_public.items():
         public[name] = {"value": value, "why": why}
+    accounts = _accounting(plan, facts.releases)
     return {
-        "format": FORMAT,
-        "title": facts.title,
+        **_introduction(facts.title, facts.declared, facts.begun, facts.total),
         "stamp": stamp(plan) or None,
         "caveats": list(plan.caveats),
         "guarantee": _guarantee(plan, plan.epsilon(facts.releases)) | promise,
+        "meaning": _meaning(plan, plan.event, facts.releases, plan.epsilon(facts.releases)),
         "mechanism": mechanism,
-        "accounting": _accounting(plan, facts.releases),
+        "accounting": accounts,
         "curvature": _curvature(described["preconditioner"], facts.refreshes),
         "assumed_public": public,
         "hyper_parameters": {"chosen_by": facts.chosen_by, **facts.settings},
@@ -188,9 +220,43 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
         **_weights(facts.weights),
+        **_budget(facts.receipt),
         "plan_hash": plan.hash,
         "software": software(),
     }
+
+
+def _introduction(
+    title: str, declared: Declared, begun: str, total: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the sections that say what the run is, for whom and when."""
+    ended = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {
+        "format": FORMAT,
+        "layout": LAYOUT,
+        "title": title,
+        "declared": asdict(declared),
+        "dates": {"begun": begun, "ended": ended},
+        "total": None if total is None else dict(total),
+    }
+
+
+def _meaning(
+    plan: Plan | FederatedPlan,
+    event: dp_accounting.DpEvent,
+    releases: int,
+    epsilon: float,
+    *,
+    relation: str = "",
+    independent: bool = True,
+) -> dict[str, Any] | None:
+    """Return what ε means, None without a certified guarantee."""
+    if not plan.certified or not math.isfinite(epsilon):
+        return None
+    relation = relation or plan.neighbouring_relation
+    return explain_guarantee(
+        event, releases, epsilon, plan.delta, relation, independent=independent
+    )
 
 
 def _check_releases(plan: Plan, facts: CardFacts) -> None:
@@ -217,8 +283,12 @@ def session_card(
     results: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     weights: str | os.PathLike[str] | None = None,
+    declared: Declared | None = None,
+    total: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Build the card of a training from its session; `to_markdown` renders it.
+
+    `Session.write_card` writes it with weights and ledger, which is what most callers want.
 
     The session supplies releases, the head of the ledger, the device of the noise, the refreshes of
     the preconditioner and the number of units. It may be closed.
@@ -231,19 +301,28 @@ def session_card(
             weights.
         results: figures of the model, with what they were computed on.
         settings: hyper-parameters that the plan does not hold, such as the learning rate.
-        weights: the file that is delivered. Its digest goes into the card, and
-            `dpkfc ledger verify` compares it.
+        weights: the safetensors file that is delivered. It must hold the released weights. Its
+            digest goes into the card, and `dpkfc ledger verify` compares it.
+        declared: what only the owner knows.
+        total: "epsilon", "delta" and "runs" of several runs on the same data.
 
     Raises:
-        RuntimeError: the engine has made nothing private.
+        RuntimeError: the engine has made nothing private, or a parameter was written since the last
+            release.
+        LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
+
+    Without a file of weights one process may call it. With one, all processes of a sharded model do.
     """
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
-    plan, ledger = trained.plan, trained.ledger
+    trained.check_weights()
+    trained.check_released()
     delivered = {}
     if weights is not None:
+        _check_file(Path(weights), trained.released_state())
         delivered = {"file": Path(weights).name, "sha256": file_digest(Path(weights))}
+    plan, ledger = trained.plan, trained.ledger
     facts = CardFacts(
         title=title,
         releases=ledger.count,
@@ -257,8 +336,121 @@ def session_card(
         settings={"gradients": trained.gradients, **(settings or {})},
         limited=ledger.max_releases is not None,
         weights=delivered,
+        receipt=trained.receipt,
+        declared=declared or Declared(),
+        begun=str(ledger.header.get("created", "")),
+        total=total,
     )
     return build_card(plan, facts)
+
+
+def _check_file(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Check that a file holds the released weights; tied tensors may lack all names but one."""
+    try:
+        found = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no safetensors file ({error}); leave weights= out, and call write_card"
+        ) from None
+    wrong = [name for name in found if name not in state or not found[name].equal(state[name])]
+    held = {x.shape for x in found.values()}
+    wrong += [name for name, x in state.items() if name not in found and x.shape not in held]
+    if wrong:
+        raise ValueError(
+            f"{path} does not hold the weights of the last release: {min(wrong)!r} differs; call"
+            " write_card, which writes them"
+        )
+
+
+# -- a folder with weights, ledger and card --------------------------------------------------------
+
+
+def write_release(
+    folder: str | os.PathLike[str],
+    state: Mapping[str, Tensor],
+    ledger: Ledger,
+    card: dict[str, Any],
+) -> dict[str, Any]:
+    """Write the weights of a run, a copy of its ledger, and the card of both.
+
+    Every host writes its folder by this function. A ledger that lies there already stays.
+
+    Args:
+        folder: made if it is missing. It may hold an earlier state of the same run.
+        state: what the host's `released_state` gives.
+        ledger: of the run.
+        card: of the same run, without weights.
+
+    Returns:
+        The card, with the digest of the weights.
+
+    Raises:
+        CheckpointError: the folder holds another run, or cannot be written.
+    """
+    place = Path(folder)
+    promise = card["guarantee"]
+    # Values of a safetensors header are texts.
+    header = {
+        "epsilon": str(promise["epsilon"]),
+        "delta": str(promise["delta"]),
+        "plan_hash": card["plan_hash"],
+        "certified": str(promise["certified"]),
+        "stamp": card.get("stamp") or "",
+    }
+    path = place / LEDGER
+    is_there = ledger.path is not None and ledger.path.resolve() == path.resolve()
+    if not is_there:
+        _check_same_run(path, ledger)
+    place_file(place / WEIGHTS, lambda part: save_file(dict(state), part, metadata=header))
+    if not is_there:
+        place_file(path, lambda part: part.write_bytes(ledger_bytes(ledger)))
+    weights = {"file": WEIGHTS, "sha256": file_digest(place / WEIGHTS)}
+    written = {**card, "ledger": {**card["ledger"], "file": LEDGER}, "weights": weights}
+    write_card_files(place, written)
+    return written
+
+
+def write_card_files(folder: Path, card: Mapping[str, Any]) -> None:
+    """Write a card as JSON, as Markdown, and in the form of the public registry.
+
+    Raises:
+        CheckpointError: the disk cannot take a file; an earlier file of that name remains.
+    """
+    text = to_markdown(card)
+    place_file(folder / CARD, lambda part: part.write_text(to_json(card), "utf-8"))
+    markdown = (folder / CARD).with_suffix(".md")
+    place_file(markdown, lambda part: part.write_text(text, "utf-8"))
+    record = to_json(registry_record(card))
+    place_file(folder / REGISTRY, lambda part: part.write_text(record, "utf-8"))
+
+
+def to_json(content: Mapping[str, Any]) -> str:
+    """Return a card or a record as the text of its file."""
+    return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def ledger_bytes(ledger: Ledger) -> bytes:
+    """Return the content of a ledger's file; one in memory has the same lines."""
+    lines = []
+    for line in (ledger.header, *ledger.releases):
+        content = {name: value for name, value in line.items() if name != "hash"}
+        lines.append(encode_line(content)[0])
+    return b"".join(lines)
+
+
+def _check_same_run(path: Path, ledger: Ledger) -> None:
+    """Refuse to replace the ledger of another run."""
+    if not path.exists():
+        return
+    try:
+        found = verify(path)
+        is_same = ledger.contains(len(found.releases), found.heads[-1])
+    except LedgerError:
+        is_same = False
+    if not is_same:
+        raise CheckpointError(
+            f"{path} belongs to another run; give a folder of its own for this card"
+        )
 
 
 def build_federated_card(
@@ -270,6 +462,8 @@ def build_federated_card(
     results: Mapping[str, Any] | None = None,
     not_private: Mapping[str, str] | None = None,
     weights: Mapping[str, str] | None = None,
+    declared: Declared | None = None,
+    total: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Build the card of a federated run, with the parties that the guarantee protects from.
 
@@ -281,6 +475,8 @@ def build_federated_card(
         results: figures of the model, with what they were computed on.
         not_private: figure to the reason why ε does not protect it.
         weights: "file" and "sha256" of the final weights, if they lie in a file beside the card.
+        declared: what only the owner knows.
+        total: "epsilon", "delta" and "runs" of several runs on the same data.
     """
     plan, privacy = server.plan, server.plan.config.privacy
     releases = server.ledger.count
@@ -297,11 +493,21 @@ def build_federated_card(
         "planned_releases": plan.releases,
         "epsilon_by": _json_numbers(checked),
     }
+    begun = str(server.ledger.header.get("created", ""))
+    # A client is sampled with all its records, so they do not take part independently.
+    meaning = _meaning(
+        plan,
+        plan.event,
+        releases,
+        server.epsilon,
+        relation="add_or_remove_one",
+        independent=False,
+    )
     return {
-        "format": FORMAT,
-        "title": title,
+        **_introduction(title, declared or Declared(), begun, total),
         "caveats": list(plan.caveats),
         "guarantee": _guarantee(plan, server.epsilon) | promise,
+        "meaning": meaning,
         "mechanism": plan.describe() | {"secure_aggregation": _secure_aggregation(plan)},
         "rounds": {
             "sent": releases // plan.per_round,
@@ -314,6 +520,7 @@ def build_federated_card(
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
         **_weights(weights),
+        **_budget(server.receipt),
         "plan_hash": plan.hash,
     }
 
@@ -335,6 +542,11 @@ def _neighbours(relation: str, unit: str) -> str:
 def _weights(weights: Mapping[str, str] | None) -> dict[str, dict[str, str]]:
     """Return the section of the weights, {} without a file of weights."""
     return {"weights": dict(weights)} if weights else {}
+
+
+def _budget(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
+    """Return the section of the budget, {} for a run that named none."""
+    return {} if receipt is None else {"budget": asdict(receipt)}
 
 
 def _json_number(value: float) -> float | str:
@@ -449,21 +661,31 @@ def to_markdown(card: Mapping[str, Any]) -> str:
     """
     settings = card.get("hyper_parameters") or {"chosen_by": card["chosen_by"]}
     hidden = list(card["not_private"].items())
-    parts = [
-        f"# Privacy card: {card['title']}",
-        _statement(card),
-        _table("Guarantee", _guarantee_rows(card)),
-        _table("Mechanism", _mechanism_rows(card)),
-        _curvature_text(card["curvature"]) if "curvature" in card else "",
-        _table("Rounds", _labelled(card.get("rounds", {}))),
-        _public_table(card["assumed_public"]),
-        _table("Hyper-parameters", [(_label(name), _show(settings[name])) for name in settings]),
-        _table("Results", [(name, _show(value)) for name, value in card["results"].items()]),
-        _audit_text(card.get("audit")),
-        _table("Figures that ε does NOT protect", hidden, ("figure", "why")),
-        _table("Provenance", _provenance_rows(card)),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    public = card["assumed_public"]
+    chosen = [(_label(name), _show(settings[name])) for name in settings]
+    results = [(name, _show(value)) for name, value in card["results"].items()]
+    annex = {
+        "1 Guarantee and assumptions": (
+            _table("Guarantee", _guarantee_rows(card)),
+            _public_table(public),
+            _table("Figures that ε does NOT protect", hidden, ("figure", "why")),
+        ),
+        "2 Method": (
+            _table("Mechanism", _mechanism_rows(card)),
+            _curvature_text(card["curvature"]) if "curvature" in card else "",
+            _table("Rounds", _labelled(card.get("rounds", {}))),
+            _table("Hyper-parameters", chosen),
+        ),
+        "3 Results and audit": (_table("Results", results), _audit_text(card.get("audit"))),
+        "4 Origin": (_table("Provenance", _provenance_rows(card)),),
+        "5 Terms": (_table("Glossary", glossary_rows(), ("term", "meaning")),),
+    }
+    parts = [first_page(card, _statement(card), failed_checks(card.get("audit"))), "# Annex"]
+    for title, sections in annex.items():
+        shown = [section for section in sections if section]
+        if shown:
+            parts += [f"## {title}", *shown]
+    return "\n\n".join(parts) + "\n"
 
 
 def _statement(card: Mapping[str, Any]) -> str:
@@ -510,12 +732,22 @@ def _guarantee_rows(card: Mapping[str, Any]) -> list[Row]:
         rows.append(("neighbours differ in", differ))
     for party, epsilon in promise.get("epsilon_for_others", {}).items():
         rows.append((f"ε for {party}", _epsilon(epsilon)))
+    if budget := card.get("budget"):
+        rows.append(("budget", _budget_text(budget)))
     rows.append(("releases", _releases(promise)))
     if accounts is not None:
         rows.append(("accountant", f"{accounts['accountant'].upper()} of {accounts['library']}"))
     rows.append(("ε by each accountant", by))
     rows.append(("certified", "yes" if promise["certified"] else "NO"))
     return rows
+
+
+def _budget_text(budget: Mapping[str, Any]) -> str:
+    return (
+        f"{budget['people']}: ε of all runs {_epsilon(budget['before'])} before this one and"
+        f" {_epsilon(budget['after'])} with its whole plan, of {budget['epsilon']:g} at δ ="
+        f" {budget['delta']:g}"
+    )
 
 
 def _releases(promise: Mapping[str, Any]) -> str:
@@ -553,7 +785,7 @@ def _mechanism_rows(card: Mapping[str, Any]) -> list[Row]:
 
 def _curvature_text(curvature: Mapping[str, Any] | None) -> str:
     if curvature is None:
-        return "## Curvature\n\nNo preconditioner was used."
+        return "### Curvature\n\nNo preconditioner was used."
     rows = []
     probes = {"probe": "comes from", "output_probe": "output factors come from"}
     for name, label in probes.items():
@@ -605,7 +837,7 @@ def _table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ("
     """Render a table under its title, "" without rows."""
     if not rows:
         return ""
-    lines = [f"## {title}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    lines = [f"### {title}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for row in rows:
         cells = [str(text).replace("|", "\\|").replace("\n", " ") for text in row]
         lines.append("| " + " | ".join(cells) + " |")

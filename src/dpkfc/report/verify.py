@@ -10,13 +10,26 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpkfc.checkpoint import file_digest, remembered_ledger
-from dpkfc.privacy.accounting import epsilon, event_from_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from dpkfc.checkpoint import (
+    file_digest,
+    read_weights_record,
+    remembered_ledger,
+    weights_record_path,
+)
+from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
+from dpkfc.report.card import CARD, LAYOUT, LEDGER, REGISTRY, to_json, to_markdown
+from dpkfc.report.officer import explain_guarantee
+from dpkfc.report.registry import registry_record
 
-CARD = "privacy_card.json"
+if TYPE_CHECKING:
+    import dp_accounting
+
 # Two machines may differ by this much in an ε. An edited card differs by more.
 _TINY = 1e-6
 # What parsing a damaged card raises. OverflowError comes from int(), RecursionError from json.
@@ -151,6 +164,7 @@ def check_promise(
         raise CardError(f"the privacy card {card.path} names no known accountant: it was changed")
     spent = cost(ledger.releases[: card.releases], card.delta, accountant)
     statements.append(("ε", promise.get("epsilon"), spent if math.isfinite(spent) else "inf"))
+    statements += _further_statements(card, ledger, spent)
     for name, stated, shown in statements:
         if not agrees(stated, shown):
             raise CardError(
@@ -158,6 +172,48 @@ def check_promise(
                 f"({_shorten(stated)} instead of {_shorten(shown)}): it was changed, or belongs to "
                 "another run"
             )
+
+
+def _further_statements(card: Card, ledger: Verified, spent: float) -> list[tuple[str, Any, Any]]:
+    """Return name, stated and shown value of what cards of this layout state beside the promise."""
+    content, releases = card.content, ledger.releases[: card.releases]
+    if "layout" not in content:
+        return []
+    statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
+    for name in ("noise_multiplier", "stddev", "sensitivity") if releases else ():
+        stated = content["mechanism"].get(name)
+        statements.append((name.replace("_", " "), stated, releases[-1].get(name)))
+    statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
+    return statements
+
+
+def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | None:
+    """Return the meaning of ε that a ledger gives, None without a certified guarantee."""
+    if ledger.header.get("certified") is not True or not math.isfinite(spent):
+        return None
+    releases = ledger.releases[: card.releases]
+    events = {json.dumps(release["event"], sort_keys=True) for release in releases}
+    return explain_guarantee(
+        event_from_dict(json.loads(events.pop())) if len(events) == 1 else None,
+        len(releases),
+        spent,
+        card.delta,
+        relation_of_releases(releases),
+        # A federated client is sampled with all its records.
+        independent="privacy_model" not in card.promise,
+    )
+
+
+def explain_ledger(card: Card) -> dict[str, Any]:
+    """Return the sections that a card of an older layout lacks, from the ledger next to it."""
+    ledger = verify(card.path.parent / LEDGER)
+    epsilon = card.promise["epsilon"]
+    spent = epsilon if isinstance(epsilon, float) else math.inf
+    return {
+        "dates": {"begun": ledger.header.get("created", ""), "ended": ""},
+        "meaning": _explain(card, ledger, spent),
+        "total": None,
+    }
 
 
 def agrees(stated: Any, expected: Any) -> bool:
@@ -179,6 +235,32 @@ def agrees(stated: Any, expected: Any) -> bool:
 
 def _shorten(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:80]
+
+
+def check_texts(card: Card) -> str:
+    """Compare the Markdown and the record of the registry next to a card with the card.
+
+    Returns:
+        "say what the card says", or why nothing could be compared.
+
+    Raises:
+        CardError: a text next to the card says something else.
+    """
+    if card.content.get("layout") != LAYOUT:
+        return "not compared: another version wrote them; dpkfc card writes them anew"
+    markdown = card.path.with_suffix(".md")
+    expected = {
+        markdown: to_markdown(card.content),
+        card.path.parent / REGISTRY: to_json(registry_record(card.content)),
+    }
+    for path, text in expected.items():
+        if not path.is_file():
+            return f"not compared: {path.name} is not next to the card"
+        if path.read_text("utf-8") != text:
+            raise CardError(
+                f"{path} does not say what {CARD} says: it was changed; dpkfc card writes it anew"
+            )
+    return "say what the card says"
 
 
 def check_weights(card: Card) -> str:
@@ -205,6 +287,50 @@ def check_weights(card: Card) -> str:
     return "those of the card (SHA-256)"
 
 
+def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
+    """Compare the weights in a folder with those that a session recorded after its last release.
+
+    Args:
+        path: of the ledger.
+        ledger: of `verify_history`.
+        card: next to it, which may name the file of the weights.
+
+    Returns:
+        Which file holds them, or why nothing could be compared.
+
+    Raises:
+        CardError: the record is of another ledger, or the file holds other weights.
+        CheckpointError: the record is damaged.
+    """
+    record = read_weights_record(path)
+    if record is None:
+        return "not compared: the ledger carries no digest of them"
+    releases = record.releases
+    is_own = 0 <= releases < len(ledger.heads) and ledger.heads[releases] == record.head
+    if record.ledger != ledger.id or not is_own:
+        raise CardError(
+            f"{weights_record_path(path)} is the record of another ledger than {path}: one of them"
+            " was replaced"
+        )
+    if releases < len(ledger.releases):
+        return f"not compared: their digest is of release {releases}, before the last one"
+    named = card.content.get("weights") if card is not None else None
+    file = named.get("file", "") if isinstance(named, Mapping) else ""
+    weights = path.parent / (Path(str(file)).name or "model.safetensors")
+    if weights.suffix != ".safetensors" or not weights.is_file():
+        return "not compared: no safetensors file of them is next to the ledger"
+    try:
+        is_released = record.describes(load_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise CardError(f"{weights} is damaged ({error}): put back the delivered file") from error
+    if not is_released:
+        raise CardError(
+            f"{weights} does not hold the weights of the last release in {path}: they were"
+            " exchanged, or changed after training"
+        )
+    return f"those of {weights.name} (SHA-256 of each tensor)"
+
+
 # -- what a ledger says was spent ------------------------------------------------------------------
 
 # Keys of the first line of a ledger, and their labels.
@@ -219,7 +345,11 @@ _STATED = {
 
 
 def verify_ledger(
-    path: Path, delta: float | None = None, *, copy: tuple[str, int] | None = None
+    path: Path,
+    delta: float | None = None,
+    *,
+    copy: tuple[str, int] | None = None,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Verify a ledger and account for its releases.
 
@@ -232,6 +362,7 @@ def verify_ledger(
         delta: δ of the reported ε; None takes that of the card next to the ledger, else that of the
             first line, else 1e-5.
         copy: a head that somebody has kept, and the number of releases after which it was taken.
+        pages: compare the Markdown and the record of the registry with the card too.
 
     Returns:
         Facts by name. What contradicts the guarantee comes first.
@@ -246,7 +377,7 @@ def verify_ledger(
     if copy is not None:
         check_copy(path, ledger, *copy)
     header, releases = ledger.header, ledger.releases
-    doubt = _doubt(ledger)
+    doubt = doubt_of(ledger)
     facts: dict[str, Any] = {"guarantee": doubt} if doubt else {}
     facts["chain"] = "holds"
     facts["releases"] = len(releases)
@@ -261,9 +392,13 @@ def verify_ledger(
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"
         facts["weights"] = check_weights(card)
+        if pages:
+            facts["pages of the card"] = check_texts(card)
+    facts["weights of the last release"] = check_recorded(path, ledger, card)
     if delta is None:
         delta = card.delta if card is not None else _stated_delta(ledger)
-    relation, accountants = _relation(releases)
+    relation = relation_of_releases(releases)
+    accountants = ("rdp",) if relation == "replace_one" else ("pld", "rdp")
     facts["neighbouring relation"] = header.get("neighbouring_relation", relation)
     if not releases:
         facts["ε"] = 0.0
@@ -275,7 +410,7 @@ def verify_ledger(
     return facts
 
 
-def _doubt(ledger: Verified) -> str:
+def doubt_of(ledger: Verified) -> str:
     """Return what the ledger says against the guarantee, "" if nothing."""
     header = ledger.header
     if header.get("rng") not in ("secure", None):
@@ -295,14 +430,15 @@ def _stated_delta(ledger: Verified) -> float:
     return stated if isinstance(stated, float) and 0 < stated < 1 else 1e-5
 
 
-def _relation(releases: Sequence[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
-    """Return the neighbouring relation of the events, and the accountants that can treat them."""
-    import dp_accounting
+def relation_of_releases(releases: Sequence[dict[str, Any]]) -> str:
+    """Return the neighbouring relation under which releases can be accounted for."""
+    return relation_of(event_from_dict(releases[0]["event"])) if releases else "add_or_remove_one"
 
-    replacing = dp_accounting.SampledWithoutReplacementDpEvent.__name__
-    if releases and releases[0]["event"].get("type") == replacing:
-        return "replace_one", ("rdp",)
-    return "add_or_remove_one", ("pld", "rdp")
+
+def charges_of(releases: Sequence[dict[str, Any]]) -> list[tuple[dp_accounting.DpEvent, int]]:
+    """Return the events of the releases of a ledger, each with its number."""
+    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
+    return [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
 
 
 def _epsilon_of_releases(
@@ -313,18 +449,8 @@ def _epsilon_of_releases(
     Raises:
         CardError: the accountant cannot treat them.
     """
-    import dp_accounting
-
-    if not releases:
-        return 0.0
-    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
     try:
-        events = [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
-        event, count = events[0]
-        if len(events) > 1:
-            parts = [dp_accounting.SelfComposedDpEvent(part, n) for part, n in events]
-            event, count = dp_accounting.ComposedDpEvent(parts), 1
-        return epsilon(event, count, delta, accountant, _relation(releases)[0])
+        return total_epsilon(charges_of(releases), delta, accountant)
     except (ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(

@@ -1,0 +1,122 @@
+"""Folders that `write_card` leaves in every host, of runs that take a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.federated import FederatedConfig, TrustedServer, federate
+from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.report.officer import Declared
+from tests.app.finished import finished_run
+
+__all__ = ["HOSTS", "SAID", "open_session", "plan_of", "train"]
+
+N = 60
+X, Y = torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2
+SAID: dict[str, Any] = {
+    "title": "readmission",
+    "chosen_by": "beforehand",
+    "not_private": {"loss": "of private data"},
+    "declared": Declared(owner="Ward 3", purpose="predict readmission"),
+}
+
+
+def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def plan_of(**changed: Any) -> Any:
+    settings = {"expected_batch_size": 20, "steps": 4, "accountant": "rdp", **changed}
+    return PrivacyConfig(**settings).with_noise(2.0, 1e-3, N)
+
+
+def open_session(path: Path | None = None, **changed: Any) -> Session:
+    model = nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return Session(plan_of(**changed), model, optimizer, (X, Y), ledger_path=path)
+
+
+def train(session: Session, steps: int = 4) -> Session:
+    for _, batch in zip(range(steps), session.batches(), strict=False):
+        session.step(batch, loss)
+    return session
+
+
+def of_session(folder: Path) -> Path:
+    with open_session(weight_average=WeightEMA(0.5)) as session:
+        train(session).write_card(folder / "card", **SAID)
+    return folder / "card"
+
+
+def of_engine(folder: Path) -> Path:
+    model, engine = nn.Linear(6, 2), PrivacyEngine(accountant="rdp")
+    _, optimizer, loader = engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data_loader=DataLoader(TensorDataset(X, Y), batch_size=20),
+        noise_multiplier=2.0,
+        max_grad_norm=1.0,
+        ledger_path=folder / "elsewhere.jsonl",
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    engine.close()
+    engine.write_card(folder / "card", **SAID)
+    return folder / "card"
+
+
+def of_trainer(folder: Path) -> Path:
+    pytest.importorskip("transformers")
+    from tests.integrations import hf_cases
+
+    trainer = hf_cases.trainer_of(folder / "run")
+    trainer.train()
+    trainer.write_card(folder / "card", **SAID)
+    return folder / "card"
+
+
+def of_lightning(folder: Path) -> Path:
+    pytest.importorskip("lightning.pytorch")
+    from tests.integrations import lightning_cases
+
+    with lightning_cases.quiet():
+        _, _, private = lightning_cases.fit(folder / "run")
+    private.write_card(folder / "card", **SAID)
+    return folder / "card"
+
+
+def of_server(folder: Path) -> Path:
+    from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn
+
+    config = FederatedConfig(
+        clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=TrustedServer()
+    )
+    run = federate(config.calibrate(2.0, 1e-3), head(), loss_fn, datasets())
+    run.server.write_card(folder / "card", run.records, **SAID)
+    return folder / "card"
+
+
+def of_command(folder: Path) -> Path:
+    return finished_run(folder / "run")
+
+
+HOSTS: dict[str, Callable[[Path], Path]] = {
+    "session": of_session,
+    "opacus": of_engine,
+    "transformers": of_trainer,
+    "lightning": of_lightning,
+    "federated": of_server,
+    "dpkfc train": of_command,
+}

@@ -1,0 +1,283 @@
+"""A folder with weights, ledger and card of any host passes every check, and a forged one none."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dpkfc.app.audit_run import audit_folder
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.privacy.ledger import verify
+from dpkfc.report.card import session_card, to_markdown, write_card_files
+from dpkfc.report.officer import Declared
+from dpkfc.report.verify import CardError, verify_ledger
+from tests.app.finished import call
+from tests.app.hosts import HOSTS, SAID, open_session, train
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+    folders: dict[str, Path] = {}
+
+    def make(host: str) -> Path:
+        if host not in folders:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                folders[host] = HOSTS[host](tmp_path_factory.mktemp("host"))
+        return folders[host]
+
+    return make
+
+
+def change_card(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """Change a card and all its pages, as a careful forger does."""
+
+    def forge(folder: Path) -> None:
+        card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+        change(card)
+        write_card_files(folder, card)
+
+    return forge
+
+
+def change_text(name: str, old: str, new: str) -> Callable[[Path], object]:
+    def forge(folder: Path) -> None:
+        text = (folder / name).read_text("utf-8")
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1), "utf-8")
+
+    return forge
+
+
+def swap_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({name: x * 2 for name, x in load_file(path).items()}, path)
+
+
+def cut_ledger(folder: Path) -> None:
+    lines = (folder / "ledger.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "ledger.jsonl").write_bytes(b"".join(lines[:-1]))
+    shutil.rmtree(folder / "checkpoint", ignore_errors=True)
+
+
+def take_other_card(folder: Path) -> None:
+    with open_session() as session:
+        train(session).write_card(folder / "other", **SAID)
+    for name in ("privacy_card.json", "privacy_card.md", "card.json"):
+        shutil.copy(folder / "other" / name, folder / name)
+    shutil.rmtree(folder / "other")
+
+
+FORGERIES = {
+    "weights": swap_weights,
+    "ledger cut": cut_ledger,
+    "card of another run": take_other_card,
+    "smaller ε": change_card(lambda card: card["guarantee"].update(epsilon=0.01)),
+    "smaller noise": change_card(lambda card: card["mechanism"].update(noise_multiplier=90.0)),
+    "harmless attack": change_card(lambda card: card["meaning"].update(right_at_even_odds=0.501)),
+    "harmless group": change_card(lambda card: card["meaning"]["groups"]["10"].update(epsilon=0.1)),
+    "begun earlier": change_card(lambda card: card["dates"].update(begun="2001-01-01T00:00:00")),
+    "page": change_text("privacy_card.md", "Guessing gives 50 %", "Guessing gives 70 %"),
+    "record": change_text("card.json", '"Machine learning model"', '"Summary statistics"'),
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_an_honest_folder_passes(made: Folder, host: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made(host), tmp_path / "run"))
+    told = verify_ledger(folder / "ledger.jsonl")
+    assert told["privacy card"] == "states what the ledger shows"
+    assert told["weights"] == "those of the card (SHA-256)"
+    assert told["pages of the card"] == "say what the card says"
+    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    if host != "dpkfc train":
+        assert card["declared"]["owner"] == "Ward 3"
+        verdict = audit_folder(folder, ["step"])
+        assert verdict.passed and [finding.check for finding in verdict.findings][1] == "card"
+        assert verify_ledger(folder / "ledger.jsonl")["pages of the card"].startswith("say")
+        assert "no check failed" in (folder / "privacy_card.md").read_text("utf-8")
+    done = call("report", folder, "--out", tmp_path / "page.html")
+    assert done.exit_code == 0 and card["title"] in (tmp_path / "page.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_forged_folder_is_found(made: Folder, host: str, forgery: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made(host), tmp_path / "run"))
+    FORGERIES[forgery](folder)
+    with pytest.raises(CardError):
+        verify_ledger(folder / "ledger.jsonl")
+    if host != "dpkfc train":
+        assert not audit_folder(folder, ["step"]).passed
+        assert "AUDIT FAILED" in (folder / "privacy_card.md").read_text("utf-8")
+
+
+# -- page one --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_page_one_has_forty_lines_and_no_code(made: Folder, host: str) -> None:
+    page, _, annex = (made(host) / "privacy_card.md").read_text("utf-8").partition("# Annex\n")
+    assert len(page.strip().splitlines()) <= 40 and "`" not in page
+    for part in (
+        "| Owner |",
+        "| Purpose |",
+        "| Data subjects |",
+        "| Contact |",
+        "| Training began | 20",
+        "What is protected, and what is not",
+        "at even odds",
+        "At 1 % false alarms",
+        "for 2,",
+        "for 10",
+        "Total over several runs",
+        "**Certified:** yes",
+        "**Audit:** none was made",
+        "SHA-256",
+        "Signed",
+    ):
+        assert part in page, part
+    assert "### Provenance" in annex and "### Glossary" in annex
+
+
+def test_a_total_over_runs_is_on_page_one() -> None:
+    with open_session() as session:
+        card = session_card(
+            train(session), **SAID, total={"epsilon": 2.5, "delta": 1e-3, "runs": ["a", "b"]}
+        )
+    page = to_markdown(card).partition("# Annex")[0]
+    assert "**Total over several runs:** ε = 2.5000, δ = 0.001 for a, b." in page
+
+
+@pytest.mark.parametrize("value", ["two\nlines", 3, "x" * 201, "\u202e"])
+def test_a_field_that_a_page_cannot_show_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="owner of a card"):
+        Declared(owner=value)
+
+
+def test_the_command_fills_in_fields_and_shows_page_one(made: Folder, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
+    done = call("card", folder, "--contact", "dpo@example.org | us")
+    assert done.exit_code == 0 and "dpo@example.org \\| us" in done.output
+    assert "# Annex" not in done.output and "Ward 3" in done.output
+    verify_ledger(folder / "ledger.jsonl")
+    assert call("card", folder, "--owner", "a\nb").exit_code == 2
+    swap_weights(folder)
+    assert call("card", folder).exit_code == 2
+    empty = call("card", tmp_path)
+    assert empty.exit_code == 2 and "holds no privacy_card.json" in empty.stderr
+
+
+def test_the_command_gives_an_older_card_its_first_page(made: Folder, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
+    path = folder / "privacy_card.json"
+    card = json.loads(path.read_text("utf-8"))
+    for name in ("layout", "declared", "dates", "meaning", "total"):
+        del card[name]
+    path.write_text(json.dumps(card), "utf-8")
+    told = verify_ledger(folder / "ledger.jsonl")
+    assert told["pages of the card"].startswith("not compared: another version")
+    done = call("card", folder, "--owner", "Ward 4")
+    assert done.exit_code == 0 and "at even odds" in done.output and "Ward 4" in done.output
+    assert verify_ledger(folder / "ledger.jsonl")["pages of the card"].startswith("say")
+
+
+def test_an_attack_needs_the_settings_of_a_run(made: Folder) -> None:
+    done = call("audit", made("session"), "--kind", "one-run")
+    assert done.exit_code == 2 and "has no settings" in done.stderr
+
+
+# -- weights that no release produced --------------------------------------------------------------
+
+
+def refused(session: Any, folder: Path) -> str:
+    with pytest.raises(RuntimeError) as caught:
+        session.write_card(folder, **SAID)
+    with pytest.raises(RuntimeError):
+        session_card(session, **SAID)
+    assert not folder.exists()
+    return str(caught.value)
+
+
+def test_a_script_that_is_run_twice_writes_no_card(tmp_path: Path) -> None:
+    with open_session(tmp_path / "ledger.jsonl") as session:
+        train(session)
+    with open_session(tmp_path / "ledger.jsonl") as again:
+        train(again)
+        assert "come from no release" in refused(again, tmp_path / "card")
+
+
+@pytest.mark.parametrize("way", ["load", "data", "accept", "buffer", "optimizer"])
+def test_weights_that_were_written_since_get_no_card(way: str, tmp_path: Path) -> None:
+    with open_session() as session:
+        model = session.model
+        model.register_buffer("scale", torch.ones(2))
+        train(session)
+        with torch.no_grad():
+            if way in ("load", "accept"):
+                model.load_state_dict({name: x + 1 for name, x in model.state_dict().items()})
+            elif way == "data":
+                model.weight.data.neg_()
+            elif way == "buffer":
+                model.scale.add_(1)
+            else:
+                model.weight.grad = torch.ones_like(model.weight)
+                session.optimizer.step()
+        if way == "accept":
+            session.accept_weights()
+        assert "is not as the last release left it" in refused(session, tmp_path / "card")
+
+
+def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path: Path) -> None:
+    with open_session(tmp_path / "ledger.jsonl") as session:
+        train(session).save(tmp_path / "checkpoint")
+        expected = session.released_state()
+    with open_session(tmp_path / "ledger.jsonl") as again:
+        again.restore(tmp_path / "checkpoint")
+        again.write_card(tmp_path, **SAID)
+    found = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(found[name], x) for name, x in expected.items())
+    assert verify_ledger(tmp_path / "ledger.jsonl")["weights"].startswith("those of")
+
+
+def test_the_averaged_weights_are_delivered_and_the_model_keeps_its_own(tmp_path: Path) -> None:
+    with open_session(weight_average=WeightEMA(0.9)) as session:
+        own = train(session).model.weight.detach().clone()
+        session.write_card(tmp_path, **SAID)
+        assert torch.equal(session.model.weight, own)
+        session.write_card(tmp_path, **SAID)
+    assert not torch.equal(load_file(tmp_path / "model.safetensors")["weight"], own)
+
+
+def test_a_folder_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    with open_session() as one, open_session(expected_batch_size=10) as other:
+        train(one, 2).write_card(tmp_path, **SAID)
+        before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+        with pytest.raises(CheckpointError, match="belongs to another run"):
+            train(other).write_card(tmp_path, **SAID)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+        train(one).write_card(tmp_path, **SAID)
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 4
+
+
+def test_a_card_names_no_file_with_other_weights(tmp_path: Path) -> None:
+    with open_session() as session:
+        train(session)
+        path = tmp_path / "mine.safetensors"
+        save_file({name: x + 1 for name, x in session.model.state_dict().items()}, path)
+        with pytest.raises(ValueError, match="does not hold the weights of the last release"):
+            session_card(session, **SAID, weights=path)
+        path.write_bytes(b"no weights")
+        with pytest.raises(ValueError, match="is no safetensors file"):
+            session_card(session, **SAID, weights=path)
