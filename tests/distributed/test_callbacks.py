@@ -1,4 +1,4 @@
-"""Of several processes the first one alone calls callbacks; a callback that cannot start stops all."""
+"""Of several processes the first one calls callbacks; one that cannot start stops all."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ The release stays in `p.grad` until the loader yields the next batch, or the scr
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable
@@ -234,12 +235,6 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 # --------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-
-
-def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)
 
 
 class PrivateStep:
@@ -631,12 +626,11 @@ class PrivateStep:
         Raises:
             RuntimeError: the hook has changed a gradient, which might not be a release any more.
         """
-        released = {
-            name: None if p.grad is None else p.grad.clone() for name, p in self._parameters.items()
-        }
+        parameters = self._parameters
+        released: dict[str, Any] = copy.deepcopy({name: p.grad for name, p in parameters.items()})
         hook(self.optimizer)
-        for name, p in self._parameters.items():
-            if not _is_equal(p.grad, released[name]):
+        for name, p in parameters.items():
+            if p.grad is None or not torch.equal(p.grad, released[name]):
                 self._clear_gradients()
                 raise RuntimeError(
                     f"the step hook has changed the gradient of '{name}'; a hook may read releases"
