@@ -147,18 +147,18 @@ def table() -> str:
     for entry in read_json(PATH)["tables"]:
         references = [_cell(entry["references"][name]) for name in REFERENCES]
         for epsilon in EPSILONS:
+            cells = []
             for model in ("logistic", "network"):
-                cells = [
-                    _cell(found)
-                    for method in ("dp-kfc", "dp-sgd")
-                    for found in entry["private"]
-                    if (found["epsilon"], found["model"], found["method"])
-                    == (epsilon, model, method)
-                ]
-                if cells:
-                    name = f"{entry['name']}, {model} ({entry['rows']:,} × {entry['features']})"
-                    rows.append([name, f"{epsilon:g}", references[0], *cells, references[1]])
-    header = ["test accuracy %, R² % of friedman1", "ε", "guess", "DP-KFC", "DP-SGD"]
+                for method in ("dp-kfc", "dp-sgd"):
+                    keys = {"epsilon": epsilon, "model": model, "method": method}
+                    found = [row for row in entry["private"] if keys.items() <= row.items()]
+                    cells.append(_cell(found[0]) if found else "–")
+            name = f"{entry['name']} ({entry['rows']:,} × {entry['features']})"
+            rows.append([name, f"{epsilon:g}", references[0], *cells, references[1]])
+    header = ["accuracy %; R² % of friedman1", "ε", "majority"]
+    header += [
+        f"{model}, {method}" for model in ("linear", "MLP") for method in ("DP-KFC", "DP-SGD")
+    ]
     return markdown([*header, "linear, not private"], rows)
 
 

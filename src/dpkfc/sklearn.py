@@ -333,7 +333,8 @@ class DPLogisticRegression(_PrivateClassifier):
         random_state: seed of initial weights and of the probe. Noise and sampling have no seed.
 
     Attributes:
-        epsilon_, delta_: what the last fit has spent.
+        epsilon_: ε that the last fit has spent.
+        delta_: δ of the last fit.
         classes_: the labels, in the order of probabilities.
         coef_, intercept_: weights `[K, d]` and `[K]` for features in their own units, inside the
             bounds; one row for two classes.
@@ -401,14 +402,10 @@ class DPLogisticRegression(_PrivateClassifier):
 class DPMLPClassifier(_PrivateClassifier):
     """A small neural network for classes under (ε, δ)-differential privacy.
 
+    Other arguments and all attributes are those of `DPLogisticRegression`, without weights.
+
     Args:
         hidden_layer_sizes: widths of the hidden layers, which have tanh.
-        epsilon, delta, bounds, classes, class_weights, method, steps, batch_size, learning_rate,
-            max_grad_norm, random_state: as of `DPLogisticRegression`.
-
-    Attributes:
-        epsilon_, delta_, classes_, n_features_in_, n_iter_, plan_, card_, module_: as of
-            `DPLogisticRegression`.
 
     Guarantee: As of `DPLogisticRegression`.
     """
@@ -449,16 +446,12 @@ class DPMLPClassifier(_PrivateClassifier):
 class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
     """A small neural network for numbers under (ε, δ)-differential privacy.
 
+    Other arguments and attributes are those of `DPLogisticRegression`, without classes and weights.
+
     Args:
         target_bounds: public bounds of the target. Targets outside are clamped, and so are
             predictions. None warns and takes [-3, 3].
         hidden_layer_sizes: widths of the hidden layers, which have tanh.
-        epsilon, delta, bounds, method, steps, batch_size, learning_rate, max_grad_norm,
-            random_state: as of `DPLogisticRegression`.
-
-    Attributes:
-        epsilon_, delta_, n_features_in_, n_iter_, plan_, card_, module_: as of
-            `DPLogisticRegression`.
 
     Guarantee: As of `DPLogisticRegression`.
     """

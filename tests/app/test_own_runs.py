@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -164,6 +165,14 @@ def test_the_run_is_audited_examined_and_reported(finished, tmp_path: Path):
 def test_a_complete_run_is_not_trained_again(finished):
     with pytest.raises(ConfigError, match="is complete"):
         resume(finished[0])
+
+
+def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    (folder / "plots" / "spectra.png").unlink()
+    assert resume(folder).steps == 2
+    assert (folder / "plots" / "spectra.png").is_file()
 
 
 def test_a_folder_without_weights_gives_no_predictions(tmp_path: Path):

@@ -514,21 +514,20 @@ def attach(
     return step, loader
 
 
-# The ledger of the last run on each dataset of this process, by the identity of the dataset.
-_ledgers: dict[int, tuple[weakref.ref[Any], Ledger]] = {}
+# The datasets of this process that are alive, each with the ledger of a run on it.
+_runs: list[tuple[weakref.ref[Any], Ledger]] = []
 
 
 def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
     """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
-    known, earlier = _ledgers.get(id(dataset), (None, None))
+    _runs[:] = [run for run in _runs if run[0]() is not None]
+    earlier = sum(book.count for known, book in _runs if known() is dataset)
     with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
-        _ledgers[id(dataset)] = weakref.ref(dataset), ledger
-    if known is None or known() is not dataset or earlier is None:
-        return
-    if earlier.count and ledger.path is None and not counted:
+        _runs.append((weakref.ref(dataset), ledger))
+    if earlier and ledger.path is None and not counted:
         warnings.warn(
-            f"an engine has made {earlier.count} releases of this dataset before: both ε"
-            " add up. Name one Budget for all, or keep ledgers and run dpkfc total",
+            f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
+            " up. Name one Budget for them, or keep their ledgers and run dpkfc total",
             stacklevel=5,
         )
 

@@ -230,7 +230,8 @@ def _introduction(
     title: str, declared: Declared, begun: str, total: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the sections that say what the run is, for whom and when."""
-    ended = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    # The day alone: how long training took depends on the sizes of private batches.
+    ended = datetime.now(timezone.utc).date().isoformat()
     return {
         "format": FORMAT,
         "layout": LAYOUT,
@@ -312,7 +313,7 @@ def session_card(
         LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
 
-    Without a file of weights one process may call it. With one, all processes of a sharded model do.
+    One process may call it without a file of weights; with one, all ranks of a sharded model do.
     """
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)

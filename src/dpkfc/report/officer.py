@@ -134,7 +134,7 @@ def _particulars(card: Mapping[str, Any]) -> str:
     declared, dates = card.get("declared") or {}, card.get("dates") or {}
     rows = [(label, declared.get(name)) for name, label in _FIELDS.items()]
     rows.append(("Training began", _date(dates.get("begun"))))
-    rows.append(("Card written, training ended", _date(dates.get("ended"))))
+    rows.append(("Training had ended", _date(dates.get("ended"))))
     lines = ["| | |", "| --- | --- |"]
     lines += [f"| {label} | {_cell(value) or _EMPTY} |" for label, value in rows]
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from torch import nn
 
 from dpkfc.app.datasets.formats import DatasetError, ExampleSet
 from dpkfc.app.owndata import image_folders, tables, texts
-from dpkfc.app.owndata.records import Records, split_records
+from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
     Schema,
     SchemaNoise,
@@ -311,8 +311,11 @@ def _loader(read: Any, path: Path) -> Any:
 
 def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
     """Return a recipe with classes, unit and public schema."""
+    share = f"about {TEST_SHARE:.0%} of the {'units' if schema.unit else 'records'}"
+    split = {"test split": (share, "by a public hash of each, with the seed of the split")}
     return replace(
         recipe,
+        constants={**recipe.constants, **split},
         classes=schema.classes,
         unit=schema.unit or "example",
         max_records_per_unit=schema.max_records if schema.unit else None,

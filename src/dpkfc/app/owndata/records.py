@@ -98,8 +98,8 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not is_test.any():
         raise DatasetError(
-            f"{source}: {len(keys)} records with a known class are too few to train and test on;"
-            " check target and classes of the schema, or give more"
+            f"{source}: {len(keys)} records with a known class leave a side of the split empty;"
+            " check classes and validation_size, or give more"
         )
     train_rows = np.flatnonzero(is_train)
     validation = None
