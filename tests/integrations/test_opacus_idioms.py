@@ -350,7 +350,7 @@ def test_history_state_and_precision_of_the_accountant() -> None:
         ({"mechanism": "rdp"}, "no 'history'"),
         (
             {"history": [(1.0, B / N, 1)], "mechanism": "rdp"},
-            r"make_private\(..., ledger_path=...\)",
+            r"make_private\(ledger_path=..., resume=True\)",
         ),
     ],
 )
@@ -382,7 +382,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_its_ledger(tmp_path) -> None:
     spent = engine.get_epsilon(1e-3)
     engine.close()
 
-    engine, model, optimizer, batches = private(**paths)
+    engine, model, optimizer, batches = private(**paths, resume=True)
     found = engine.load_checkpoint(path=tmp_path / "model.pt", module=model, optimizer=optimizer)
     assert found["epoch"] == 1 and "module_state_dict" in found
     assert torch.equal(weights(model), after) and engine.get_epsilon(1e-3) == spent
