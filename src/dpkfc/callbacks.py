@@ -98,7 +98,7 @@ class CallbackCalls:
 
     def start(self, session: Any, state: PreconditionerState | None) -> None:
         """Call `on_start` once; an error ends the run on every process."""
-        if self._has_started or not self._callbacks:
+        if self._has_started:
             return
         self._state = state
 

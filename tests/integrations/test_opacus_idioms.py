@@ -195,6 +195,32 @@ def test_a_step_hook_that_fails_leaves_a_run_that_goes_on() -> None:
     assert engine.ledger.count == 3
 
 
+def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
+    """A backward pass inside the hook would add raw gradients to the release."""
+    engine, model, optimizer, batches = private(noise_multiplier=1.0)
+    batch = next(iter(batches))
+
+    def add_gradients(given) -> None:
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    def clear(given) -> None:
+        given.zero_grad()
+
+    def scale(given) -> None:
+        given.params[0].grad.data.mul_(2)
+
+    before = weights(model)
+    for done, hook in enumerate((add_gradients, clear, scale), 1):
+        optimizer.attach_step_hook(hook)
+        with pytest.raises(RuntimeError, match="may read releases") as caught:
+            train(model, optimizer, batches, 1)
+        assert len(str(caught.value)) <= 160 and engine.ledger.count == done
+        assert torch.equal(weights(model), before)
+        assert all(p.grad is None for p in model.parameters())
+    optimizer.attach_step_hook(None)
+    train(model, optimizer, batches, 1)
+
+
 def test_gradients_after_a_step_are_the_release_until_the_next_batch() -> None:
     _, model, optimizer, batches = private(noise_multiplier=1.0)
     start = weights(model)
@@ -324,7 +350,7 @@ def test_history_state_and_precision_of_the_accountant() -> None:
         ({"mechanism": "rdp"}, "no 'history'"),
         (
             {"history": [(1.0, B / N, 1)], "mechanism": "rdp"},
-            r"make_private\(..., ledger_path=...\)",
+            r"make_private\(ledger_path=..., resume=True\)",
         ),
     ],
 )
@@ -356,7 +382,7 @@ def test_a_run_goes_on_from_a_checkpoint_and_its_ledger(tmp_path) -> None:
     spent = engine.get_epsilon(1e-3)
     engine.close()
 
-    engine, model, optimizer, batches = private(**paths)
+    engine, model, optimizer, batches = private(**paths, resume=True)
     found = engine.load_checkpoint(path=tmp_path / "model.pt", module=model, optimizer=optimizer)
     assert found["epoch"] == 1 and "module_state_dict" in found
     assert torch.equal(weights(model), after) and engine.get_epsilon(1e-3) == spent

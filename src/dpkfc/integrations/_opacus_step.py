@@ -12,6 +12,7 @@ The release stays in `p.grad` until the loader yields the next batch, or the scr
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable
@@ -617,7 +618,24 @@ class PrivateStep:
         self._physical = None
         self._end_recording()
         if physical.last and self._step_hook is not None:
-            self._step_hook(self.optimizer)
+            self._call_step_hook(self._step_hook)
+
+    def _call_step_hook(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
+        """Show a release to a hook, and keep it as it is.
+
+        Raises:
+            RuntimeError: the hook has changed a gradient, which might not be a release any more.
+        """
+        parameters = self._parameters
+        released: dict[str, Any] = copy.deepcopy({name: p.grad for name, p in parameters.items()})
+        hook(self.optimizer)
+        for name, p in parameters.items():
+            if p.grad is None or not torch.equal(p.grad, released[name]):
+                self._clear_gradients()
+                raise RuntimeError(
+                    f"the step hook has changed the gradient of '{name}'; a hook may read releases"
+                    " and change the learning rate only"
+                )
 
     def _differentiated_recording(self, physical: PhysicalBatch) -> BatchRecording:
         """Return the recording of a batch whose loss was differentiated exactly once."""

@@ -164,7 +164,7 @@ class Accountant:
         if not is_held:
             raise ValueError(
                 f"the state has {count} releases that the ledger does not hold; go on with that"
-                " run's file: make_private(..., ledger_path=...), then load"
+                " run's file, then load: make_private(ledger_path=..., resume=True)"
             )
 
     def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[torch.optim.Optimizer], None]:
@@ -924,7 +924,7 @@ class PrivacyEngine:
 
         Args:
             path: the folder.
-            module: the model, after `make_private(..., ledger_path=...)`.
+            module: the model, after `make_private(..., ledger_path=..., resume=True)`.
             optimizer: the optimizer; None leaves its state out.
             noise_scheduler: only None.
             grad_clip_scheduler: only None.
