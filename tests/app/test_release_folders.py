@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.checkpoint import CheckpointError
+from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.optimizers import WeightEMA
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import session_card, to_markdown, write_card_files
@@ -281,3 +282,26 @@ def test_a_card_names_no_file_with_other_weights(tmp_path: Path) -> None:
         path.write_bytes(b"no weights")
         with pytest.raises(ValueError, match="is no safetensors file"):
             session_card(session, **SAID, weights=path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (30, 1000), (133, 257)])
+def test_any_change_of_a_weight_is_seen(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.randn(7, *shape, dtype=dtype)[3])
+    known = ReleasedWeights(model)
+    known.record()
+    known.check()
+    if not model.weight.numel():
+        return
+    flat = model.weight.data.view(-1)
+    for changed in (lambda x: -x, lambda x: x.flip(0) if x.numel() > 1 else x + 1):
+        before = flat.clone()
+        flat.copy_(changed(before))
+        with pytest.raises(RuntimeError, match="'weight' is not as the last release"):
+            known.check()
+        flat.copy_(before)
+        known.check()
+    flat[-1] += 1
+    with pytest.raises(RuntimeError, match="'weight'"):
+        known.check()
