@@ -22,8 +22,8 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
-    # The officer's page, attack rates, the registry's record and `write_card` took 6,600 tokens.
-    "core": (259_800, 9.0, 0.027, 16),
+    # The officer's page, attack rates, the registry's record and `write_card` took 6,800 tokens.
+    "core": (259_950, 9.0, 0.027, 16),
     # The answer on a page's first screen took 1,050 tokens, `dpkfc card` and its audit 500.
     "app": (82_350, 7.95, 0.035, 2),
     "papers": (29_000, 8.95, 0.043, 0),

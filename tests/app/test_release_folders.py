@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.settings import ConfigError, read_choices, to_toml
+from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.optimizers import WeightEMA
@@ -305,3 +308,15 @@ def test_any_change_of_a_weight_is_seen(dtype: torch.dtype, shape: tuple[int, ..
     flat[-1] += 1
     with pytest.raises(RuntimeError, match="'weight'"):
         known.check()
+
+
+def test_the_fields_are_settings_of_their_own_section(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nrecipe = "digits"\n[card]\nowner = "Ward 3"\ncontact = "us"\n', "utf-8")
+    config = run_config(read_choices(path, {"purpose": "predict readmission"}))
+    assert config.declared == Declared(owner="Ward 3", contact="us", purpose="predict readmission")
+    assert '[card]\nowner = "Ward 3"' in to_toml(config)
+    with pytest.raises(ConfigError, match="owner of a card must be one line"):
+        run_config({"recipe": "digits", "owner": "two\nlines"})
+    plain = run_config({"recipe": "digits"})
+    assert prepare(plain).plan.hash == prepare(config).plan.hash
