@@ -12,8 +12,10 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Test processes side by side, each with one numerical thread.
 WORKERS ?= 2
 
+SPHINX := $(BIN)/sphinx-build -q --keep-going -j auto -d build/doctrees
+
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-federated test test-bench lint bench bench-scale assurance results stats picture clean
+.PHONY: help install demo demo-federated test test-bench lint docs docs-links bench bench-scale assurance results stats picture clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -36,6 +38,12 @@ lint: $(TOOLS) ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(TOOLS) ## the site, in build/site: notebooks are executed, a warning is an error, no network
+	OMP_NUM_THREADS=1 $(SPHINX) -W -b html docs build/site
+
+docs-links: $(TOOLS) ## whether links to other sites still lead somewhere (needs a network)
+	DPKFC_DOCS_NOTEBOOKS=off $(SPHINX) -b linkcheck docs build/links
 
 bench: $(TOOLS) ## time a step against plain SGD and Opacus, and that of each method, then refresh the tables
 	$(BIN)/python benchmarks/speed.py

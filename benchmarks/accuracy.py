@@ -1,8 +1,8 @@
 """The MNIST study: DP-SGD and its controls against DP-KFC at one ε, tuned on a validation split of
 the training set.
 
-    python benchmarks/accuracy.py --data-dir DIR          # resumable; every finished run is kept by the hash of its settings
-    python benchmarks/accuracy.py --table                 # the Markdown table of what has been run
+    python benchmarks/accuracy.py --data-dir DIR    # resumable; keeps every finished run
+    python benchmarks/accuracy.py --table           # the Markdown table of what has been run
 
 Every arm gets the same learning-rate grid per optimizer, one tuning seed on the validation split,
 then three seeds on the test set at the rate that won. Each seed has its own initialisation. Noise
@@ -53,7 +53,9 @@ COMMON: dict[str, Any] = {
 def load(
     data_dir: str | None, dataset: str, evaluate_on: str
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """(private training examples, evaluation examples); the validation split is never trained on."""
+    """(private training examples, evaluation examples); the validation split is never trained
+    on.
+    """
     from dpkfc.app.datasets.formats import Normalisation, split
     from dpkfc.app.datasets.sources import FASHION_MNIST, MNIST, load_pixels
 

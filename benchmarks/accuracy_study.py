@@ -1,11 +1,11 @@
 """Arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and
 Fashion-MNIST, IMDB, or an MLP.
 
-    python benchmarks/accuracy_study.py --data-dir DIR --out runs/accuracy     # start or continue; Ctrl-C loses no finished cell
-    python benchmarks/accuracy_study.py --study imdb --data-dir DIR            # thirteen arms on hashed words
-    python benchmarks/accuracy_study.py --study mlp --data-dir DIR             # six arms without convolutions
-    python benchmarks/accuracy_study.py --smoke --out runs/smoke               # a few steps on the digits (--recipe mnist-cnn)
-    python benchmarks/accuracy_study.py --table                                # the Markdown table of what has been run
+    python benchmarks/accuracy_study.py --data-dir DIR --out runs/acc   # start or continue
+    python benchmarks/accuracy_study.py --study imdb --data-dir DIR     # thirteen arms on words
+    python benchmarks/accuracy_study.py --study mlp --data-dir DIR      # six arms on an MLP
+    python benchmarks/accuracy_study.py --smoke --out runs/smoke        # a few steps on the digits
+    python benchmarks/accuracy_study.py --table                         # the Markdown table
 
 Every cell is kept by the hash of its settings in benchmarks/results/accuracy/STUDY.json. The order
 is: twenty trials an arm in rounds of five, three seeds at ε = 1, the other data set, then the other

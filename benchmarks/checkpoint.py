@@ -1,6 +1,6 @@
 """What a checkpoint of a large session costs beyond writing its weights, on this disk, in one run.
 
-    python benchmarks/checkpoint.py            # BERT-base (110 million parameters), DP-SGD; results/checkpoint.json
+    python benchmarks/checkpoint.py            # BERT-base, DP-SGD; results/checkpoint.json
     python benchmarks/checkpoint.py --smoke    # a small model; prints, writes only to --output
 
 The weights alone are safetensors' own file of the same tensors with an fsync. A session also holds

@@ -1,6 +1,6 @@
 """What the papers say in one table, beside the difference between two arms here that tests it.
 
-    python benchmarks/claims.py     # the Markdown table, from benchmarks/results; `make results` puts it into docs/results.md
+    python benchmarks/claims.py    # the Markdown table; `make results` puts it into docs/results.md
 
 Both arms of a comparison were tuned on the same data set and judged on its test set at ε = 1. Where
 a grid holds an arm, whose every point ran to its end, its tests stand for those of the twenty

@@ -47,7 +47,9 @@ class Setting:
         return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], LR)
 
     def draw(self, generator: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler does."""
+        """Exactly B distinct examples, drawn and gathered as the session's fixed-size sampler
+        does.
+        """
         chosen = np.sort(
             generator.choice(self.size, size=self.case.batch_size, replace=False, shuffle=False)
         )

@@ -3,8 +3,8 @@ messages, and whole runs.
 
     python benchmarks/federated.py                  # every part; about ten minutes on two cores
     python benchmarks/federated.py --part steps     # d = 10⁴ … 10⁷, 20 clients
-    python benchmarks/federated.py --part runs      # 100 clients × 50 rounds of a linear head, in this process
-    python benchmarks/federated.py --part flower    # the same on Flower's simulation: the demo's app, 100 clients × 50 rounds
+    python benchmarks/federated.py --part runs      # 100 clients × 50 rounds in this process
+    python benchmarks/federated.py --part flower    # the same on Flower's simulation
     python benchmarks/federated.py --smoke          # small sizes; prints, writes nothing
 
 The server's step is everything from the first message to the new parameters: checks, sum over

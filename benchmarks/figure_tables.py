@@ -97,7 +97,9 @@ def spectra() -> str:
 
 
 def noise() -> str:
-    """Mean squared errors of a regression under noise: no filter, DOPPLER and DiSK at every rate."""
+    """Mean squared errors of a regression under noise: no filter, DOPPLER and DiSK at every
+    rate.
+    """
     from dpkfc_papers.measurements import SWEEP_METHODS, best, points
 
     rows = read_json(RESULTS / "figures" / "disk-fig6a.json")["rows"]

@@ -1,8 +1,8 @@
 """Searches whose every point runs to its end on a validation split; what wins is judged on the test
 set, seed by seed.
 
-    python benchmarks/grids.py --grid mlp --data-dir DIR     # start or continue; Ctrl-C loses no finished cell
-    python benchmarks/grids.py --grid mlp --table            # the Markdown table of what has been run
+    python benchmarks/grids.py --grid mlp --data-dir DIR     # start or continue
+    python benchmarks/grids.py --grid mlp --table            # the Markdown table
 
 `mlp`: baselines along the ridge of lr · C, where twenty trials in the wide ranges of the accuracy
 study find those of DP-KFC more easily than those of DP-SGD. `probes`: what curvature from pink
@@ -52,7 +52,9 @@ class Grid:
         )
 
     def points(self, store: Any, arm: str) -> list[tuple[Settings, list[dict[str, Any]]]]:
-        """Those that have been run, with a row for each of their seeds, the best in the mean first."""
+        """Those that have been run, with a row for each of their seeds, the best in the mean
+        first.
+        """
         held = []
         for point in self.arms[arm][1]:
             rows = (store.get(self.run(arm, point, seed, False)) for seed in self.tuned_with)

@@ -1,7 +1,7 @@
 """What the methods reach on the CNN of the DP-KFC paper, as a small table and a picture: the front
 page's numbers.
 
-    python benchmarks/headline.py     # docs/img/accuracy.png, from benchmarks/results/accuracy/cnn.json; prints the table
+    python benchmarks/headline.py     # docs/img/accuracy.png; prints the table
 
 Every number is one of the accuracy study (`accuracy_study.py`): settings chosen on a validation
 split, judged on the test set.
@@ -84,8 +84,9 @@ def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
 def _told(values: Sequence[float]) -> str:
     if not values:
         return "–"
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread} ({len(values)})"
+    # The spaces do not break: a narrow column keeps a figure on one line.
+    spread = f"\u00a0±\u00a0{statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}\u00a0({len(values)})"
 
 
 def picture(results: Mapping[str, Any], path: Path) -> None:

@@ -1,10 +1,10 @@
 """Time of one step of each method beside the step it is built on: the ratios of docs/methods, in
 one run.
 
-    python benchmarks/method_speed.py                    # both models, results/method_speed.json (ten minutes, two idle cores)
+    python benchmarks/method_speed.py                    # both models (ten minutes, two idle cores)
     python benchmarks/method_speed.py --only mnist-cnn
-    python benchmarks/method_speed.py --views            # DP-NGD and DP-SGD with 16 views an example, on WRN-16-4 (ten minutes)
-    python benchmarks/method_speed.py --views --device cuda  # the same on a card, with batches of 4,096, kept apart
+    python benchmarks/method_speed.py --views            # 16 views an example, on WRN-16-4
+    python benchmarks/method_speed.py --views --device cuda  # the same on a GPU
     python benchmarks/method_speed.py --smoke            # tiny models; prints, writes nothing
 
 All contenders take one step a round in shuffled order, as in speed.py; the figure is the median

@@ -1,7 +1,7 @@
 """Every method of `dpkfc methods` on scikit-learn's digits at one ε, tuned alike on a validation
 split of the training set.
 
-    python benchmarks/methods.py            # resumable: every finished run is kept; ten minutes on two idle cores
+    python benchmarks/methods.py            # resumable; ten minutes on two idle cores
     python benchmarks/methods.py --only disk doppler
 
 Of the 1,437 training images 200, chosen by a public seed, play the public data and are private for

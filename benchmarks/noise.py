@@ -1,7 +1,7 @@
 """How long a draw of noise takes: the CPU stream, and on a GPU its copy against ChaCha20 in
 operations of torch.
 
-    python benchmarks/noise.py                  # the CPU stream, and ChaCha20 on the CPU (slow: for its correctness only)
+    python benchmarks/noise.py                  # the CPU stream, and ChaCha20 on the CPU
     python benchmarks/noise.py --device cuda    # the three sources on a GPU
 
 The mechanism copies draws of at most `rng.CHUNK` numbers to a GPU and makes larger ones there.

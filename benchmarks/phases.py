@@ -1,6 +1,6 @@
 """Where the time of a private step goes, beside the same phases of a step without privacy.
 
-    python benchmarks/phases.py                  # the models of the speed benchmark that need no download; then the table
+    python benchmarks/phases.py                  # models without a download; then the table
     python benchmarks/phases.py --only mlp
 
 Functions of the library are timed from outside while whole steps run, each without what it calls

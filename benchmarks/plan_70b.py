@@ -6,9 +6,10 @@ formulas are right here.
 Nothing is measured. Operations are counted per map of d_in × d_out at T positions an example (a
 multiply and an add are two):
 
-    without privacy   6 T d_in d_out                     forward, gradient of the inputs, gradient of the weights
-    DP-SGD            + min(2 T² (d_in + d_out), 2 T d_in d_out)   the norm, by Gram matrices or formed
-    DP-KFC            + 4 T k (d_in + d_out)             both sides of rank k, onto the eigenvectors and back
+    without privacy   6 T d_in d_out              forward, gradients of inputs and of weights
+    DP-SGD            + min(2 T² (d_in + d_out),  the norm by Gram matrices,
+                            2 T d_in d_out)       or of materialised gradients
+    DP-KFC            + 4 T k (d_in + d_out)      both sides of rank k, onto eigenvectors and back
 
 The first table sets the counts against the times in results/speed.json. What a count cannot see:
 memory traffic, noise, optimizer, ledger.

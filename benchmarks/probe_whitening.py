@@ -1,9 +1,9 @@
 """How white a probe makes the inputs that a layer really sees: MNIST's CNN, factors of noise
 against those of private images.
 
-    python benchmarks/probe_whitening.py --data-dir DIR     # half a minute; writes benchmarks/results/probe_whitening.json
-    python benchmarks/probe_whitening.py --picture docs/img/probes.png --weights runs/NAME/model.safetensors
-    python benchmarks/probe_whitening.py --table            # the Markdown table of what has been run
+    python benchmarks/probe_whitening.py --data-dir DIR    # half a minute; writes its results
+    python benchmarks/probe_whitening.py --picture docs/img/probes.png --weights MODEL
+    python benchmarks/probe_whitening.py --table           # the Markdown table of what has been run
 
 With A of a probe, damped by a tenth of its mean eigenvalue, and A' of 2,000 private images, the
 eigenvalues p of A^(-1/2) A' A^(-1/2), scaled to sum 1, have the effective rank exp(-Σ p log p): the
@@ -83,7 +83,9 @@ def probes(data_dir: str, private: Tensor, generator: torch.Generator) -> dict[s
 
 
 def refined(model: nn.Sequential, x: Tensor, generator: torch.Generator) -> Tensor:
-    """Every second image moved towards a class of the model, as a refresh moves those of its probe."""
+    """Every second image moved towards a class of the model, as a refresh moves those of its
+    probe.
+    """
     from dpkfc import DeadLeaves, Refined
 
     classes = torch.randint(10, (len(x) // 2,), generator=generator)

@@ -1,7 +1,7 @@
 """What low-rank sides, small averaged probes and kept metrics cost in accuracy: DP-KFC on MNIST,
 everything else alike.
 
-    python benchmarks/rank_accuracy.py --data-dir DIR     # start or continue; Ctrl-C loses no finished cell
+    python benchmarks/rank_accuracy.py --data-dir DIR     # start or continue
     python benchmarks/rank_accuracy.py --smoke            # a few steps on the digits
     python benchmarks/rank_accuracy.py --table            # the Markdown table of what has been run
 

@@ -1,7 +1,7 @@
 """How the cost of a step grows: width, depth, batch, positions, rank and processes, each alone,
 with slopes of log-log lines.
 
-    python benchmarks/scale.py                # every axis, results/scale.json (a quarter of an hour on two idle cores)
+    python benchmarks/scale.py                # every axis (a quarter of an hour)
     python benchmarks/scale.py --axis width   # one axis; the others keep their last results
     python benchmarks/scale.py --memory-only  # memory alone; times keep their last results
     python benchmarks/scale.py --smoke        # tiny sizes; prints, writes nothing
@@ -94,7 +94,9 @@ MEMORY: dict[str, dict[str, float]] = {
 
 
 def measure(point: Point, rounds: int) -> dict[str, Any]:
-    """Median milliseconds of a step of each contender and of a refresh, and the ratios of `PAIRS`."""
+    """Median milliseconds of a step of each contender and of a refresh, and the ratios of
+    `PAIRS`.
+    """
     import contenders
 
     with tempfile.TemporaryDirectory() as folder:
@@ -256,7 +258,9 @@ def sweep(
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Slopes of time and of memory along every axis; an axis that was not measured has a row too."""
+    """Slopes of time and of memory along every axis; an axis that was not measured has a row
+    too.
+    """
     axes = results.get("axes", {})
     head = ["axis", "from … to", *(f"{TITLES[n]}: slope (last two sizes; expected)" for n in _ALL)]
     rows: dict[str, list[list[str]]] = {"milliseconds": [], "mebibytes": []}

@@ -1,6 +1,6 @@
 """Several processes against several threads: the same logical batch, DP-KFC, on the same cores.
 
-    python benchmarks/scale_ranks.py                    # results/ranks.json (three minutes, two idle cores)
+    python benchmarks/scale_ranks.py                    # three minutes on two idle cores
     python benchmarks/scale_ranks.py --only mnist-cnn --rounds 20
     python benchmarks/scale_ranks.py --smoke            # a tiny model; prints, writes nothing
 

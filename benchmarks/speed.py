@@ -1,13 +1,13 @@
 """Time and memory of one whole training step, this project beside plain SGD and Opacus. How:
 docs/speed.md.
 
-python benchmarks/speed.py                     # all models, results/speed.json (half an hour on two idle cores)
+python benchmarks/speed.py                     # all models (half an hour on two idle cores)
 python benchmarks/speed.py --only mlp          # one model; the others keep their last results
-python benchmarks/speed.py --memory-only --only llama-1b-lora gpt2-small-lora  # no times; 24 GiB of memory are enough
+python benchmarks/speed.py --memory-only --only llama-1b-lora  # no times; needs 24 GiB of memory
 python benchmarks/speed.py --table             # the Markdown tables of what has been measured
-python benchmarks/speed.py --device cuda --only vit-b16 wrn-16-4-views-16  # on a card, which has these two models more
+python benchmarks/speed.py --device cuda --only vit-b16 wrn-16-4-views-16  # on a GPU
 python benchmarks/speed.py --device cuda --only bert-base --batch-size 32
-python benchmarks/speed.py --smoke             # tiny models, to see that it works; prints, writes nothing
+python benchmarks/speed.py --smoke             # tiny models; prints, writes nothing
 """
 
 from __future__ import annotations
@@ -179,8 +179,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     which.add_argument(
         "--memory-only",
         action="store_true",
-        help="memory only, for models that are too slow or too large to time here: one contender at a time, each in a process "
-        "that holds the model once; times stay as they were taken last",
+        help="memory only, for models that are too slow or too large to time here: one contender at"
+        " a time, each in a process that holds the model once; times stay as they were taken last",
     )
     parser.add_argument(
         "--smoke",

@@ -1,4 +1,6 @@
-"""The model of scale.py: a stack of maps over positions, nothing but what the mechanism pays for."""
+"""The model of scale.py: a stack of maps over positions, nothing but what the mechanism pays
+for.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One size: width d, depth L, batch B, positions T, rank k of the low-rank sides, processes R."""
+    """One size: width d, depth L, batch B, positions T, rank k of the low-rank sides, processes
+    R.
+    """
 
     width: int = 512
     depth: int = 4

@@ -2,7 +2,7 @@
 benchmarks/results/*.json.
 
     python benchmarks/tables.py            # README.md and docs/*.md
-    python benchmarks/tables.py --check    # change nothing; fail if a table is not what the results say
+    python benchmarks/tables.py --check    # change nothing; fail if a table is out of date
 
 A marker is `<!-- table: NAME -->` and ends at `<!-- end of table -->`; what stands between is never
 edited by hand.
@@ -278,7 +278,9 @@ def methods(page: str = "") -> str:
 
 
 def method_speed(page: str = "") -> str:
-    """A step of each method over the step it is built on, or of those of one page of docs/methods."""
+    """A step of each method over the step it is built on, or of those of one page of
+    docs/methods.
+    """
     import method_speed as study
 
     results = read_json(RESULTS / "method_speed.json")
@@ -427,7 +429,25 @@ def headline() -> str:
     return front.table(results) if results else missing("python benchmarks/accuracy_study.py")
 
 
+def sklearn_estimators() -> str:
+    """The estimators of `dpkfc.sklearn` beside a guess and a model without privacy."""
+    import sklearn_estimators as study
+
+    results = read_json(RESULTS / "sklearn.json")
+    if not results:
+        return missing("python benchmarks/sklearn_estimators.py")
+    return study.table() + "\n\n" + machine(results)
+
+
+def which_method() -> str:
+    """What the methods to choose from reach on each task."""
+    import which_method as page
+
+    return page.table()
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "which-method": which_method,
     "speed-summary": speed_summary,
     "speed": speed,
     "accuracy": accuracy,
@@ -442,6 +462,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rank-accuracy": rank_accuracy,
     "probe-whitening": probe_whitening,
     "which-side": which_side,
+    "sklearn": sklearn_estimators,
     "claims": claims,
     "headline": headline,
     "phases": phases,

@@ -1,7 +1,7 @@
 """What whitening one side or both is worth in one private step: signal, curvature and noise on
 MNIST's CNN.
 
-    python benchmarks/which_side.py --data-dir DIR     # a quarter of an hour; writes benchmarks/results/which_side.json
+    python benchmarks/which_side.py --data-dir DIR     # a quarter of an hour
     python benchmarks/which_side.py --table            # the Markdown table of what has been run
 
 A step θ − η (z̄ + ξ), with z̄ the mean of examples whitened and clipped to C, and ξ the noise,
@@ -63,7 +63,9 @@ class Measured:
         self.plain = self.trace(None)
 
     def _parts(self, labels: Tensor) -> Iterator[Gradients]:
-        """Per-example gradients `[n, d_out, d_in + 1]` by layer, a few hundred examples at a time."""
+        """Per-example gradients `[n, d_out, d_in + 1]` by layer, a few hundred examples at a
+        time.
+        """
 
         def loss(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(functional_call(self.model, dict(weights), x[None]), y[None])
@@ -134,7 +136,7 @@ def whitened(part: Gradients, metric: Mapping[str, Any] | None) -> Gradients:
     return (
         part
         if metric is None
-        else {name: metric[name].whiten(g.contiguous()) for name, g in part.items()}
+        else {name: metric[name].apply(g.contiguous()) for name, g in part.items()}
     )
 
 

@@ -49,7 +49,8 @@ def main() -> None:
     )
     plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with Session(plan, model, optimizer, data, ledger_path=FOLDER / "ledger.jsonl") as session:
+    ledger = FOLDER / "ledger.jsonl"
+    with Session(plan, model, optimizer, data, ledger_path=ledger, resume=True) as session:
         if exists(
             FOLDER / "checkpoint"
         ):  # torchrun --max-restarts=3 starts all processes again when one has died

@@ -14,19 +14,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_EXECUTED = re.compile(r"<!-- not executed: (.+) -->")
+FILE = re.compile(r"<!-- file: (\S+) -->")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: where it starts, its language, its text, and why it is not executed (or
-    None).
+    """A fenced block: where it starts, its language, its text, why it is not executed, and the file
+    that it is the content of (or None).
     """
 
     line: int
     language: str
     text: str
     not_executed: str | None
+    file: str | None = None
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -41,15 +43,24 @@ def blocks(path: Path) -> Iterator[Block]:
             continue
         before = next((text for text in reversed(lines[:start]) if text.strip()), "")
         reason = NOT_EXECUTED.fullmatch(before.strip())
+        named = FILE.fullmatch(before.strip())
         yield Block(
             start + 1,
             language,
             "\n".join(lines[start + 1 : number]),
             reason.group(1) if reason else None,
+            named.group(1) if named else None,
         )
         start = None
     if start is not None:
         raise ValueError(f"{path.name}: the block of line {start + 1} is never closed")
+
+
+def write_files(path: Path, folder: Path) -> None:
+    """Write the blocks below a comment `<!-- file: NAME -->` to files of that name."""
+    for block in blocks(path):
+        if block.file:
+            (folder / block.file).write_text(block.text + "\n", "utf-8")
 
 
 def executed(path: Path, language: str) -> list[Block]:

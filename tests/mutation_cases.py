@@ -1,4 +1,6 @@
-"""What the tests of planted bugs share: a tiny task, and an optimizer that keeps what it is handed."""
+"""What the tests of planted bugs share: a tiny task, and an optimizer that keeps what it is
+handed.
+"""
 
 from __future__ import annotations
 

@@ -64,10 +64,18 @@ def test_help_names_every_command():
         assert command in text
 
 
+@pytest.mark.parametrize("command", ["train", "doctor", "audit", "demo", "settings"])
+def test_help_fits_a_screen_and_has_an_example(command: str):
+    narrow = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
+    text = CliRunner().invoke(app, [command, "--help"], env=narrow).output
+    assert len(text.splitlines()) <= 45
+    assert f"\n dpkfc {command}" in text
+
+
 def test_every_setting_is_a_flag():
     text = (
         CliRunner()
-        .invoke(app, ["train", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        .invoke(app, ["train", "--help-all"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
         .output
     )
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", text))
@@ -79,7 +87,7 @@ def test_every_setting_is_a_flag():
     ("arguments", "what"),
     [
         (["trian"], "Did you mean 'train'"),
-        (["train", "--recipe", "digits", "--epsilom", "3"], "--epsilon"),
+        (["train", "--recipe", "digits", "--epsilom", "3"], "did you mean '--epsilon'?"),
         (["train", "--recipe", "digts"], "did you mean 'digits'"),
         (["train"], "which recipe"),
         (["train", "--recipe", "digits", "--method", "dp-kfac"], "did you mean 'dp-kfc'"),

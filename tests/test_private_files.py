@@ -74,7 +74,9 @@ def write_tuned(folder: Path) -> None:
 
 
 def write_trial_numbers(folder: Path) -> None:
-    tune._drawn(folder / "trials.json", [arm_of("digits", "dp-sgd")], trial_law("geometric", 2))
+    tune._draw_counts(
+        folder / "trials.json", [arm_of("digits", "dp-sgd")], trial_law("geometric", 2)
+    )
 
 
 def write_trials(folder: Path) -> None:

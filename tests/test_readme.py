@@ -16,17 +16,28 @@ from pathlib import Path
 import pytest
 
 from tests import forked
-from tests.documents import ROOT, blocks, commands, executed, local_links
+from tests.documents import ROOT, blocks, commands, executed, local_links, write_files
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 RUN = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / name
-        for name in ("tutorial.md", "models.md", "integrations.md", "extending.md")
+        for name in (
+            "index.md",
+            "tutorial.md",
+            "models.md",
+            "integrations.md",
+            "extending.md",
+            "sklearn.md",
+            "your-data.md",
+            "budget.md",
+        )
     ),
 ]
 CODE_NAME = re.compile(r"`(dpkfc(?:\.\w+)+)`")
+# Pages whose commands read files that their Python blocks write.
+WITH_FILES = {"your-data.md"}
 LANGUAGES = {"python", "sh", "text", "toml", "json", ""}
 
 
@@ -105,6 +116,10 @@ def test_commands_run(path: Path, tmp_path: Path):
                 ["make", "-n", "-C", str(ROOT), *words[1:]], check=True, capture_output=True
             )
     assert calls
+    write_files(path, tmp_path)
+    if path.name in WITH_FILES:
+        source = "\n".join(block.text for block in executed(path, "python") if not block.file)
+        subprocess.run([sys.executable, "-c", source], check=True, cwd=tmp_path)
     done = forked.call(_driver, calls, cwd=tmp_path, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.checkpoint import CheckpointError
+from dpkfc.checkpoint import CheckpointError, digest_weights, read_weights_record
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.session import Session
 from tests.recording import Heard
@@ -238,7 +240,7 @@ def test_identity_metric_is_dp_sgd() -> None:
     assert torch.equal(weights(plain), weights(same))
 
 
-# -- resume ----------------------------------------------------------------------------------------
+# -- resume ----
 
 
 def build(folder: Path, p: Plan) -> tuple[Session, nn.Module]:
@@ -348,7 +350,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
-    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private data."""
+    """Invariant 17: with enormous noise, nothing in a checkpoint correlates with the private
+    data.
+    """
     p = plan(1.0, preconditioner=kfac())
     s, _ = build(tmp_path, p)
     with s:
@@ -375,7 +379,7 @@ def test_checkpoints_hold_released_values_only(tmp_path: Path) -> None:
     assert set(meta) - {"torch_rng"} == known
 
 
-# -- bad input -------------------------------------------------------------------------------------
+# -- bad input ----
 
 
 def test_an_optimizer_of_other_parameters_is_refused() -> None:
@@ -512,7 +516,7 @@ def test_an_empty_batch_moves_the_weights_by_noise() -> None:
             assert not torch.equal(before, weights(model)), record.batch_size
 
 
-# -- what is said of a run without a guarantee -----------------------------------------------------
+# -- what is said of a run without a guarantee ----
 
 
 def test_epsilon_without_a_guarantee_warns_once() -> None:
@@ -539,7 +543,7 @@ def test_epsilon_with_a_guarantee_or_without_any_noise_does_not_warn() -> None:
         plan(1.0, accountant="rdp").describe()
 
 
-# -- padded micro-batches --------------------------------------------------------------------------
+# -- padded micro-batches ----
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["identity", "kfac"])
@@ -575,3 +579,151 @@ def test_a_bound_that_is_no_multiple_of_the_padding_is_refused() -> None:
         config(max_physical_batch_size=6, pad_to_multiple=4)
     with pytest.raises(ValueError, match="'auto' or None, got 'all'"):
         config(max_physical_batch_size="all")
+
+
+# -- a script that is run twice ----
+
+
+def secure(steps: int = 4, **settings: object) -> Plan:
+    changed = {"test_mode_seed": None, "steps": steps, **settings}
+    return config(**changed).with_noise(1.0, 1e-3, N)
+
+
+def opened(folder: Path, model: nn.Module | None = None, **how: object) -> Session:
+    return session(secure(), model or net(), ledger_path=folder / "ledger.jsonl", **how)
+
+
+def finish(folder: Path, steps: int | None = None) -> nn.Module:
+    with opened(folder) as s:
+        train(s, steps)
+        s.save(folder / "checkpoint")
+        return s.model
+
+
+def test_a_spent_ledger_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    finish(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(
+        BudgetExhausted, match="take another ledger_path, or resume=True to evaluate"
+    ):
+        opened(tmp_path)
+    with opened(tmp_path, resume=True) as s:  # the lock was given back
+        assert s.steps_done == 4 and list(s.batches()) == []
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    assert after == before
+
+
+def test_a_used_ledger_takes_no_new_weights_without_a_word(tmp_path: Path) -> None:
+    finish(tmp_path, 2)
+    with opened(tmp_path) as s:
+        for work in (lambda: train(s), lambda: s.save(tmp_path / "other")):
+            with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore"):
+                work()
+        assert s.ledger.count == 2 and not (tmp_path / "other").exists()
+        s.restore(tmp_path / "checkpoint")
+        train(s)
+    assert s.ledger.count == 4
+
+
+def test_a_finished_session_vouches_for_released_weights_alone(tmp_path: Path) -> None:
+    trained = finish(tmp_path)
+    with opened(tmp_path, resume=True) as s:
+        with pytest.raises(LedgerError, match="does not hold the weights of"):
+            s.check_weights()
+        with pytest.raises(LedgerError, match="holds no weights of"):
+            s.save(tmp_path / "other")
+        s.model.load_state_dict(trained.state_dict())
+        s.check_weights()
+    with opened(tmp_path, resume=True) as s:
+        s.restore(tmp_path / "checkpoint")
+        s.check_weights()
+        s.model.load_state_dict(net().state_dict())
+        with pytest.raises(RuntimeError, match="was written between two releases"):
+            s.check_weights()
+        with pytest.raises(RuntimeError, match="was written between two releases"):
+            s.save(tmp_path / "other")
+
+
+def test_a_checkpoint_of_initial_weights_is_no_release(tmp_path: Path) -> None:
+    with opened(tmp_path) as s:
+        s.save(tmp_path / "checkpoint")
+        train(s)
+    (tmp_path / "ledger.weights.json").unlink()
+    with opened(tmp_path, resume=True) as s:
+        s.restore(tmp_path / "checkpoint")
+        with pytest.raises(LedgerError, match="does not hold the weights of"):
+            s.check_weights()
+    assert not (tmp_path / "ledger.weights.json").exists()
+
+
+def test_two_sessions_on_one_ledger_are_refused(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(LedgerError, match="being written by another run"):
+        opened(tmp_path, resume=True)
+
+
+# -- the digest of the weights ----
+
+
+def test_the_record_describes_the_weights_and_their_average(tmp_path: Path) -> None:
+    p = secure(weight_average=WeightEMA(0.5))
+    model = net()
+    with session(p, model, ledger_path=tmp_path / "ledger.jsonl") as s:
+        train(s)
+        with s.averaged_weights():
+            average = {name: x.clone() for name, x in model.state_dict().items()}
+    record = read_weights_record(tmp_path / "ledger.jsonl")
+    assert record is not None and record.releases == 4 and record.head == s.ledger.head
+    assert record.describes(model.state_dict()) and record.describes(average)
+    assert not record.describes(net().state_dict())
+    fewer = dict(list(average.items())[1:])
+    assert not record.describes(fewer)
+    tied = {**average, "copy": average["0.weight"]}
+    assert not record.describes(tied)
+    assert digest_weights(average) == digest_weights(dict(reversed(average.items())))
+    assert digest_weights(average) != digest_weights(model.state_dict())
+
+
+def test_changed_weights_leave_no_record(tmp_path: Path) -> None:
+    with opened(tmp_path) as s:
+        train(s)
+        s.model.load_state_dict(net().state_dict())
+    assert not (tmp_path / "ledger.weights.json").exists()
+
+
+def test_an_evaluation_of_older_weights_keeps_the_record(tmp_path: Path) -> None:
+    finish(tmp_path, 2)
+    with opened(tmp_path) as s:
+        s.restore(tmp_path / "checkpoint")
+        train(s)
+    before = (tmp_path / "ledger.weights.json").read_bytes()
+    with opened(tmp_path, resume=True) as s:
+        s.restore(tmp_path / "checkpoint")
+    assert (tmp_path / "ledger.weights.json").read_bytes() == before
+
+
+# -- a budget of the dataset ----
+
+
+def test_a_session_charges_its_whole_plan_once(tmp_path: Path) -> None:
+    ward = Budget(tmp_path / "ward.toml", epsilon=12.0, delta=1e-3)
+    with opened(tmp_path, budget=ward) as s:
+        assert s.ledger.count == 0 and s.receipt is not None
+        assert s.receipt.after == pytest.approx(s.plan.epsilon()) and s.receipt.before == 0.0
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+    with opened(tmp_path, budget=ward) as s:
+        assert s.receipt is not None and s.receipt.before == 0.0
+        s.restore(tmp_path / "checkpoint")
+        train(s)
+    assert len(ward.charges) == 1
+
+
+def test_a_session_that_does_not_fit_leaves_nothing_behind(tmp_path: Path) -> None:
+    ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
+    text = ward.path.read_text("utf-8")
+    with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε = 0.01 of 0.01 left"):
+        opened(tmp_path, budget=ward)
+    with pytest.raises(BudgetError, match="certified plans alone"):
+        session(plan(1.0), net(), ledger_path=tmp_path / "ledger.jsonl", budget=ward)
+    assert [path.name for path in tmp_path.iterdir()] == ["ward.toml"]
+    assert ward.path.read_text("utf-8") == text

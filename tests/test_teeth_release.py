@@ -237,7 +237,9 @@ def leave_gradients(model: nn.Module, value: float = 1e6) -> None:
 
 
 def test_gradients_that_the_user_left_reach_nothing() -> None:
-    """Before the session, between steps, and inside loss_fn; on trained and on frozen parameters."""
+    """Before the session, between steps, and inside loss_fn; on trained and on frozen
+    parameters.
+    """
 
     def careless(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         leave_gradients(model)
@@ -320,7 +322,7 @@ def loop_step(
         rows = {
             k: torch.cat([g[f"{k}.weight"], g[f"{k}.bias"].unsqueeze(1)], 1) for k in ("0", "2")
         }
-        z = {k: metric[k].whiten(row) if k in metric else row for k, row in rows.items()}
+        z = {k: metric[k].apply(row) if k in metric else row for k, row in rows.items()}
         norms.append(float(torch.sqrt(sum(v.square().sum() for v in z.values()))))
         c = min(1.0, bound / norms[-1])
         for k, v in z.items():
@@ -363,7 +365,9 @@ def test_steps_equal_a_loop_with_the_metric_measured_again(
 
 
 def test_the_divisor_is_the_expected_size_whatever_was_drawn() -> None:
-    """One example alone moves the weights by its clipped gradient over B, in a batch of any size."""
+    """One example alone moves the weights by its clipped gradient over B, in a batch of any
+    size.
+    """
     p, model = plan(0.0, max_grad_norm=1e-3, clipping="flat"), net()
     optimizer = Handed(model)
     x, y = data()

@@ -179,7 +179,7 @@ class Stage(Protocol):
 
 
 class Tests:
-    """Runs on the test set with the best settings: for each seed and ε, all arms whose search is over.
+    """Run the test set with the best settings, for each seed, ε and arm with a finished search.
 
     Args:
         searches: of the arms.

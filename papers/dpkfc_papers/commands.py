@@ -1,4 +1,4 @@
-"""The command `dpkfc reproduce`: printed tables of the papers next to ours, and their figures measured anew."""
+"""Define the command `dpkfc reproduce`: tables of the papers next to ours, and figures."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def reproduce(
     data_dir: DataDir = "",
     quiet: Quiet = False,
 ) -> None:
-    """The tables of the papers next to ours: published, ours, and a verdict by a stated rule; and their figures, measured anew.
+    """Show the tables of the papers next to ours: published, ours, and a verdict by a rule.
+
+    Figures of the papers are measured anew.
 
     A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0
     runs nothing and shows what has been run.
@@ -111,7 +113,9 @@ def reproduce(
 def _kinds(
     names: list[str], columns: list[str], *, results: Path | None
 ) -> tuple[list[str], list[str], bool]:
-    """Tables, figures, and whether the federated study is among the names; mistakes are said before anything runs.
+    """Return tables, figures, and whether the federated study is named.
+
+    Mistakes are reported before anything runs.
 
     Raises:
         StudyError: no name or an unknown one, an unknown column, or an option that does not go with
@@ -140,7 +144,7 @@ def _kinds(
     ]
     tables = [name for name in names if name in of_tables()]
     for name in tables:
-        load(name).of(columns)
+        load(name).select(columns)
     if columns and len(tables) < len(names):
         raise StudyError(
             "--column is for tables; leave out"
@@ -154,10 +158,10 @@ def _kinds(
 
 
 def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> bool:
-    """Run cells of tables for a few steps and show what became of them; whether something failed."""
-    from dpkfc_papers.tables import SAYS, load, tried
+    """Run cells of tables for a few steps, show the outcomes, return whether one failed."""
+    from dpkfc_papers.tables import SAYS, load, run_small
 
-    found = tried([load(name) for name in names], out, **more)
+    found = run_small([load(name) for name in names], out, **more)
     shown = Table(title=f"smoke runs. {SAYS}", header_style="bold", title_justify="left")
     for column in ("table", "method", "recipe", "smoke run"):
         shown.add_column(column)

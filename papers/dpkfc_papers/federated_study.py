@@ -4,8 +4,8 @@ Every tuned method gets the same number of points of a Sobol sequence over its s
 are not tuned. They take over the settings of a second-order method and leave out its second order,
 so that nothing else differs.
 
-    fedgd-matched     θ ← θ − (η/ρ) ḡ                    control of sofim            (without M Mᵀ in the step)
-    fedavgm-matched   m ← β m + ḡ, θ ← θ − (η/ρ)(1−β) m  control of sofim-momentum   (without ‖M‖² in the step)
+    fedgd-matched     θ ← θ − (η/ρ) ḡ                    control of sofim, without M Mᵀ
+    fedavgm-matched   m ← β m + ḡ, θ ← θ − (η/ρ)(1−β) m  control of sofim-momentum, without ‖M‖²
 """
 
 from __future__ import annotations
@@ -232,7 +232,8 @@ def load_features(name: str, folder: Path, data_dir: str = "") -> Features:
         test=(stored["test"], stored["test_labels"]),
         public=stored["public"],
         classes=task.classes,
-        origin=f"{task.extractor.title} ({int(stored['public_images']):,} images), weights {digest[:12]}",
+        origin=f"{task.extractor.title} ({int(stored['public_images']):,} images),"
+        f" weights {digest[:12]}",
     )
 
 
@@ -787,13 +788,11 @@ PAIRS = (
 JUDGED = (("sofim", "fedgd"), ("paper-sofim", "paper-fedgd"))
 ERROR = "± is two standard errors of the difference of the means."
 RULE = (
-    "The verdict is on the published gain, 0.42 to 0.60 points at ε ≤ 1 and 2.37 at ε = 10: "
-    "reproduced, better or not reproduced "
-    "where our gain with its ± meets, exceeds or stays below it. Published accuracies themselves "
-    "are not comparable: other "
-    "features (trained on all of CIFAR-100), an ε against a server that sees every upload (√20 "
-    "times our noise in the sum), "
-    "untuned DP-FedGD."
+    "The verdict is on the published gain, 0.42 to 0.60 points at ε ≤ 1 and 2.37 at ε = 10:"
+    " reproduced, better or not reproduced where our gain with its ± meets, exceeds or stays below"
+    " it. Published accuracies themselves are not comparable: other features (trained on all of"
+    " CIFAR-100), an ε against a server that sees every upload (√20 times our noise in the sum),"
+    " untuned DP-FedGD."
 )
 
 

@@ -91,7 +91,7 @@ def _theory(small: bool) -> list[Run]:
 
 
 def _select_layers(*names: str) -> Callable[[Row], Any]:
-    def kept(row: Row) -> Any:
+    def select(row: Row) -> Any:
         return [
             {
                 **{k: v for k, v in checkpoint.items() if k not in ("layers", "signal", "density")},
@@ -103,7 +103,7 @@ def _select_layers(*names: str) -> Callable[[Row], Any]:
             for checkpoint in row["checkpoints"]
         ]
 
-    return kept
+    return select
 
 
 def _select_checkpoints(name: str) -> Callable[[Row], Any]:
@@ -137,7 +137,8 @@ FIGURES: dict[str, Figure] = {
             runs=_courses,
             drawn="tracking",
             kept=_select_layers("tracking"),
-            title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped and as in the authors' code",
+            title="DP-KFC, Figs 3, 8 and 9: similarity of A, G and A ⊗ G to the oracle, undamped"
+            " and as in the authors' code",
         ),
         Figure(
             name="kfc-fig7",
@@ -221,7 +222,7 @@ def reproduce_figures(
     budget_minutes: float | None = None,
     console: Console | None = None,
 ) -> dict[str, Made]:
-    """Measure what figures are made of, and write `NAME.json` and `NAME-RECIPE.png` for each into a folder.
+    """Measure the data of figures; write `NAME.json` and `NAME-RECIPE.png` for each.
 
     Args:
         names: of figures.
@@ -248,7 +249,7 @@ def reproduce_figures(
 
         def report() -> None:
             for figure in figures:
-                made[figure.name] = _made(figure, folder, store, source.failures, small)
+                made[figure.name] = _write_figure(figure, folder, store, source.failures, small)
 
         with (
             reported(report),
@@ -265,7 +266,7 @@ def reproduce_figures(
     return made
 
 
-def _made(
+def _write_figure(
     figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool
 ) -> Made:
     runs = figure.runs(small)

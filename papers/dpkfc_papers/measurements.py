@@ -755,7 +755,7 @@ def _round_values(values: Mapping[str, float]) -> dict[str, float | None]:
 #
 #     forwards    q_1 = σ_w² E x² + σ_b²        q_l = σ_w² χ_{l−1} + σ_b²        χ_l = E φ(√q_l z)²
 #     backwards   p_L = 1 / n_L²                p_l = p_{l+1} · (n_{l+1} / n_l) σ_w² E φ'(√q_l z)²
-#     Fisher      tr F_l = n_l p_l (n_{l−1} χ_{l−1} + 1)                          χ_0 = E x², + 1 for the bias
+#     Fisher      tr F_l = n_l p_l (n_{l−1} χ_{l−1} + 1)             χ_0 = E x², + 1 for the bias
 #
 # The last line is what equation (1) of the paper, Tr F_l ∝ d q_{l−1} q̃_l, stands for: the variance
 # of ACTIVATIONS χ, not of pre-activations q, is what a weight's gradient is multiplied by.
@@ -1157,7 +1157,7 @@ class Point:
 
 
 def sweep_cells(small: bool = False) -> list[Run]:
-    """Return a run for each method, rate, noise multiplier and repetition, each with fresh noise."""
+    """Return a run for each method, rate, noise multiplier and repetition, with fresh noise."""
     rates = RATES[1:3] if small else RATES
     noises = NOISES[1:3] if small else NOISES
     seeds = 1 if small else SEEDS

@@ -31,14 +31,17 @@ _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True)
 class Published:
-    """A printed number: mean and, where there is one, standard deviation over seeds. Of a plot the mean is not a number."""
+    """A printed number: its mean and, if known, its standard deviation over seeds.
+
+    The mean of a plot is not a number.
+    """
 
     mean: float
     std: float | None
     text: str
 
     @classmethod
-    def of(cls, text: str) -> Published:
+    def parse(cls, text: str) -> Published:
         """A number as it is printed, such as "91.7 ± 0.2", or `NOT_PRINTED`.
 
         Raises:
@@ -88,7 +91,10 @@ class Cell:
 
     @property
     def command(self) -> str:
-        """`dpkfc train` for its run, with FILE where a study takes images of another recipe; empty where there is no run."""
+        """Return the `dpkfc train` command of its run, empty where there is no run.
+
+        FILE stands for images of another recipe.
+        """
         if self.not_run:
             return ""
         given = {
@@ -138,7 +144,7 @@ class Table:
         reasons = Counter(cell.not_run or f"needs {cell.needs}" for cell in self.cells)
         return "" if any(cell.here for cell in self.cells) else reasons.most_common(1)[0][0]
 
-    def of(self, columns: Sequence[str]) -> list[Cell]:
+    def select(self, columns: Sequence[str]) -> list[Cell]:
         """The cells of some columns, by their labels; all where none is given.
 
         Raises:
@@ -205,7 +211,7 @@ def _cell(
     cell = Cell(
         row=row["label"],
         column=column["label"],
-        published=Published.of(row["values"][key]),
+        published=Published.parse(row["values"][key]),
         recipe=recipe,
         method=row.get("method", ""),
         settings=settings,
@@ -247,14 +253,14 @@ SHIPPED = (
 
 @dataclass(frozen=True)
 class Timed:
-    """A ratio of the times of two kinds of step, refreshes of curvature included, and where it was measured."""
+    """A ratio of the times of two kinds of step, with refreshes, and where it was measured."""
 
     ratio: float
     where: str
 
 
 def read_speed(path: Path | None) -> Mapping[str, Any]:
-    """Results of `benchmarks/speed.py`; without a path those of the checkout, nothing where there is none.
+    """Return results of `benchmarks/speed.py`, by default those of the checkout, if any.
 
     Raises:
         StudyError: the file is not there, or holds no such results.
@@ -309,10 +315,8 @@ def timed(what: str, results: Mapping[str, Any]) -> Timed | None:
 LEAST = 0.3
 RULE = (
     "The tolerance is two standard errors of the difference of the means, at least 0.3 points."
-    " better: our mean is above the "
-    "published one by more than the tolerance; reproduced: within it; not reproduced: below by"
-    " more. A missing published "
-    "deviation is taken to be ours."
+    " better: our mean is above the published one by more than the tolerance; reproduced: within"
+    " it; not reproduced: below by more. A missing published deviation is taken to be ours."
 )
 NOT_YET = "not yet run"
 
@@ -415,7 +419,7 @@ class Tuning:
         ]
 
     def settings(self, cell: Cell) -> dict[str, Plain]:
-        """Of the best full trial of the cell's arm under the cell's protocol, empty where it was not tuned so.
+        """Return the settings of the best full trial of the cell's arm and protocol, or none.
 
         Raises:
             StudyError: there are trials at several ε, and none at that of the cell.
@@ -459,7 +463,7 @@ def reproduce(
     console: Console | None = None,
     speed: Path | None = None,
 ) -> dict[str, list[Outcome]]:
-    """Run the cells of tables that can be run here, and write `NAME.json` and `NAME.md` for each into a folder.
+    """Run the cells of tables that can run here; write `NAME.json` and `NAME.md` for each.
 
     Args:
         names: of tables.
@@ -495,7 +499,7 @@ def reproduce(
     cells = [
         cell
         for table in tables
-        for cell in table.of(columns)
+        for cell in table.select(columns)
         if not cell.not_run and (everything or not cell.needs)
     ]
     tasks = [
@@ -712,7 +716,7 @@ class Tried:
         return self.said.startswith("failed")
 
 
-def tried(
+def run_small(
     tables: Sequence[Table],
     folder: Path,
     *,
@@ -722,7 +726,9 @@ def tried(
     budget_minutes: float | None = None,
     console: Console | None = None,
 ) -> list[Tried]:
-    """Run cells of tables in small, those that need more than a few cores too; finished ones are not run again.
+    """Run cells of tables in small, also those that need many cores.
+
+    Finished cells are not run again.
 
     Args:
         tables: whose cells are tried.
@@ -739,7 +745,9 @@ def tried(
         StudyError: an unknown column, a folder that cannot be used, or a full disk.
     """
     small = {
-        (table.name, cell.row, _small(cell)): cell for table in tables for cell in table.of(columns)
+        (table.name, cell.row, _small(cell)): cell
+        for table in tables
+        for cell in table.select(columns)
     }
     wrong = {run: why for _, _, run in small if run is not None and (why := _wrong(run))}
     tasks = [Task(run, label=row) for _, row, run in small if run is not None and run not in wrong]
@@ -752,7 +760,7 @@ def tried(
         with _Watched(store, source.total, done=source.done_before, console=console) as progress:
             drive(source, place, workers=workers, budget_minutes=budget_minutes, watcher=progress)
 
-        def said(run: Run | None, cell: Cell) -> str:
+        def describe(run: Run | None, cell: Cell) -> str:
             if run is None:
                 return f"no run: {cell.not_run}"
             if why := wrong.get(run):
@@ -763,7 +771,7 @@ def tried(
             return f"failed: {why}" if why else RAN if store.get(run) is not None else "not yet run"
 
         found = [
-            Tried(name, row, cell.recipe, said(run, cell))
+            Tried(name, row, cell.recipe, describe(run, cell))
             for (name, row, run), cell in small.items()
         ]
     return list(dict.fromkeys(found))

@@ -8,6 +8,7 @@ factors and noise.
 from __future__ import annotations
 
 from dpkfc._former_names import register_former_modules
+from dpkfc.callbacks import Callback, StepReport
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import (
@@ -27,6 +28,7 @@ from dpkfc.curvature import (
     WhiteNoise,
     generated_text,
 )
+from dpkfc.early_stopping import EarlyStopping
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.memory import keep_freed_memory
 from dpkfc.postprocess import (
@@ -57,9 +59,11 @@ __all__ = [
     "AdaDPS",
     "AdamBC",
     "BudgetExhausted",
+    "Callback",
     "CheckpointError",
     "DeadLeaves",
     "DiSK",
+    "EarlyStopping",
     "FeatureNoise",
     "LowPass",
     "PinkNoise",
@@ -72,6 +76,7 @@ __all__ = [
     "PublicData",
     "Refined",
     "Session",
+    "StepReport",
     "TokenNoise",
     "WeightEMA",
     "WhiteNoise",

@@ -1,4 +1,4 @@
-"""Modules under the names that documents gave before the move of November 2026; each import warns."""
+"""Load modules under the names they had before November 2026; each import warns."""
 
 from __future__ import annotations
 

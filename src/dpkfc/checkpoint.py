@@ -15,6 +15,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +242,8 @@ def keep_of_others(
             # It was written since, on this ledger, which is open here alone.
             return
     raise CheckpointError(
-        f"the ledger holds {releases} releases from before this session, so their checkpoint in"
-        f" {folder} "
-        "stays as it is; go on from it with session.restore(), or save into another folder"
+        f"the ledger holds {releases} releases from before this session, so {folder} stays as it"
+        " is; go on with session.restore(), or save into another folder"
     )
 
 
@@ -396,9 +396,8 @@ def check_run(
     if world_size is not None and before != world_size:
         noun = "process" if before == 1 else "processes"
         raise CheckpointError(
-            f"the checkpoint {Path(folder)} was written by {before} {noun}, this run has "
-            f"{world_size}; start {before} (torchrun --nproc-per-node={before}), or go on with "
-            "session.restore(folder, any_world_size=True), dpkfc train --any-world-size"
+            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; start as"
+            " many, or set any_world_size=True (docs/errors.md#processes)"
         )
 
 
@@ -465,6 +464,108 @@ def file_digest(path: Path) -> str:
         while piece := file.read(1 << 24):
             digest.update(piece)
     return digest.hexdigest()
+
+
+# -- digests of weights ----------------------------------------------------------------------------
+
+_RECORD_FORMAT = 1
+
+
+def digest_tensors(weights: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in."""
+    digests = {}
+    for name, tensor in weights.items():
+        whole = tensor.detach().cpu().contiguous()
+        digest = hashlib.sha256(f"{whole.dtype} {tuple(whole.shape)}\n".encode())
+        digest.update(whole.reshape(-1).view(torch.uint8).numpy().data)
+        digests[name] = digest.hexdigest()
+    return digests
+
+
+def digest_weights(weights: Mapping[str, Tensor]) -> str:
+    """Return one SHA-256 of the names and values of all tensors of a state dict.
+
+    It does not depend on the device, the order or the file format.
+    """
+    lines = [f"{name} {digest}" for name, digest in sorted(digest_tensors(weights).items())]
+    return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsRecord:
+    """The weights that a session released last, by the digests of their tensors.
+
+    Attributes:
+        ledger: name of the ledger.
+        releases, head: of the ledger when the session ended.
+        weights: digest of each tensor of the model.
+        average: digests where the average of the weights is in the model; {} without an average.
+    """
+
+    ledger: str
+    releases: int
+    head: str
+    weights: Mapping[str, str]
+    average: Mapping[str, str] = field(default_factory=dict)
+
+    def describes(self, weights: Mapping[str, Tensor]) -> bool:
+        """Return whether tensors are these weights, or their average.
+
+        A file may leave out a tensor that it holds under another name.
+        """
+        digests = digest_tensors(weights)
+        held = set(digests.values())
+        for recorded in filter(None, (self.weights, self.average)):
+            differs = any(recorded.get(name) != digest for name, digest in digests.items())
+            missing = set(recorded.values()) - held
+            if not differs and not missing:
+                return True
+        return False
+
+
+def weights_record_path(ledger: Path) -> Path:
+    """Return the file next to a ledger that holds the record of its weights."""
+    return ledger.with_name(f"{ledger.stem}.weights.json")
+
+
+def write_weights_record(ledger: Path, record: WeightsRecord) -> None:
+    """Write the record next to its ledger; a crash leaves the old one or the new one.
+
+    Raises:
+        OSError: the disk cannot take it.
+    """
+    path = weights_record_path(ledger)
+    content = {"format": _RECORD_FORMAT, **asdict(record)}
+    part = path.with_name(path.name + ".part")
+    text = json.dumps(content | {"hash": _digest_manifest(content)}, indent=1) + "\n"
+    part.write_text(text, "utf-8")
+    _sync(part)
+    part.replace(path)
+    _sync(path.parent)
+
+
+def read_weights_record(ledger: Path) -> WeightsRecord | None:
+    """Return the record next to a ledger; None without one.
+
+    Raises:
+        CheckpointError: it is damaged, or of a later format.
+    """
+    path = weights_record_path(ledger)
+    try:
+        content = json.loads(path.read_text("utf-8"))
+        stated = content.pop("hash")
+        if content.pop("format") != _RECORD_FORMAT:
+            raise ValueError("another format")
+        record = WeightsRecord(**content)
+        if _digest_manifest({"format": _RECORD_FORMAT, **asdict(record)}) != stated:
+            raise ValueError("its hash does not fit")
+    except FileNotFoundError:
+        return None
+    except (OSError, *_MISFIT) as error:
+        raise CheckpointError(
+            f"the record of the weights {path} is damaged ({_reason(error)[:60]}); put it back"
+        ) from error
+    return record
 
 
 def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -542,7 +643,7 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return copies of the tensors of a state dict on the CPU; tied weights keep all their names."""
+    """Return copies of a state dict's tensors on the CPU; tied weights keep all their names."""
     tensors = {}
     for name, x in state.items():
         if isinstance(x, Tensor):

@@ -6,14 +6,17 @@ function that takes the `typer.Typer` of `dpkfc`.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from importlib.metadata import entry_points
+from collections.abc import Sequence
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import NoSuchOption
 from rich.markup import escape
 from rich.table import Column, Table
 from typer.core import TyperGroup
@@ -55,10 +58,18 @@ class _Commands(TyperGroup):
 
 
 def _describe_error(error: Exception) -> str:
+    if isinstance(error, NoSuchOption):
+        return _suggest_one(f"unknown option {error.option_name!r}", error.possibilities or ())
     text = error.format_message() if hasattr(error, "format_message") else str(error)
+    # The group and its base class both suggest a command.
+    text = text.split("? Did you mean")[0] + "?" if text.count("Did you mean") > 1 else text
     if isinstance(error, _KNOWN_ERRORS) or hasattr(error, "exit_code"):
         return text
     return f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)"
+
+
+def _suggest_one(problem: str, known: Sequence[str]) -> str:
+    return f"{problem}; did you mean {known[0]!r}?" if known else f"{problem}; see --help"
 
 
 app = typer.Typer(
@@ -73,6 +84,23 @@ app = typer.Typer(
 )
 ledger_app = typer.Typer(help="Privacy ledgers.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        open_console().print(f"dpkfc {version('dpkfc')}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _take_version(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Differentially private training with a K-FAC preconditioner that never sees private data."""
 
 
 def main() -> None:
@@ -90,7 +118,7 @@ _Steps = Annotated[int | None, typer.Option("--steps", help="Number of steps, in
 _Sampler = Annotated[str, typer.Option("--sampler", help="poisson or fixed.")]
 
 
-@app.command()
+@app.command(epilog="dpkfc calibrate -e 1 -n 60000 -b 256 --epochs 5")
 def calibrate(
     *,
     epsilon: Annotated[float, typer.Option("--epsilon", "-e", help="Target ε of the whole run.")],
@@ -111,7 +139,7 @@ def calibrate(
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
 
-@app.command()
+@app.command(epilog="dpkfc epsilon -s 1.1 -n 60000 -b 256 --epochs 5")
 def epsilon(
     *,
     noise_multiplier: Annotated[
@@ -148,7 +176,7 @@ def epsilon(
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 
 
-@ledger_app.command("verify")
+@ledger_app.command("verify", epilog="dpkfc ledger verify runs/first")
 def ledger_verify(
     path: Annotated[Path, typer.Argument(help="A ledger.jsonl, or a run folder.")],
     delta: Annotated[
@@ -179,6 +207,57 @@ def ledger_verify(
         text = rounded_up(value) if isinstance(value, float) else str(value)
         table.add_row(name, escape(text))
     open_console().print(table)
+
+
+@app.command()
+@ledger_app.command()
+def total(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Ledgers, run folders, or folders of run folders.")
+    ],
+    *,
+    delta: Annotated[
+        float | None,
+        typer.Option("--delta", "-d", help="δ of the total. Default: that of all the ledgers."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compose the ledgers of runs on the same people: folds, rounds, restarts, federated runs.
+
+    Each ledger is verified, and what was released is counted, not what was planned.
+    """
+    from dpkfc.report.total import to_json, total_of_ledgers, total_table
+
+    composed = total_of_ledgers(runs, delta)
+    console = open_console()
+    if as_json:
+        text = json.dumps(to_json(composed), indent=1, ensure_ascii=False)
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        return
+    for doubt in composed.doubts:
+        console.print(doubt, markup=False, soft_wrap=True)
+    console.print(total_table(composed))
+
+
+@app.command()
+def budget(
+    path: Annotated[Path, typer.Argument(help="The TOML file of the budget.")],
+    *,
+    epsilon: Annotated[
+        float | None, typer.Option("--epsilon", "-e", help="ε of all runs; begins a budget.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option("--delta", "-d", help="δ of all runs; begins a budget.")
+    ] = None,
+    people: Annotated[str, typer.Option(help="Whose data it is; left out: the file's name.")] = "",
+) -> None:
+    """Show what runs were charged to the budget of a dataset, and what is left; or begin one.
+
+    Runs charge it with `dpkfc train --budget FILE`, or with `dpkfc.privacy.Budget` in a script.
+    """
+    from dpkfc.report.total import budget_table
+
+    open_console().print(budget_table(path, epsilon, delta, people))
 
 
 def _add_commands() -> None:

@@ -92,7 +92,7 @@ class PlanBase:
 
     @property
     def certified(self) -> bool:
-        """Return whether ε is a guarantee: there is noise, it is secret, and the accounting fits the run."""
+        """Return whether ε is a guarantee: noise exists and is secret, and the accounting fits."""
         return not self.caveats
 
     @property
@@ -117,7 +117,7 @@ class PlanBase:
 
     @property
     def ledger_header(self) -> dict[str, Any]:
-        """Return what the first line of a ledger says of its plan, so that the ledger can be read alone.
+        """Return what a ledger says of its plan, so that the ledger can be read alone.
 
         The number of releases is left to the caller that opens the ledger: an engine may have no
         limit.
@@ -133,7 +133,7 @@ class PlanBase:
 
     @cached_property
     def hash(self) -> str:
-        """Return the SHA-256 of the public description: two plans with one hash run the same mechanism.
+        """Return the SHA-256 of the public description; equal hashes mean the same mechanism.
 
         Raises:
             ValueError: the description of the preconditioner holds something else than plain
@@ -148,13 +148,15 @@ class PlanBase:
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def _mechanism(self) -> dict[str, Any]:
-        """Return all that decides what is released; settings that change only speed or memory are left out."""
+        """Return all that decides what is released, without settings for speed or memory alone."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(PlanBase):
-    """What one private run does and costs. Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
+    """Says what one private run does and costs.
+
+    Make it with `PrivacyConfig.calibrate` or `PrivacyConfig.with_noise`.
 
     Everything in it is public, the number of examples included.
 
@@ -209,7 +211,9 @@ class Plan(PlanBase):
 
     @property
     def sensitivity(self) -> float:
-        """Largest change of the clipped sum between neighbouring datasets, in the preconditioned space.
+        """Return the largest change of the clipped sum between neighbouring datasets.
+
+        It is measured in the preconditioned space.
 
         That of the sum as it is rounded, where the noise is.
         """
@@ -264,8 +268,7 @@ class Plan(PlanBase):
         if not self.sampler.certified:
             yield (
                 "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same"
-                " rate, which these "
-                "batches can exceed several times over"
+                " rate, which these batches can exceed several times over"
             )
 
     @cached_property
@@ -284,7 +287,7 @@ class Plan(PlanBase):
             ValueError: a negative number.
         """
         self._warn_once  # noqa: B018 - computed once
-        return self.curve.at(self.steps if steps is None else steps)
+        return self.curve.epsilon(self.steps if steps is None else steps)
 
     @cached_property
     def _warn_once(self) -> None:
@@ -344,11 +347,11 @@ class Plan(PlanBase):
         return self.sampler.indices(step, self.generator(step, stream))
 
     def generator(self, step: int, stream: SamplingStream) -> np.random.Generator:
-        """The generator from which a step is sampled: first the units, then, from what follows, their records."""
+        """Return the generator that samples a step: first the units, then their records."""
         return stream.generator(step, self.sampler.steps_per_draw)
 
     def _mechanism(self) -> dict[str, Any]:
-        """All that decides what is released; settings that change only speed or memory are left out."""
+        """Return all that decides what is released, without settings for speed or memory alone."""
         return {
             "format": FORMAT,
             "config": self.config.describe_mechanism(),
@@ -361,8 +364,8 @@ class Plan(PlanBase):
         }
 
     def describe(self) -> dict[str, Any]:
-        """The plan for the privacy card: plain values that JSON can hold; an infinite ε is the text "inf"."""
-        total = self.curve.at(self.steps)
+        """Return the plan for the privacy card, as plain JSON; an infinite ε is the text "inf"."""
+        total = self.curve.epsilon(self.steps)
         return {
             "plan_hash": self.hash,
             "epsilon": total if math.isfinite(total) else "inf",
@@ -523,7 +526,7 @@ class PrivacyConfig:
         self._check_split()
 
     def _check_split(self) -> None:
-        """A basis along which gradients are split goes with a clipping of its own, from which the sensitivity follows."""
+        """Check that a basis that splits gradients has the clipping that sets its sensitivity."""
         needed = None if self.preconditioner is None else self.preconditioner.required_clipping
         if self.clipping in SPLIT and needed is None:
             raise ValueError(
@@ -552,9 +555,8 @@ class PrivacyConfig:
             raise ValueError(f"unit must be a name such as 'patient', got {self.unit!r}")
         if (self.unit == "example") != (unit is None):
             raise ValueError(
-                f"unit={self.unit!r} and max_records_per_unit={unit} do not go together: a unit"
-                " larger than an example needs "
-                "a name and the most records of one unit that count in a step"
+                f"unit={self.unit!r} does not go with max_records_per_unit={unit}; a unit larger"
+                " than an example needs a name and the most records that count"
             )
         check_one_of("unit_reduction", self.unit_reduction, ("mean", "sum"))
         check_optional_integer("pad_to_multiple", multiple, 1)
@@ -567,16 +569,13 @@ class PrivacyConfig:
         check_optional_integer("max_physical_batch_size", most, 1)
         if most is not None and unit is not None and unit > most:
             raise ValueError(
-                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the"
-                " records of a unit are "
-                f"clipped together and never split; make the first at least {unit}, or the second"
-                " smaller"
+                f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but a"
+                " unit is never split; raise the first or lower the second"
             )
         if most is not None and multiple is not None and most % multiple:
             raise ValueError(
                 f"max_physical_batch_size={most} must be a multiple of pad_to_multiple={multiple},"
-                " to which micro-batches are "
-                "padded"
+                " to which micro-batches are padded"
             )
 
     @property
@@ -616,25 +615,22 @@ class PrivacyConfig:
         if self.sampler == "shuffle" and not self.uncertified:
             raise ValueError(
                 "sampler='shuffle' has no certified guarantee; use 'poisson' or 'fixed', or set"
-                " uncertified=True "
-                "to run it anyway with that stamped on the privacy card"
+                " uncertified=True to run it anyway with that stamped on the privacy card"
             )
         if self.accountant is not None:
             check_one_of("accountant", self.accountant, ACCOUNTANTS)
         check_optional_integer("max_batch_size", self.max_batch_size, 1)
         if (self.sampler == "truncated_poisson") != (self.max_batch_size is not None):
             raise ValueError(
-                f"sampler={self.sampler!r} and max_batch_size={self.max_batch_size} do not go"
-                " together: 'truncated_poisson' "
-                "needs the most examples that a batch keeps, and no other sampler takes it"
+                f"sampler={self.sampler!r} does not go with max_batch_size={self.max_batch_size};"
+                " give max_batch_size with sampler='truncated_poisson' and only with it"
             )
         if self.max_batch_size is not None and self.max_batch_size < self.expected_batch_size:
+            mean = self.expected_batch_size
             raise ValueError(
-                f"max_batch_size={self.max_batch_size} is less than"
-                f" expected_batch_size={self.expected_batch_size}, so more than "
-                "half of the batches would be cut; choose it so large that a full batch is rarer"
-                " than delta, such as "
-                f"{math.ceil(self.expected_batch_size + 7 * math.sqrt(self.expected_batch_size)) + 10}"
+                f"max_batch_size={self.max_batch_size} cuts most batches, because"
+                f" expected_batch_size={mean}; take about"
+                f" {math.ceil(mean + 7 * math.sqrt(mean)) + 10}, rarely filled"
             )
         if self.sampler == "fixed" and self.accountant == "pld":
             raise ValueError(
@@ -708,8 +704,7 @@ class PrivacyConfig:
         if self.expected_batch_size > dataset_size:
             raise ValueError(
                 f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size}"
-                " examples of the "
-                f"dataset; choose at most {dataset_size}"
+                f" examples of the dataset; choose at most {dataset_size}"
             )
         if self.sampler == "poisson":
             return Poisson(self.expected_batch_size / dataset_size, dataset_size)
@@ -765,7 +760,10 @@ class PrivacyConfig:
         }
 
     def _describe_steps(self) -> dict[str, Any]:
-        """What comes before the clip and after the noise; defaults are left out, so that older plans keep their hash."""
+        """Return what comes before the clip and after the noise.
+
+        Defaults are left out, so that older plans keep their hash.
+        """
         said = {
             "noise": (self.noise, GAUSSIAN),
             "readout": (self.readout, "whitened"),

@@ -111,8 +111,8 @@ class DistributedContext:
         started = processes_started()
         if started > 1:
             raise RuntimeError(
-                f"{started} processes of torchrun have no process group and would spend {started} "
-                "times the budget; call torch.distributed.init_process_group() before the session"
+                f"{started} processes would spend {started} times the budget; call "
+                "torch.distributed.init_process_group() first (docs/errors.md#processes)"
             )
         return cls()
 
@@ -383,8 +383,7 @@ def _rank_lost(error: Exception) -> RankLost:
     reason = reason.split(". This is typically")[0][:300]
     return RankLost(
         "another process of the group died or did not answer in time; start all processes again"
-        " and "
-        f"restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
+        f" and restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
     )
 
 

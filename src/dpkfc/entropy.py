@@ -50,5 +50,8 @@ if sys.platform != "win32":
 
 
 def count_forks() -> int:
-    """Return the number of forks; an object that stores it can tell a child from the process that made the object."""
+    """Return the number of forks.
+
+    An object that stores it can tell a child from the process that made the object.
+    """
     return _Process.forks

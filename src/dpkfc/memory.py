@@ -142,8 +142,8 @@ class MicroBatchSize:
             if self.bound is not None:
                 tried = f"a micro-batch of {self.bound} {self.what}s"
             raise RuntimeError(
-                f"{tried} does not fit into memory ({reason}); nothing was released. Make "
-                "max_physical_batch_size smaller, or set it to 'auto'"
+                f"{tried} does not fit into memory ({reason}); nothing was released. Lower "
+                "max_physical_batch_size, or set it to 'auto' (docs/errors.md#memory)"
             ) from error
         size = min(rows, self.bound or rows)
         if size <= self.least:
@@ -152,8 +152,7 @@ class MicroBatchSize:
                 smallest = f"the least micro-batch, {self.least} rows,"
             raise RuntimeError(
                 f"{smallest} does not fit into memory ({reason}); nothing was released. Use a"
-                " smaller "
-                "model, shorter inputs or another device"
+                " smaller model or shorter inputs (docs/errors.md#memory)"
             ) from error
         half = 1 << ((size - 1).bit_length() - 1)
         self.bound = max(self.least, self._round_down(half))
@@ -296,8 +295,8 @@ def keep_freed_memory() -> bool:
 
     No result changes. Less memory is given back between peaks, and fragmentation may raise the
     peak. Call this function once, before the first step; the command line does so by itself.
-    Settings in the environment (MALLOC_TRIM_THRESHOLD_, MALLOC_MMAP_THRESHOLD_, glibc's tunables)
-    are kept.
+    Settings in the environment (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, glibc's
+    tunables) are kept.
 
     Returns:
         Whether glibc accepted the settings. False without glibc (macOS, Windows, musl) and if the

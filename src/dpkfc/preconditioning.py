@@ -25,7 +25,6 @@ from dpkfc.fsdp import is_divided, reshard
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.clipping import diagonal_metric
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import write_out_patches
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize
 from dpkfc.privacy.mechanism import Released
@@ -105,7 +104,7 @@ class ProbeRows:
             with preserve_model(model), torch.no_grad():
                 for microbatch in run_probe(model, capture, spec):
                     for name in microbatch.blocks:
-                        write_out_patches(microbatch.blocks[name])
+                        microbatch.blocks[name].explicit()
 
         self._size.measure(run_examples, rows, device)
         self._size.bound = min(ranks.all_gather(min(rows, self._size.bound or rows)))

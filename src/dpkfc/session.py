@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
+from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.checks import check_probes
@@ -46,6 +47,7 @@ from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline, set_gradients
@@ -61,6 +63,16 @@ _ONLY_NOISE = (
     "private: do not share. Every record of every step had a non-finite gradient; the releases"
     " hold "
     "noise only. Look for missing values (NaN)."
+)
+
+
+# The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
+PRIVATE_FIGURES = (
+    "batch_size",
+    "clipped_fraction",
+    "nonfinite_fraction",
+    "median_norm",
+    "seconds",
 )
 
 
@@ -223,9 +235,8 @@ def check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
         raise ValueError(
-            "a Session samples its batches itself; pass loader.dataset in the place of the"
-            " DataLoader "
-            "(and its collate_fn= and num_workers=)"
+            "a Session samples its batches itself; pass loader.dataset instead of the DataLoader"
+            ", collate_fn= and num_workers= (docs/errors.md#sampler)"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
@@ -290,6 +301,54 @@ def open_shared_ledger(
 
 
 # --------------------------------------------------------------------------------------------------
+# The weights that the releases of a ledger have made, remembered next to it.
+
+
+def record_weights(
+    ledger: Ledger, model: nn.Module, average: Mapping[str, str] | None = None
+) -> None:
+    """Write the digests of a model next to its ledger; do nothing for a ledger in memory.
+
+    Args:
+        ledger: open, at the release that made the weights.
+        model: with these weights.
+        average: digests of its tensors with the average of the weights.
+
+    Raises:
+        OSError: the disk cannot take it.
+    """
+    if ledger.place is None:
+        return
+    record = checkpoint.WeightsRecord(
+        ledger=ledger.id,
+        releases=ledger.count,
+        head=ledger.head,
+        weights=checkpoint.digest_tensors(_tensors_of(model)),
+        average=average or {},
+    )
+    checkpoint.write_weights_record(ledger.place, record)
+
+
+def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
+    """Check that a model holds the weights that were recorded after the last release of a ledger.
+
+    Raises:
+        LedgerError: it holds others, or none were recorded.
+        CheckpointError: the record is damaged.
+    """
+    record = None if ledger.place is None else checkpoint.read_weights_record(ledger.place)
+    if record is None or record.head != ledger.head or not record.describes(_tensors_of(model)):
+        raise LedgerError(
+            f"the model does not hold the weights of {ledger.name}: restore its checkpoint, or load"
+            " the weights that it released last"
+        )
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x for name, x in model.state_dict().items() if isinstance(x, Tensor)}
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class Session:
@@ -316,10 +375,20 @@ class Session:
             check. Every pass is proved either way.
         public_records: records that are not private, for that check. By default numbers are drawn
             with the types and shapes of the first record.
+        budget: of the people in the dataset. The whole plan is charged before the session exists; a
+            session that goes on with its ledger is not charged again.
+        resume: go on with a ledger that holds releases. Where they spend the plan, only evaluation
+            is left. `restore` goes on with the weights, too.
+        callbacks: see start, steps, refreshes and end; `dpkfc.integrations.loggers` has some.
+
+    Attributes:
+        receipt: what the budget was charged, None without one.
 
     Raises:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another
             size.
+        BudgetExhausted: the ledger has spent the plan and `resume` is False, or the plan does not
+            fit into the budget. Nothing was charged then.
 
     Guarantee: Each `step` is one release of the plan's event, in the ledger before it exists. The
         optimizer sees that release and nothing else. `plan.steps` releases cost at most the plan's
@@ -340,6 +409,9 @@ class Session:
         augment: Callable[[Any], Any] | None = None,
         verify: bool | str = True,
         public_records: Sequence[Any] | None = None,
+        budget: Budget | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         config = plan.config
         self.plan = plan
@@ -347,6 +419,7 @@ class Session:
         self.optimizer = optimizer
         self._ranks = DistributedContext.current()
         self._step = 0
+        self._callbacks = CallbackCalls(callbacks, self._ranks)
         check_dataset(dataset)
         self._loader = MicroBatches(dataset, collate_fn=collate_fn, num_workers=num_workers)
         check_alike(
@@ -406,6 +479,60 @@ class Session:
         self._released = ReleasedWeights(model)
         self._is_first_step = True
         self._other_releases = ledger.count  # neither made nor restored by this session
+        self._resume = resume
+        self._latest_weights = False  # whether the weights are of the last release in the ledger
+        self.receipt = self._begin(budget)
+
+    def _begin(self, budget: Budget | None) -> Receipt | None:
+        """Refuse a ledger whose plan is spent, and charge the budget.
+
+        Raises:
+            BudgetExhausted: nothing is left of the plan or of the budget.
+            BudgetError: the budget cannot count this plan.
+        """
+        try:
+            if self._other_releases >= self.plan.steps and not self._resume:
+                raise BudgetExhausted(
+                    f"all {self.plan.steps} releases of the plan are spent in"
+                    f" {self.ledger.name}: take another ledger_path, or resume=True to evaluate"
+                )
+            if budget is None:
+                return None
+            return self._ranks.broadcast_from_rank0(
+                lambda: budget.charge(self.plan, self.ledger), "budget"
+            )
+        except BaseException:
+            self.ledger.abandon()
+            raise
+
+    def _check_begun(self) -> None:
+        """Refuse to begin at new weights on the ledger of an earlier run.
+
+        Raises:
+            LedgerError: nothing was restored, and `resume` is False.
+        """
+        if self._other_releases and not self._resume:
+            raise LedgerError(
+                f"{self.ledger.name} holds {self._other_releases} releases of an earlier run:"
+                " session.restore() its checkpoint, or take another ledger_path"
+            )
+
+    @property
+    def has_released_weights(self) -> bool:
+        """Whether this session, or the one that it goes on from, has made a release."""
+        return self._step > 0
+
+    def check_weights(self) -> None:
+        """Check that the model holds weights that the ledger's releases have made.
+
+        Raises:
+            LedgerError: neither a step of this session nor `restore` has written them, and the
+                record next to the ledger does not describe them.
+            RuntimeError: a parameter was written since.
+        """
+        if self._step == 0 and self.ledger.count:
+            check_recorded_weights(self.ledger, self.model)
+        self._weights.check()
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -416,6 +543,7 @@ class Session:
             RuntimeError: a batch was not passed to `step`. Skipping batches by their content voids
                 ε.
         """
+        self._check_begun()
         if self._pending is not None and self.ledger.count < self.plan.steps:
             # A loop has ended before its last batch was stepped. Another batch in its place would
             # have been chosen by its content.
@@ -455,13 +583,16 @@ class Session:
         started = time.perf_counter()
         if self.ledger.count >= self.plan.steps:
             raise BudgetExhausted(
-                f"all {self.plan.steps} releases of the plan are spent (ε = {self.epsilon:.3g})"
+                f"all {self.plan.steps} releases are spent at ε = {self.epsilon:.3g};"
+                " a longer run needs another plan (docs/errors.md#budget)"
             )
         if batch is not self._pending:
             raise RuntimeError(
                 "pass each batch of session.batches() to session.step() once, in the order drawn"
             )
+        self._check_begun()
         self._check_state()
+        self._callbacks.start(self, self.preconditioner)
         self._average.start()
         self._pipeline.refresh(self._step)
         run = self._ranks.run_collective if self._is_sharded else self._ranks.run_on_all
@@ -476,10 +607,33 @@ class Session:
         self._released.record()
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
+        self._latest_weights = True
         self._tally.add(norms)
         if self.ledger.count >= self.plan.steps:
             self._tally.warn()
+        self._call_back(record)
         return record
+
+    def _call_back(self, record: StepRecord) -> None:
+        """Report a step to the callbacks."""
+        self._callbacks.refresh(self.preconditioner)
+        figures = vars(record)
+        self._callbacks.step(
+            lambda: StepReport(
+                step=record.step,
+                release=record.release,
+                epsilon=self.plan.curve.upper_bound(record.release),
+                learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+                noise_multiplier=self.plan.noise_multiplier,
+                notes=record.notes,
+            ),
+            {name: figures[name] for name in PRIVATE_FIGURES},
+        )
+
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that callbacks are given and ε does not cover, with the reason."""
+        return self._callbacks.unprotected_figures(PRIVATE_FIGURES)
 
     def _check_state(self) -> None:
         """Check before a step that the model is the one of the last step."""
@@ -669,7 +823,7 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.around(self._average.swap_in()))
+        return fsdp.resharded(self.model, self._weights.wrap(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -678,6 +832,17 @@ class Session:
         weights. Nothing checks that, and ε is not valid otherwise.
         """
         self._weights.accept()
+
+    def forfeit_steps(self) -> None:
+        """Charge the steps that the plan has left, without a release.
+
+        Call this when what was released has decided to end the loop early. ε of fewer steps holds
+        only for a number of steps that was chosen beforehand; ε of the plan always holds.
+
+        Raises:
+            LedgerError: the ledger is closed or cannot be written.
+        """
+        self._pipeline.match_release_count(self._step, self.plan.steps)
 
     @property
     def steps_done(self) -> int:
@@ -735,7 +900,7 @@ class Session:
         self._released.check()
 
     def released_state(self) -> dict[str, Tensor]:
-        """Return the tensors that are delivered: the released weights, averaged where the plan says so.
+        """Return the delivered tensors: released weights, averaged where the plan says so.
 
         All processes of a sharded model call this method.
 
@@ -766,7 +931,14 @@ class Session:
         Raises:
             CheckpointError: a folder that cannot be written or holds other files, or a checkpoint
                 that this session did not continue from.
+            LedgerError: the ledger holds an earlier run, and nothing of it was restored.
         """
+        self._check_begun()
+        if self._resume and self._other_releases and self._step == 0:
+            raise LedgerError(
+                f"the model holds no weights of {self.ledger.name}: restore its checkpoint, or make"
+                " a step, before session.save()"
+            )
         check_in_step(self._ranks, self._parameters, "save")
         self._ranks.run_on_all(self._weights.check)
         self._ranks.broadcast_from_rank0(
@@ -880,6 +1052,7 @@ class Session:
         preconditioning.current = preconditioner
         self._step = meta["step"]  # a batch that was drawn for this step stays pending
         self._other_releases = 0
+        self._latest_weights = meta["ledger_count"] == self.ledger.count
 
     @property
     def _device(self) -> torch.device:
@@ -891,10 +1064,25 @@ class Session:
         return fsdp.divided_state(moved, self.model)
 
     def close(self) -> None:
-        """Close the ledger and the loader; the session cannot step afterwards."""
+        """Record the weights next to the ledger and close it; no step can follow."""
         self._tally.warn()
+        if self._latest_weights and self._ranks.is_rank0 and not self._is_sharded:
+            self._latest_weights = False
+            self._record_weights()
+        self._callbacks.end(self)
         self.ledger.close()
         self._loader.close()
+
+    def _record_weights(self) -> None:
+        try:
+            self._weights.check()
+            average: dict[str, str] = {}
+            if self.plan.config.weight_average:
+                with self.averaged_weights():
+                    average = checkpoint.digest_tensors(_tensors_of(self.model))
+            record_weights(self.ledger, self.model, average)
+        except (RuntimeError, OSError) as error:
+            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
 
     def __enter__(self) -> Session:
         """Return the session itself."""

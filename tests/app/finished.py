@@ -1,4 +1,6 @@
-"""A short run of the digits that has ended, and the command line; `conftest` makes fixtures of it."""
+"""A short run of the digits that has ended, and the command line; `conftest` makes fixtures of
+it.
+"""
 
 from __future__ import annotations
 

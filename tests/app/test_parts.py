@@ -72,7 +72,7 @@ def test_faces_are_split_by_a_public_permutation(tmp_path: Path):
     assert found == {image.tobytes(): i % 5 for i, image in enumerate(images)}
 
 
-def test_the_archive_of_faces_is_reduced_in_the_order_of_names_and_names_without_a_race_are_left_out(
+def test_faces_are_reduced_in_the_order_of_names_and_those_without_a_race_are_left_out(
     tmp_path: Path,
 ):
     path = write_faces(tmp_path, FACES)

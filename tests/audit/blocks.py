@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.gradients.clipping import clip_factors
-from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied, weighted_sum
+from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Lookup, Outer, PerExample, Tied
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -47,7 +47,9 @@ PATTERNS = (
 def numbers(
     shape: tuple[int, ...], pattern: str, generator: torch.Generator, dtype: torch.dtype
 ) -> Tensor:
-    """Random numbers `[N, positions, features...]` of sizes 1e-30 … 1e30, in one of the patterns."""
+    """Random numbers `[N, positions, features...]` of sizes 1e-30 … 1e30, in one of the
+    patterns.
+    """
 
     def exponents(*axes: int) -> Tensor:
         held = [n if i in axes else 1 for i, n in enumerate(shape)]
@@ -296,7 +298,7 @@ def exact_norms(block: AnyBlock, metric: Entry | None) -> Tensor:
         ).norm(dim=0)
     g = block.per_example()
     g = g.transpose(1, 2) if isinstance(block, Lookup) else g
-    z = g if metric is None else metric.whiten(g)
+    z = g if metric is None else metric.apply(g)
     return z.reshape(N, -1).norm(dim=1)
 
 
@@ -348,7 +350,9 @@ def sizes(block: AnyBlock) -> Sizes:
 
 
 def bounds_of(metric: Entry | None) -> tuple[float, float]:
-    """(operator norm of the metric, and a bound of what its sides make of any number on the way)."""
+    """(operator norm of the metric, and a bound of what its sides make of any number on the
+    way).
+    """
     match metric:
         case None:
             return 1.0, 1.0
@@ -356,10 +360,10 @@ def bounds_of(metric: Entry | None) -> tuple[float, float]:
             gain = max(float(s.abs().max()) for s in metric.scale.values())
             return gain, gain
         case Eigenbasis():
-            return metric.bound, metric.bound
-    return metric.input.bound * metric.output.bound, (1 + metric.input.bound) * (
-        1 + metric.output.bound
-    )
+            return metric.operator_norm, metric.operator_norm
+    return metric.input.operator_norm * metric.output.operator_norm, (
+        1 + metric.input.operator_norm
+    ) * (1 + metric.output.operator_norm)
 
 
 def whitened(block: AnyBlock, metric: Entry | None, value: Tensor | dict[str, Tensor]) -> Tensor:
@@ -370,9 +374,9 @@ def whitened(block: AnyBlock, metric: Entry | None, value: Tensor | dict[str, Te
     if metric is None:
         return value.flatten()
     if isinstance(block, Lookup):
-        return metric.whiten(value.T).flatten()
+        return metric.apply(value.T).flatten()
     groups = getattr(block, "groups", 1)
-    return metric.whiten(value.view(groups, -1, value.shape[-1])).flatten()
+    return metric.apply(value.view(groups, -1, value.shape[-1])).flatten()
 
 
 @dataclass(frozen=True)
@@ -403,7 +407,7 @@ def clipped(
     broken = None if bool(finite.all()) else ~finite
 
     def summed(weights: Tensor) -> Tensor:
-        value = weighted_sum(found.block, weights, broken)
+        value = found.block.weighted_sum(weights, broken)
         if found.whitened:
             return (
                 torch.cat([v.flatten() for v in value.values()])

@@ -47,7 +47,9 @@ class Aim:
 
 @contextmanager
 def full_disk(cap: int) -> Iterator[None]:
-    """No file grows beyond a size: the kernel takes what fits of a write and refuses the next one."""
+    """No file grows beyond a size: the kernel takes what fits of a write and refuses the next
+    one.
+    """
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (cap, most[1]))
     try:

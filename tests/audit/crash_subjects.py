@@ -58,10 +58,16 @@ def _session_subject(
         folder.mkdir(parents=True, exist_ok=True)
         model = _net()
         saved = folder / "checkpoint"
+        is_there = saved.exists() or saved.with_name("checkpoint.old").exists()
         with Session(
-            plan, model, optimizer(model.parameters()), _data(), ledger_path=folder / "ledger.jsonl"
+            plan,
+            model,
+            optimizer(model.parameters()),
+            _data(),
+            ledger_path=folder / "ledger.jsonl",
+            resume=is_there,
         ) as session:
-            if saved.exists() or saved.with_name("checkpoint.old").exists():
+            if is_there:
                 session.restore(saved)
             else:
                 session.save(saved)

@@ -369,7 +369,7 @@ def test_a_small_delta_after_many_releases_is_not_rounded_away(evidence) -> None
 def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """dp-accounting reports an ε of 0 where a divergence came out as zero or below."""
     event = Poisson(0.01, 5).event(1.0)
-    honest = EpsilonCurve(event, 1.1e-5, accountant="rdp").at(7)
+    honest = EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7)
     composed = accounting._composed
 
     def rounded(*arguments):
@@ -379,7 +379,7 @@ def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(accounting, "_values", {})
     monkeypatch.setattr(accounting, "_composed", rounded)
-    assert EpsilonCurve(event, 1.1e-5, accountant="rdp").at(7) >= honest > 0
+    assert EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7) >= honest > 0
     assert rounded(event, 7, "rdp", "add_or_remove_one").get_epsilon(1.1e-5) == 0
 
 

@@ -170,7 +170,9 @@ def test_truncated_poisson_claims_no_less_than_its_neighbours_cost(
 
 
 def test_a_full_batch_costs_what_the_pair_of_a_replacement_costs() -> None:
-    """Always full: the example stands where another one would, 2C away; the mixture has one part."""
+    """Always full: the example stands where another one would, 2C away; the mixture has one
+    part.
+    """
     event = TruncatedPoisson(1.0, 20, 5).event(8.0)
     full, _, replacing = two_parts(event)
     assert full == 1
@@ -196,7 +198,7 @@ def test_dp_accountings_own_value_is_larger() -> None:
         theirs = pld.PLDAccountant().compose(event, count).get_epsilon(DELTA)
         alone = accounting.EpsilonCurve(event, DELTA)
         assert (
-            alone.at(count) <= theirs + 0.02 * theirs
+            alone.epsilon(count) <= theirs + 0.02 * theirs
         )  # ours also covers the data set with one example more
 
 

@@ -14,7 +14,13 @@ import torch
 from dpkfc.audit import audit as module
 from dpkfc.audit import neighbors as replaying
 from dpkfc.audit.audit import audit_step, check_charges, check_checkpoints
-from dpkfc.audit.harness import Subject, accounted_noise, check_accounting, select_failed, to_rows
+from dpkfc.audit.harness import (
+    Subject,
+    accounted_noise,
+    check_accounting,
+    select_failed,
+    tabulate_findings,
+)
 from dpkfc.config import PrivacyConfig
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_data
@@ -111,7 +117,7 @@ def test_an_honest_step_passes_every_check(evidence) -> None:
         and described["plan_hash"] == subject.plan.hash
         and described["canaries"] > 10
     )
-    rows = to_rows(found.findings)
+    rows = tabulate_findings(found.findings)
     assert len(rows) == len(found.findings) and {row[3] for row in rows} == {"held"}
     evidence(
         "audit",
@@ -130,7 +136,7 @@ def test_one_failed_check_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> No
     found = audit_step(vectors(), runs=size(8, 100))
     assert not found.passed and not found.describe()["passed"]
     assert "sensitivity" in [finding.check for finding in select_failed(found.findings)]
-    assert "FAILED" in {row[3] for row in to_rows(found.findings)}
+    assert "FAILED" in {row[3] for row in tabulate_findings(found.findings)}
 
 
 def test_a_check_that_cannot_be_ended_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -398,7 +398,9 @@ def in_type(metric: Metric, layers: list[Layer], metric_kind: str, dtype: torch.
 def shares_of(
     model: nn.Module, batch: tuple[Tensor, Tensor], loss: Loss, metric: Metric, clip: Clip
 ) -> tuple[Tensor, bool]:
-    """Length of the sum of every example alone, in float64, and whether the sum of all is finite."""
+    """Length of the sum of every example alone, in float64, and whether the sum of all is
+    finite.
+    """
     layers, found = find_layers(model), []
     for part in (
         *[(batch[0][i : i + 1], batch[1][i : i + 1]) for i in range(len(batch[0]))],

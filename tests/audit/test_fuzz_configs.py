@@ -44,7 +44,7 @@ def _light(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     no_pickle(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(accounting.EpsilonCurve, "at", lambda self, count: 0.01 * count)
+    monkeypatch.setattr(accounting.EpsilonCurve, "epsilon", lambda self, count: 0.01 * count)
     monkeypatch.setattr("dpkfc.config.calibrate_noise_multiplier", _calibrated)
     monkeypatch.setattr(train, "_train", lambda *args, **kwargs: None)
     monkeypatch.setattr("dpkfc.app.commands._announce", lambda result: None)
@@ -317,7 +317,9 @@ def _called(arguments: list[str]) -> tuple[int, str, str]:
 
 
 def _judged(arguments: list[str]) -> None:
-    """A mistake is one line on stderr and exit code 2, and never a surprise of the program's own."""
+    """A mistake is one line on stderr and exit code 2, and never a surprise of the program's
+    own.
+    """
     code, out, err = _called(arguments)
     lines = err.splitlines()
     one_each = all(line.startswith("dpkfc: ") for line in lines)

@@ -55,7 +55,9 @@ def test_damaged_idx_files(tmp_path: Path, packed: bool, evidence) -> None:
 
 
 def test_idx_files_of_any_shape(tmp_path: Path, evidence) -> None:
-    """Headers that promise more than there is, or nothing at all, or more than fits into a machine."""
+    """Headers that promise more than there is, or nothing at all, or more than fits into a
+    machine.
+    """
     tally, path = Tally(), tmp_path / "images"
 
     @settings(max_examples=size(50, 2_000), derandomize=True, deadline=None, database=None)

@@ -40,7 +40,7 @@ def _light(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """
     no_pickle(monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda _: None)
-    monkeypatch.setattr(accounting.EpsilonCurve, "at", lambda self, count: 0.01 * count)
+    monkeypatch.setattr(accounting.EpsilonCurve, "epsilon", lambda self, count: 0.01 * count)
     yield
 
 

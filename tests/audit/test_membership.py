@@ -60,7 +60,7 @@ def test_a_private_model_gives_nothing_away(evidence):
     with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.5), members) as session:
         for batch in session.batches():
             session.step(batch, loss)
-    claimed = plan.curve.at(plan.steps)
+    claimed = plan.curve.epsilon(plan.steps)
     found = infer_membership(
         model, loss, members, examples(N, 2), delta=DELTA, claimed_epsilon=claimed
     )
@@ -87,7 +87,9 @@ def test_losses_of_known_laws(mu: float):
 
 
 def test_the_bound_holds_as_often_as_it_says():
-    """Losses of the worst law for ε = 1: the test that the bound belongs to is randomised response."""
+    """Losses of the worst law for ε = 1: the test that the bound belongs to is randomised
+    response.
+    """
     rng, epsilon, runs, n = np.random.default_rng(1), 1.0, 300, 500
     right = 1 / (1 + math.exp(-epsilon))
     misses = 0

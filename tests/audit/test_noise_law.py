@@ -96,7 +96,9 @@ def test_the_part_without_noise_is_named() -> None:
 
 
 def test_releases_are_drawn_across_a_crash_and_its_resume(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few releases behind the checkpoint are lost; those that follow it are compared with them."""
+    """A few releases behind the checkpoint are lost; those that follow it are compared with
+    them.
+    """
     seen: list[int] = []
     real = law.judge_noise
 

@@ -98,7 +98,7 @@ def claimed_by_poisson() -> float:
     them.
     """
     plan = settings().with_noise(NOISE, DELTA, EXAMPLES + CANARIES)
-    claimed = plan.curve.at(plan.steps)
+    claimed = plan.curve.epsilon(plan.steps)
     assert 3.5 < claimed < 4.5
     return claimed
 
@@ -351,7 +351,7 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
     whitened = []
     for i in range(9):
         g = torch.outer(u[i], a[i])
-        whitened.append(g if entry is None else g * scale if scale is not None else entry.whiten(g))
+        whitened.append(g if entry is None else g * scale if scale is not None else entry.apply(g))
     for step in range(3):
         z = torch.randn(8, 7).double()
         gradients = {layer.parameters["weight"]: z[:, :-1], layer.parameters["bias"]: z[:, -1]}

@@ -154,7 +154,9 @@ def test_entries_beyond_all_steps_stay_finite_and_no_farther_apart() -> None:
 
 
 def test_zero_has_one_sign_whatever_the_sum_was() -> None:
-    """Otherwise −0, which only −0 and −0 add up to, would say that a sum was slightly below zero."""
+    """Otherwise −0, which only −0 and −0 add up to, would say that a sum was slightly below
+    zero.
+    """
     grid = grid_of(widened(1.0), 4)
     x = torch.tensor([-1e-12, 1e-12, -0.0, 0.0], dtype=torch.float64)
     for z in (-1e-12, 1e-12, -0.0):

@@ -99,7 +99,9 @@ def test_small_and_extreme_data_sets_pass_too(name: str, n: int, b: int) -> None
 
 
 def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
-    """`session.batches()`, with every step taken: nothing of the loop changes which examples come."""
+    """`session.batches()`, with every step taken: nothing of the loop changes which examples
+    come.
+    """
     n, b, steps = 40, 4, size(150, 4000)
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -76,7 +76,9 @@ CHECKS = (
 # What follows private data inside the process, is in no file, and decides no figure and no release
 # but through the clipped sum.
 WORKING = {
-    "process['generators']['torch']": "torch's global generator: how much dropout and augmentation draw follows the batch",
+    "process['generators']['torch']": (
+        "torch's global generator: how much dropout and augmentation draw follows the batch"
+    ),
     "session._size": "how many rows fit into memory, measured on the first batch",
     "session._watch._cases": "how many more batches are looked at for rare labels and lengths",
 }

@@ -163,7 +163,9 @@ def _filled(cell: Any) -> bool:
 
 
 def process_state() -> dict[str, Any]:
-    """What is outside any run: the global generators, and what the modules of the library remember."""
+    """What is outside any run: the global generators, and what the modules of the library
+    remember.
+    """
     remembered = {
         f"{name}.{key}": value
         for name, module in sorted(sys.modules.items())

@@ -92,6 +92,8 @@ def freeze(patched: pytest.MonkeyPatch, victim: int | None = None) -> list[tuple
         datetime=types.SimpleNamespace(now=lambda zone=None: moment), timezone=timezone
     )
     patched.setattr("dpkfc.privacy.ledger.datetime", clock)
+    name = types.SimpleNamespace(hex="0" * 32)
+    patched.setattr("dpkfc.privacy.ledger.uuid", types.SimpleNamespace(uuid4=lambda: name))
     if victim is not None:
         draw = Session._draw
 

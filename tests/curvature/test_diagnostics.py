@@ -13,9 +13,9 @@ from dpkfc.curvature.diagnostics import (
     signal_to_noise,
 )
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
-from dpkfc.curvature.layer_factors import layer_squares, probe_norms
+from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
-from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
 from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
 
@@ -42,29 +42,29 @@ def test_norms_of_outer_products_equal_those_of_formed_gradients(n, t, d_in, d_o
         groups,
     )
     for entry in (None, Kronecker(_root(d_in), _root(d_out))):
-        formed = (entry or Kronecker()).whiten(block.per_example()).reshape(n, -1).square().sum(1)
-        assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
+        formed = (entry or Kronecker()).apply(block.per_example()).reshape(n, -1).square().sum(1)
+        assert torch.allclose(block.squared_norms(entry), formed, rtol=1e-9, atol=1e-12)
 
 
 def test_norms_of_embeddings_and_materialised_gradients():
     block = Lookup(torch.tensor([[0, 1, 1], [2, 2, 2]]), torch.randn(2, 3, 4, dtype=F64), 5)
     scale, root = torch.rand(5, dtype=F64), _root(4)
     formed = scale.view(1, 5, 1) * block.per_example() @ root.root
-    squares = layer_squares(block, Kronecker(Diagonal(scale), root))
+    squares = block.squared_norms(Kronecker(Diagonal(scale), root))
     assert torch.allclose(squares, formed.flatten(1).square().sum(1))
-    plain = layer_squares(block, Kronecker(Identity(2.0), Identity(3.0)))
+    plain = block.squared_norms(Kronecker(Identity(2.0), Identity(3.0)))
     assert torch.allclose(plain, 36 * block.per_example().flatten(1).square().sum(1))
     with pytest.raises(ValueError, match="must be diagonal"):
-        layer_squares(block, Kronecker(_root(5), root))
+        block.squared_norms(Kronecker(_root(5), root))
     small = PerExample({"weight": torch.randn(2, 3), "bias": torch.randn(2, 3)})
     weight = torch.rand(3)
     exact = (small.grads["weight"] * weight).square().sum(1) + small.grads["bias"].square().sum(1)
-    assert torch.allclose(layer_squares(small, Elementwise({"weight": weight})), exact.double())
+    assert torch.allclose(small.squared_norms(Elementwise({"weight": weight})), exact.double())
     norms, again = probe_norms(
         {"a": block, "b": small}, {}, {"b": Elementwise({"weight": 1 + 0 * weight})}
     )
     assert torch.equal(norms, again)
-    assert torch.allclose(norms.square(), layer_squares(block, None) + layer_squares(small, None))
+    assert torch.allclose(norms.square(), block.squared_norms(None) + small.squared_norms(None))
 
 
 def test_signal_to_noise_is_the_ratio_written_out():
@@ -77,7 +77,7 @@ def test_signal_to_noise_is_the_ratio_written_out():
         energy = {"0": 0.0, "2": 0.0}
         for chunk in blocks:
             z = {
-                n: metric.get(n, Kronecker()).whiten(b.per_example()).flatten(1).double()
+                n: metric.get(n, Kronecker()).apply(b.per_example()).flatten(1).double()
                 for n, b in chunk.items()
             }
             norms = torch.cat(list(z.values()), 1).norm(dim=1)
@@ -152,21 +152,17 @@ def test_norms_of_a_tied_weight_are_those_of_the_sum_of_its_uses(n, t, s, d):
     lookup = Lookup(torch.randint(5, (n, s)), torch.randn(n, s, d, dtype=F64), 5)
     block = Tied(lookup, Outer(torch.randn(n, t, d, dtype=F64), torch.randn(n, t, 5, dtype=F64)))
     for entry in (Kronecker(), Kronecker(_root(d), Identity(0.7))):
-        formed = entry.whiten(block.per_example()).flatten(1).square().sum(1)
-        assert torch.allclose(layer_squares(block, entry), formed, rtol=1e-9, atol=1e-12)
+        formed = entry.apply(block.per_example()).flatten(1).square().sum(1)
+        assert torch.allclose(block.squared_norms(entry), formed, rtol=1e-9, atol=1e-12)
     with pytest.raises(ValueError, match="must be the identity"):
-        layer_squares(block, Kronecker(Identity(), Diagonal(torch.ones(5))))
+        block.squared_norms(Kronecker(Identity(), Diagonal(torch.ones(5))))
 
 
 def test_layers_of_an_unknown_kind_count_in_no_norm_and_have_no_ratio():
-    class Odd:
-        batch_size = 3
-
+    odd = MaterializedGradients(torch.randn(3, 2, 2))
     block = PerExample({"weight": torch.randn(3, 2)})
-    plain, other = probe_norms({"a": block, "odd": Odd()}, {}, {})
+    plain, other = probe_norms({"a": block, "odd": odd}, {}, {})
     assert torch.equal(plain, probe_norms({"a": block}, {})[0]) and torch.equal(plain, other)
-    with pytest.raises(ValueError, match="Odd are not known"):
-        layer_squares(Odd(), None)
 
 
 @pytest.mark.parametrize("count", [1, 2])

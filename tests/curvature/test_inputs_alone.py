@@ -164,7 +164,7 @@ def test_the_metric_of_matrices_does_not_depend_on_it(make: Callable[[], nn.Modu
         g = torch.randn(
             3, found.shapes[name]["output"][0], found.shapes[name]["input"][0], dtype=torch.float64
         )
-        own, other = (built.metric[name].whiten(g) / built.scale for built in (found, whole))
+        own, other = (built.metric[name].apply(g) / built.scale for built in (found, whole))
         torch.testing.assert_close(own, other)
 
 
@@ -178,7 +178,7 @@ def test_a_layer_that_no_differentiated_example_reaches_takes_the_scale_of_the_o
     built = kfac.build(model, watched, step, watched.rules)
     assert set(built.metric) == {"head", "rare"}
     assert torch.isfinite(
-        built.metric["rare"].whiten(torch.ones(1, 3, 5, dtype=torch.float64))
+        built.metric["rare"].apply(torch.ones(1, 3, 5, dtype=torch.float64))
     ).all()
     assert built.metric["rare"].output.factor == pytest.approx(built.metric["head"].output.factor)
 

@@ -40,7 +40,7 @@ def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
     twice = found + found
     torch.testing.assert_close(twice.mean["weight"], exact, rtol=1e-12, atol=1e-14)
     assert found.shapes["input"] == [exact.shape[1]]
-    torch.testing.assert_close(found.entry({"weight": exact}).whiten(g[0, 0]), exact * g[0, 0])
+    torch.testing.assert_close(found.entry({"weight": exact}).apply(g[0, 0]), exact * g[0, 0])
 
 
 @pytest.mark.parametrize("per", ["example", "batch"])

@@ -93,7 +93,9 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], me
 
 
 def dense_fisher(of: Eigenbasis, spectrum: dict[str, Tensor]) -> Tensor:
-    """G ⊗ A on the row-major vec of `[d_out, d_in]`, from the bases and eigenvalues that are held."""
+    """G ⊗ A on the row-major vec of `[d_out, d_in]`, from the bases and eigenvalues that are
+    held.
+    """
     sides = []
     for q, side in ((of.output, "G"), (of.input, "A")):
         values = spectrum[side].to(F64)
@@ -154,7 +156,7 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
         half, whole = power(fisher, floor, -0.5), power(fisher, floor, -1.0)
         g = block.per_example().flatten(1)
         shape = (-1, *metric[name].scale.shape)
-        z = metric[name].whiten(g.view(shape)).flatten(1)
+        z = metric[name].apply(g.view(shape)).flatten(1)
         torch.testing.assert_close(z, g @ half, rtol=1e-10, atol=1e-10)
         norms = (g @ half).norm(dim=1)
         a, b = block.a[:, 0] @ metric[name].input, block.b[:, 0] @ metric[name].output
@@ -162,7 +164,7 @@ def test_norm_clip_noise_and_update_equal_dense_matrices(step: int) -> None:
         torch.testing.assert_close(ghost, norms, rtol=1e-10, atol=1e-10)
         factors = (c / norms).clamp(max=1)
         noisy = factors @ (g @ half) + torch.randn(half.shape[0], dtype=F64)
-        update = metric[name].whiten(noisy.view(shape)).flatten()
+        update = metric[name].apply(noisy.view(shape)).flatten()
         torch.testing.assert_close(update, half @ noisy, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(
             half @ (factors @ (g @ half)), whole @ (factors @ g), rtol=1e-9, atol=1e-9
@@ -184,9 +186,9 @@ def test_a_floor_above_all_eigenvalues_is_dp_sgd(order: str) -> None:
     g = torch.randn(8, 13, dtype=F64)
     factor = {"split": 1e-3, "after": 1e-6, "before": 1.0}[order]
     entry = config.metric_at(built, 0)["0"]
-    torch.testing.assert_close(entry.whiten(g), factor * g, rtol=1e-12, atol=0)
+    torch.testing.assert_close(entry.apply(g), factor * g, rtol=1e-12, atol=0)
     if order == "before":
-        torch.testing.assert_close(entry.inverse().whiten(g), 1e-6 * g, rtol=1e-12, atol=0)
+        torch.testing.assert_close(entry.inverse().apply(g), 1e-6 * g, rtol=1e-12, atol=0)
 
 
 def test_orders_differ_in_where_the_map_stands() -> None:
@@ -196,10 +198,10 @@ def test_orders_differ_in_where_the_map_stands() -> None:
     for order in ("split", "after", "before"):
         config = ngd(order=order)
         maps[order] = config.metric_at(config.build(model, capture, 0), 7)["0"]
-    natural = maps["split"].whiten(maps["split"].whiten(g))
-    torch.testing.assert_close(maps["after"].whiten(g), natural, rtol=1e-10, atol=1e-10)
+    natural = maps["split"].apply(maps["split"].apply(g))
+    torch.testing.assert_close(maps["after"].apply(g), natural, rtol=1e-10, atol=1e-10)
     assert isinstance(maps["before"], AfterClip) and maps["before"].is_identity
-    torch.testing.assert_close(maps["before"].inverse().whiten(g), natural, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(maps["before"].inverse().apply(g), natural, rtol=1e-10, atol=1e-10)
 
 
 # -- other layers ----------------------------------------------------------------------------------
@@ -292,4 +294,4 @@ def test_float32_models_have_float32_metrics() -> None:
     assert {built.metric[n].scale.dtype for n in built.metric} == {torch.float32}
     q = built.metric["0"].input
     overlap = (q.T @ q - torch.eye(len(q))).abs().max()
-    assert float(overlap) < 1e-5 and math.isfinite(built.metric["0"].bound)
+    assert float(overlap) < 1e-5 and math.isfinite(built.metric["0"].operator_norm)

@@ -13,12 +13,12 @@ from dpkfc.curvature.layer_factors import (
     FactorOptions,
     LayerAccumulator,
     RowSubsampler,
-    layer_squares,
     probe_norms,
 )
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.linalg.blocks import Outer, Patched, write_out_patches
+from dpkfc.linalg import blocks
+from dpkfc.linalg.blocks import Outer, Patched
 from dpkfc.linalg.metric import Dense, Eigenbasis, Kronecker
 from dpkfc.memory import peak_bytes
 
@@ -48,9 +48,8 @@ CONVS = {
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
-    monkeypatch.setattr(
-        layer_factors, "_CHUNK_ELEMENTS", 300
-    )  # two examples' patches, so that there are several chunks
+    # Two examples' patches, so that there are several chunks.
+    monkeypatch.setattr(blocks, "_CURVATURE_ELEMENTS", 300)
 
 
 def block_of(name: str) -> Patched:
@@ -69,7 +68,7 @@ def block_of(name: str) -> Patched:
 @pytest.mark.parametrize("name", CONVS)
 def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
     block, found = block_of(name), list[dict[str, Tensor]]()
-    whole = write_out_patches(block)
+    whole = block.explicit()
     assert isinstance(whole, Outer)
     for form in (block, whole):
         held = RowSubsampler(torch.Generator().manual_seed(0), N, rows_per_dim)
@@ -85,7 +84,7 @@ def test_factors(name: str, rows_per_dim: float | None, sharing: str) -> None:
 @pytest.mark.parametrize("name", CONVS)
 def test_norms_of_examples(name: str, last: int | None) -> None:
     block = block_of(name)
-    gradients = write_out_patches(block).per_example()
+    gradients = block.explicit().per_example()
     d_out, d_in = gradients.shape[1:]
 
     def side(d: int) -> Dense:
@@ -94,7 +93,7 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
         return Dense(root, float(torch.linalg.matrix_norm(root, 2)))
 
     metric = Kronecker(side(d_in), side(d_out))
-    squares = metric.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
+    squares = metric.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
     expected = squares.sqrt()[0 if last is None else N - last :]
     torch.testing.assert_close(
         probe_norms({"a": block}, {"a": metric}, last=last)[0], expected, rtol=1e-10, atol=0
@@ -102,12 +101,14 @@ def test_norms_of_examples(name: str, last: int | None) -> None:
     basis = Eigenbasis(
         0.5 + torch.rand(d_out, d_in, dtype=torch.float64), torch.linalg.qr(metric.input.root)[0]
     )
-    turned = basis.whiten(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
-    torch.testing.assert_close(layer_squares(block, basis), turned, rtol=1e-10, atol=0)
+    turned = basis.apply(gradients).flatten(1).square().sum(1).view(N, -1).sum(1)
+    torch.testing.assert_close(block.squared_norms(basis), turned, rtol=1e-10, atol=0)
 
 
 def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
-    """Against a loop over the same positions of explicit patches, through the whole of a refresh."""
+    """Against a loop over the same positions of explicit patches, through the whole of a
+    refresh.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(3 * 64, 4)
@@ -117,7 +118,7 @@ def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
 
     def explicit(m: nn.Module, loss):
         blocks = capture(m, layers, loss)
-        return {name: write_out_patches(blocks[name]) for name in blocks}
+        return {name: blocks[name].explicit() for name in blocks}
 
     rules = {layer.name: layer.rule for layer in layers}
     with torch.random.fork_rng():
@@ -126,7 +127,7 @@ def test_a_refresh_sees_the_positions_that_were_drawn() -> None:
     assert lazy.scale == pytest.approx(whole.scale, rel=1e-12)
     g = torch.randn(5, 3, 19, dtype=torch.float64)
     torch.testing.assert_close(
-        lazy.metric["0"].whiten(g), whole.metric["0"].whiten(g), rtol=1e-10, atol=1e-12
+        lazy.metric["0"].apply(g), whole.metric["0"].apply(g), rtol=1e-10, atol=1e-12
     )
 
 
@@ -139,5 +140,5 @@ def test_few_rows_take_little_memory_and_many_no_second_copy() -> None:
     assert isinstance(block, Patched)
     whole = 4 * block.b.shape[0] * block.b.shape[1] * block.d_in
     few, many = torch.arange(0, 8192, 64), torch.arange(0, 8192, 3)
-    assert peak_bytes(lambda: block.rows(few)) < whole / 8
-    assert peak_bytes(lambda: block.rows(many)) < 1.6 * whole
+    assert peak_bytes(lambda: block.input_rows(few)) < whole / 8
+    assert peak_bytes(lambda: block.input_rows(many)) < 1.6 * whole

@@ -70,7 +70,7 @@ def test_the_metric_is_the_product_of_damped_roots():
         gradient = torch.randn(3, b.shape[1], a.shape[1], dtype=torch.float64)
         exact = roots[1] @ gradient @ roots[0]
         assert torch.allclose(
-            built.metric[name].whiten(gradient),
+            built.metric[name].apply(gradient),
             exact,
             rtol=1e-8,
             atol=1e-8 * float(exact.abs().max()),
@@ -190,7 +190,7 @@ def test_raw_and_probe_differ_by_one_number():
     for name, entry in raw.metric.items():
         g = torch.randn(2, _width(raw, name, "output"), _width(raw, name, "input"))
         assert torch.allclose(
-            entry.whiten(g) * probe.scale, probe.metric[name].whiten(g), rtol=1e-4, atol=1e-5
+            entry.apply(g) * probe.scale, probe.metric[name].apply(g), rtol=1e-4, atol=1e-5
         )
 
 
@@ -312,7 +312,7 @@ def test_factors_are_those_of_per_example_losses_whatever_the_reduction():
         g = torch.randn(
             2, _width(plain, name, "output"), _width(plain, name, "input"), dtype=torch.float64
         )
-        assert torch.allclose(entry.whiten(g), mean.metric[name].whiten(g), rtol=1e-9)
+        assert torch.allclose(entry.apply(g), mean.metric[name].apply(g), rtol=1e-9)
 
 
 def test_factors_do_not_grow_with_the_probe():
@@ -338,7 +338,7 @@ def test_the_chunk_changes_nothing(labels):
         g = torch.randn(
             2, _width(one, name, "output"), _width(one, name, "input"), dtype=torch.float64
         )
-        assert torch.allclose(entry.whiten(g), many.metric[name].whiten(g), rtol=1e-7, atol=1e-9)
+        assert torch.allclose(entry.apply(g), many.metric[name].apply(g), rtol=1e-7, atol=1e-9)
 
 
 class _Noisy(nn.Module):

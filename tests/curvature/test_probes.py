@@ -16,7 +16,9 @@ def _stream(seed: int = 0) -> torch.Generator:
 
 
 def _power_slope(x: torch.Tensor) -> float:
-    """Least-squares slope of log power against log radial frequency, the zero frequency left out."""
+    """Least-squares slope of log power against log radial frequency, the zero frequency left
+    out.
+    """
     axes = tuple(range(2, x.dim()))
     power = torch.fft.fftn(x.double(), dim=axes).abs().square().mean((0, 1)).flatten()
     grids = torch.meshgrid(

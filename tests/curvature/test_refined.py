@@ -78,7 +78,9 @@ def _seen(model: nn.Module, run: ProbeSpec) -> torch.Tensor:
 
 
 def test_every_second_example_moves_as_in_a_loop():
-    """One example at a time, by plain autograd in float64; the smoothing by a loop over positions."""
+    """One example at a time, by plain autograd in float64; the smoothing by a loop over
+    positions.
+    """
     model, inner, steps, size = _model(), PinkNoise(SHAPE), 3, 0.3
     model[-1].bias.data += torch.tensor(
         [3.0, 0.0, 0.0, 0.0]
@@ -151,7 +153,9 @@ def test_feature_vectors_are_moved_without_smoothing():
 
 
 def test_other_numbers_of_the_probe_stay_what_they_are(monkeypatch):
-    """Inputs are those of the other probe, and labels come from the same draws with it and without."""
+    """Inputs are those of the other probe, and labels come from the same draws with it and
+    without.
+    """
     inner = PinkNoise(SHAPE)
     assert torch.equal(Refined(inner).sample(5, _stream())[0], inner.sample(5, _stream())[0])
     told = PublicData(

@@ -207,7 +207,7 @@ def test_without_a_past_nothing_changes():
             assert type(metrics[0][name]) is type(other[name])
     first = next(iter(metrics[0]))
     assert all(
-        torch.equal(metrics[0][first].whiten(x), other[first].whiten(x)) for other in metrics[1:]
+        torch.equal(metrics[0][first].apply(x), other[first].apply(x)) for other in metrics[1:]
     )
 
 

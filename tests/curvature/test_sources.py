@@ -209,7 +209,9 @@ def test_public_labels_that_do_not_fit_the_head_are_drawn_from_the_model(make) -
 
 
 def test_which_labels_were_drawn_does_not_decide_what_they_are_used_for() -> None:
-    """One label in forty is out of range; a refresh that happens not to draw it must do the same."""
+    """One label in forty is out of range; a refresh that happens not to draw it must do the
+    same.
+    """
     x = torch.randn(40, 12)
     y = torch.zeros(40, dtype=torch.long)
     y[7] = 4

@@ -81,8 +81,8 @@ def test_every_side_survives_the_state():
     again = PreconditionerState.from_state_dict(built.state_dict())
     x = torch.randn(2, 3, 3)
     for name, entry in built.metric.items():
-        assert torch.equal(entry.whiten(x), again.metric[name].whiten(x))
-        assert entry.input.bound == again.metric[name].input.bound
+        assert torch.equal(entry.apply(x), again.metric[name].apply(x))
+        assert entry.input.operator_norm == again.metric[name].input.operator_norm
     assert again.digest == built.digest == built.to("cpu").digest
 
 

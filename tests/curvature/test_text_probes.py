@@ -16,7 +16,7 @@ from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.curvature.probe_pass import preserve_model, public_generator, run_probe
 from dpkfc.gradients import clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.linalg.blocks import Lookup, Outer, Tied
+from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, Tied
 from dpkfc.linalg.metric import Diagonal, Identity, Kronecker
 
 F64 = torch.float64
@@ -216,8 +216,8 @@ def test_rows_that_the_probe_never_read_are_scaled_within_bounds():
     read = torch.zeros(30_000, dtype=torch.bool)
     read[block.ids.flatten()] = True
     unread = side.scale[~read]
-    assert float(unread.min()) == float(unread.max()) == side.bound <= 1.1**-0.5 * 1.01
-    assert bool((side.scale[read] < side.bound).all()) and float(side.scale.min()) > 0.01
+    assert float(unread.min()) == float(unread.max()) == side.operator_norm <= 1.1**-0.5 * 1.01
+    assert bool((side.scale[read] < side.operator_norm).all()) and float(side.scale.min()) > 0.01
 
 
 def test_rows_met_by_chance_are_scaled_less_apart_than_without_smoothing():
@@ -311,19 +311,17 @@ def test_a_tied_model_gets_a_metric_over_its_width():
 
 
 def test_a_block_of_an_unknown_kind_keeps_the_identity_and_is_reported(caplog):
-    class Odd:
-        batch_size = 10
-
+    odd = MaterializedGradients(torch.randn(10, 2, 3))
     model = Tagger()
     layers = find_layers(model)
 
     def capture(m, loss):
-        return {**clipped_sum.capture(m, layers, loss), "value": Odd()}
+        return {**clipped_sum.capture(m, layers, loss), "value": odd}
 
     built = _kfac().build(model, capture, 0, {layer.name: layer.rule for layer in layers})
     assert "value" not in built.metric and "value" in caplog.text
     assert [r["note"] for r in built.report if r["layer"] == "value"] == [
-        "no factors are known for a Odd"
+        "no factors are known for a MaterializedGradients"
     ]
     built.check(
         {x.name: {role: tuple(x.tensor(role).shape) for role in x.parameters} for x in layers}

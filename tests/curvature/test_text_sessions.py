@@ -229,7 +229,7 @@ def test_adapters_train_with_noise_from_their_zero_start(kind):
                 isinstance(entries[name].output, Identity) == (batch.step < 2) for name in adapters
             )
             assert all(
-                0.05 < entry.input.bound * entry.output.bound < 50
+                0.05 < entry.input.operator_norm * entry.output.operator_norm < 50
                 for name, entry in entries.items()
                 if "lora" in name
             )

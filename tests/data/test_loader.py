@@ -112,7 +112,9 @@ def test_bad_input():
 
 
 class Encoding(UserDict):
-    """As a tokenizer's BatchEncoding: a mapping that is no dict, and that torch does not look into."""
+    """As a tokenizer's BatchEncoding: a mapping that is no dict, and that torch does not look
+    into.
+    """
 
 
 def encoded(rows):

@@ -36,7 +36,9 @@ class Words(nn.Module):
 
 
 class Image(nn.Module):
-    """A convolution with few channels: its factors are sums, those of the wide head are kept rows."""
+    """A convolution with few channels: its factors are sums, those of the wide head are kept
+    rows.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -46,7 +46,8 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports much of torch
 dist.all_reduce(torch.zeros(1))
 dist.destroy_process_group()
-print([name for task in os.listdir("/proc/self/task") if "gloo" in (name := open(f"/proc/self/task/{task}/comm").read())])
+names = [open(f"/proc/self/task/{task}/comm").read() for task in os.listdir("/proc/self/task")]
+print([name for name in names if "gloo" in name])
 """
 
 

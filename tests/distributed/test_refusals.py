@@ -237,9 +237,9 @@ def test_it_is_refused_on_every_process(name: str) -> None:
 def test_a_failure_tells_the_others_where_and_what() -> None:
     zero, one = (found["failure"] for found in results())
     assert one == "KeyError: 'boom'"
-    assert (
-        zero
-        == "RuntimeError: another process failed, rank 1, so nothing was released. It says: KeyError: 'boom'"
+    assert zero == (
+        "RuntimeError: another process failed, rank 1, so nothing was released. It says:"
+        " KeyError: 'boom'"
     )
 
 

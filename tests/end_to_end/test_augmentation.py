@@ -68,7 +68,9 @@ def norm(grads: dict[str, Tensor]) -> float:
 
 @pytest.fixture
 def views_by_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let an augmentation change a row by its place, so that the views of two runs can be compared."""
+    """Let an augmentation change a row by its place, so that the views of two runs can be
+    compared.
+    """
     monkeypatch.setattr(micro, "Tracker", partial(Tracker, trusts_public_rows=True))
 
 
@@ -368,7 +370,9 @@ def test_rows_changed_on_their_own_are_taken(augment: Callable[[Batch], Batch]) 
 
 
 def test_an_augment_that_leaves_torch_is_called_for_one_example_at_a_time() -> None:
-    """What it does to a batch cannot be followed; of a batch of one, no other example is in reach."""
+    """What it does to a batch cannot be followed; of a batch of one, no other example is in
+    reach.
+    """
     sizes: SimpleQueue[int] = SimpleQueue()
 
     def swapped(batch: Batch) -> Batch:

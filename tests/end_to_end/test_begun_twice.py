@@ -14,11 +14,12 @@ from dpkfc.checkpoint import CheckpointError
 from tests.test_session import N, data, loss_fn, net, weights
 
 
-def script(folder: Path, steps: int) -> torch.Tensor:
+def script(folder: Path, steps: int, **how: bool) -> torch.Tensor:
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with Session(plan, model, optimizer, data(), ledger_path=folder / "ledger.jsonl") as session:
+    path = folder / "ledger.jsonl"
+    with Session(plan, model, optimizer, data(), ledger_path=path, **how) as session:
         for _, batch in zip(range(steps), session.batches(), strict=False):
             session.step(batch, loss_fn)
         session.save(folder / "checkpoint")
@@ -30,10 +31,17 @@ def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(
     tmp_path: Path, steps: int
 ):
     trained = script(tmp_path, steps)
-    with pytest.raises(
-        CheckpointError, match=f"{steps} releases from before .* with session.restore"
-    ):
+    ledger = (tmp_path / "ledger.jsonl").read_bytes()
+    refused = (
+        "all 4 releases of the plan are spent in .* resume=True to evaluate"
+        if steps == 4
+        else r"holds 2 releases of an earlier run: session.restore\(\)"
+    )
+    with pytest.raises(RuntimeError, match=refused):
         script(tmp_path, 4)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == ledger
+    with pytest.raises(RuntimeError, match="from before .* stays as it is|holds no weights of"):
+        script(tmp_path, 1, resume=True)
     model = net()
     plan = PrivacyConfig(expected_batch_size=8, steps=4).with_noise(1.0, 1e-3, N)
     with Session(
@@ -42,6 +50,7 @@ def test_a_session_that_was_not_restored_keeps_the_checkpoint_of_another(
         torch.optim.SGD(model.parameters(), 0.1),
         data(),
         ledger_path=tmp_path / "ledger.jsonl",
+        resume=True,
     ) as session:
         session.restore(tmp_path / "checkpoint")
         assert torch.equal(weights(model), trained)
@@ -52,7 +61,7 @@ def test_another_folder_takes_it(tmp_path: Path):
     script(tmp_path, 2)
     (tmp_path / "other").mkdir()
     (tmp_path / "ledger.jsonl").rename(tmp_path / "other" / "ledger.jsonl")
-    script(tmp_path / "other", 2)
+    script(tmp_path / "other", 2, resume=True)
     assert (tmp_path / "other" / "checkpoint" / "manifest.json").is_file()
 
 
@@ -65,7 +74,12 @@ def test_a_session_saves_again_what_it_saved_itself(tmp_path: Path):
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with Session(
-            plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl"
+            plan,
+            model,
+            optimizer,
+            data(),
+            ledger_path=tmp_path / "ledger.jsonl",
+            resume=steps > 1,
         ) as session:
             for _, batch in zip(range(steps), session.batches(), strict=False):
                 session.step(batch, loss_fn)
@@ -82,7 +96,7 @@ def test_a_checkpoint_of_another_ledger_stays_though_it_knows_of_more_releases(t
         model = net()
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with Session(
-            plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl"
+            plan, model, optimizer, data(), ledger_path=tmp_path / "ledger.jsonl", resume=saves
         ) as session:
             session.step(next(session.batches()), loss_fn)
             if saves:
@@ -112,5 +126,6 @@ def test_a_ledger_is_not_lost_to_a_checkpoint_in_its_folder(tmp_path: Path):
         torch.optim.SGD(model.parameters(), 0.1),
         data(),
         ledger_path=tmp_path / "ledger.jsonl",
+        resume=True,
     ) as session:
         assert session.steps_done == 2 and list(session.batches()) == []

@@ -35,7 +35,9 @@ class Mix(nn.Module):
 
 
 class Block(nn.Module):
-    """One of everything: embedding, norm, convolution, attention with a key bias, raw parameters."""
+    """One of everything: embedding, norm, convolution, attention with a key bias, raw
+    parameters.
+    """
 
     def __init__(self) -> None:
         super().__init__()

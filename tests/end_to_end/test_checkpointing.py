@@ -51,7 +51,9 @@ class Called(Block):
 
 
 class Owning(Block):
-    """The block owns a parameter itself, so that the whole block is also a module of the fallback."""
+    """The block owns a parameter itself, so that the whole block is also a module of the
+    fallback.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return self.mixed(x) * self.gain

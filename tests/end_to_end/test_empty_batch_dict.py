@@ -93,9 +93,7 @@ def test_empty_and_single_batches_are_releases_like_any_other(
     assert sizes == {1} if "sampler" in settings else {0, 1} <= sizes
 
 
-def test_before_the_first_example_comes_nothing_is_verified_and_noise_is_released_all_the_same() -> (
-    None
-):
+def test_before_the_first_example_nothing_is_verified_and_noise_is_released() -> None:
     model = Classifier().double()
     p = PrivacyConfig(expected_batch_size=1, steps=5, test_mode_seed=None).with_noise(1.0, 1e-3, N)
     s = Session(p, model, torch.optim.SGD(model.parameters(), 0.1), Sentences(), collate_fn=collate)

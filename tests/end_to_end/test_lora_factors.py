@@ -99,7 +99,7 @@ def test_a_zero_factor_leaves_its_side_a_multiple_of_the_identity(kind, scale):
     # by it.
     (dead,) = {e.output.factor for n, e in adapters.items() if _side(n) == "A"}
     alive = [
-        e.output.bound
+        e.output.operator_norm
         for n, e in built.metric.items()
         if isinstance(e, Kronecker) and _side(n) != "A"
     ]
@@ -135,7 +135,10 @@ def test_the_next_refresh_sees_the_gradient_once_b_has_moved(kind):
         if _side(name) == "A":
             assert isinstance(first.metric[name].output, Identity)
             assert not isinstance(second.metric[name].output, Identity)
-            assert second.metric[name].output.bound < 30 * first.metric[name].output.bound
+            assert (
+                second.metric[name].output.operator_norm
+                < 30 * first.metric[name].output.operator_norm
+            )
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -243,7 +243,7 @@ def _map_of(built: PreconditionerState, model: nn.Module) -> Tensor:
             g = torch.randn(
                 2, shape["output"][0], shape["input"][0], dtype=torch.float64, generator=generator
             )
-            found.append(entry.whiten(g).flatten())
+            found.append(entry.apply(g).flatten())
     return torch.cat(found)
 
 

@@ -43,7 +43,8 @@ def begun(ledger: Path | None) -> Session:
     p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(
         1.0, 1e-3, N
     )
-    return session(p, net(), ledger_path=ledger)
+    # A run that was killed before its first checkpoint goes on at new weights.
+    return session(p, net(), ledger_path=ledger, resume=True)
 
 
 def one_run(folder: Path, go: int, report: int) -> None:

@@ -47,7 +47,9 @@ GOLDEN_CASES: dict[str, dict[str, Any]] = {
 
 
 def run_case(name: str, folder: Path) -> Run:
-    """Run one case in this process, with the ledgers of the server and of the clients in a folder."""
+    """Run one case in this process, with the ledgers of the server and of the clients in a
+    folder.
+    """
     plan = plan_of(**GOLDEN_CASES[name])
     model = head()
     local = LocalModel(plan, copy.deepcopy(model), loss_fn)

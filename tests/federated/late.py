@@ -1,4 +1,6 @@
-"""Flower is imported late, after its switches are set: said by a process that has not imported it."""
+"""Flower is imported late, after its switches are set: said by a process that has not imported
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The accounting of a federated run against closed forms and the figures of the papers' settings."""
+"""The accounting of a federated run against closed forms and the figures of the papers'
+settings.
+"""
 
 from __future__ import annotations
 
@@ -254,7 +256,7 @@ def test_the_product_of_both_rates_is_no_bound():
         delta,
         "add_or_remove_one",
         "pld",
-    ).at(1)
+    ).epsilon(1)
     x = np.linspace(-40, 1100, 600_001)
     step = x[1] - x[0]
     away, others, with_it = (stats.norm.pdf(x, mean, noise) for mean in (0.0, 1000.0, 1001.0))
@@ -271,7 +273,7 @@ def test_the_product_of_both_rates_is_no_bound():
         delta,
         "add_or_remove_one",
         "pld",
-    ).at(1)
+    ).epsilon(1)
     assert np.maximum(inside - math.exp(safe) * without, 0).sum() * step <= delta
 
 

@@ -114,7 +114,8 @@ class Federation:
         self.started: list[subprocess.Popen] = []
         certificates(folder)
         (folder / "flwr").mkdir()
-        connection = f'[superlink.loopback]\naddress = "127.0.0.1:{self.link}"\nroot-certificates = "{folder / "ca.crt"}"\n'
+        connection = f'[superlink.loopback]\naddress = "127.0.0.1:{self.link}"\n'
+        connection += f'root-certificates = "{folder / "ca.crt"}"\n'
         (folder / "flwr" / "config.toml").write_text(connection, "utf-8")
 
     def start(self, name: str, *arguments: str) -> subprocess.Popen:

@@ -121,7 +121,7 @@ def test_a_server_that_dies_goes_on_after_its_last_round(tmp_path):
         4,
         5,
     ]
-    assert run.server.epsilon == run.server.plan.curve.at(5) and not run.server.rejected
+    assert run.server.epsilon == run.server.plan.curve.epsilon(5) and not run.server.rejected
     with pytest.raises(
         BudgetExhausted, match=r"all rounds of this plan are spent .* nothing was sent"
     ):

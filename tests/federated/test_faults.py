@@ -112,7 +112,7 @@ def test_a_server_killed_anywhere_keeps_its_ledger(tmp_path, stage: str, privacy
         3,
     ]  # the one in which it died has no record, and a charge
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 4
-    assert not any(r.dropped for r in run.records) and run.server.epsilon == plan.curve.at(4)
+    assert not any(r.dropped for r in run.records) and run.server.epsilon == plan.curve.epsilon(4)
     assert all(c.ledger.count <= 4 for c in clients)
 
 

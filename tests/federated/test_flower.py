@@ -19,11 +19,11 @@ from dpkfc.federated.flower import (
     TooFewClients,
     Unreachable,
     client_app,
+    decode_record,
     disable_telemetry,
-    from_record,
+    encode_record,
     server_app,
     simulate,
-    to_record,
 )
 from tests import forked
 from tests.federated.engines import APP
@@ -88,7 +88,7 @@ def messages():
 
 def test_a_message_survives_its_way_to_the_bit():
     sent = messages()
-    found = from_record(to_record(sent))
+    found = decode_record(encode_record(sent))
     assert list(found) == [
         "kind",
         "round",
@@ -111,11 +111,11 @@ def test_a_message_survives_its_way_to_the_bit():
 )
 def test_only_tensors_integers_and_texts_are_sent(value):
     with pytest.raises(ValueError, match=r"not sent; 'x' is one"):
-        to_record({"x": value})
+        encode_record({"x": value})
 
 
 def wrong_records():
-    good = to_record(messages())
+    good = encode_record(messages())
     array = flwr.Array(np.zeros(3, np.float32))
     arrays = {
         "another format": flwr.Array("float32", (3,), "pickle", array.data),
@@ -155,7 +155,7 @@ def wrong_records():
 )
 def test_other_records_are_no_message(name: str, record):
     with pytest.raises(ValueError):
-        from_record(record)
+        decode_record(record)
 
 
 @pytest.mark.parametrize("case", ["masked", "kfac"])
@@ -197,12 +197,12 @@ def test_run_config_replaces_the_settings_of_both_sides(tmp_path):
 
 def test_a_client_that_fails_answers_with_the_constant_reason(tmp_path, caplog):
     app = client_app(APP, QUICK)
-    request = flwr.Message(to_record({"kind": "round", "round": 2}), 7, "train")
+    request = flwr.Message(encode_record({"kind": "round", "round": 2}), 7, "train")
     without = SimpleNamespace(node_config={}, run_config={})
     with caplog.at_level(logging.ERROR, "dpkfc"):
         answer = app(request, without)
     assert not answer.has_error()
-    found = from_record(answer.content)
+    found = decode_record(answer.content)
     assert found == {
         "kind": "error",
         "round": -1,
@@ -216,7 +216,7 @@ def test_a_client_that_fails_answers_with_the_constant_reason(tmp_path, caplog):
         junk,
         SimpleNamespace(node_config={"partition-id": 1, "folder": str(tmp_path)}, run_config={}),
     )
-    assert from_record(answer.content)["reason"] == "client-failed"
+    assert decode_record(answer.content)["reason"] == "client-failed"
 
 
 def test_what_flower_reports_of_a_client_is_not_read(tmp_path):

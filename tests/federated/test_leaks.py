@@ -167,7 +167,9 @@ def test_dropout_without_a_top_up_is_found():
 
 
 class MeanFirst(Client):
-    """Clips the mean gradient instead of every record's, then multiplies by the number of records."""
+    """Clips the mean gradient instead of every record's, then multiplies by the number of
+    records.
+    """
 
     def _noisy(self, number, extra, made):
         n = len(self.records)
@@ -205,7 +207,9 @@ def test_one_record_moves_a_sum_by_its_clipped_gradient():
 
 @pytest.mark.parametrize("alpha", [0.05, 0.1, 1.0, math.inf])
 def test_every_record_weighs_the_same_against_the_noise(alpha: float):
-    """Factor 1 for all, where a division by the sizes of clients would leave 0.4 for the smallest."""
+    """Factor 1 for all, where a division by the sizes of clients would leave 0.4 for the
+    smallest.
+    """
     data = records(60, scale=50.0)
     cut = parts(data, dirichlet(data[1], CLIENTS, alpha, seed=3))
     plan = plan_of(privacy=TrustedServer(), expected_records=60, rounds=1)

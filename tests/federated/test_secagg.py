@@ -130,7 +130,9 @@ def test_pair_masks_cancel_in_the_sum_over_the_cohort():
     [((), ()), ((1,), ()), ((), (2,)), ((0, 4), ()), ((5,), (1,)), ((), (0, 3))],
 )
 def test_dropouts_leave_exactly_the_sum_of_the_survivors(missing, silent):
-    """Clients that are missing send keys and no sum; silent ones send a sum and reveal no shares."""
+    """Clients that are missing send keys and no sum; silent ones send a sum and reveal no
+    shares.
+    """
     cohort = Cohort(6, 4)
     sums = {i: x for i, x in cohort.sent.items() if i not in missing}
     shares = {i: reveal(cohort.held[i], sums) for i in sums if i not in silent}

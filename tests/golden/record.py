@@ -51,7 +51,7 @@ def digest_ledger(path: Path) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-DATED = {"created", "dpkfc", "hash", "prev"}
+DATED = {"created", "dpkfc", "id", "hash", "prev"}
 
 
 def run_session(case: Case) -> dict[str, Any]:

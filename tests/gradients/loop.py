@@ -17,7 +17,6 @@ from dpkfc.gradients.clipping import Clip, split_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import weighted_sum
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -34,7 +33,7 @@ def taped(model: nn.Module, loss: Loss, batch: Any, n: int) -> list[dict[str, Te
         if layer.name in calls:
             block = blocks_of(layer, calls[layer.name], n)
             for i, one in enumerate(torch.eye(n, dtype=torch.float64)):
-                rows[i].update(split_sum(layer, weighted_sum(block, one)))
+                rows[i].update(split_sum(layer, block.weighted_sum(one)))
     return rows
 
 
@@ -77,7 +76,9 @@ def assert_equals_a_loop(model: nn.Module, loss: Loss, batch: Any, singles: Sequ
 
 
 def examples(batch: tuple[Any, ...], n: int) -> list[tuple[Any, ...]]:
-    """Each example as a batch of its own: tensors led by the batch are sliced, the rest is shared."""
+    """Each example as a batch of its own: tensors led by the batch are sliced, the rest is
+    shared.
+    """
     return [
         tuple(
             x[i : i + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == n else x

@@ -226,6 +226,23 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
     torch.testing.assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("method", [None, "materialised"])
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name: str, method: str | None) -> None:
+    block, _ = made(name)
+    empty = block.select(slice(0, 0))
+    found = per_example_norms(empty, None, method)
+    assert found.norms.shape == (0,) and found.norms.dtype == F64
+    assert not summed(empty, torch.zeros(0, dtype=F64)).any()
+
+
+@pytest.mark.parametrize("name", READ_BY_CLIPPING)
+def test_a_mask_selects_what_a_slice_of_the_same_examples_selects(name: str) -> None:
+    block, rows = made(name)
+    mask = torch.arange(N) < 2
+    assert torch.equal(flat(block.select(mask)), flat(block.select(slice(0, 2))))
+
+
 def test_every_kind_of_block_is_held_against_the_loop() -> None:
     kinds = {type(made(name)[0]) for name in KINDS}
     assert kinds == {

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer
 from dpkfc.linalg.metric import Dense, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 
@@ -31,8 +31,8 @@ def released(block, metric: Kronecker, method: str) -> tuple[torch.Tensor, torch
     for i in range(n):
         weights = torch.zeros(n)
         weights[i] = 1.0
-        share = weighted_sum(found.block, weights)
-        share = share if found.whitened else metric.whiten(share)
+        share = found.block.weighted_sum(weights)
+        share = share if found.whitened else metric.apply(share)
         shares.append(torch.linalg.vector_norm(share.double()))
     return found.norms.double(), torch.stack(shares)
 

@@ -19,8 +19,6 @@ from dpkfc.linalg.blocks import (
     Patched,
     conv_block,
     interleave_calls,
-    weighted_sum,
-    write_out_patches,
 )
 from dpkfc.linalg.metric import Dense, Kronecker
 from dpkfc.linalg.norms import per_example_norms
@@ -79,7 +77,7 @@ def test_views_equal_patches_and_the_sum_over_rows(name: str) -> None:
     total = torch.einsum(
         "n,ngoi->goi", weights, expected.view(N, module.groups, *expected.shape[1:])
     ).flatten(0, 1)
-    for found in (weighted_sum(block, weights), weighted_sum(patches, weights)):
+    for found in (block.weighted_sum(weights), patches.weighted_sum(weights)):
         torch.testing.assert_close(found, total, rtol=1e-11, atol=1e-12)
     lengths = (patches.a.norm(dim=2) * patches.b.norm(dim=2)).sum(1).view(N, -1).sum(1)
     assert (block.magnitudes()[0] >= lengths * (1 - 1e-12)).all()
@@ -113,7 +111,7 @@ def test_norms_of_views_in_a_metric(name: str, method: str) -> None:
     module, [(x, b)] = _calls(name, N * VIEWS)
     block = conv_block(module, x, b).merge_rows(N, VIEWS)
     metric = _metric(block)
-    z = metric.whiten(block.outer().per_example()).reshape(N, -1)
+    z = metric.apply(block.outer().per_example()).reshape(N, -1)
     found = per_example_norms(block, metric, method)
     torch.testing.assert_close(found.norms, z.norm(dim=1), rtol=1e-8, atol=1e-10)
     assert (found.norms >= z.norm(dim=1) * (1 - 1e-14)).all()
@@ -195,7 +193,7 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
         return
     assert isinstance(patched, Patched)
     assert (patched.batch_size, patched.groups, patched.d_in) == (N, whole.groups, whole.d_in)
-    again = write_out_patches(patched)
+    again = patched.explicit()
     assert isinstance(again, Outer)
     assert (
         torch.equal(again.a, whole.a)
@@ -203,9 +201,9 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
         and again.groups == whole.groups
     )
     assert torch.equal(patched.per_example(), whole.per_example())
-    flat = whole.a.flatten(0, 1)[:, : whole.d_in - patched.homogeneous]
+    flat = whole.a.flatten(0, 1)
     for count in (3, len(flat)):  # a few, which are gathered, and all, which are formed
         index = torch.randperm(len(flat))[:count]
-        assert torch.equal(patched.rows(index), flat[index])
+        assert torch.equal(patched.input_rows(index), flat[index])
     part = patched.select(slice(1, 3)).explicit()
     assert torch.equal(part.a, whole.a[whole.groups : 3 * whole.groups]) and part.batch_size == 2

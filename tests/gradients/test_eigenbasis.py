@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Eigenbasis, Elementwise, Kronecker, Metric
 from dpkfc.linalg.norms import per_example_norms, rank_one_norms
 from tests.gradients.whitened import clipped, looped, matrix
@@ -118,12 +118,12 @@ def test_norms_and_sums_equal_the_explicit_matrix(kind: str, turns: str) -> None
         found.norms, exact_norms(gradients, metric, groups), rtol=1e-11, atol=0
     )
     weights = torch.linspace(-1, 2, len(found.norms), dtype=F64)
-    total = weighted_sum(found.block, weights)
+    total = found.block.weighted_sum(weights)
     d_out, d_in = metric.scale.shape
     z = (gradients.flatten(1) @ explicit(metric)).view(-1, groups, d_out, d_in)
     expected = torch.einsum("n,ngoi->goi", weights, z).flatten(0, 1)
     whitened = (
-        total if found.whitened else metric.whiten(total.view(groups, d_out, d_in)).flatten(0, 1)
+        total if found.whitened else metric.apply(total.view(groups, d_out, d_in)).flatten(0, 1)
     )
     torch.testing.assert_close(whitened, expected, rtol=1e-10, atol=1e-12)
 
@@ -163,9 +163,9 @@ def test_an_eigenbasis_of_factors_is_the_kronecker_metric() -> None:
         Dense((q_in * root_in) @ q_in.T, 1.1), Dense((q_out * root_out) @ q_out.T, 1.1)
     )
     g = randn(3, 4, 5)
-    torch.testing.assert_close(whole.whiten(g), sides.whiten(g), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(whole.apply(g), sides.apply(g), rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(whole.variance(), sides.variance(), rtol=1e-12, atol=1e-13)
-    torch.testing.assert_close(whole.inverse().whiten(whole.whiten(g)), g, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(whole.inverse().apply(whole.apply(g)), g, rtol=1e-10, atol=1e-12)
 
 
 def test_with_several_positions_a_clamped_product_is_no_gram_formula() -> None:
@@ -209,10 +209,10 @@ def released(block, metric: Eigenbasis) -> tuple[Tensor, Tensor]:
     found = per_example_norms(block, metric)
     shares = []
     for one in torch.eye(len(found.norms)):
-        share = weighted_sum(found.block, one)
+        share = found.block.weighted_sum(one)
         if not found.whitened:
             whole = share.T if isinstance(block, Lookup) else share
-            share = metric.whiten(whole.view(getattr(block, "groups", 1), *metric.scale.shape))
+            share = metric.apply(whole.view(getattr(block, "groups", 1), *metric.scale.shape))
         shares.append(torch.linalg.vector_norm(share.double()))
     return found.norms.double(), torch.stack(shares)
 
@@ -308,7 +308,9 @@ def test_a_broken_example_has_no_finite_norm_and_leaves_the_others_alone() -> No
 
 
 class Small(nn.Module):
-    """An embedding, a layer norm, a linear layer over positions, a grouped convolution and a head."""
+    """An embedding, a layer norm, a linear layer over positions, a grouped convolution and a
+    head.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,7 +20,7 @@ from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg import blocks
-from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, Lookup, MaterializedGradients, Outer, Tied
 from dpkfc.linalg.metric import Dense, Eigenbasis, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 from dpkfc.memory import peak_bytes
@@ -45,7 +45,9 @@ def taped(model: nn.Module) -> Any:
 
 
 class Held:
-    """Which layers' inputs and output gradients are still in memory, whatever view of them is held."""
+    """Which layers' inputs and output gradients are still in memory, whatever view of them is
+    held.
+    """
 
     def __init__(self, calls: Any) -> None:
         self._pairs = {
@@ -64,15 +66,15 @@ class Held:
         return [name for name, pair in self._pairs.items() if any(x.expired() for x in pair)]
 
 
-def noted(monkeypatch: pytest.MonkeyPatch, what: str, held: Held) -> list[list[str]]:
-    """What was in memory whenever a function of `accumulate` was called, and behind its last call."""
-    seen, own = list[list[str]](), getattr(clipping, what)
+def noted(monkeypatch: pytest.MonkeyPatch, owner: Any, what: str, held: Held) -> list[list[str]]:
+    """What was in memory whenever a function was called, and behind its last call."""
+    seen, own = list[list[str]](), getattr(owner, what)
 
     def wrapped(*args: Any, **more: Any) -> Any:
         seen.append(held())
         return own(*args, **more)
 
-    monkeypatch.setattr(clipping, what, wrapped)
+    monkeypatch.setattr(owner, what, wrapped)
     return seen
 
 
@@ -98,9 +100,8 @@ def test_a_pair_is_let_go_when_it_has_been_used(name: str, monkeypatch: pytest.M
     layers, calls = find_layers(model), taped(model)
     held = Held(calls)
     assert held() == NAMES and not held.half()
-    at_norms, at_sums = (
-        noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum")
-    )
+    at_norms = noted(monkeypatch, clipping, "per_example_norms", held)
+    at_sums = noted(monkeypatch, Outer, "weighted_sum", held)
     metric = {} if kind == "none" else metric_of(layers, kind)
     summer = ClippedSummer(layers, metric, Clip(0.5, methods=dict.fromkeys(NAMES, method)))
     summer.add(calls, N)
@@ -117,9 +118,8 @@ def test_gradients_that_were_formed_stand_in_for_their_pairs(
     model = nn.Sequential(nn.Linear(WIDE, 3), nn.Tanh(), nn.Linear(3, WIDE)).double()
     calls = taped(model)
     held = Held(calls)
-    at_norms, at_sums = (
-        noted(monkeypatch, what, held) for what in ("per_example_norms", "weighted_sum")
-    )
+    at_norms = noted(monkeypatch, clipping, "per_example_norms", held)
+    at_sums = noted(monkeypatch, MaterializedGradients, "weighted_sum", held)
     ClippedSummer(
         find_layers(model), {}, Clip(0.5, methods=dict.fromkeys(("0", "2"), "materialised"))
     ).add(calls, N)
@@ -134,7 +134,7 @@ def test_an_error_lets_go_of_everything(monkeypatch: pytest.MonkeyPatch) -> None
     def fails(*_: Any) -> Any:
         raise RuntimeError("in the middle")
 
-    monkeypatch.setattr(clipping, "weighted_sum", fails)
+    monkeypatch.setattr(Outer, "weighted_sum", fails)
     summer = ClippedSummer(find_layers(model), {}, Clip(0.5))
     with pytest.raises(RuntimeError, match="in the middle"):
         summer.add(calls, N)
@@ -229,7 +229,7 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)
     with Largest() as seen:
         found = per_example_norms(block, metric, method)
-        weighted_sum(found.block, torch.ones(BATCH))
+        found.block.weighted_sum(torch.ones(BATCH))
     torch.testing.assert_close(found.norms, wide, rtol=1e-6, atol=0)
     assert not isinstance(found.block, MaterializedGradients)
     parts = (block.lookup, block.outer) if isinstance(block, Tied) else (block,)
@@ -241,7 +241,9 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
 def test_the_peak_does_not_grow_with_the_gradients_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Twice the examples take as many bytes more as their rows have, not as their gradients would."""
+    """Twice the examples take as many bytes more as their rows have, not as their gradients
+    would.
+    """
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 2 * IN * OUT)
     monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)
     peaks = []

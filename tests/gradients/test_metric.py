@@ -76,13 +76,13 @@ ENTRIES: dict[str, Kronecker | Eigenbasis] = {
 def explicit(entry: Kronecker | Eigenbasis) -> Tensor:
     """The map as a matrix over all entries of a gradient."""
     units = torch.eye(D_OUT * D_IN, dtype=F64).view(-1, D_OUT, D_IN)
-    return entry.whiten(units).reshape(len(units), -1).T
+    return entry.apply(units).reshape(len(units), -1).T
 
 
 @pytest.mark.parametrize("name", ENTRIES)
 def test_the_bound_is_the_operator_norm(name: str) -> None:
     entry = ENTRIES[name]
-    assert entry.bound == pytest.approx(
+    assert entry.operator_norm == pytest.approx(
         float(torch.linalg.matrix_norm(explicit(entry), 2)), rel=1e-12
     )
 
@@ -97,8 +97,8 @@ def test_sides_are_multiplied_as_matrices_also_where_a_factor_moves(name: str) -
     into = entry.input.apply(torch.eye(D_IN, dtype=F64))
     g = torch.randn(3, D_OUT, D_IN, dtype=F64)
     for found in (entry, entry.merge_scalar()):
-        torch.testing.assert_close(found.whiten(g), out @ g @ into, rtol=1e-12, atol=1e-12)
-        assert found.bound == pytest.approx(entry.bound, rel=1e-12)
+        torch.testing.assert_close(found.apply(g), out @ g @ into, rtol=1e-12, atol=1e-12)
+        assert found.operator_norm == pytest.approx(entry.operator_norm, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

@@ -302,7 +302,9 @@ def test_an_opacus_script_refuses_it_too() -> None:
 
 
 class Rotary(nn.Module):
-    """A cache of positions that grows with the batch, with a number that says how far it reaches."""
+    """A cache of positions that grows with the batch, with a number that says how far it
+    reaches.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +351,9 @@ def penalised(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def test_what_a_pass_leaves_to_look_at_is_gone_after_it(
     verify: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The loss reads it, and the gradients are right; nothing of the examples stays on the model."""
+    """The loss reads it, and the gradients are right; nothing of the examples stays on the
+    model.
+    """
     with session(Shown(), verify=verify) as s:
         before = s.model[0].inner.weight.detach().clone()
         for batch in s.batches():
@@ -477,7 +481,7 @@ def test_a_memory_in_an_object_of_ones_own_is_put_back_or_refused(
     assert "put back after every pass: bank" in caplog.text
     with (
         session(Compares(Bank(2))) as s,
-        pytest.raises(ValueError, match="keeps 'bank' of the module '0'|example alone"),
+        pytest.raises(ValueError, match="keeps 'bank' of the module '0'|depends on the batch"),
     ):
         train(s)
     assert s.ledger.count == 0 and s.model[0].bank.rows == []

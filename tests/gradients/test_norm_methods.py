@@ -12,7 +12,7 @@ from dpkfc import PrivacyConfig
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer, weighted_sum
+from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer
 from dpkfc.linalg.metric import Kronecker, LowRank
 from dpkfc.linalg.norms import per_example_norms
 from tests.gradients.whitened import metric_of, side
@@ -50,7 +50,7 @@ def test_wide_gradients_are_not_kept_and_their_bound_holds_for_a_second_pass() -
     torch.manual_seed(2)
     a, b = torch.randn(8, 7, 80), torch.randn(8, 7, 70)
     metric = Kronecker(
-        *(type(s)(s.root.float(), s.bound) for s in (side("dense", 80), side("dense", 70)))
+        *(type(s)(s.root.float(), s.operator_norm) for s in (side("dense", 80), side("dense", 70)))
     )
     found = per_example_norms(Outer(a, b), metric, "materialised")
     assert not found.whitened and not isinstance(found.block, MaterializedGradients)
@@ -129,5 +129,5 @@ def test_what_a_metric_leaves_of_a_convolution_in_its_flattest_direction_stays_b
     found = per_example_norms(block, metric, method)
     assert not found.whitened
     for i, bound in enumerate(found.norms):
-        share = metric.whiten(weighted_sum(found.block, torch.eye(n)[i]))
+        share = metric.apply(found.block.weighted_sum(torch.eye(n)[i]))
         assert torch.linalg.vector_norm(share, dtype=torch.float64) <= bound

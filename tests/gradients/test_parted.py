@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.curvature.ngd import clamp_eigenvalues, split_low_rank
+from dpkfc.curvature.ngd import clamp_eigenvalues
 from dpkfc.gradients.clipping import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
@@ -43,7 +43,7 @@ def entry(d_out: int, d_in: int, above: int, *, turned: bool = True) -> Eigenbas
 @pytest.mark.parametrize("turned", [True, False])
 def test_it_is_the_same_map(above: int, turned: bool) -> None:
     whole = entry(12, 40, above, turned=turned)
-    few = split_low_rank(whole)
+    few = whole.compact()
     assert (
         isinstance(few, Eigenbasis)
         and few.input.shape == (40, above)
@@ -51,30 +51,30 @@ def test_it_is_the_same_map(above: int, turned: bool) -> None:
     )
     g = torch.randn(3, 12, 40, dtype=torch.float64)
     close = {"rtol": 1e-10, "atol": 1e-12}
-    torch.testing.assert_close(few.whiten(g), whole.whiten(g), **close)
-    torch.testing.assert_close(few.inverse().whiten(few.whiten(g)), g, **close)
-    torch.testing.assert_close(few.scaled(3.0).whiten(g), 3 * whole.whiten(g), **close)
+    torch.testing.assert_close(few.apply(g), whole.apply(g), **close)
+    torch.testing.assert_close(few.inverse().apply(few.apply(g)), g, **close)
+    torch.testing.assert_close(few.scaled(3.0).apply(g), 3 * whole.apply(g), **close)
     torch.testing.assert_close(few.variance(), whole.variance(), **close)
-    torch.testing.assert_close(few.complete_basis().whiten(g), whole.whiten(g), **close)
+    torch.testing.assert_close(few.complete_basis().apply(g), whole.apply(g), **close)
     assert (
-        few.bound == whole.bound
+        few.operator_norm == whole.operator_norm
         and few.complete_basis().rest is None
         and whole.complete_basis() is whole
     )
     inside, outside = few.split_low_rank(g)
     squares = inside.square().sum((1, 2)) + outside.square().sum((1, 2))
-    torch.testing.assert_close(squares, whole.whiten(g).square().sum((1, 2)), **close)
+    torch.testing.assert_close(squares, whole.apply(g).square().sum((1, 2)), **close)
 
 
 def test_with_nothing_above_the_floor_it_is_a_number_and_with_much_it_stays_whole() -> None:
-    none = split_low_rank(entry(6, 20, 0))
+    none = entry(6, 20, 0).compact()
     assert isinstance(none, Kronecker)
     g = torch.randn(6, 20, dtype=torch.float64)
-    torch.testing.assert_close(none.whiten(g), g / 1.5**0.5)
+    torch.testing.assert_close(none.apply(g), g / 1.5**0.5)
     most = entry(6, 20, 6)
-    assert split_low_rank(most) is most
+    assert most.compact() is most
     plain = Eigenbasis(torch.rand(4, 5) + 1)
-    assert split_low_rank(plain) is plain
+    assert plain.compact() is plain
 
 
 def models() -> dict[str, tuple[nn.Module, torch.Tensor]]:
@@ -104,7 +104,7 @@ def test_norms_and_clipped_sums_are_those_of_the_whole_basis(
     d_in = layer.weight[0].numel() + (layer.bias is not None)
     whole = entry(layer.weight.shape[0] // groups, d_in, 3)
     results = []
-    for metric in (whole, split_low_rank(whole)):
+    for metric in (whole, whole.compact()):
         tape = Tape(model, [found])
         with tape:
             losses = model(x).square().flatten(1).sum(1)
@@ -122,7 +122,7 @@ def test_norms_in_float32_are_upper_bounds_and_near(
     shape: tuple[int, int, int], cancels: bool
 ) -> None:
     t, d_in, d_out = shape
-    whole = split_low_rank(entry(d_out, d_in, 4))
+    whole = entry(d_out, d_in, 4).compact()
     metric = Eigenbasis(whole.scale.float(), whole.input.float(), whole.output.float(), whole.rest)
     generator = torch.Generator().manual_seed(t)
     a, b = (
@@ -136,7 +136,7 @@ def test_norms_in_float32_are_upper_bounds_and_near(
     exact = Eigenbasis(
         exact.scale.double(), exact.input.double(), exact.output.double(), exact.rest
     )
-    expected = torch.linalg.vector_norm(exact.whiten(b.double().mT @ a.double()).flatten(1), dim=1)
+    expected = torch.linalg.vector_norm(exact.apply(b.double().mT @ a.double()).flatten(1), dim=1)
     norms = per_example_norms(Outer(a, b), metric).norms
     assert bool((norms >= expected).all())
     if not cancels:

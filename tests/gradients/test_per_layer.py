@@ -1,4 +1,6 @@
-"""Per-layer clipping against a loop of autograd over single examples: C / √L for each of L layers."""
+"""Per-layer clipping against a loop of autograd over single examples: C / √L for each of L
+layers.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import Lookup, Outer, Tied, weighted_sum
+from dpkfc.linalg.blocks import Lookup, Outer, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker, mismatch
 from dpkfc.linalg.norms import choice_for, per_example_norms
 from tests.gradients.whitened import check, metric_of, side
@@ -166,13 +166,13 @@ def random_block(
 def test_any_shape_and_metric(n, s, t, d, v, input_kind, output_kind, method, seed) -> None:
     block = random_block(n, s, t, d, v, seed)
     metric = Kronecker(side(input_kind, d), side(output_kind, v))
-    z = metric.whiten(block.per_example())
+    z = metric.apply(block.per_example())
     found = per_example_norms(block, metric, method)
     torch.testing.assert_close(found.norms, z.flatten(1).norm(dim=1), rtol=1e-9, atol=1e-7)
     assert bool((found.norms >= z.flatten(1).norm(dim=1) * (1 - 1e-12)).all())
     weights = torch.rand(n, dtype=torch.float64)
-    total = weighted_sum(found.block, weights)
-    total = total if found.whitened else metric.whiten(total)
+    total = found.block.weighted_sum(weights)
+    total = total if found.whitened else metric.apply(total)
     torch.testing.assert_close(total, torch.einsum("n,nvd->vd", weights, z), rtol=1e-9, atol=1e-10)
 
 
@@ -195,8 +195,8 @@ def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, 
     )
     found = per_example_norms(block, metric, method)
     for i in range(n):
-        share = weighted_sum(found.block, torch.eye(n)[i])
-        share = share if found.whitened else metric.whiten(share)
+        share = found.block.weighted_sum(torch.eye(n)[i])
+        share = share if found.whitened else metric.apply(share)
         assert float(found.norms[i]) >= float(share.double().norm()) * (1 - 1e-6)
 
 
@@ -240,7 +240,7 @@ def test_a_broken_example_stays_alone() -> None:
         found = per_example_norms(block, metric_of(layers, "dense")[layer.name], method)
         broken = ~torch.isfinite(found.norms)
         assert broken.tolist() == [False, True, False, False, False]
-        assert bool(torch.isfinite(weighted_sum(found.block, (~broken).double(), broken)).all())
+        assert bool(torch.isfinite(found.block.weighted_sum((~broken).double(), broken)).all())
 
 
 # -- weights shared by linear layers, and what stays refused ---------------------------------------

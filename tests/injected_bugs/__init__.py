@@ -1,1 +1,3 @@
-"""Planted leaks: small patches of the real step, each of which an audit or an invariant must catch."""
+"""Planted leaks: small patches of the real step, each of which an audit or an invariant must
+catch.
+"""

@@ -41,7 +41,9 @@ FAULTS = (
 
 
 def synced(subject: Subject, canaries: Canaries) -> list[Finding]:
-    """Every charge is on the disk before its release exists: the ledger is synced between the two."""
+    """Every charge is on the disk before its release exists: the ledger is synced between the
+    two.
+    """
     some = canaries.select("as it is")
     plan = script_plan(subject.plan, [[0], [], [0]], subject.size + len(some.names))
     events: list[str] = []

@@ -355,7 +355,9 @@ def half_the_rate(m: pytest.MonkeyPatch) -> None:
 
 
 def as_poisson(m: pytest.MonkeyPatch) -> None:
-    """Batches of one size under the event, the neighbours and the sensitivity of a Poisson sampler."""
+    """Batches of one size under the event, the neighbours and the sensitivity of a Poisson
+    sampler.
+    """
     own = Poisson.event
     m.setattr(
         FixedSize,

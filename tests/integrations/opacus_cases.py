@@ -81,7 +81,9 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
 def private(
     model: nn.Module | None = None, engine: PrivacyEngine | None = None, **settings: object
 ):
-    """(engine, model, optimizer, loader) with a repeatable Poisson order and, by default, no noise."""
+    """(engine, model, optimizer, loader) with a repeatable Poisson order and, by default, no
+    noise.
+    """
     engine = engine or PrivacyEngine()
     model = model or mlp()
     chosen = {

@@ -104,12 +104,14 @@ def one_pass(model, optimizer, batches, physical: int | None) -> int:
 
 @pytest.mark.parametrize("physical", [None, 3])
 def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) -> None:
-    """Lost steps are spent: the last pass is shorter, and the script comes to its last checkpoint."""
+    """Lost steps are spent: the last pass is shorter, and the script comes to its last
+    checkpoint.
+    """
     path = tmp_path / "ledger.jsonl"
     engine, model, optimizer, batches = with_epsilon(ledger_path=path)
     train(model, optimizer, batches, 3)
     engine.close()
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=True)
     one_pass(model, optimizer, batches, physical)
     assert engine.ledger.remaining == 2
     with pytest.warns(UserWarning, match="all 10 releases of the plan are spent, 3 of them before"):
@@ -123,12 +125,12 @@ def test_a_resumed_run_ends_with_its_releases(tmp_path, physical: int | None) ->
 def test_a_run_of_too_many_passes_is_told_what_was_spent_before(tmp_path) -> None:
     path = tmp_path / "ledger.jsonl"
     for spent in (0, 5):
-        engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+        engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=spent > 0)
         train(model, optimizer, batches)
         if spent:
             with pytest.raises(
                 BudgetExhausted,
-                match=r"all 10 releases.*5 of them .* before.*engine.ledger.remaining",
+                match=r"all 10 releases.*5 of them before.*engine.ledger.remaining",
             ):
                 train(model, optimizer, batches)
         engine.close()

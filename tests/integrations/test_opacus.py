@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import (
-    DataLoader,
-)
+from torch.utils.data import DataLoader
 
+from dpkfc.checkpoint import read_weights_record
 from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.privacy import Budget
 from dpkfc.privacy.accounting import epsilon
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from tests.integrations.opacus_cases import (
@@ -154,13 +155,20 @@ def test_a_ledger_file_is_continued_by_the_next_run(tmp_path) -> None:
     engine.close()
     spent = engine.get_epsilon(1e-3)
     assert len(verify(path).releases) == N // B
-    engine, model, optimizer, batches = with_epsilon(ledger_path=path)
+    with pytest.raises(
+        LedgerError, match="holds 5 releases of an earlier run: load its checkpoint"
+    ):
+        with_epsilon(ledger_path=path)
+    engine, model, optimizer, batches = with_epsilon(ledger_path=path, resume=True)
     assert engine.get_epsilon(1e-3) == spent
     train(model, optimizer, batches)
     with pytest.raises(BudgetExhausted):
         train(model, optimizer, batches)
     engine.close()
     model = mlp()
+    with pytest.raises(BudgetExhausted, match="all 10 releases .* are spent in .* resume=True"):
+        with_epsilon(model=model, ledger_path=path)
+    assert not model._forward_pre_hooks
     with pytest.raises(LedgerError, match="belongs to the plan"):
         with_epsilon(model=model, ledger_path=path, max_grad_norm=0.5)
     assert not model._forward_pre_hooks
@@ -244,7 +252,7 @@ def test_only_a_release_reaches_the_optimizer(build) -> None:
     backward(model, (x, y))
     optimizer.step()
     for p, q, g in zip(model.parameters(), reference.parameters(), seen[0], strict=True):
-        assert p.grad is None
+        assert torch.equal(p.grad, g)
         assert (g - q.grad).abs().min() > 0
     flat = torch.cat([g.flatten() for g in seen[0]])
     assert 0.6 * 3 / B < flat.std() < 1.6 * 3 / B
@@ -353,3 +361,59 @@ def test_in_place_activations_and_frozen_parameters() -> None:
     _, model, optimizer, batches = private(model)
     train(model, optimizer, batches)
     assert torch.equal(model[0].weight, before)
+
+
+# -- all runs on the same people -------------------------------------------------------------------
+
+
+def charging(budget: Budget) -> PrivacyEngine:
+    return PrivacyEngine(accountant="rdp", budget=budget)
+
+
+def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path) -> None:
+    ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
+    path = tmp_path / "ledger.jsonl"
+    engine, model, optimizer, batches = with_epsilon(charging(ward), ledger_path=path)
+    assert len(ward.charges) == 1 and ward.charges[0].releases == 10
+    train(model, optimizer, batches)
+    engine.close()
+    record = read_weights_record(path)
+    assert record is not None and record.releases == 5 and record.describes(model.state_dict())
+    engine, other, *_ = with_epsilon(charging(ward), ledger_path=path, resume=True)
+    assert len(ward.charges) == 1
+    with pytest.raises(LedgerError, match="does not hold the weights of"):
+        engine._private.check_weights()
+    other.load_state_dict(model.state_dict())
+    engine._private.check_weights()
+    engine.close()
+    assert read_weights_record(path) == record
+
+
+def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path) -> None:
+    ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
+    model = mlp()
+    with pytest.raises(BudgetExhausted, match=r"ward\.toml has ε"):
+        with_epsilon(charging(ward), model, ledger_path=tmp_path / "ledger.jsonl")
+    assert not model._forward_pre_hooks
+    assert [path.name for path in tmp_path.iterdir()] == ["ward.toml"]
+
+
+def test_a_second_engine_on_the_same_data_is_told_once() -> None:
+    people = data()
+    for number in range(2):
+        model = mlp()
+        engine = PrivacyEngine(accountant="rdp")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            _, optimizer, batches = engine.make_private(
+                module=model,
+                optimizer=optimizer,
+                data_loader=DataLoader(people, batch_size=B),
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+            )
+        told = [w for w in seen if "ε add up" in str(w.message)]
+        assert len(told) == number and all(w.filename == __file__ for w in told)
+        train(model, optimizer, batches, 1)
+        engine.close()

@@ -216,8 +216,8 @@ def test_misuse_is_one_error_and_releases_nothing_more(misuse, match: str) -> No
         misuse(model, optimizer, batches)
     released = {misuse_two_steps: 1, misuse_old_pass: 2}.get(misuse, 0)
     assert engine.ledger.count == released
-    assert all(p.grad is None for p in model.parameters())
     if not released:
+        assert all(p.grad is None for p in model.parameters())
         assert torch.equal(weights(model), start)
 
 

@@ -53,21 +53,19 @@ class OwnLoader(DataLoader):
             {"clipping": "per_layer", "max_grad_norm": [1.0, 1.0]},
             "max_grad_norm must be one number",
         ),
-        ({"clipping": "adaptive"}, "choose one of flat"),
+        ({"clipping": "adaptive"}, "clipping='automatic', which needs no bound"),
         ({"max_grad_norm": [1.0, 2.0]}, "one number"),
         ({"max_grad_norm": 0.0}, "positive"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_generator": torch.Generator()}, "test_mode_seed"),
-        ({"grad_sample_mode": "functorch"}, "torch.func"),
-        ({"grad_sample_mode": "ew"}, "leave it out"),
         ({"grad_sample_mode": "ghost_fsdp"}, "leave it out"),
-        ({"wrap_model": False}, "close"),
-        ({"rand_on_empty": True}, r"size 0.*call only optimizer.step\(\) when the batch is empty"),
+        ({"grad_sample_mode": "no_op"}, "leave it out"),
+        ({"rand_on_empty": True}, r"write: if len\(y\) == 0: optimizer.step\(\); continue"),
         ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, "make them equal"),
         ({"precondtioner": None}, "did you mean 'preconditioner'"),
-        ({"target_unclipped_quantile": 0.5}, "adaptive clipping .* max_grad_norm is fixed"),
-        ({"unit": "patient"}, r"patients need a Session: PrivacyConfig\(unit="),
-        ({"noise_scheduler": None}, "no schedules"),
+        ({"target_unclipped_quantile": 0.5}, "adaptive clipping .* clipping='automatic'"),
+        ({"unit": "patient"}, r"take a Session: PrivacyConfig\(unit="),
+        ({"noise_scheduler": None}, "fixed for the whole run; leave it out"),
         ({"max_physical_batch_size": 4}, r"BatchMemoryManager\("),
         ({"nosie": 1}, "unknown keyword 'nosie'"),
         ({"criterion": nn.functional.mse_loss}, "criterion must be a torch module"),
@@ -118,8 +116,9 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
     optimizer = settings.get("optimizer") or sgd(model if isinstance(model, nn.Module) else mlp())
     chosen = {"data_loader": loader(), "noise_multiplier": 1.0, "max_grad_norm": 1.0, **settings}
     chosen |= {"module": model, "optimizer": optimizer}
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=match) as caught:
         PrivacyEngine().make_private(**chosen)
+    assert len(str(caught.value)) <= 160
     if isinstance(model, nn.Module):
         assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
@@ -130,12 +129,13 @@ def test_every_refusal_names_the_fix_and_changes_nothing(settings, match) -> Non
     ("settings", "match"),
     [
         ({"accountant": "gdp"}, "upper bound"),
-        ({"secure_mode": True}, "cipher.*a Session .*'rounded'"),
+        ({"secure_mode": True}, "cipher.*take a Session .*'rounded'"),
     ],
 )
 def test_refused_engines(settings, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=match) as caught:
         PrivacyEngine(**settings)
+    assert len(str(caught.value)) <= 160
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,6 @@ def test_one_engine_one_model_and_no_model_twice() -> None:
         engine.make_private(module=mlp(), optimizer=sgd(mlp()), **settings)
     with pytest.raises(ValueError, match="the module is private already"):
         PrivacyEngine().make_private(module=model, optimizer=sgd(model), **settings)
-    settings["data_loader"] = batches
-    other = mlp()
-    with pytest.raises(ValueError, match="data_loader is private already"):
-        PrivacyEngine().make_private(module=other, optimizer=sgd(other), **settings)
     assert train(model, optimizer, batches) == N // B
 
 
@@ -174,13 +170,6 @@ def test_lbfgs_and_foreign_parameters_are_refused() -> None:
         private(model, optimizer=both)
 
 
-def test_checkpoints_point_to_the_ledger() -> None:
-    engine = PrivacyEngine()
-    for method in (engine.save_checkpoint, engine.load_checkpoint):
-        with pytest.raises(NotImplementedError, match="ledger_path"):
-            method(path="x", module=mlp())
-
-
 def test_validation() -> None:
     bad = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     engine, good = PrivacyEngine(), mlp()
@@ -189,7 +178,7 @@ def test_validation() -> None:
     assert PrivacyEngine.get_compatible_module(good) is good
     engine.validate(module=good, optimizer=None, data_loader=None)
     with pytest.raises(ValueError, match="replace it by nn.GroupNorm"):
-        PrivacyEngine.get_compatible_module(bad)
+        engine.validate(module=bad)
 
 
 def test_processes_that_would_each_train_on_all_data_are_refused(

@@ -44,7 +44,9 @@ def chained(
 
 
 def several_layers() -> tuple[nn.Module, list[Layer]]:
-    """A model with a layer of every kind of map: rows, patches with groups, a table, a norm layer."""
+    """A model with a layer of every kind of map: rows, patches with groups, a table, a norm
+    layer.
+    """
     torch.manual_seed(0)
     model = nn.ModuleDict(
         {

@@ -1,4 +1,6 @@
-"""The average of the weights: its decay, its place in a session, and that a run never notices it."""
+"""The average of the weights: its decay, its place in a session, and that a run never notices
+it.
+"""
 
 from __future__ import annotations
 

@@ -263,9 +263,9 @@ def test_unknown_events_are_refused(data, message):
 
 def test_a_curve_remembers(monkeypatch):
     curve = EpsilonCurve(poisson(0.1, 2.0), DELTA, accountant="rdp")
-    first = curve.at(10)
+    first = curve.epsilon(10)
     monkeypatch.setattr(EpsilonCurve, "_compute", None)
-    assert curve.at(10) == first
+    assert curve.epsilon(10) == first
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
@@ -281,8 +281,8 @@ def test_the_upper_bound_is_one_grows_and_rarely_computes(accountant, monkeypatc
     assert max(calls) == 300
     assert bounds == sorted(bounds)
     assert bounds[0] == 0
-    assert bounds[300] == curve.at(300)
-    assert all(bounds[n] >= curve.at(n) - 1e-9 for n in (1, 7, 50, 123, 299))
+    assert bounds[300] == curve.epsilon(300)
+    assert all(bounds[n] >= curve.epsilon(n) - 1e-9 for n in (1, 7, 50, 123, 299))
 
 
 def test_the_upper_bound_does_not_depend_on_what_else_was_computed():
@@ -290,7 +290,7 @@ def test_the_upper_bound_does_not_depend_on_what_else_was_computed():
         EpsilonCurve(poisson(0.05, 2.0), DELTA, accountant="rdp", horizon=300) for _ in range(2)
     )
     for known in (7, 96, 151):
-        looked_at.at(known)
+        looked_at.epsilon(known)
     assert [looked_at.upper_bound(n) for n in range(301)] == [
         plain.upper_bound(n) for n in range(301)
     ]
@@ -302,11 +302,11 @@ def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_nev
     bounds = []
     for n in range(113):  # as a run tells it: what was computed at a step is known at the next
         bounds.append(curve.upper_bound(n, every))
-        assert bounds[n] >= curve.at(n)
+        assert bounds[n] >= curve.epsilon(n)
     assert bounds == sorted(bounds)
-    assert all(bounds[n] == curve.at(n) for n in range(0, 113, every)) and bounds[112] == curve.at(
+    assert all(bounds[n] == curve.epsilon(n) for n in range(0, 113, every)) and bounds[
         112
-    )
+    ] == curve.epsilon(112)
 
 
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):

@@ -52,7 +52,9 @@ def test_the_scale_is_one_in_every_chunk_and_type(stream, dtype):
 
 
 def test_chunks_have_nothing_to_do_with_one_another():
-    """Whichever thread fills them: no chunk repeats another, nor is one filled twice or left out."""
+    """Whichever thread fills them: no chunk repeats another, nor is one filled twice or left
+    out.
+    """
     z = NoiseStream.secure().normal(33 * CHUNK + 5, 0)
     chunks = z[: 33 * CHUNK].reshape(33, CHUNK).astype(float)
     assert (

@@ -138,7 +138,9 @@ def test_a_forked_child_may_not_charge_its_parents_ledger(
 
 
 def test_a_key_differs_where_the_kernel_repeats_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A virtual machine without a generation identifier resumes with the generator of its kernel."""
+    """A virtual machine without a generation identifier resumes with the generator of its
+    kernel.
+    """
     monkeypatch.setattr(entropy.os, "urandom", bytes)
     keys = {draw_key() for _ in range(100)}
     assert len(keys) == 100 and {len(key) for key in keys} == {32}

@@ -1,4 +1,6 @@
-"""The doctor: every layer with its rule, norms and factors; frozen, tied and refused ones are said."""
+"""The doctor: every layer with its rule, norms and factors; frozen, tied and refused ones are
+said.
+"""
 
 from __future__ import annotations
 

@@ -157,7 +157,8 @@ def test_it_renders_without_a_complaint_and_asks_for_nothing(browser: Any, pages
     assert not [name for name in entries if not name.startswith(("data:", "blob:"))]
     assert not browser.get_log("browser")
     script = "const f = JSON.parse(document.getElementById('data').textContent);"
-    script += "return Object.values(f).flatMap((one) => Plotly.validate(one.data, one.layout) ?? []).map((c) => c.msg)"
+    script += "const found = (one) => Plotly.validate(one.data, one.layout) ?? [];"
+    script += "return Object.values(f).flatMap(found).map((c) => c.msg)"
     assert browser.execute_script(script) == []
 
 
@@ -198,8 +199,10 @@ def test_a_method_is_hidden_everywhere_and_comes_back(browser: Any, pages: dict[
     seen = f"const box = {find};"
     seen += """
         const id = Number(box.dataset.toggle);
-        const traces = [...document.querySelectorAll('.plot')].flatMap((p) => p.data).filter((t) => t.meta === id && t.visible);
-        const parts = [...document.querySelectorAll(`[data-method="${id}"]`)].filter((e) => e.offsetParent !== null);
+        const all = [...document.querySelectorAll('.plot')].flatMap((p) => p.data);
+        const traces = all.filter((t) => t.meta === id && t.visible);
+        const rows = [...document.querySelectorAll(`[data-method="${id}"]`)];
+        const parts = rows.filter((e) => e.offsetParent !== null);
         return [traces.length, parts.length];"""
     click = f"{find}.click()"
     before = browser.execute_script(seen)

@@ -1,4 +1,6 @@
-"""Pictures: they are drawn for every kind of run, texts do not overlap, nothing global is touched."""
+"""Pictures: they are drawn for every kind of run, texts do not overlap, nothing global is
+touched.
+"""
 
 from __future__ import annotations
 

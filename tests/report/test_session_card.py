@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dpkfc import KFAC, PinkNoise, PrivacyConfig, Session
 from dpkfc.app.html.render import view_card
 from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.privacy.ledger import LedgerError
 from dpkfc.report.card import CardFacts, build_card, dataset_size, session_card, to_markdown
 from dpkfc.report.verify import verify_ledger
 
@@ -168,8 +169,10 @@ def test_a_script_that_is_started_again_after_a_crash_is_told(tmp_path: Path) ->
     path = tmp_path / "ledger.jsonl"
     trained(plan_of(), path, steps=2, save=tmp_path / "checkpoint")
     told = "holds 2 releases from before; this session begins at new weights and has 4 left"
-    with pytest.warns(UserWarning, match=told) as seen:
+    with pytest.raises(LedgerError, match=r"2 releases of an earlier run: session.restore\(\)"):
         trained(plan_of(), path, steps=2)
+    with pytest.warns(UserWarning, match=told) as seen:
+        trained(plan_of(), path, steps=2, resume=True)
     assert len(seen) == 1 and seen[0].filename == __file__
 
 

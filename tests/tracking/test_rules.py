@@ -37,7 +37,9 @@ UNREACHABLE: dict[str, str] = {
     "_scaled_dot_product_cudnn_attention": _CUDA,
     "_scaled_dot_product_efficient_attention": _CUDA,
     "_scaled_dot_product_flash_attention": _CUDA,
-    "_scaled_dot_product_fused_attention_overrideable": "it has a kernel on backends outside of torch alone",
+    "_scaled_dot_product_fused_attention_overrideable": (
+        "it has a kernel on backends outside of torch alone"
+    ),
     "conv_depthwise3d": _CUDA,
     "cudnn_batch_norm": _CUDA,
     "cudnn_convolution": _CUDA,
@@ -1339,8 +1341,9 @@ def index_put_table(ids: Draw, few: Draw) -> list[Case]:
 
 
 def attention_table() -> list[Case]:
+    flash = "_scaled_dot_product_flash_attention_for_cpu"
     calls = {
-        "_scaled_dot_product_flash_attention_for_cpu": aten._scaled_dot_product_flash_attention_for_cpu,
+        flash: getattr(aten, flash),
         "_scaled_dot_product_attention_math": inferred(aten._scaled_dot_product_attention_math),
         "scaled_dot_product_attention": inferred(F.scaled_dot_product_attention),
     }

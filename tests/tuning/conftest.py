@@ -15,7 +15,9 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 @pytest.fixture
 def benchmark_module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """A benchmark by its name, imported as its own command imports it and forgotten after the test."""
+    """A benchmark by its name, imported as its own command imports it and forgotten after the
+    test.
+    """
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     taken: list[str] = []
 

@@ -42,7 +42,7 @@ def by_rdp(*runs):
 def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(tmp_path):
     run_of(tmp_path, "a", WEAK, 2)
     run_of(tmp_path, "b", STRONG, 4)
-    found = StudyLedgers.of(tmp_path)
+    found = StudyLedgers.read(tmp_path)
     assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp(
         (WEAK, 5), (STRONG, 4)
     )  # of the killed one what it planned
@@ -53,27 +53,27 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
 
 def test_a_ledger_that_states_no_plan_counts_with_its_releases(tmp_path):
     run_of(tmp_path, "a", WEAK, 2, {})
-    assert StudyLedgers.of(tmp_path).epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 2))
+    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 2))
     run_of(tmp_path, "b", WEAK, 7, {"steps": 5})
-    assert StudyLedgers.of(tmp_path).epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 9))
+    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 9))
 
 
 def test_runs_that_were_killed_while_they_wrote_count(tmp_path):
     path = run_of(tmp_path, "a", WEAK, 2)
     path.write_bytes(path.read_bytes()[:-20])  # the second release never left
     empty = run_of(tmp_path, "b", WEAK, 0)
-    found = StudyLedgers.of(tmp_path)
+    found = StudyLedgers.read(tmp_path)
     assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5))
     for left in (empty.read_bytes()[:20], b""):
         empty.write_bytes(left)
-        assert StudyLedgers.of(tmp_path) == found
+        assert StudyLedgers.read(tmp_path) == found
 
 
 def test_a_damaged_ledger_leaves_no_figure_and_is_named(tmp_path):
     run_of(tmp_path, "a", STRONG, 4)
     path = run_of(tmp_path, "b", WEAK, 2)
     path.write_text(path.read_text("utf-8").replace("0.8", "9.8", 1), "utf-8")
-    cost = cost_of(STRONG, StudyLedgers.of(tmp_path))
+    cost = cost_of(STRONG, StudyLedgers.read(tmp_path))
     assert cost.composed is None and "2 runs started cost together cannot be told" in cost.statement
     assert "line 2 of the ledger b/ledger.jsonl" in cost.statement
 
@@ -87,12 +87,12 @@ def test_runs_of_two_relations_have_no_common_figure(tmp_path):
     (tmp_path / "b").mkdir()
     with Ledger.open(tmp_path / "b" / "ledger.jsonl", "0", other) as ledger:
         ledger.charge(step=0, event=event, noise_multiplier=1.0, stddev=1.0, sensitivity=1.0)
-    assert StudyLedgers.of(tmp_path).epsilon(DELTA, OF_ALL) is None
+    assert StudyLedgers.read(tmp_path).epsilon(DELTA, OF_ALL) is None
 
 
 def test_runs_without_noise_have_no_finite_figure_and_none_are_nothing(tmp_path):
     assert (
-        StudyLedgers.of(tmp_path / "missing") == StudyLedgers()
+        StudyLedgers.read(tmp_path / "missing") == StudyLedgers()
         and StudyLedgers().epsilon(DELTA, OF_ALL) is None
     )
     run_of(
@@ -101,5 +101,5 @@ def test_runs_without_noise_have_no_finite_figure_and_none_are_nothing(tmp_path)
         PrivacyConfig(expected_batch_size=100, steps=5).with_noise(0.0, DELTA, 1000),
         1,
     )
-    cost = cost_of(STRONG, StudyLedgers.of(tmp_path))
+    cost = cost_of(STRONG, StudyLedgers.read(tmp_path))
     assert cost.composed is None and "compose to ε = ∞" in cost.statement

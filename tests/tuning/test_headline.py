@@ -15,7 +15,9 @@ def headline(benchmark_module):
 
 
 def rows(cells):
-    """A results file with these (arm, ε, accuracy), one seed each, and a trial that must not count."""
+    """A results file with these (arm, ε, accuracy), one seed each, and a trial that must not
+    count.
+    """
     test = {"run": {"recipe": "mnist-cnn"}, "measured_on": "test"}
     held = [
         {**test, "target_epsilon": epsilon, "accuracy": accuracy, "tag": {"arm": arm}}

@@ -288,7 +288,7 @@ def test_work_in_this_process_is_stopped_as_by_ctrl_c():
     clock = Clock(1e-3, lambda run: None)
     with pytest.raises(TimeIsUp), clock.stopping():
         time.sleep(5)
-    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and clock.left() == 0
+    assert signal.getsignal(signal.SIGALRM) == signal.SIG_DFL and clock.seconds_left() == 0
     with clock.stopping(), Clock(None, lambda run: None).stopping():
         pass
     assert minutes_left(None)() is None and 0 < minutes_left(2.0)() <= 2.0

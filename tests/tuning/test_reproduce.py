@@ -60,7 +60,7 @@ def cell(recipe="digits", method="dp-sgd", **more):
     values = {
         "row": method,
         "column": "ε = 3",
-        "published": Published.of("90.0 ± 0.2"),
+        "published": Published.parse("90.0 ± 0.2"),
         "settings": TINY,
     }
     return Cell(**{**values, "recipe": recipe, "method": method, **more})
@@ -196,13 +196,13 @@ def test_a_recipe_that_does_not_exist_yet_is_a_reason(monkeypatch):
     ],
 )
 def test_verdicts_by_the_rule(ours, says):
-    assert verdict(Published.of("90.0 ± 0.2"), 5, ours) == says
+    assert verdict(Published.parse("90.0 ± 0.2"), 5, ours) == says
 
 
 def test_a_printed_number_without_a_deviation_takes_ours():
-    assert verdict(Published.of("90.0"), 1, [91.0, 93.0, 89.0]) == "reproduced"
+    assert verdict(Published.parse("90.0"), 1, [91.0, 93.0, 89.0]) == "reproduced"
     with pytest.raises(StudyError, match="no printed number"):
-        Published.of("about 90")
+        Published.parse("about 90")
 
 
 def test_outcomes_take_what_was_tuned_and_runs_that_were_made_there(tmp_path):
@@ -393,9 +393,8 @@ def test_files_that_hold_a_part_of_a_set_give_no_verdict(tmp_path, monkeypatch):
     write_cifar(tmp_path / "cifar100")
     monkeypatch.setattr(reproduce, "load", lambda name: table_of(cell(recipe="cifar100-wrn")))
     found = reproduce.reproduce(["made-up"], tmp_path / "out", data_dir=str(tmp_path))["made-up"]
-    assert (
-        found[0].verdict
-        == "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
+    assert found[0].verdict == (
+        "not run (the files hold 12 of 50,000 training images, and the published number is of all)"
     )
 
 
@@ -481,7 +480,7 @@ def test_one_column_is_run_and_the_report_is_of_the_whole_table(tmp_path, monkey
         tmp_path / "made-up.md"
     ).read_text("utf-8")
     with pytest.raises(StudyError, match=r"made-up has no column 'ε = 1'; it has: ε = 3 \| ε = 8"):
-        table.of(["ε = 8", "ε = 1"])
+        table.select(["ε = 8", "ε = 1"])
 
 
 def test_what_is_no_results_file_of_a_tuning_study_is_named(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from dpkfc.cli import app
 from dpkfc_papers import tables
-from dpkfc_papers.tables import RAN, Cell, Published, Table, load, names, tried
+from dpkfc_papers.tables import RAN, Cell, Published, Table, load, names, run_small
 from tests.tuning.test_reproduce import row_of
 
 
@@ -27,7 +27,7 @@ def cell(row="DP-SGD", epsilon=1.0, **more):
         "settings": {"epsilon": epsilon, "epochs": 9.0},
     }
     return Cell(
-        row=row, column=f"ε = {epsilon:g}", published=Published.of("90.0"), **{**values, **more}
+        row=row, column=f"ε = {epsilon:g}", published=Published.parse("90.0"), **{**values, **more}
     )
 
 
@@ -43,7 +43,7 @@ TABLE = table_of(
 
 def test_each_run_is_tried_once_small_and_apart_and_what_fails_is_named(tmp_path):
     pytest.importorskip("sklearn")
-    found = {one.row: one for one in tried([TABLE], tmp_path)}
+    found = {one.row: one for one in run_small([TABLE], tmp_path)}
     assert len(found) == 5 and found["DP-SGD"].said == found["later"].said == RAN
     assert re.match("failed: .*tokens", found["broken"].said) and re.match(
         "failed: .*public_data", found["wrong"].said
@@ -90,9 +90,9 @@ def test_the_command_shows_no_number_and_ends_with_an_error_where_something_fail
 def test_data_that_are_not_there_are_said_and_are_no_failure(tmp_path, monkeypatch):
     monkeypatch.setenv("DPKFC_DATA", "")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    (one,) = tried([table_of(cell(recipe="mnist-cnn"))], tmp_path)
+    (one,) = run_small([table_of(cell(recipe="mnist-cnn"))], tmp_path)
     assert one.said.startswith("no data: MNIST") and not one.failed
-    (two,) = tried([table_of(cell(recipe="mnist-cnn"))], tmp_path, budget_minutes=0)
+    (two,) = run_small([table_of(cell(recipe="mnist-cnn"))], tmp_path, budget_minutes=0)
     assert two.said == "not yet run"
 
 

@@ -1,4 +1,6 @@
-"""Results survive what happens to files: every mistake is one line, and what was finished is kept."""
+"""Results survive what happens to files: every mistake is one line, and what was finished is
+kept.
+"""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from dpkfc.app.tuning.tune import (
     StudyLedgers,
     Trials,
     TuneSettings,
+    bound_selection,
     cost_of,
     draw,
     trial_law,
-    with_selection,
 )
 from dpkfc.report.numbers import rounded_up
 from dpkfc_papers import accuracy
@@ -388,7 +388,8 @@ def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds
     (tmp_path / lost).unlink(missing_ok=True)
     with pytest.raises(
         StudyError,
-        match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another --out",
+        match=f"trials of --search {kinds[0]}, and this is --search {kinds[1]}; choose another"
+        " --out",
     ):
         tune.tune(now, tmp_path)
     assert tune.tune(before, tmp_path).arms[0].trials == 3
@@ -478,9 +479,9 @@ def test_selection_costs_more_than_a_run_and_less_than_all_of_them():
     from dpkfc.privacy.accounting import epsilon
 
     one, law = epsilon(EVENT, 100, 1e-5, "rdp"), trial_law("geometric", 20)
-    chosen = with_selection(EVENT, 100, 1e-5, law, "add_or_remove_one")
+    chosen = bound_selection(EVENT, 100, 1e-5, law, "add_or_remove_one")
     assert one < chosen < epsilon(EVENT, 2000, 1e-5, "rdp") * 1.5
-    assert chosen < with_selection(
+    assert chosen < bound_selection(
         EVENT, 100, 1e-5, trial_law("geometric", 200), "add_or_remove_one"
     )
 
@@ -509,7 +510,7 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
 
     monkeypatch.setattr(tune, "draw", lambda law: 13)
     monkeypatch.setattr(tune, "drive", answered)
-    monkeypatch.setattr(tune.StudyLedgers, "of", lambda folder: StudyLedgers(13, ((EVENT, 13),)))
+    monkeypatch.setattr(tune.StudyLedgers, "read", lambda folder: StudyLedgers(13, ((EVENT, 13),)))
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert tuned.arms[0].trials == 13 and "All 13 runs started compose" in tuned.unpublished
     words = shlex.split(tuned.arms[0].command)

@@ -9,7 +9,7 @@ import logging
 import dp_accounting
 import pytest
 
-from dpkfc.app.tuning.tune import trial_law, with_selection
+from dpkfc.app.tuning.tune import bound_selection, trial_law
 from dpkfc.privacy import accounting
 
 
@@ -32,7 +32,7 @@ def heard(monkeypatch: pytest.MonkeyPatch):
 def test_orders_that_are_left_out_are_not_told_one_by_one(heard):
     event = dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(0.6))
     assert (
-        with_selection(
+        bound_selection(
             event, 1, 1e-5, trial_law("geometric", 20), "add_or_remove_one", then=(event, 1)
         )
         > 0

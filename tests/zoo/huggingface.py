@@ -917,7 +917,9 @@ add(
 
 
 def loss_of_queries(model: nn.Module, batch: Batch) -> Tensor:
-    """Cross-entropy of the label under every learnt query of a detector, and the size of its boxes."""
+    """Cross-entropy of the label under every learnt query of a detector, and the size of its
+    boxes.
+    """
     output = model(**_inputs(batch))
     labels = batch["labels"][:, None].expand(-1, output.logits.shape[1])
     losses = F.cross_entropy(output.logits.transpose(1, 2), labels, reduction="none")
@@ -1140,7 +1142,9 @@ add_adapted(
 
 
 def loss_after_prompt(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the next token; logits of virtual tokens come first and are left out."""
+    """Mean cross-entropy of the next token; logits of virtual tokens come first and are left
+    out.
+    """
     labels = batch["labels"]
     logits = model(**_inputs(batch)).logits[:, -T:]
     losses = F.cross_entropy(

@@ -1,4 +1,6 @@
-"""Recurrent networks: batch first and second, cells, packed and sorted sequences, scans and loops."""
+"""Recurrent networks: batch first and second, cells, packed and sorted sequences, scans and
+loops.
+"""
 
 from __future__ import annotations
 

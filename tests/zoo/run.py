@@ -388,7 +388,9 @@ def check_entry(architecture: Architecture) -> str:
 
 
 def check_mixing(architecture: Architecture, batch: Any) -> str:
-    """Check that the losses, gradients or buffers of a mixing model tell a batch from its examples."""
+    """Check that the losses, gradients or buffers of a mixing model tell a batch from its
+    examples.
+    """
     model = architecture.make()
     before = {name: x.clone() for name, x in model.state_dict().items()}
     losses = architecture.loss_fn(model, architecture.prepared(batch))

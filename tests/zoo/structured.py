@@ -58,7 +58,9 @@ def sparse_experts_by_nonzero() -> nn.Module:
 
 @register("experts", VECTORS, classify)
 def sparse_experts_by_index_add() -> nn.Module:
-    """As in Mixtral: top two of three experts, tokens gathered and added back, every expert called."""
+    """As in Mixtral: top two of three experts, tokens gathered and added back, every expert
+    called.
+    """
 
     def forward(m: Network, x: Tensor) -> Tensor:
         weights, chosen = m.gate(x).softmax(-1).topk(2, dim=-1)

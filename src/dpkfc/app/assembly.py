@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
@@ -226,12 +226,15 @@ def _make_probe(
     return WhiteNoise(input_shape)
 
 
-def read_public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+def read_public_data(
+    path: Path, input_shape: tuple[int, ...], setting: str = "public_data"
+) -> tuple[Tensor, Tensor | None]:
     """Return public examples: `inputs` `[n, *input_shape]` and, if given, `labels` `[n]`.
 
     Args:
         path: a safetensors file.
         input_shape: of one input.
+        setting: the setting that names the file, for messages.
 
     Raises:
         ConfigError: the file cannot be read, its inputs have another shape or are not finite
@@ -240,26 +243,24 @@ def read_public_data(path: Path, input_shape: tuple[int, ...]) -> tuple[Tensor, 
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"public_data {path} cannot be read as safetensors ({error})") from None
+        raise ConfigError(f"{setting} {path} cannot be read as safetensors ({error})") from None
     inputs, labels = tensors.get("inputs"), tensors.get("labels")
     expected = ", ".join(map(str, input_shape))
     if inputs is None:
-        raise ConfigError(
-            f"public_data {path} holds no `inputs`; expected `inputs` [n, {expected}]"
-        )
+        raise ConfigError(f"{setting} {path} holds no `inputs`; expected `inputs` [n, {expected}]")
     if tuple(inputs.shape[1:]) != tuple(input_shape):
         raise ConfigError(
-            f"public_data {path} holds inputs of shape {list(inputs.shape)}; "
+            f"{setting} {path} holds inputs of shape {list(inputs.shape)}; "
             f"expected `inputs` [n, {expected}]"
         )
-    _check_values(path, inputs, labels, images=len(input_shape) > 1)
+    _check_values(f"{setting} {path}", inputs, labels, images=len(input_shape) > 1)
     return inputs, labels
 
 
 _WHOLE_NUMBERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def _check_values(path: Path, inputs: Tensor, labels: Tensor | None, *, images: bool) -> None:
+def _check_values(what: str, inputs: Tensor, labels: Tensor | None, *, images: bool) -> None:
     """Refuse public examples that a model cannot run on.
 
     Raises:
@@ -268,13 +269,13 @@ def _check_values(path: Path, inputs: Tensor, labels: Tensor | None, *, images: 
     wrong_kind = images and not inputs.is_floating_point()
     if len(inputs) == 0 or wrong_kind or not bool(torch.isfinite(inputs).all()):
         wanted = "finite floats" if images else "finite numbers"
-        raise ConfigError(f"public_data {path}: `inputs` must be {wanted}, one example or more")
+        raise ConfigError(f"{what}: `inputs` must be {wanted}, one example or more")
     if labels is None:
         return
     if labels.shape != inputs.shape[:1] or labels.dtype not in _WHOLE_NUMBERS:
         given = f"{str(labels.dtype).removeprefix('torch.')} {list(labels.shape)}"
         raise ConfigError(
-            f"public_data {path}: `labels` are {given}; expected a whole number for each of "
+            f"{what}: `labels` are {given}; expected a whole number for each of "
             f"{len(inputs)} inputs"
         )
 
@@ -290,8 +291,19 @@ def make_privacy_config(
     *,
     dataset_size: int = 0,
     private: Any = None,
+    unit: str = "example",
+    max_records_per_unit: int | None = None,
 ) -> PrivacyConfig:
     """Return the privacy settings.
+
+    Args:
+        config: settings.
+        input_shape: of one input.
+        recipe_probe: the recipe's own probe.
+        dataset_size: number of examples, or of units.
+        private: the private training set, for an oracle.
+        unit: what ε protects.
+        max_records_per_unit: most records of a unit that count in a step.
 
     Raises:
         ConfigError: settings that do not go together.
@@ -317,6 +329,8 @@ def make_privacy_config(
             weight_average=WeightEMA(config.weight_average) if config.weight_average else None,
             preconditioner=preconditioner,
             test_mode_seed=config.seed if config.test_mode else None,
+            unit=unit,
+            max_records_per_unit=max_records_per_unit,
             **values,
         )
 
@@ -327,8 +341,11 @@ def make_plan(
     dataset_size: int,
     recipe_probe: RecipeProbe | None = None,
     private: Any = None,
+    *,
+    unit: str = "example",
+    max_records_per_unit: int | None = None,
 ) -> Plan:
-    """Return the calibrated plan.
+    """Return the calibrated plan; arguments as of `make_privacy_config`.
 
     Raises:
         ConfigError: an impossible target, settings that do not go together, or a structure that is
@@ -340,7 +357,13 @@ def make_plan(
         )
     with _library_errors():
         privacy = make_privacy_config(
-            config, input_shape, recipe_probe, dataset_size=dataset_size, private=private
+            config,
+            input_shape,
+            recipe_probe,
+            dataset_size=dataset_size,
+            private=private,
+            unit=unit,
+            max_records_per_unit=max_records_per_unit,
         )
         if config.noise_multiplier:
             return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)
@@ -432,7 +455,16 @@ _SEARCHED = {
     "pretrain_lr",
 }
 # Settings that the recipe's own settings follow from.
-_KIND = ("recipe", "method", "optimizer", "smoke", "public_data", "validation_size", "eval_on")
+_KIND = (
+    "recipe",
+    "task",
+    "method",
+    "optimizer",
+    "smoke",
+    "public_data",
+    "validation_size",
+    "eval_on",
+)
 _FIRST = ("lr", "max_grad_norm", "damping")
 _MOST = 8
 
@@ -474,7 +506,8 @@ def _differing_settings(config: RunConfig, recipe_config: RunConfig) -> list[str
         others = [f.name for f in dataclasses.fields(RunConfig) if f.name not in ("lr", "out")]
         if _recipe_config(config, tuple(others)).lr == config.lr:
             names.remove("lr")
-    if _recipe_config(config, ("recipe", "method", "public_data")).optimizer != config.optimizer:
+    of_method = ("recipe", "method", "public_data", "task")
+    if _recipe_config(config, of_method).optimizer != config.optimizer:
         names.add("optimizer")
     return [name for name in _FIRST if name in names] + sorted(names.difference(_FIRST))
 
@@ -508,7 +541,7 @@ def measure_structure(config: RunConfig) -> RunConfig:
     _check_measurable(config)
     if config.threads:
         torch.set_num_threads(config.threads)
-    recipe = find_recipe(config.recipe).starting_from(config.pretrained)
+    recipe = recipe_of(config).starting_from(config.pretrained)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
         measured = costs.measure_structure(

@@ -1,4 +1,4 @@
-"""Audits of a run: of the settings in a run folder, or of settings that have not been trained yet."""
+"""Audit a run from its folder, or settings that have not been trained yet."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from dpkfc.app.assembly import make_augment, make_optimizer
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
-from dpkfc.app.train import prepare
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import prepare, read_settings
 from dpkfc.audit import (
     Audit,
     Finding,
@@ -32,7 +32,7 @@ from dpkfc.audit import (
     audit_step,
     infer_membership,
 )
-from dpkfc.audit.harness import to_rows
+from dpkfc.audit.harness import tabulate_findings
 from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
@@ -43,6 +43,7 @@ from dpkfc.report.verify import (
     Card,
     CardError,
     agrees,
+    check_recorded,
     check_texts,
     check_weights,
     read_card,
@@ -211,12 +212,14 @@ class Verdict:
 
 def make_subject(prepared: Prepared) -> Subject:
     """Return the step of a run for `audit_step`, among a few hundred of its training examples."""
+    units = prepared.data.units
     return Subject(
         plan=prepared.plan,
         model=lambda: copy.deepcopy(prepared.model),
         dataset=tuple(x[:EXAMPLES] for x in prepared.data.train),
         loss_fn=prepared.recipe.task.loss,
         augment=make_augment(prepared.config, prepared.recipe.input_shape),
+        units=None if units is None else units[:EXAMPLES],
     )
 
 
@@ -299,11 +302,11 @@ def audit_folder(
         ConfigError: as `audit`; a run in test mode, which promises nothing; attacks on a folder
             of another host, which holds no settings to train with.
     """
-    folder = RunFolder.at(path)
+    folder = RunFolder.locate(path)
     if folder.card.is_file() and not folder.config.is_file():
         return _audit_release(folder, kinds)
     folder = RunFolder.open(path)
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_settings(folder)
     if config.test_mode:
         raise ConfigError(
             f"{path} was trained in test mode, where noise can be repeated from a seed: "
@@ -324,7 +327,7 @@ def audit_folder(
 
 
 def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
-    """Audit what lies in a folder that a host has written by `write_card`: ledger, card, weights."""
+    """Audit ledger, card and weights of a folder that a host has written by `write_card`."""
     if list(kinds) != ["step"]:
         raise ConfigError(
             f"{folder.path} has no settings, so only ledger, card and weights are audited: leave"
@@ -403,6 +406,7 @@ def ledger_finding(path: Path, plan: Plan) -> Finding:
     """
     try:
         ledger = verify_history(path)
+        check_recorded(path, ledger, None)
         problem = _ledger_problem(ledger, plan)
         measured = f"{len(ledger.releases):,} releases"
     except (LedgerError, CardError, CheckpointError) as error:
@@ -527,7 +531,7 @@ def verdict_table(verdict: Verdict) -> Table:
     table = Table(header_style="bold", show_lines=False)
     for column in ("check", "measured", "allowed", "verdict", "how"):
         table.add_column(column, overflow="fold")
-    for check, measured, allowed, result, how in to_rows(verdict.findings):
+    for check, measured, allowed, result, how in tabulate_findings(verdict.findings):
         colour = "green" if result == "held" else "bold red"
         table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)
     return table

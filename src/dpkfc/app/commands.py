@@ -15,10 +15,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperOption
 
 from dpkfc.app.card_command import card
 from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
 from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.owndata.records import describe_figures
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
@@ -165,7 +168,13 @@ def _print_line(console: Console, text: str) -> None:
 
 def tune(
     *,
-    recipe: Annotated[str, typer.Option(help="Which recipe.")],
+    recipe: Annotated[str, typer.Option(help="Which recipe; left out with own data.")] = "",
+    data: Annotated[str, typer.Option(help="Own data, as of `train`.")] = "",
+    target: Annotated[str, typer.Option(help="Column of own data that is learned.")] = "",
+    schema: Annotated[str, typer.Option(help="TOML file with what is public of own data.")] = "",
+    text: Annotated[str, typer.Option(help="Key of the text in a JSONL file.")] = "",
+    label_file: Annotated[str, typer.Option(help="Table of image files and labels.")] = "",
+    task: Annotated[str, typer.Option(help="module:function that returns a task.")] = "",
     method: Annotated[
         list[str], typer.Option(help="A method of `dpkfc methods`; may be given several times.")
     ],
@@ -200,19 +209,26 @@ def tune(
     budget: Budget = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tune methods in the same way on a validation split of the training set, and say what that costs.
+    """Tune methods in the same way on a validation split of the training set.
+
+    The command also reports what the search costs in privacy.
 
     Every method has the same number of trials, matched controls included. A stopped study continues
     with the same --out.
     """
+    from dpkfc.app.owndata.recipes import own_kind
     from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
     console = open_console()
+    own = {"data": data, "target": target, "schema": schema}
+    own |= {"text": text, "label_file": label_file, "task": task}
+    settings: dict[str, Any] = {name: value for name, value in own.items() if value}
+    recipe = own_kind({**settings, "recipe": recipe}) or recipe
     folder = out or Path("runs") / f"tune-{recipe}-{datetime.now():%Y%m%d-%H%M%S}"
-    settings = _parse_settings(setting or [])
+    settings |= _parse_settings(setting or [])
     if epsilon is not None:
         settings["epsilon"] = epsilon
     study = TuneSettings(
@@ -299,17 +315,67 @@ def _tuned_table(tuned: Any) -> Table:
 # --------------------------------------------------------------------------------------------------
 
 _METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
+# What `--help` shows of the settings, by group; `--help-all` shows all of them by section.
+_SHORT_HELP = {
+    "Data": {
+        "data": "CSV, Parquet, Feather, JSONL or image folder.",
+        "target": "Column of the labels.",
+        "schema": "Public schema; see `dpkfc schema`.",
+        "text": "Column of the text.",
+        "task": "Your own, as module:function.",
+        "recipe": "A built-in task; see `dpkfc recipes`.",
+        "data_dir": "Folder of its files; else $DPKFC_DATA.",
+    },
+    "Privacy": {
+        "epsilon": "Target ε of the whole run.",
+        "delta": "Target δ of the whole run.",
+        "epochs": "Passes over the data.",
+        "steps": "Steps, instead of epochs.",
+        "expected_batch_size": "Mean size of a batch.",
+        "max_grad_norm": "Bound C of a gradient.",
+    },
+    "Method": {
+        "method": "See `dpkfc methods`.",
+        "lr": "Learning rate.",
+    },
+    "Run": {
+        "out": "Run folder; else a new one in runs/.",
+        "seed": "Public seed of weights and probes.",
+    },
+}
+_GROUP_OF = {name: group for group, texts in _SHORT_HELP.items() for name in texts}
+_SHOWN_FIRST = list(_GROUP_OF)
 
 
-def _with_settings(
+def _show_all_help(context: typer.Context, is_asked: bool) -> None:
+    """Print the help with every setting, and end."""
+    if not is_asked:
+        return
+    for option in context.command.params:
+        if isinstance(option, TyperOption):
+            option.hidden = False
+    typer.echo(context.get_help())
+    raise typer.Exit
+
+
+_HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all", is_eager=True, callback=_show_all_help, help="Show every setting, and exit."
+    ),
+]
+
+
+def _add_settings(
     leave_out: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one flag for each field of `RunConfig`; it receives those given as `settings`."""
+    """Give a command one flag per field of `RunConfig`; it receives `settings` with those given."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
+        fields.sort(key=_place_in_help)
 
-        def run_command(**arguments: Any) -> None:
+        def run_command(*, help_all: bool, **arguments: Any) -> None:  # noqa: ARG001
             settings = {}
             for setting in fields:
                 text = arguments.pop(setting.name)
@@ -320,12 +386,24 @@ def _with_settings(
         signature = inspect.signature(command, eval_str=True)
         parameters = [p for p in signature.parameters.values() if p.name != "settings"]
         parameters += map(_flag, fields)
+        parameters.append(
+            inspect.Parameter(
+                "help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll
+            )
+        )
         run_command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run_command.__annotations__ = {p.name: p.annotation for p in parameters}
         run_command.__doc__, run_command.__name__ = command.__doc__, command.__name__
         return run_command
 
     return decorate
+
+
+def _place_in_help(setting: dataclasses.Field[Any]) -> int:
+    """Return a key that puts the settings of the short help first, in its order."""
+    if setting.name in _GROUP_OF:
+        return _SHOWN_FIRST.index(setting.name)
+    return len(_SHOWN_FIRST)
 
 
 def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
@@ -339,14 +417,22 @@ def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
 def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     """Return the parameter of a command that stands for a setting."""
     kind, flag = str(setting.type), "--" + setting.name.replace("_", "-")
+    group = _GROUP_OF.get(setting.name)
     text = setting.metadata["help"]
     choices = [choice for choice in setting.metadata["choices"] if choice]
-    if choices:
+    if group is not None:
+        text = _SHORT_HELP[group][setting.name]
+    elif choices:
         text += f" ({' | '.join(choices)})"
+    names = [f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag]
+    if setting.name == "expected_batch_size":
+        # `calibrate` and `epsilon` take both names too.
+        names = ["--batch-size", flag]
     option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind == "bool" else flag,
+        *names,
         help=text,
-        rich_help_panel=setting.metadata["section"],
+        rich_help_panel=group or setting.metadata["section"],
+        hidden=group is None,
         show_default=False,
         metavar=_METAVARS.get(kind),
     )
@@ -358,7 +444,7 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
     )
 
 
-@_with_settings()
+@_add_settings()
 def train(
     *,
     settings: dict[str, Any],
@@ -367,14 +453,16 @@ def train(
         Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")
     ] = None,
     any_world_size: Annotated[
-        bool, typer.Option("--any-world-size", help="Resume on another number of processes.")
+        bool,
+        typer.Option(
+            "--any-world-size", hidden=True, help="Resume on another number of processes."
+        ),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
 ) -> None:
-    """Train a recipe under a privacy budget and leave a run folder; on several processes: torchrun … -m dpkfc train ….
+    """Train a recipe under a privacy budget and leave a run folder.
 
-    Every setting is a flag, or a key in a section of a TOML file. Settings that are not given come
-    from the recipe. The seed never seeds noise.
+    Every setting is a flag or a key of a TOML file; others come from the recipe.
     """
     if resume is not None and (settings or config is not None):
         raise ConfigError(
@@ -388,9 +476,22 @@ def train(
     if resume is not None:
         result = continue_run(resume, console, any_world_size=any_world_size)
     else:
-        run_settings = run_config(read_choices(config, settings))
+        choices = read_choices(config, settings)
+        run_settings = run_config(choices)
+        if console is not None and is_first():
+            _print_line(console, _describe_method(choices, run_settings))
         result = run(run_settings, console, any_world_size=any_world_size)
     _announce(result)
+
+
+def _describe_method(choices: dict[str, Any], settings: RunConfig) -> str:
+    """Return which method a run takes and why, in one line."""
+    from dpkfc.app.owndata.recipes import REASONS
+
+    reason = REASONS.get(settings.recipe, f"the default of the recipe {settings.recipe}")
+    if "method" in choices:
+        reason = "as chosen"
+    return f"method: {settings.method} ({reason})"
 
 
 def _announce(result: Result) -> None:
@@ -406,6 +507,8 @@ def _announce(result: Result) -> None:
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.figures:
+        _print_line(console, describe_figures(result.figures))
     if result.head:
         console.print(
             f"ledger: {result.steps} releases, head {result.head} (send both to the person who"
@@ -430,7 +533,7 @@ def _results_table(results: dict[str, Result]) -> Table:
     return table
 
 
-@_with_settings(leave_out=("recipe", "method", "out", "optimizer"))
+@_add_settings(leave_out=("recipe", "method", "out", "optimizer"))
 def demo(
     *,
     settings: dict[str, Any],
@@ -452,13 +555,15 @@ def demo(
     console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
 
 
-@_with_settings(leave_out=("out",))
+@_add_settings(leave_out=("out",))
 def every_setting(
     *,
     settings: dict[str, Any],
     config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
 ) -> None:
-    """Print every setting that `train` would take, as TOML: from the recipe, its part for the method, a file, and flags.
+    """Print every setting that `train` would take, as TOML.
+
+    The values come from the recipe, its part for the method, a file, and flags.
 
     Nothing is trained. Save the output to a file, change it, and give it to train --config.
     """
@@ -468,11 +573,15 @@ def every_setting(
     sys.stdout.write(to_toml(run_config(read_choices(config, settings))))
 
 
-@_with_settings(leave_out=("recipe", "out", "method"))
+@_add_settings(leave_out=("recipe", "out", "method"))
 def doctor(
-    target: Annotated[
-        str, typer.Argument(help="A recipe, or module:factory that returns a model.")
-    ],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="A recipe, a run folder, or module:factory; left out with --data or --task.",
+        ),
+    ] = "",
     *,
     settings: dict[str, Any],
     input_shape: Annotated[
@@ -486,12 +595,15 @@ def doctor(
         bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")
     ] = False,
 ) -> None:
-    """Show the treatment of each layer of a model: rule, norms, factors, damping, tied, frozen, not covered."""
+    """Show how each layer of a model is treated.
+
+    The table has the rule, norms, factors and damping, and marks tied, frozen and uncovered layers.
+    """
     from dpkfc.app.doctor import doctor_report
 
     if rows < 1:
         raise ConfigError(f"--rows must be at least 1, got {rows}")
-    doctor_report(target, settings, input_shape, rows if cost else 0, open_console(), again=again)
+    doctor_report(model, settings, input_shape, rows if cost else 0, open_console(), again=again)
 
 
 def methods(
@@ -500,7 +612,10 @@ def methods(
         typer.Argument(help="One method, with its equation and settings; left out: all of them."),
     ] = "",
 ) -> None:
-    """Show the methods that --method takes: where each acts in a step, what it needs, costs and keeps, and its source."""
+    """Show the methods that --method takes.
+
+    The table says where each acts in a step, what it needs, costs and keeps, and its source.
+    """
     if name:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {nearest(name, METHODS)}")
@@ -514,7 +629,7 @@ def methods(
     )
 
 
-@_with_settings(leave_out=("out",))
+@_add_settings(leave_out=("out",))
 def audit(
     run: Annotated[
         Path | None, typer.Argument(help="A run folder; left out: the settings, as of `train`.")
@@ -530,7 +645,10 @@ def audit(
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
 ) -> None:
-    """Try to disprove the guarantee of a run, by neighbouring batches, noise tests, a distinguishing test and attacks."""
+    """Try to disprove the guarantee of a run.
+
+    The audit uses neighbouring batches, noise tests, a distinguishing test and attacks.
+    """
     from dpkfc.app import audit_run as audits
     from dpkfc.app.recipes.catalogue import run_config
 
@@ -557,8 +675,40 @@ def audit(
         )
 
 
+# The end of each help page. An empty line keeps two examples apart.
+_EXAMPLES = {
+    "train": "dpkfc train --data patients.csv --schema patients.toml --epsilon 3\n\n"
+    "torchrun --nproc-per-node=2 -m dpkfc train --recipe mnist-cnn",
+    "demo": "dpkfc demo --epsilon 1",
+    "doctor": "dpkfc doctor mnist-cnn --cost",
+    "methods": "dpkfc methods dp-kfc-a",
+    "audit": "dpkfc audit runs/first --kind step --kind membership",
+    "report": "dpkfc report runs/* --out report.html",
+    "tune": "dpkfc tune --recipe digits --method dp-kfc-a --method dp-sgd --trials 20",
+    "demo-federated": "dpkfc demo-federated --rounds 40 --engine here",
+    "card": "dpkfc card runs/first --owner 'Ward 3'",
+    "schema": "dpkfc schema patients.csv --target readmitted",
+    "recipes": "dpkfc recipes",
+    "predict": "dpkfc predict runs/first --data new.csv --out predictions.csv",
+    "evaluate": "dpkfc evaluate runs/first --data test.csv",
+    "export": "dpkfc export runs/first --format onnx",
+    "settings": "dpkfc settings --recipe mnist-cnn > run.toml; dpkfc train --config run.toml",
+}
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (train, demo, doctor, methods, audit, card, report, tune, demo_federated):
-        app.command()(command)
-    app.command("settings")(every_setting)
+    for command in (train, demo, doctor, methods, audit, report, tune, demo_federated):
+        name = command.__name__.replace("_", "-")
+        app.command(epilog=_EXAMPLES[name])(command)
+    more: dict[str, Callable[..., None]] = {
+        "card": card,
+        "settings": every_setting,
+        "schema": write_schema,
+        "recipes": print_recipes,
+        "predict": predict,
+        "evaluate": evaluate_run,
+        "export": export_run,
+    }
+    for name, action in more.items():
+        app.command(name, epilog=_EXAMPLES[name])(action)

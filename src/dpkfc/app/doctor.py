@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,8 +11,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.app.assembly import make_kfac
-from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
+from dpkfc.app.owndata.tasks import call_function
+from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, recipe_of, run_config
+from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
+from dpkfc.app.train import read_settings
 from dpkfc.report.costs import (
     Costs,
     SideChoice,
@@ -53,7 +54,7 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
             )
         recipe = find_recipe(target)
         return recipe.model(seed), recipe.input_shape, None, target
-    built = _call_factory(target)
+    built = call_function(target)
     model, inputs = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
     if not isinstance(model, nn.Module) or not (inputs is None or isinstance(inputs, Tensor)):
         raise ConfigError(
@@ -63,34 +64,6 @@ def load_target(target: str, input_shape: str = "", seed: int = 0) -> Target:
     if inputs is not None:
         return model, tuple(inputs.shape[1:]), inputs, target
     return model, _parse_shape(target, input_shape), None, target
-
-
-def _call_factory(target: str) -> object:
-    """Return what the factory returns; any error of it becomes one line with its name."""
-    factory = _find_factory(target)
-    try:
-        return factory()
-    except Exception as error:
-        raise ConfigError(
-            f"{target} raised {type(error).__name__}: {error}; it is called without arguments"
-        ) from error
-
-
-def _find_factory(target: str) -> Callable[[], object]:
-    module_name, _, name = target.partition(":")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(
-            f"{target}: module {module_name!r} cannot be imported ({error})"
-        ) from None
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        hint = nearest(name, vars(module))[:200]
-        raise ConfigError(f"{target}: {module_name} has no function {name!r}; {hint}")
-    return cast("Callable[[], object]", factory)
 
 
 def _parse_shape(target: str, text: str) -> tuple[int, ...]:
@@ -119,7 +92,7 @@ def doctor_report(
     """Examine a model and print how it would be trained.
 
     Args:
-        target: a recipe, or `module:factory`.
+        target: a recipe, `module:factory`, or a run folder; empty for own data in the settings.
         settings: written by the user.
         input_shape: of a factory's model.
         rows: examples of the step whose cost is measured, 0 for none.
@@ -131,13 +104,19 @@ def doctor_report(
     """
     if again and not rows:
         raise ConfigError("--again measures anew what --cost has kept: give both")
-    seed = RunConfig(seed=settings.get("seed", 0)).seed
-    model, shape, inputs, name = load_target(target, input_shape, seed)
-    recipe, recipe_probe = "digits", None
-    if ":" not in target:
-        recipe, recipe_probe = target, find_recipe(target).probe
-    config = run_config({"recipe": recipe, **settings})
-    curvature = make_kfac(config, shape, inputs, recipe_probe)
+    own = _own_config(target, settings)
+    if own is not None:
+        recipe = recipe_of(own)
+        model, name = recipe.model(own.seed), recipe.title
+        curvature = make_kfac(own, recipe.input_shape, recipe_probe=recipe.probe)
+    else:
+        seed = RunConfig(seed=settings.get("seed", 0)).seed
+        model, shape, inputs, name = load_target(target, input_shape, seed)
+        named, recipe_probe = "digits", None
+        if ":" not in target:
+            named, recipe_probe = target, find_recipe(target).probe
+        config = run_config({"recipe": named, **settings})
+        curvature = make_kfac(config, shape, inputs, recipe_probe)
     diagnosis = diagnose(model, curvature)
     if diagnosis.problem:
         raise ConfigError(f"{name} cannot be trained privately: {diagnosis.problem}")
@@ -156,6 +135,24 @@ def doctor_report(
         sides = choose_sides(model, curvature, rows=rows, cache=timings)
         if sides:
             console.print(sides_table(sides))
+
+
+def _own_config(target: str, settings: dict[str, Any]) -> RunConfig | None:
+    """Return the settings of a run folder, of own data or of an own task; None for other targets.
+
+    Raises:
+        ConfigError: nothing to examine, or settings beside a run folder.
+    """
+    if not target:
+        return run_config(settings)
+    folder = RunFolder.locate(target)
+    if not folder.config.is_file():
+        return None
+    if settings:
+        raise ConfigError(
+            "a run folder is examined with its own settings; leave out every other setting"
+        )
+    return read_settings(folder)
 
 
 _NORM_METHODS = ("gram", "materialised")

@@ -49,7 +49,9 @@ METHODS: dict[str, dict[str, Any]] = {
 LABELS = {"dp-fedgd": "DP-FedGD", "dp-fedsofim": "DP-FedSOFIM", "dp-kfc": "federated DP-KFC"}
 _PLACES = {HERE: "one process", FLOWER: "Flower simulation"}
 _SIMULATED = {
-    "messages of single clients": "clients and server of the demo share a machine, so the server could read the clients' keys"
+    "messages of single clients": (
+        "clients and server of the demo share a machine, so the server could read the clients' keys"
+    )
 }
 _CHOSEN_BY = "fixed in the demo; chosen by hand on these digits, which ε does not cover"
 
@@ -252,7 +254,9 @@ def _finish(run: Run, settings: Settings, folder: Path) -> None:
         title=f"{curve.label} on the digits",
         chosen_by=_CHOSEN_BY,
         results={
-            "test accuracy": f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"
+            "test accuracy": (
+                f"{100 * curve.accuracy[-1]:.1f} % of {images} images that no client holds"
+            )
         },
         not_private=_SIMULATED,
     )

@@ -79,7 +79,7 @@ def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
     Raises:
         RunFolderError: the run there has other settings, or only some processes see it.
     """
-    folder = RunFolder.at(config.out)
+    folder = RunFolder.locate(config.out)
 
     def look() -> tuple[bool, bool]:
         if not (is_launched() and folder.config.is_file()):

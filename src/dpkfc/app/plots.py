@@ -1,4 +1,7 @@
-"""Pictures of a run, drawn without global state: accuracy and ε, signal-to-noise per layer, spectra of the factors."""
+"""Draw the pictures of a run without global state.
+
+They show accuracy and ε, the signal-to-noise ratio per layer, and spectra of the factors.
+"""
 
 from __future__ import annotations
 

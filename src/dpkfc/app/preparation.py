@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import nn
@@ -13,6 +14,7 @@ from dpkfc.app.plots import Curve
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.config import Plan
+from dpkfc.early_stopping import EarlyStopping
 
 LABELS = {name: method.label for name, method in METHODS.items()}
 
@@ -28,6 +30,7 @@ class Prepared:
         model: on its device, with its initial weights.
         plan: calibrated for the training set.
         start: where the initial weights come from, if not from the seed alone.
+        stopping: ends the run early by public examples, None for no early end.
     """
 
     config: RunConfig
@@ -36,6 +39,7 @@ class Prepared:
     model: nn.Module
     plan: Plan
     start: str = ""
+    stopping: EarlyStopping | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,7 @@ class Result:
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
         head: of the ledger at the end, for a later check.
+        figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
     """
 
     folder: Path
@@ -70,3 +75,4 @@ class Result:
     score: str = "accuracy"
     loss: float | None = None
     head: str = ""
+    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -28,7 +28,7 @@ class Resized(nn.Module):
 
 
 def check_timm(name: str, weights: str = "") -> Any:
-    """timm, where it is installed and a file of weights that is given is one; cheap next to reading data.
+    """Return the module timm after checking the file of weights, which costs little time.
 
     Raises:
         DatasetError: either is missing; the message says how to get it.
@@ -70,7 +70,10 @@ _HOW = "pip install 'dpkfc[hf]' (transformers and peft)"
 
 
 class Logits(nn.Module):
-    """Token ids `[N, T]` to logits `[N, T, V]` of the next token; texts are padded at their end, which no earlier token sees."""
+    """Map token ids `[N, T]` to logits `[N, T, V]` of the next token.
+
+    Texts are padded at their end, which no earlier token sees.
+    """
 
     def __init__(self, language_model: nn.Module) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ def pretrained_lora(folder: str, rank: int = 8) -> Logits:
     Raises:
         DatasetError: a package is missing, or the folder holds no such model.
     """
-    loaded = _from_folder(
+    loaded = _load_folder(
         folder, _transformers().GPT2LMHeadModel, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
     )
     return _adapted(loaded, rank)
@@ -122,10 +125,10 @@ def pretrained_tokenizer(folder: str) -> Any:
     Raises:
         DatasetError: a package is missing, or the folder holds no tokenizer.
     """
-    return _from_folder(folder, _transformers().AutoTokenizer)
+    return _load_folder(folder, _transformers().AutoTokenizer)
 
 
-def _from_folder(folder: str, kind: Any, **settings: Any) -> Any:
+def _load_folder(folder: str, kind: Any, **settings: Any) -> Any:
     if not Path(folder).is_dir():
         raise DatasetError(
             f"pretrained {folder!r} is not a folder; give one with config.json, weights and"
@@ -243,3 +246,30 @@ def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
         list(texts), truncation=True, padding="max_length", max_length=length, return_tensors="np"
     )
     return torch.from_numpy(encoded["input_ids"]).long()
+
+
+# Numbers of a sentence vector.
+SENTENCE_WIDTH = 384
+_SENTENCES_AT_ONCE = 64
+
+
+@torch.no_grad()
+def minilm_vectors(texts: Sequence[str], length: int) -> Tensor:
+    """Return vectors `[N, 384]` of norm 1 by the frozen public encoder, each of its text alone.
+
+    Args:
+        texts: sentences.
+        length: tokens that are read of each.
+
+    Raises:
+        DatasetError: the packages that carry it are missing.
+    """
+    classifier = minilm_classifier(trained_blocks=0)
+    classifier.head = nn.Linear(SENTENCE_WIDTH, SENTENCE_WIDTH, bias=False)
+    nn.init.eye_(classifier.head.weight)
+    classifier.eval()
+    # Every pass has one shape, so that no other text moves the rounding of a vector.
+    fill = -len(texts) % _SENTENCES_AT_ONCE
+    ids = minilm_tokens([*texts, *[""] * fill], length)
+    parts = [F.normalize(classifier(chunk), dim=1) for chunk in ids.split(_SENTENCES_AT_ONCE)]
+    return torch.cat(parts)[: len(texts)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,7 +16,7 @@ from dpkfc.app.assembly import describe_choice, make_kfac
 from dpkfc.app.datasets.formats import Examples
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
 from dpkfc.app.preparation import LABELS, Prepared
-from dpkfc.app.recipes.recipe import Judged
+from dpkfc.app.recipes.recipe import ClassScore, Judged
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
@@ -44,7 +46,12 @@ def write_results(
     prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics
 ) -> None:
     """Write what a finished run leaves next to settings, ledger and checkpoint."""
-    card = build_card(prepared.plan, _facts(prepared, session, metrics))
+    with evaluated_weights(session):
+        classes = _score_classes(prepared)
+    if classes:
+        rows = [dataclasses.asdict(score) for score in classes]
+        folder.write_json(folder.classes, {"measured_on": metrics.measured_on, "classes": rows})
+    card = build_card(prepared.plan, _facts(prepared, session, metrics, classes))
     metrics.write(folder.metrics)
     write_release(folder.path, session.released_state(), session.ledger, card)
     history = plots.history(curve_of(prepared, metrics))
@@ -52,35 +59,66 @@ def write_results(
     _plot_curvature(prepared, folder, session)
 
 
-def _facts(prepared: Prepared, session: Session, metrics: Metrics) -> CardFacts:
+def _score_classes(prepared: Prepared) -> list[ClassScore]:
+    """Return recall and precision of each class on held-out examples, [] without classes."""
+    score = prepared.recipe.task.classes
+    if score is None:
+        return []
+    return score(prepared.model, _split_held_out(prepared))
+
+
+def _facts(
+    prepared: Prepared, session: Session, metrics: Metrics, classes: Sequence[ClassScore]
+) -> CardFacts:
     config = prepared.config
     seeds = {"initial weights and probes": config.seed}
     if config.validation_size:
         seeds["validation split"] = config.split_seed
     ledger = session.ledger
+    gradients = {"gradients": session.gradients}
     return CardFacts(
         title=_title(prepared),
         releases=session.steps_done,
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_assumed_public(prepared),
         chosen_by=describe_choice(config),
-        not_private=_unprotected(prepared),
-        results=_scores(prepared, metrics.evaluated()[-1]),
+        not_private={**_unprotected(prepared), **session.unprotected_figures},
+        results=_scores(prepared, metrics.evaluated()[-1], classes),
         seeds=seeds,
         refreshes=metrics.refreshes,
-        settings={**_card_settings(config), "gradients": session.gradients},
+        settings={**_card_settings(config), **_early_end(prepared, metrics), **gradients},
         device=config.device,
+        receipt=session.receipt,
         declared=config.declared,
         begun=str(ledger.header.get("created", "")),
     )
 
 
-def _scores(prepared: Prepared, last: Row) -> dict[str, Any]:
+def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
+    """Return a line about a run that public examples have ended, {} for other runs."""
+    last, planned = metrics.rows[-1].step, prepared.plan.steps
+    if prepared.stopping is None or last >= planned:
+        return {}
+    path = Path(prepared.config.public_validation)
+    return {
+        "early end": (
+            f"after step {last} by the loss on {path.name}; all {planned} steps are charged"
+        )
+    }
+
+
+def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dict[str, Any]:
     """Return score, mean loss and the further figures of the task, by name."""
     task, measured_on = prepared.recipe.task, prepared.config.eval_on
     figures: dict[str, Any] = {task.score: last.accuracy, task.mean_loss: last.loss}
     if task.also is not None and last.accuracy is not None and last.loss is not None:
         figures |= task.also(Judged(last.accuracy, last.loss))
+    recalls = [score.recall for score in classes if score.recall is not None]
+    precisions = [score.precision for score in classes if score.precision is not None]
+    if recalls:
+        figures["lowest recall of a class"] = min(recalls)
+    if precisions:
+        figures["lowest precision of a class"] = min(precisions)
     scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
     return {**scores, f"{measured_on} examples": len(_split_held_out(prepared)[1])}
 
@@ -154,7 +192,7 @@ def _unprotected(prepared: Prepared) -> dict[str, str]:
     figures["progress bar: clipped fraction, examples/s"] = (
         "computed from private examples before noise"
     )
-    results = "this card: results; plots/accuracy_and_epsilon.png: accuracy"
+    results = "this card: results; classes.json; plots/accuracy_and_epsilon.png: accuracy"
     return {**figures, results: columns["accuracy"]}
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run: where each file lies, and one clear error before training when it cannot be used."""
+"""Name the files of a run folder, and refuse an unusable folder before training."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class RunFolder:
         return folder._writable()
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str]) -> RunFolder:
+    def locate(cls, path: str | os.PathLike[str]) -> RunFolder:
         """Return the folder of this name, whatever is there.
 
         Raises:
@@ -125,6 +125,11 @@ class RunFolder:
         return self.path / "config.toml"
 
     @property
+    def schema(self) -> Path:
+        """What is public of a user's own data; absent where a recipe was trained."""
+        return self.path / "schema.toml"
+
+    @property
     def model(self) -> Path:
         """Released weights."""
         return self.path / "model.safetensors"
@@ -145,6 +150,11 @@ class RunFolder:
         return self.path / "checkpoint"
 
     @property
+    def classes(self) -> Path:
+        """Recall and precision of each class on held-out examples."""
+        return self.path / "classes.json"
+
+    @property
     def card(self) -> Path:
         """The privacy card as JSON; a Markdown form is next to it."""
         return self.path / "privacy_card.json"
@@ -163,8 +173,12 @@ class RunFolder:
         files = (self.model, self.card, self.card.with_suffix(".md"), self.plots / LAST_PLOT)
         return all(path.is_file() for path in files)
 
-    def begin(self, settings: str) -> Path:
+    def begin(self, settings: str, schema: str = "") -> Path:
         """Write the settings of a new run, and refuse the second of two runs in one folder.
+
+        Args:
+            settings: as TOML.
+            schema: what is public of own data, as TOML; empty for a recipe.
 
         Raises:
             RunFolderError: another run has started here, or the disk cannot take the file.
@@ -180,6 +194,8 @@ class RunFolder:
         except OSError as error:
             self.config.unlink(missing_ok=True)
             raise _unwritable(self.config, error, "file") from None
+        if schema:
+            self.write_text(self.schema, schema)
         return self.config
 
     def take_away(self) -> None:
@@ -192,7 +208,7 @@ class RunFolder:
         part = self.metrics.with_name(self.metrics.name + ".part")
         try:
             shutil.rmtree(new_checkpoint, ignore_errors=True)
-            for path in (self.ledger, self.metrics, part, self.config):
+            for path in (self.ledger, self.metrics, part, self.schema, self.config):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.path, error) from None
@@ -287,6 +303,7 @@ class Row:
         nonfinite_fraction: fraction of examples whose gradient is not finite. NOT PRIVATE.
         median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
         floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
+        public_loss: mean loss on `public_validation`, where it was measured.
     """
 
     step: int
@@ -299,6 +316,7 @@ class Row:
     nonfinite_fraction: float | None = None
     median_norm: float | None = None
     floor_fraction: float | None = None
+    public_loss: float | None = None
 
 
 # Bytes of a row as Python objects.
@@ -345,7 +363,7 @@ class Metrics:
         """Return the rows at which accuracy was measured."""
         return [row for row in self.rows if row.accuracy is not None]
 
-    def without_private(self) -> Metrics:
+    def drop_private(self) -> Metrics:
         """Return the metrics without figures of private examples before noise.
 
         Those are batch sizes, clipped fractions, norms and times.

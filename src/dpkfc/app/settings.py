@@ -25,6 +25,7 @@ from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
 from dpkfc.gradients.clipping import CLIPPINGS
+from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.filters import DiSK
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC
 from dpkfc.postprocess.pipeline import READOUTS
@@ -193,14 +194,30 @@ class RunConfig:
     evaluate_every: int = _setting(
         0, "run", "steps between evaluations; 0: once an epoch or more", least=0
     )
+    patience: int = _setting(
+        0, "run", "evaluations without a lower loss on public_validation; 0: no early end", least=0
+    )
     chosen_by: str = _setting(
         RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
+    )
+    log: str = _setting("", "run", "also log to this tool; empty: none", choices=("", *LOGGERS))
+    log_private: bool = _setting(
+        False, "run", "log numbers too that ε does not cover; the card names them"
     )
     out: str = _setting("", "run", "run folder; empty: a new folder below runs/")
     num_workers: int = _setting(0, "run", "loader processes", least=0)
     threads: int = _setting(0, "run", "numerical threads; 0: torch's own choice", least=0)
     device: str = _setting("cpu", "run", "torch device")
 
+    # A user's own data, in the place of a recipe.
+    data: str = _setting(
+        "", "data", "own data: a CSV, Parquet, Feather or JSONL file, or a folder of images"
+    )
+    target: str = _setting("", "data", "column of own data that is learned")
+    schema: str = _setting("", "data", "TOML file with what is public of own data; dpkfc schema")
+    text: str = _setting("", "data", "key of the text in a JSONL file")
+    label_file: str = _setting("", "data", "table of image files and their labels")
+    task: str = _setting("", "data", "module:function that returns a dpkfc.app.owndata.tasks.Task")
     # What only the owner knows, for the first page of the card.
     owner: str = _setting("", "card", "who answers for the model; printed on the privacy card")
     purpose: str = _setting("", "card", "what the model is for; printed on the privacy card")
@@ -229,6 +246,12 @@ class RunConfig:
         "safetensors file of public inputs (and labels) for `public` and pre-training",
     )
 
+    public_validation: str = _setting(
+        "",
+        "data",
+        "safetensors file of public inputs and labels, whose loss decides an early end",
+    )
+
     # Where weights start from.
     pretrained: str = _setting(
         "",
@@ -245,6 +268,9 @@ class RunConfig:
     # `PrivacyConfig`, and the arguments of `calibrate` and `with_noise`.
     epsilon: float = _setting(3.0, "privacy", "target ε of the whole run", above=0)
     delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
+    budget: str = _setting(
+        "", "privacy", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
+    )
     noise_multiplier: float = _setting(
         0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
     )
@@ -532,6 +558,8 @@ class RunConfig:
             )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
+        if self.log_private and not self.log:
+            raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
 
     def _check_public_data(self) -> None:
         """Refuse settings that need public examples and name no file."""
@@ -543,6 +571,11 @@ class RunConfig:
         if needed and not self.public_data:
             raise ConfigError(
                 f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
+            )
+        if (self.patience > 0) != bool(self.public_validation):
+            raise ConfigError(
+                f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
+                " not go together; give both or none"
             )
 
     @property
@@ -631,7 +664,9 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the nearest known word, or all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    word = str(word)
+    longer = [name for name in known if word and name.startswith(word)]
+    close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
 
 
@@ -678,9 +713,7 @@ def _check_range(setting: dataclasses.Field[Any], value: Any) -> None:
     name, rules = setting.name, setting.metadata
     if rules["choices"] and value not in rules["choices"]:
         known = [choice for choice in rules["choices"] if choice]
-        raise ConfigError(
-            f"unknown {name} {value!r}; {nearest(value, known)} ({' | '.join(known)})"
-        )
+        raise ConfigError(f"unknown {name} {value!r}; {nearest(value, known)}")
     if rules["least"] is not None and value < rules["least"]:
         raise ConfigError(f"{name} must be at least {rules['least']}, got {value}")
     if rules["above"] is not None and value <= rules["above"]:
@@ -841,8 +874,26 @@ def read_choices(file: Path | None, flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # Settings that say where a run takes place and where its files lie.
-_PLACES = ("out", "data_dir", "pretrained", "public_data")
-_MACHINE = ("max_physical_batch_size", "pad_to_multiple", "num_workers", "threads", "device")
+_PLACES = (
+    "out",
+    "budget",
+    "data_dir",
+    "pretrained",
+    "public_data",
+    "public_validation",
+    "data",
+    "schema",
+    "label_file",
+)
+_MACHINE = (
+    "max_physical_batch_size",
+    "pad_to_multiple",
+    "num_workers",
+    "threads",
+    "device",
+    "log",
+    "log_private",
+)
 
 
 def deciding_settings(config: RunConfig) -> dict[str, Any]:
@@ -869,7 +920,7 @@ def check_unchanged(config: RunConfig, first: Mapping[str, Any], where: str) -> 
         if name in first and first[name] != value:
             raise ConfigError(
                 f"{where}: {name} is {value!r}, and the run was started with {first[name]!r}; put "
-                "that back, or start another run: dpkfc train --config FILE --out ANOTHER"
+                "that back, or start another run with --config FILE --out ANOTHER"
             )
 
 

@@ -38,7 +38,7 @@ from dpkfc.app.launch import (
 from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
-from dpkfc.app.recipes.catalogue import find_recipe
+from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
@@ -52,8 +52,12 @@ from dpkfc.app.settings import (
 )
 from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
+from dpkfc.early_stopping import EarlyStopping
 from dpkfc.gradients.state import check_finite
+from dpkfc.integrations.loggers import Logger, check_logger, make_logger
+from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.report.card import stamp
+from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
 
 # --------------------------------------------------------------------------------------------------
@@ -213,14 +217,26 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    try:
+        check_logger(config.log)
+    except ImportError as error:
+        raise ConfigError(str(error)) from error
     config = measure_structure(config)
-    recipe = find_recipe(config.recipe).starting_from(config.pretrained)
+    recipe = recipe_of(config).starting_from(config.pretrained)
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
-    plan = make_plan(config, recipe.input_shape, len(data.train[1]), recipe.probe, private)
+    plan = make_plan(
+        config,
+        recipe.input_shape,
+        data.size,
+        recipe.probe,
+        private,
+        unit=recipe.unit,
+        max_records_per_unit=recipe.max_records_per_unit,
+    )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
     try:
@@ -231,7 +247,39 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
     start = ""
     if config.pretrain_epochs:
         start = pretrain(config, model, recipe.input_shape, data.train)
-    return Prepared(config=config, recipe=recipe, data=data, model=model, plan=plan, start=start)
+    return Prepared(
+        config=config,
+        recipe=recipe,
+        data=data,
+        model=model,
+        plan=plan,
+        start=start,
+        stopping=_make_stopping(config, recipe.input_shape, data.train),
+    )
+
+
+def _make_stopping(
+    config: RunConfig, input_shape: tuple[int, ...], private: tuple[Tensor, ...]
+) -> EarlyStopping | None:
+    """Return what ends a run early, None without `patience`.
+
+    Raises:
+        ConfigError: no labels, or rows of the private training set.
+    """
+    if not config.patience:
+        return None
+    path = Path(config.public_validation)
+    inputs, labels = read_public_data(path, input_shape, "public_validation")
+    if labels is None:
+        raise ConfigError(f"public_validation {path} has no `labels`; an early end needs them")
+    try:
+        check_disjoint(inputs, private, f"public_validation {path.name}")
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if inputs.is_floating_point():
+        inputs = inputs.float()
+    device = torch.device(config.device)
+    return EarlyStopping(config.patience, on=(inputs.to(device), labels.long().to(device)))
 
 
 def run(
@@ -254,6 +302,7 @@ def run(
         DatasetError: missing or damaged data.
         ConfigError: settings that do not go together, an unreachable budget, or no `out` under
             torchrun.
+        BudgetExhausted: the run does not fit into the budget of its dataset; nothing is written.
     """
     check_named(config)
     with processes() as ranks:
@@ -264,16 +313,29 @@ def run(
         try:
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+            ranks.broadcast_from_rank0(lambda: _check_budget(prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
                 folder.remove_if_empty()
             raise
-        ranks.broadcast_from_rank0(lambda: folder.begin(to_toml(config)), "settings")
+        ranks.broadcast_from_rank0(
+            lambda: folder.begin(to_toml(config), prepared.recipe.schema), "settings"
+        )
         check_visible(folder, ranks)
         structure = describe_structure(config)
         if console is not None and ranks.is_rank0 and structure:
             console.print(structure, markup=False, highlight=False)
         return _train(prepared, folder, _new_metrics(config), console, ranks)
+
+
+def _check_budget(prepared: Prepared) -> None:
+    """Refuse a run that does not fit into its budget, before anything is written."""
+    if budget := _find_budget(prepared.config):
+        budget.check(prepared.plan, prepared.plan.steps)
+
+
+def _find_budget(config: RunConfig) -> Budget | None:
+    return Budget(config.budget) if config.budget else None
 
 
 def _new_folder(config: RunConfig) -> RunFolder:
@@ -298,7 +360,7 @@ def measure(prepared: Prepared, folder: RunFolder, watch: Watch | None = None) -
     Returns:
         The result; `interrupted` where the run was ended early.
     """
-    folder.begin(to_toml(prepared.config))
+    folder.begin(to_toml(prepared.config), prepared.recipe.schema)
     metrics = _new_metrics(prepared.config)
     ranks = DistributedContext.current()
     return _train(prepared, folder, metrics, None, ranks, watch=watch, figures_only=True)
@@ -334,7 +396,7 @@ def _continue(
         folder, config, metrics = _read_run(path)
         # Other processes see no figure that was computed from private examples.
         with_private.append(metrics)
-        return folder, config, metrics.without_private()
+        return folder, config, metrics.drop_private()
 
     folder, config, metrics = ranks.broadcast_from_rank0(read, "run folder")
     check_visible(folder, ranks)
@@ -346,6 +408,18 @@ def _continue(
     )
 
 
+def read_settings(folder: RunFolder) -> RunConfig:
+    """Return the settings of a run folder, with the schema that lies in it.
+
+    Raises:
+        ConfigError: settings that cannot be read, or that do not go together.
+    """
+    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    if folder.schema.is_file():
+        config = replace(config, schema=str(folder.schema))
+    return config
+
+
 def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
     """Return folder, settings and metrics of a run that was started before."""
     folder = RunFolder.open(path)
@@ -355,7 +429,7 @@ def _read_run(path: str | Path) -> tuple[RunFolder, RunConfig, Metrics]:
             f"{path} holds a checkpoint and no ledger, so what was spent is not known: "
             f"put {ledger.name} back"
         )
-    config = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    config = read_settings(folder)
     metrics = Metrics.read(folder.metrics) if folder.metrics.is_file() else _new_metrics(config)
     check_unchanged(config, metrics.settings, str(folder.config))
     return folder, replace(config, out=str(path)), metrics
@@ -381,10 +455,16 @@ def _train(
         make_optimizer(config, prepared.model),
         prepared.data.train,
         ledger_path=folder.ledger,
+        units=prepared.data.units,
         num_workers=config.num_workers,
         augment=make_augment(config, prepared.recipe.input_shape),
+        budget=_find_budget(config),
+        resume=resumed,
+        callbacks=_make_loggers(config, folder),
     )
     with session:
+        if console is not None and ranks.is_rank0 and session.receipt is not None:
+            _announce_receipt(session.receipt, console)
         if resumed:
             session.restore(folder.checkpoint, any_world_size=any_world_size)
             is_spent = session.steps_done >= plan.steps
@@ -409,6 +489,21 @@ def _train(
         return _result(prepared, folder, session, metrics, interrupted)
 
 
+def _announce_receipt(receipt: Receipt, console: Console) -> None:
+    text = (
+        f"budget of {receipt.people}: ε of all runs {rounded_up(receipt.before)} before this one,"
+        f" {rounded_up(receipt.after)} with it, of {receipt.epsilon:g} at δ = {receipt.delta:g}"
+    )
+    console.print(text, markup=False, highlight=False)
+
+
+def _make_loggers(config: RunConfig, folder: RunFolder) -> list[Logger]:
+    """Return the logger that the settings name, if they name one."""
+    if not config.log:
+        return []
+    return [make_logger(config.log, folder.path, folder.path.name, private=config.log_private)]
+
+
 class _Loop:
     """Steps, evaluations and checkpoints of one run."""
 
@@ -429,7 +524,7 @@ class _Loop:
         self._split_held_out = data.test
         if config.eval_on == "validation" and data.validation:
             self._split_held_out = data.validation
-        epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
+        epoch = max(1, round(data.size / config.expected_batch_size))
         self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
 
     def run(self, progress: TrainingProgress) -> bool:
@@ -443,7 +538,9 @@ class _Loop:
             # Before the first step: a run killed at any later step can then be continued, since
             # what it has spent cannot be had back. After the last step: the final weights are
             # evaluated again, whatever was written before the run died.
-            self._metrics.add(self._evaluate(Row(step=done, epsilon=plan.curve.at(done)), progress))
+            self._metrics.add(
+                self._evaluate(Row(step=done, epsilon=plan.curve.epsilon(done)), progress)
+            )
             self._save()
         with stop_on_signals() as stop:
             try:
@@ -459,6 +556,9 @@ class _Loop:
                         self._save()
                     if is_last:
                         continue
+                    if self._ranks.any(self._is_over(row)):
+                        self._end_early(row)
+                        return False
                     if self._ranks.any(stop.requested or not self._should_go_on(row)):
                         self._save()
                         return True
@@ -484,6 +584,21 @@ class _Loop:
         )
         return row
 
+    def _is_over(self, row: Row) -> bool:
+        """Return whether public examples end the run after this row."""
+        stopping = self._prepared.stopping
+        if stopping is None or row.public_loss is None:
+            return False
+        losses = [row.public_loss for row in self._metrics.rows if row.public_loss is not None]
+        return stopping.is_over(losses)
+
+    def _end_early(self, row: Row) -> None:
+        """Charge the steps that are left: releases have decided the number of steps."""
+        self._session.forfeit_steps()
+        plan = self._prepared.plan
+        self._metrics.add(replace(row, epsilon=plan.curve.epsilon(plan.steps)))
+        self._save()
+
     def _should_go_on(self, row: Row) -> bool:
         return row.accuracy is None or self._watch is None or self._watch(row)
 
@@ -500,8 +615,15 @@ class _Loop:
         """Return a row with the score and the mean loss on held-out examples."""
         with evaluated_weights(self._session):
             judged = self._prepared.recipe.task.judge(self._prepared.model, self._split_held_out)
+            public_loss = self._public_loss()
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
-        return replace(row, accuracy=judged.accuracy, loss=judged.loss)
+        return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)
+
+    def _public_loss(self) -> float | None:
+        stopping = self._prepared.stopping
+        if stopping is None:
+            return None
+        return stopping.loss(self._prepared.model, self._prepared.recipe.task.loss)
 
     def _note_refresh(self) -> None:
         """Remember step, digest and scale of a new preconditioner."""
@@ -551,6 +673,7 @@ def _result(
         loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
+        figures=prepared.data.figures,
     )
 
 

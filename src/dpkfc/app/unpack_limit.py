@@ -22,7 +22,9 @@ class UnpackedSizeError(ValueError):
 
 
 def check_unpacked_size(path: Path, size: int) -> None:
-    """Raise if a file unpacks to more than the limit, which the environment variable DPKFC_MAX_UNPACKED_GIB sets.
+    """Raise if a file unpacks to more than the limit.
+
+    The environment variable DPKFC_MAX_UNPACKED_GIB sets the limit.
 
     Args:
         path: the file.

@@ -729,7 +729,7 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
                 progress(session.steps_done, plan.steps)
     bound, guesses, correct = _guess(planted.scores(), coins, plan.delta, 1 - confidence)
     seconds = time.perf_counter() - started
-    claimed = plan.curve.at(plan.steps) if claimed_epsilon is None else claimed_epsilon
+    claimed = plan.curve.epsilon(plan.steps) if claimed_epsilon is None else claimed_epsilon
     return OneRunResult(
         kind=kind,
         canaries=canaries,

@@ -34,7 +34,7 @@ from dpkfc.config import Plan
 from dpkfc.gradients.clipping import SPLIT, matrix_of
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
+from dpkfc.linalg.metric import Entry, Kronecker, Metric
 from dpkfc.privacy.mechanism import Released
 
 # -- canaries of one step --------------------------------------------------------------------------
@@ -619,43 +619,33 @@ def _map_again(layer: Layer, entry: Entry | None, matrix: Tensor) -> Tensor:
     """
     if entry is None:
         return matrix
-    if isinstance(entry, Elementwise):
+    if entry.is_elementwise:
         return matrix * _scale_matrix(layer, entry, matrix)
-    return entry.whiten(matrix)
+    return entry.apply(matrix)
 
 
-def _scale_matrix(layer: Layer, entry: Elementwise, like: Tensor) -> Tensor:
-    """Return the scales of all entries of a layer as a matrix."""
+def _scale_matrix(layer: Layer, entry: Entry, like: Tensor) -> Tensor:
+    """Return the scales of an elementwise entry as a matrix."""
     scales = {}
     for role, name in layer.parameters.items():
-        if role in entry.scale:
-            scales[name] = entry.scale[role]
-        else:
-            scales[name] = torch.ones_like(layer.tensor(role))
+        scale = entry.scales.get(role)
+        scales[name] = torch.ones_like(layer.tensor(role)) if scale is None else scale
     return matrix_of(layer, scales).to(like)
 
 
 def _transform_factors(
-    layer: Layer, entry: Entry | None, u: Tensor, a: Tensor
+    layer: Layer, entry: Any, u: Tensor, a: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return u, a and scale such that scale ⊙ u aᵀ are the preconditioned canaries.
 
     They are so up to a rotation.
     """
-    match entry:
-        case None:
-            return u, a, None
-        case Kronecker():
-            return entry.output.apply(u), entry.input.apply(a), None
-        case Eigenbasis():
-            entry = entry.complete_basis()
-            if entry.output is not None:
-                u = u @ entry.output
-            if entry.input is not None:
-                a = a @ entry.input
-            return u, a, entry.scale.to(u)
-        case Elementwise():
-            return u, a, _scale_matrix(layer, entry, u)
+    if entry is None:
+        return u, a, None
+    if entry.is_elementwise:
+        return u, a, _scale_matrix(layer, entry, u)
+    factors: tuple[Tensor, Tensor, Tensor | None] = entry.map_factors(u, a)
+    return factors
 
 
 def _inner_products(u: Tensor, a: Tensor, scale: Tensor | None) -> Tensor:

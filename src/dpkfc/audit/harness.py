@@ -651,7 +651,7 @@ def select_failed(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if not finding.passed]
 
 
-def to_rows(findings: Sequence[Finding]) -> list[list[str]]:
+def tabulate_findings(findings: Sequence[Finding]) -> list[list[str]]:
     """Return the cells of a table: check, measured, bound, verdict, detail."""
     rows = []
     for finding in findings:

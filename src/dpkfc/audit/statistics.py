@@ -844,7 +844,7 @@ def compute_p_values(
     Returns:
         Name of the test to its p-value; 0 if a batch is impossible.
     """
-    n, inclusions = distribution.dataset_size, _Inclusions.from_batches(batches)
+    n, inclusions = distribution.dataset_size, _Inclusions.collect(batches)
     size_rates = distribution.mass[np.minimum(inclusions.sizes, n)]
     if not inclusions.are_possible(n) or np.any(size_rates == 0):
         return {"possible batches": 0.0}
@@ -857,7 +857,7 @@ def compute_p_values(
     p_values["following batches"] = _test_overlap(earlier, later, n)
     p_values["equal batches"] = _test_equal_batches(batches, distribution)
     if other_batches is not None:
-        other_inclusions = _Inclusions.from_batches(other_batches)
+        other_inclusions = _Inclusions.collect(other_batches)
         p_values["another stream"] = _test_overlap(inclusions, other_inclusions, n)
         p_values["equal batches in another stream"] = _test_equal_batches(
             batches, distribution, other_batches
@@ -880,7 +880,7 @@ class _Inclusions:
     sizes: Integers
 
     @classmethod
-    def from_batches(cls, batches: Batches) -> _Inclusions:
+    def collect(cls, batches: Batches) -> _Inclusions:
         sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
         step = np.repeat(np.arange(len(sizes)), sizes)
         example = np.concatenate(batches).astype(np.int64)

@@ -30,7 +30,6 @@ from dpkfc.curvature.base import (
     check_probe,
 )
 from dpkfc.curvature.damping import identity_row
-from dpkfc.curvature.layer_factors import is_known
 from dpkfc.curvature.ngd import (
     PER,
     Moments,
@@ -50,7 +49,6 @@ from dpkfc.curvature.probe_pass import (
 )
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
-from dpkfc.linalg.blocks import write_out_patches
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
 # What published code adds inside the root and to the root, and whether it refreshes.
@@ -233,8 +231,8 @@ class AdaDPS(ProbePreconditioner):
         for microbatch in run_probe(model, capture, spec):
             ends = microbatch.rows.stop % whole == 0
             for name in microbatch.blocks:
-                block = write_out_patches(microbatch.blocks[name])
-                if not is_known(block):
+                block = microbatch.blocks[name]
+                if block.kind is None:
                     continue
                 with _layer_named(name):
                     if self.per == "example":

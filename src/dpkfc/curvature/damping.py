@@ -299,10 +299,7 @@ def layer_rows(
             notes.append("no signal on the probe")
         if isinstance(factor, Eigen) and factor.rest > 0:
             notes.append(f"first {factor.values.numel()} eigenpairs, the others by their mean")
-        if isinstance(entry, Elementwise):
-            kind = "diagonal"
-        else:
-            kind = getattr(entry, side).kind
+        kind = "diagonal" if entry.is_elementwise else getattr(entry, side).kind
         rows.append(
             {
                 "layer": name,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.layer_factors import LayerFactors, is_known, layer_squares
+from dpkfc.curvature.layer_factors import LayerFactors
 from dpkfc.curvature.probe_pass import Capture, preserve_model, run_probe
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.linalg.blocks import Block
@@ -75,7 +75,7 @@ def signal_to_noise(
     sizes: dict[str, int] = {}
     with preserve_model(model), torch.no_grad():
         for microbatch in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
-            blocks = {name: x for name, x in microbatch.blocks.items() if is_known(x)}
+            blocks = {name: x for name, x in microbatch.blocks.items() if x.kind is not None}
             for column, metric in enumerate(({}, preconditioner.metric)):
                 for name, energy in _clipped_energies(blocks, metric, max_grad_norm).items():
                     energies.setdefault(name, [0.0, 0.0])[column] += energy
@@ -93,7 +93,7 @@ def signal_to_noise(
 
 def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) -> dict[str, float]:
     """Return Σ_n ‖c_n P_l g_n,l‖² per layer."""
-    squares = {name: layer_squares(block, metric.get(name)) for name, block in blocks.items()}
+    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
     norms = torch.stack(list(squares.values())).sum(0).sqrt()
     factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
     return {name: float((factors.square() * square).sum()) for name, square in squares.items()}

@@ -729,7 +729,7 @@ class FactorAccumulator:
             self._start = self._start[:, :most].contiguous()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and JSON-able values, from which `from_state` restores the sum."""
+        """Return tensors and JSON-able values, from which `restore` restores the sum."""
         tensors: dict[str, Tensor] = {}
         if self._sum is not None:
             tensors["sum"] = self._sum
@@ -752,9 +752,7 @@ class FactorAccumulator:
         return tensors, values
 
     @classmethod
-    def from_state(
-        cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
-    ) -> FactorAccumulator:
+    def restore(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> FactorAccumulator:
         """Return the sum whose state `state` returned."""
         restored = cls(
             values["dim"],

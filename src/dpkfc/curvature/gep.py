@@ -32,11 +32,10 @@ from dpkfc.curvature.base import (
     probe_examples,
 )
 from dpkfc.curvature.damping import UNREACHED, identity_row
-from dpkfc.curvature.layer_factors import KNOWN
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
-from dpkfc.linalg.blocks import Block, PerExample, write_out_patches
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -75,11 +74,10 @@ class Basis(PreconditionerState):
             )
         spans: dict[str, Span] = {}
         for name, entry in entries.items():
-            if isinstance(entry, Elementwise):
-                # Tensors read from a file can begin anywhere in memory, and a product of unaligned
-                # tensors can differ in its last bit.
-                vectors = {role: vector.clone() for role, vector in entry.scale.items()}
-                spans[name] = Span(vectors, *values["spans"][name])
+            # Tensors read from a file can begin anywhere in memory, and a product of unaligned
+            # tensors can differ in its last bit.
+            vectors = {role: vector.clone() for role, vector in entry.scales.items()}
+            spans[name] = Span(vectors, *values["spans"][name])
         metric = Subspace(spans, *values["settings"])
         return cls(metric=metric, step=values["step"], report=tuple(values["report"]))
 
@@ -182,7 +180,7 @@ class GEP(ProbePreconditioner):
         if self.rank > examples:
             raise ValueError(
                 f"rank={self.rank} directions cannot be found from the gradients of {examples} "
-                "public examples; raise probe_size (and give the probe more of them) or lower rank"
+                "public examples; raise probe_size, with a probe that large, or lower rank"
             )
 
     @property
@@ -284,7 +282,7 @@ class _Group:
 
     def add_image(self, blocks: Mapping[str, Block], basis: Tensor, image: Tensor) -> None:
         """Add Lᵀ Ĝᵀ Ĝ over some public examples to `image` `[k, p]`."""
-        gradients = {name: _flat_gradients(blocks[name]) for name in self.layers if name in blocks}
+        gradients = {name: blocks[name].flatten() for name in self.layers if name in blocks}
         columns = self.columns()
         projections = [g @ basis[:, columns[name]].T for name, g in gradients.items()]
         products = torch.stack(projections).sum(0)
@@ -333,8 +331,8 @@ def _known_blocks(blocks: Mapping[str, Block]) -> dict[str, Block]:
     """Return the blocks whose gradients can be formed, formed one after another."""
     known: dict[str, Block] = {}
     for name in blocks:
-        block = write_out_patches(blocks[name])
-        if isinstance(block, KNOWN):
+        block = blocks[name].explicit()
+        if block.kind is not None:
             known[name] = block
     return known
 
@@ -343,29 +341,13 @@ def _size(shapes: Mapping[str, Sequence[int]]) -> int:
     return sum(math.prod(shape) for shape in shapes.values())
 
 
-def _shapes(block: Block) -> dict[str, tuple[int, ...]]:
-    """Return role to the shape of one example's gradient; weight and bias of a matrix are "" ."""
-    if isinstance(block, PerExample):
-        return {role: tuple(block.grads[role].shape[1:]) for role in sorted(block.grads)}
-    first = block.select(slice(0, 1)).per_example()
-    return {"": (math.prod(first.shape[:-1]), first.shape[-1])}
-
-
-def _flat_gradients(block: Block) -> Tensor:
-    """Return gradients `[n, p]` of one layer, in the order of `_shapes`."""
-    if isinstance(block, PerExample):
-        n = block.batch_size
-        return torch.cat([block.grads[role].reshape(n, -1) for role in sorted(block.grads)], 1)
-    return block.per_example().reshape(block.batch_size, -1)
-
-
 def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Group]:
     """Return at most `most` groups of consecutive layers with about equally many parameters.
 
     Raises:
         ValueError: a group would have as many directions as parameters, or none.
     """
-    shapes = {name: _shapes(block) for name, block in blocks.items()}
+    shapes = {name: block.gradient_shapes for name, block in blocks.items()}
     total = sum(_size(shape) for shape in shapes.values())
     before = 0
     by_number: dict[int, dict[str, Shapes]] = {}
@@ -382,8 +364,7 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
         if not 0 < group.rank < group.size:
             raise ValueError(
                 f"rank={rank} gives the layers {group.quoted_names} {group.rank} directions of "
-                f"{group.size} parameters; use 1 or more and fewer than that: change rank or "
-                f"groups={most}"
+                f"{group.size} parameters, not 1 to {group.size - 1}; change rank or groups={most}"
             )
     return groups
 
@@ -405,7 +386,7 @@ def _gaussian_starts(
     """Return Gaussian starts `[k, p]` in the dtype and on the device of the gradients."""
     gradients = torch.zeros(0)
     if blocks:
-        gradients = _flat_gradients(next(iter(blocks.values())).select(slice(0, 1)))
+        gradients = next(iter(blocks.values())).select(slice(0, 1)).flatten()
     starts = [torch.randn(group.rank, group.size, generator=generator) for group in groups]
     return [start.to(gradients) for start in starts]
 

@@ -19,16 +19,8 @@ from dpkfc.curvature.factors import (
     IsotropicFactor,
     is_empty,
 )
-from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, PerExample, Tied
-from dpkfc.linalg.metric import (
-    Diagonal,
-    Eigenbasis,
-    Elementwise,
-    Entry,
-    Identity,
-    Kronecker,
-    Metric,
-)
+from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, Tied, pick_rows
+from dpkfc.linalg.metric import Metric
 
 # --------------------------------------------------------------------------------------------------
 # The positions of a probe that factors are formed from: those that are text, and of many only a
@@ -72,10 +64,7 @@ class RowSubsample:
 
     def select(self, x: Tensor) -> Tensor:
         """Return the rows `[m, d]` of x `[n * groups, T, d]` as they are."""
-        if self.index is None:
-            return x.flatten(0, 1)
-        # By two indices, so that a transposed x is not copied whole.
-        return x[self.index // x.shape[1], self.index % x.shape[1]]
+        return pick_rows(x, self.index)
 
     def weigh(self, rows: Tensor) -> Tensor:
         """Return rows `[m, d]` scaled so that their outer products carry the weights."""
@@ -199,9 +188,6 @@ class RowSubsampler:
 # These norms choose a number and draw pictures; no sensitivity rests on them. The certified ones
 # are in `gradients`.
 
-KNOWN = (Outer, Patched, Lookup, PerExample, Tied)
-_CHUNK_ELEMENTS = 1 << 22
-
 
 def probe_norms(
     blocks: Mapping[str, Block], *metrics: Metric, last: int | None = None
@@ -220,136 +206,16 @@ def probe_norms(
     for name in blocks:
         block = blocks[name]
         # Other layers keep the identity in every metric, and their norms are unknown.
-        if not isinstance(block, KNOWN):
+        if block.kind is None:
             continue
         if last is not None:
             block = block.select(slice(max(0, block.batch_size - last), block.batch_size))
-        squares = [layer_squares(block, metric.get(name)).cpu() for metric in metrics]
+        squares = [block.squared_norms(metric.get(name)).cpu() for metric in metrics]
         if totals:
             totals = [total + square for total, square in zip(totals, squares, strict=True)]
         else:
             totals = squares
     return [total.sqrt() for total in totals]
-
-
-def layer_squares(block: Block, entry: Entry | None) -> Tensor:
-    """Return ‖P g_n‖² of one layer, `[N]` in float64."""
-    if isinstance(block, Patched):
-        # The patches of a few examples at a time.
-        step = max(1, _CHUNK_ELEMENTS // (block.b.shape[1] * block.d_in * block.groups))
-        pieces = []
-        for start in range(0, block.batch_size, step):
-            part = block.select(slice(start, min(block.batch_size, start + step)))
-            pieces.append(layer_squares(part.explicit(), entry))
-        return torch.cat(pieces)
-    if isinstance(entry, Eigenbasis):
-        return _eigenbasis_squares(block, entry)
-    factors = entry if isinstance(entry, Kronecker) else Kronecker()
-    match block:
-        case PerExample():
-            scale = entry.scale if isinstance(entry, Elementwise) else {}
-            squares = []
-            for role, g in block.grads.items():
-                mapped = g * scale[role] if role in scale else g
-                squares.append(_squares(mapped.reshape(len(g), -1)))
-            return torch.stack(squares).sum(0)
-        case Lookup():
-            return _lookup_squares(block, factors)
-        case Outer():
-            return _outer_squares(block.explicit(), factors).view(-1, block.groups).sum(1)
-        case Tied():
-            return _tied_squares(block, factors)
-    raise ValueError(f"norms of a {type(block).__name__} are not known here")
-
-
-def _eigenbasis_squares(block: Block, entry: Eigenbasis) -> Tensor:
-    """Return ‖P g_n‖² from formed gradients, a few examples at a time."""
-    entry = entry.complete_basis()
-    match block:
-        case Lookup():
-            rows = block.b if entry.output is None else block.b @ entry.output
-            return _lookup_squares(replace(block, b=rows * entry.scale.T[block.ids]), Kronecker())
-        case Outer() | Tied():
-            groups = block.groups if isinstance(block, Outer) else 1
-            step = max(1, _CHUNK_ELEMENTS // entry.scale.numel())
-            count = block.batch_size
-            pieces = []
-            for start in range(0, count, step):
-                part = block.select(slice(start, min(count, start + step)))
-                z = entry.rotate(part.per_example()) * entry.scale
-                pieces.append(_squares(z.flatten(1)).view(-1, groups).sum(1))
-            return torch.cat(pieces)
-    raise ValueError(f"norms of a {type(block).__name__} are not known in an eigenbasis")
-
-
-def _squares(x: Tensor) -> Tensor:
-    """Return Σ x² over the last axis without overflow or underflow in float32."""
-    return x.double().square().sum(-1)
-
-
-def _outer_squares(block: Outer, entry: Kronecker) -> Tensor:
-    """Return `[N * groups]`, from Gram matrices or formed gradients, whichever costs less."""
-    positions, d_in, d_out = block.a.shape[1], block.a.shape[2], block.b.shape[2]
-    if positions == 1:
-        inputs = _squares(entry.input.apply(block.a[:, 0]))
-        return inputs * _squares(entry.output.apply(block.b[:, 0]))
-    has_small_gram = positions * (d_in + d_out) < d_in * d_out
-    size = d_in * d_out
-    if has_small_gram:
-        size = positions * (positions + d_in + d_out)
-    step = max(1, _CHUNK_ELEMENTS // size)
-    pieces = []
-    for start in range(0, block.a.shape[0], step):
-        a = block.a[start : start + step]
-        b = block.b[start : start + step]
-        if has_small_gram:
-            a, b = entry.input.apply(a), entry.output.apply(b)
-            products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
-            pieces.append(products.sum((1, 2)).clamp(min=0))
-        else:
-            pieces.append(_squares(entry.whiten(torch.bmm(b.mT, a)).flatten(1)))
-    return torch.cat(pieces)
-
-
-def _lookup_squares(block: Lookup, entry: Kronecker) -> Tensor:
-    """Return `[N]`; rows with the same id add up first, by a Gram matrix of equal ids."""
-    b = entry.output.apply(block.b).double()
-    match entry.input:
-        case Diagonal():
-            b = b * entry.input.scale.double()[block.ids].unsqueeze(-1)
-        case Identity():
-            b = b * entry.input.factor
-        case _:
-            raise ValueError("the input side of an embedding must be diagonal or the identity")
-    positions = block.ids.shape[1]
-    step = max(1, _CHUNK_ELEMENTS // max(1, positions * positions))
-    pieces = []
-    for start in range(0, b.shape[0], step):
-        rows, ids = b[start : start + step], block.ids[start : start + step]
-        same = ids.unsqueeze(2) == ids.unsqueeze(1)
-        pieces.append((torch.bmm(rows, rows.mT) * same).sum((1, 2)).clamp(min=0))
-    return torch.cat(pieces)
-
-
-def _tied_squares(block: Tied, entry: Kronecker) -> Tensor:
-    """Return ‖z‖² of the sum of both uses: their squares, and twice their inner product."""
-    if not isinstance(entry.output, Identity):
-        raise ValueError("the output side of a tied embedding must be the identity")
-    lookup, outer = block.lookup, block.outer
-    squares = _lookup_squares(lookup, Kronecker(entry.output, entry.input))
-    if outer.a.shape[1] == 0:
-        return squares
-    squares = squares + _outer_squares(outer, entry)
-    positions, rows = outer.a.shape[1], max(1, lookup.ids.shape[1])
-    step = max(1, _CHUNK_ELEMENTS // (positions * rows))
-    cross = []
-    for start in range(0, outer.a.shape[0], step):
-        part = slice(start, start + step)
-        a = entry.input.apply(outer.a[part]).double()
-        c = entry.input.apply(lookup.b[part]).double()
-        ids = lookup.ids[part].unsqueeze(1).expand(-1, positions, -1)
-        cross.append((torch.bmm(a, c.mT) * outer.b[part].gather(2, ids)).sum((1, 2)))
-    return (squares + 2 * entry.output.factor**2 * torch.cat(cross)).clamp(min=0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -441,10 +307,9 @@ def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
     means = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in logarithms.items()}
     filled: dict[str, LayerFactors] = {}
     for name, factors in layers.items():
-        sides: dict[str, Factor] = {}
+        sides = dict(factors.sides)
         for side, factor in factors.sides.items():
             kind = factors.kind_of(side)
-            sides[side] = factor
             if is_empty(factor) and kind in means:
                 sides[side] = IsotropicFactor(factor.dim, means[kind])
         filled[name] = replace(factors, sides=sides)
@@ -475,25 +340,11 @@ class LayerAccumulator:
         self._shared = shared
         self._dtype = torch.float32
         self._device = torch.device("cpu")
-        match block:
-            case PerExample():
-                self.kind = "elementwise"
-                shapes = {role: tuple(g.shape[1:]) for role, g in block.grads.items()}
-            case Lookup():
-                self.kind = "lookup"
-                shapes = {"input": (block.num_rows,), "output": (block.b.shape[-1],)}
-            case Outer() | Patched():
-                self.kind = "outer"
-                shapes = {"input": (block.d_in,), "output": (block.b.shape[-1],)}
-            case Tied():
-                self.kind = "tied"
-                shapes = {"input": (block.lookup.b.shape[-1],), "output": (block.lookup.num_rows,)}
-            case _:
-                raise TypeError(f"no factors are known for a {type(block).__name__}")
-        self._shapes: dict[str, tuple[int, ...]] = shapes
+        self.kind = block.kind
+        self._shapes = block.side_shapes
         self._sides: dict[str, FactorAccumulator] = {}
-        for side, side_shape in shapes.items():
-            self._sides[side] = self._make_side(side, math.prod(side_shape), rule)
+        for side, shape in self._shapes.items():
+            self._sides[side] = self._make_side(side, math.prod(shape), rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
         is_elementwise = self.kind == "elementwise"
@@ -509,50 +360,40 @@ class LayerAccumulator:
             max_size=self._options.max_factor_size,
             oversize=self._options.oversize,
             decays=self._options.decays,
-            shared=self._shared if name == "input" else None,
+            shared=self._cache_of(name, self._shared),
         )
 
-    def add(self, block: Block) -> None:
+    def add(self, block: Any) -> None:
         """Add one probe micro-batch.
+
+        Args:
+            block: of the kind and the size of the first one.
 
         Raises:
             ValueError: values that are not finite, or a block of another size.
         """
-        match block:
-            case PerExample():
-                for role, g in block.grads.items():
-                    self._note_kind(g)
-                    rows = _raise_to_float32(g).reshape(len(g), -1)
-                    self._sides[role].add(rows, block.batch_size)
-            case Lookup():
-                self._note_kind(block.b)
-                self._sides["input"].add_diagonal(*self._reads(block))
-                self._sides["output"].add(*self._output_rows(block.b, 1))
-            case Outer() | Patched():
-                self._note_kind(block.b)
-                self._sides["input"].add(*self._input_rows(block))
-                self._sides["output"].add(*self._output_rows(block.b, block.groups))
-            case Tied():
-                self._note_kind(block.lookup.b)
-                self._add_tied(block)
+        self.add_inputs(block)
+        if self.kind == "elementwise":
+            for role, g in block.grads.items():
+                rows = _raise_to_float32(g).reshape(len(g), -1)
+                self._sides[role].add(rows, block.batch_size)
+        elif self.kind == "tied":
+            self._add_tied(block)
+        else:
+            self._sides["output"].add(*self._output_rows(block.b, block.groups))
 
-    def add_inputs(self, block: Block) -> None:
+    def add_inputs(self, block: Any) -> None:
         """Add the inputs of the layer in a probe micro-batch that was not differentiated.
 
         Raises:
             ValueError: as `add`.
         """
-        match block:
-            case Lookup():
-                self._note_kind(block.b)
-                self._sides["input"].add_diagonal(*self._reads(block))
-            case Outer() | Patched():
-                self._note_kind(block.b)
-                self._sides["input"].add(*self._input_rows(block))
-
-    def _note_kind(self, gradient: Tensor) -> None:
-        self._dtype = _raise_to_float32(gradient).dtype
-        self._device = gradient.device
+        self._dtype = _raise_to_float32(block.like).dtype
+        self._device = block.like.device
+        if self.kind == "lookup":
+            self._sides["input"].add_diagonal(*self._reads(block))
+        elif self.kind == "outer":
+            self._sides["input"].add(*self._input_rows(block))
 
     def _subsample(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
         """Return the rows that a side is formed of.
@@ -591,23 +432,11 @@ class LayerAccumulator:
         Only the patches of sampled rows are formed.
         """
         if self._options.sharing == "reduce":
-            whole = block.explicit() if isinstance(block, Patched) else block
-            mean = self._mean(_raise_to_float32(whole.a), block.groups)
+            mean = self._mean(_raise_to_float32(block.explicit().a), block.groups)
             rows, share = self._limit(mean, block.groups, "input")
-            return _with_ones(rows) if whole.homogeneous else rows, len(block.b) * share
+            return rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
-        has_ones = block.homogeneous
-        if not isinstance(block, Patched):
-            rows = subsample.select(block.a)
-        elif subsample.index is None:
-            # These patches have their ones already.
-            rows = block.explicit().a.flatten(0, 1)
-            has_ones = False
-        else:
-            rows = block.rows(subsample.index)
-        rows = _raise_to_float32(rows)
-        if has_ones:
-            rows = _with_ones(rows)
+        rows = _raise_to_float32(block.input_rows(subsample.index))
         return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
@@ -653,7 +482,10 @@ class LayerAccumulator:
                 continue
             if self._options.sharing == "reduce":
                 # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
-                reduced = self._sum(x) if scale is None else self._reduce_head(x, b)
+                reduced = self._sum(x)
+                if scale is not None:
+                    total = torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
+                    reduced = self._mean(x) * total
                 rows, share = self._limit(reduced, 1, "input", uses=2)
             else:
                 subsample = self._subsample(x, 1, "input", uses=2)
@@ -662,9 +494,6 @@ class LayerAccumulator:
             pieces.append(rows / math.sqrt(share))
         if pieces:
             self._sides["input"].add(torch.cat(pieces), float(block.batch_size))
-
-    def _reduce_head(self, a: Tensor, b: Tensor) -> Tensor:
-        return self._mean(a) * torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""
@@ -702,7 +531,9 @@ class LayerAccumulator:
         """Side, or role of an elementwise layer, to its sums."""
         return self._sides
 
-    def with_history(self, past: Mapping[str, FactorAccumulator], share: float) -> LayerAccumulator:
+    def merge_history(
+        self, past: Mapping[str, FactorAccumulator], share: float
+    ) -> LayerAccumulator:
         """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
         twin = copy.copy(self)
         twin._sides = {}
@@ -749,11 +580,6 @@ class LayerAccumulator:
         )
 
 
-def is_known(block: Any) -> bool:
-    """Return whether factors can be formed of a block; other layers keep the identity."""
-    return isinstance(block, KNOWN)
-
-
 def _smooth_reads(factor: Factor, reads: float) -> Factor:
     """Return the diagonal of an embedding with one more read of every row, in the same trace.
 
@@ -769,7 +595,3 @@ def _smooth_reads(factor: Factor, reads: float) -> Factor:
 def _raise_to_float32(x: Tensor) -> Tensor:
     x = x.detach()
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def _with_ones(rows: Tensor) -> Tensor:
-    return torch.cat([rows, rows.new_ones(rows.shape[0], 1)], 1)

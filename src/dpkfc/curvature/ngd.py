@@ -20,7 +20,7 @@ Source: DP-NGD, Algorithms 1 and 2, Eq. 16 to 18.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -36,7 +36,7 @@ from dpkfc.curvature.base import (
     check_probe,
 )
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler, is_known
+from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import (
     Capture,
@@ -52,8 +52,8 @@ from dpkfc.curvature.probe_pass import (
 )
 from dpkfc.curvature.probes import Inputs, Probe, device_of
 from dpkfc.curvature.refresh import sum_parts
-from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample, Tied, write_out_patches
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronecker, Metric
+from dpkfc.linalg.blocks import Block
+from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 
 # --------------------------------------------------------------------------------------------------
 # Second moments of gradients, entry by entry, for diagonal metrics.
@@ -66,14 +66,7 @@ from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronec
 # for a tied table.
 
 PER = ("example", "batch")
-_CHUNK_ELEMENTS = 1 << 22
 _ROLE = "weight"  # role of a matrix-shaped layer
-_KINDS: dict[type, str] = {
-    PerExample: "elementwise",
-    Lookup: "lookup",
-    Tied: "tied",
-    Outer: "outer",
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +97,7 @@ class Moments:
         """v, float64."""
         return {role: x / self.count for role, x in self.squares.items()}
 
-    def entry(self, scale: Mapping[str, Tensor]) -> Entry:
+    def entry(self, scale: Mapping[str, Tensor]) -> Eigenbasis | Elementwise:
         """Return the diagonal map with these factors, in the layout of `squares`."""
         typed = {role: x.to(self.dtype).contiguous() for role, x in scale.items()}
         if self.kind == "elementwise":
@@ -152,36 +145,14 @@ class Sums:
             ValueError: a gradient that is not finite.
         """
         squares = {role: (x / (size or self.count)).square() for role, x in self.sums.items()}
-        groups = squares[_ROLE].shape[0] if self.kind == "outer" else 1
-        if self.kind == "outer":
-            squares = {_ROLE: squares[_ROLE].mean(0)}
-        elif self.kind == "lookup":
-            squares = {_ROLE: squares[_ROLE].T}
-        _check_finite(squares)
-        return Moments(self.kind, squares, 1, self.dtype, groups)
+        return _moments(self.kind, squares, 1, self.dtype)
 
 
 def summed_gradients(block: Block) -> Sums:
-    """Return the sum of one layer's gradients over the examples of a block.
-
-    Raises:
-        TypeError: a block of another kind.
-    """
+    """Return the sum of one layer's gradients over the examples of a block."""
     with torch.no_grad():
-        match block:
-            case PerExample():
-                sums = {role: g.detach().double().sum(0) for role, g in block.grads.items()}
-            case Outer():
-                sums = {_ROLE: _outer_sum(block.explicit())}
-            case Lookup():
-                shape = (block.num_rows, block.b.shape[-1])
-                zeros = block.b.new_zeros(shape, dtype=torch.float64)
-                sums = {_ROLE: _add_rows(block, zeros)}
-            case Tied():
-                sums = {_ROLE: _add_rows(block.lookup, _outer_sum(block.outer)[0])}
-            case _:
-                raise _unknown_block(block)
-    return Sums(_KINDS[type(block)], sums, block.batch_size, _dtype(block))
+        sums = _by_role(block.explicit().sum_gradients())
+    return Sums(block.kind, sums, block.batch_size, _dtype(block))
 
 
 def squared_gradients(block: Block, per: str) -> Moments:
@@ -193,110 +164,33 @@ def squared_gradients(block: Block, per: str) -> Moments:
 
     Raises:
         ValueError: a gradient that is not finite.
-        TypeError: a block of another kind.
     """
     if per == "batch":
         return summed_gradients(block).squared()
     with torch.no_grad():
-        squares, groups = _squares(block)
-    _check_finite(squares)
-    return Moments(_KINDS[type(block)], squares, block.batch_size, _dtype(block), groups)
+        squares = _by_role(block.explicit().sum_squares())
+    return _moments(block.kind, squares, block.batch_size, _dtype(block))
 
 
-def _check_finite(squares: Mapping[str, Tensor]) -> None:
+def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Moments:
+    """Return moments in their layout from squares in the layout of the gradients."""
+    groups = 1
+    if kind == "outer":
+        groups = len(squares[_ROLE])
+        squares = {_ROLE: squares[_ROLE].mean(0)}
+    elif kind == "lookup":
+        squares = {_ROLE: squares[_ROLE].T}
     if any(not bool(torch.isfinite(x).all()) for x in squares.values()):
         raise ValueError("NaN or infinity in the layer's gradients on the probe")
+    return Moments(kind, squares, count, dtype, groups)
+
+
+def _by_role(gradients: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+    return gradients if isinstance(gradients, dict) else {_ROLE: gradients}
 
 
 def _dtype(block: Block) -> torch.dtype:
-    dtype = next(x for x in _tensors(block)).dtype
-    return dtype if dtype == torch.float64 else torch.float32
-
-
-def _tensors(block: Block) -> Iterator[Tensor]:
-    match block:
-        case PerExample():
-            yield from block.grads.values()
-        case Tied():
-            yield block.outer.b
-        case _:
-            yield block.b
-
-
-def _unknown_block(block: Any) -> TypeError:
-    return TypeError(f"no second moments are known for a {type(block).__name__}")
-
-
-def _squares(block: Block) -> tuple[dict[str, Tensor], int]:
-    """Return role to Σ g² over examples, and the number of groups."""
-    match block:
-        case PerExample():
-            squares = {role: g.detach().double().square().sum(0) for role, g in block.grads.items()}
-            return squares, 1
-        case Outer():
-            return {_ROLE: _outer_squares(block.explicit()).mean(0)}, block.groups
-        case Lookup():
-            return {_ROLE: _lookup_squares(block).T}, 1
-        case Tied():
-            return {_ROLE: _tied_squares(block)}, 1
-    raise _unknown_block(block)
-
-
-def _by_group(x: Tensor, groups: int) -> Tensor:
-    """Return x `[n * groups, ...]` as float64 `[groups, n, ...]`."""
-    return x.double().unflatten(0, (-1, groups)).transpose(0, 1)
-
-
-def _outer_sum(block: Outer) -> Tensor:
-    """Return Σ g over examples, `[groups, d_out, d_in]`."""
-    a = _by_group(block.a, block.groups).flatten(1, 2)
-    b = _by_group(block.b, block.groups).flatten(1, 2)
-    return b.mT @ a
-
-
-def _add_rows(block: Lookup, total: Tensor) -> Tensor:
-    """Add the gradients of the rows that are read to `total` `[V, d]`, and return it."""
-    return total.index_add_(0, block.ids.flatten(), block.b.double().flatten(0, 1))
-
-
-def _outer_squares(block: Outer) -> Tensor:
-    """Return Σ_n g_n², `[groups, d_out, d_in]`."""
-    a = _by_group(block.a, block.groups)
-    b = _by_group(block.b, block.groups)
-    if block.a.shape[1] == 1:
-        return b[:, :, 0].square().mT @ a[:, :, 0].square()
-    total = b.new_zeros(block.groups, b.shape[-1], a.shape[-1])
-    for rows in _chunks(block.batch_size, total.numel()):
-        total += (b[:, rows].mT @ a[:, rows]).square().sum(1)
-    return total
-
-
-def _lookup_squares(block: Lookup) -> Tensor:
-    """Return Σ_n g_n², `[V, d]`; rows that an example reads twice add up before the square."""
-    v = block.num_rows
-    rows = block.b.double().flatten(0, 1)
-    total = block.b.new_zeros(v, block.b.shape[-1], dtype=torch.float64)
-    offsets = torch.arange(block.batch_size, device=block.ids.device).unsqueeze(1) * v
-    keys, inverse = torch.unique((block.ids + offsets).flatten(), return_inverse=True)
-    sums = rows.new_zeros(len(keys), rows.shape[1]).index_add_(0, inverse, rows)
-    return total.index_add_(0, keys % v, sums.square())
-
-
-def _tied_squares(block: Tied) -> Tensor:
-    """Return Σ_n g_n² of the sum of both uses, `[V, d]`."""
-    lookup, outer = block.lookup, block.outer
-    total = outer.b.new_zeros(lookup.num_rows, outer.a.shape[-1], dtype=torch.float64)
-    for rows in _chunks(block.batch_size, total.numel()):
-        some_lookup = replace(lookup, ids=lookup.ids[rows], b=lookup.b[rows].double())
-        some_outer = replace(outer, a=outer.a[rows].double(), b=outer.b[rows].double())
-        total += Tied(some_lookup, some_outer).per_example().square().sum(0)
-    return total
-
-
-def _chunks(count: int, elements_each: int) -> Iterator[slice]:
-    size = max(1, math.ceil(_CHUNK_ELEMENTS / max(1, elements_each)))
-    for start in range(0, count, size):
-        yield slice(start, min(count, start + size))
+    return torch.promote_types(block.like.dtype, torch.float32)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -397,13 +291,13 @@ def _measure_own(
         subsampler.start(microbatch.rows, microbatch.mask)
         note = microbatch.note
         for name in microbatch.blocks:
-            block = write_out_patches(microbatch.blocks[name])
-            if not is_known(block):
+            block = microbatch.blocks[name]
+            if block.kind is None:
                 raise ValueError(
                     f"layer '{name}': no curvature is known for a {type(block).__name__}; freeze it"
                 )
             try:
-                if isinstance(block, Outer):
+                if block.kind == "outer":
                     if name not in factors:
                         factors[name] = LayerAccumulator(block, options, None, subsampler)
                     factors[name].add(block)
@@ -421,14 +315,8 @@ def _measure_own(
 
 def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
     """Return layers from the sums of every process, in the order of the processes."""
-    factors: dict[str, list[LayerAccumulator]] = {}
-    moments: dict[str, list[Moments]] = {}
-    for name, layer_parts in parts.items():
-        for part in layer_parts:
-            if isinstance(part, LayerAccumulator):
-                factors.setdefault(name, []).append(part)
-            else:
-                moments.setdefault(name, []).append(part)
+    moments: dict[str, Any] = {n: x for n, x in parts.items() if isinstance(x[0], Moments)}
+    factors: dict[str, Any] = {n: x for n, x in parts.items() if n not in moments}
     layers = {name: _product_fisher(layer) for name, layer in sum_parts(factors).items()}
     for name, layer_moments in moments.items():
         layers[name] = _diagonal_fisher(reduce(Moments.__add__, layer_moments))
@@ -453,7 +341,6 @@ def _product_fisher(accumulator: LayerAccumulator) -> LayerFisher:
 def _diagonal_fisher(moments: Moments) -> LayerFisher:
     mean = moments.mean
     entry = moments.entry({role: torch.ones_like(x) for role, x in mean.items()})
-    assert isinstance(entry, Eigenbasis | Elementwise)
     spectrum = {role: x.flatten().cpu() for role, x in mean.items()}
     return LayerFisher(entry, spectrum, moments.shapes)
 
@@ -477,17 +364,15 @@ def _complete_basis(factor: Factor, dtype: torch.dtype) -> tuple[Tensor | None, 
 
 def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
-    if isinstance(entry, Elementwise):
-        return {role: spectrum[role].to(x.device).view(x.shape) for role, x in entry.scale.items()}
-    assert isinstance(entry, Eigenbasis)
-    device = entry.scale.device
+    scales = entry.scales
     if "A" in spectrum:
-        return {"weight": torch.outer(spectrum["G"].to(device), spectrum["A"].to(device))}
-    return {"weight": spectrum["weight"].to(device).view(entry.scale.shape)}
+        device = scales[_ROLE].device
+        return {_ROLE: torch.outer(spectrum["G"].to(device), spectrum["A"].to(device))}
+    return {role: spectrum[role].to(x.device).view(x.shape) for role, x in scales.items()}
 
 
 def clamp_eigenvalues(
-    entry: Entry, spectrum: Mapping[str, Tensor], floor: float, exponent: float
+    entry: Eigenbasis | Elementwise, spectrum: Mapping[str, Tensor], floor: float, exponent: float
 ) -> Eigenbasis | Elementwise:
     """Return the map max(F, floor · I)^(−exponent), with each eigenvalue of the product clamped.
 
@@ -497,32 +382,10 @@ def clamp_eigenvalues(
         floor: λ, positive.
         exponent: 1/2 whitens, 1 gives the natural gradient.
     """
-    scale: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
     for role, values in eigenvalues(entry, spectrum).items():
-        scale[role] = values.clamp(min=floor).pow(-exponent)
-    if isinstance(entry, Elementwise):
-        return Elementwise({role: scale[role].to(own) for role, own in entry.scale.items()})
-    assert isinstance(entry, Eigenbasis)
-    return replace(entry, scale=scale["weight"].to(entry.scale))
-
-
-def split_low_rank(entry: Entry) -> Entry:
-    """Return the same map in a form whose norms cost less, if a floor leaves few free directions.
-
-    The floor gives most input directions one common scale. If no direction has another scale, the
-    map is a multiple of the identity. With up to a quarter of the directions above the floor, the
-    map rotates to these alone. The result equals the given map up to rounding.
-    """
-    if not isinstance(entry, Eigenbasis) or entry.input is None or entry.rest is not None:
-        return entry
-    largest = float(entry.scale.max())
-    active = torch.nonzero((entry.scale < largest).any(0)).flatten()
-    if not len(active):
-        return Kronecker(Identity(largest), Identity(1.0))
-    if 4 * len(active) > entry.scale.shape[1]:
-        return entry
-    basis = entry.input[:, active].contiguous()
-    return Eigenbasis(entry.scale[:, active], basis, entry.output, largest)
+        scales[role] = values.clamp(min=floor).pow(-exponent).to(entry.scales[role])
+    return entry.replace_scales(scales)
 
 
 def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:
@@ -732,9 +595,10 @@ class NGD(ProbePreconditioner):
         """Return the metric of a step: the eigenvalues of the state under this step's floor."""
         floor = self.floor(step)
         metric: dict[str, Entry] = {}
-        for name, entry in state.metric.items():
+        bases: Mapping[str, Any] = state.metric
+        for name, entry in bases.items():
             clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent)
-            metric[name] = split_low_rank(clamped)
+            metric[name] = clamped.compact()
             if self.order == "before":
                 metric[name] = AfterClip(back=metric[name])
         return metric

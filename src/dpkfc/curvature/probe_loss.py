@@ -140,8 +140,7 @@ def likelihood_loss(
     elif mask is not None and mask.shape != logits.shape[:2]:
         raise ValueError(
             f"the model returned shape {tuple(logits.shape)} for an attention mask of shape "
-            f"{tuple(mask.shape)}, so the positions of the output are not those of the text; give "
-            "KFAC a loss(output, generator) of your own"
+            f"{tuple(mask.shape)}, so positions differ; give KFAC your own loss(output, generator)"
         )
     return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
 

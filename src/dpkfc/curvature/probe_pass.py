@@ -467,7 +467,7 @@ def _check_ids(name: str, probe: str) -> Callable[..., None]:
         if low < 0 or high >= rows:
             raise _OutOfTable(
                 f"the probe {probe} reads row {min(low, 0) or high} of the embedding '{name}', "
-                f"which has {rows} rows; give the probe the model's vocabulary, length and segments"
+                f"of {rows} rows; give it the model's vocabulary, length and segments"
             )
 
     return hook
@@ -493,8 +493,8 @@ def _call_on_probe(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
         given = ", ".join(shapes)
         hint = f": {probe.call_hint}" if isinstance(error, TypeError) else ""
         raise ValueError(
-            f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; the "
-            f"probe's inputs need the shape, dtype and names of the private examples{hint}"
+            f"the model cannot be called on what the probe {kind} gives it ({given}): {error}; "
+            f"match shape, dtype and names of private examples{hint}"
         ) from error
     finally:
         for handle in handles:

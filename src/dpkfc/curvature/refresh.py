@@ -17,7 +17,6 @@ from dpkfc.curvature.layer_factors import (
     LayerAccumulator,
     LayerFactors,
     RowSubsampler,
-    is_known,
     probe_norms,
 )
 from dpkfc.curvature.probe_pass import (
@@ -129,7 +128,7 @@ def history_from_state(
                 f"not the state of a preconditioner, or a damaged one: {error!r}"
             ) from error
         sides = histories.setdefault(probe, {}).setdefault(name, {})
-        sides[side] = FactorAccumulator.from_state(own_tensors, own_values)
+        sides[side] = FactorAccumulator.restore(own_tensors, own_values)
     return tuple(histories.values())
 
 
@@ -228,7 +227,7 @@ def _measure_own(
         subsampler.start(microbatch.rows, microbatch.mask)
         for name in microbatch.blocks:
             block = microbatch.blocks[name]
-            if not is_known(block):
+            if block.kind is None:
                 unknown[name] = type(block).__name__
                 continue
             if name not in layers:
@@ -282,7 +281,7 @@ def decompose_layers(
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
         totals: dict[str, LayerAccumulator] = {}
         for name, layer in layers.items():
-            totals[name] = layer.with_history(past[name], share) if name in past else layer
+            totals[name] = layer.merge_history(past[name], share) if name in past else layer
         factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}

@@ -272,7 +272,7 @@ class TokenNoise(Probe):
         """
         bare = tokenizer("a", add_special_tokens=False)["input_ids"]
         whole = tokenizer("a")["input_ids"]
-        before, after = _around(whole, bare)
+        before, after = _split_special_tokens(whole, bare)
         if len(before) > 1 or len(after) > 1:
             raise ValueError(
                 f"TokenNoise: the tokenizer puts the tokens {before} before and {after} after a "
@@ -291,7 +291,9 @@ class TokenNoise(Probe):
         return cls(**(fields_of_tokenizer | {"length": length} | settings))
 
 
-def _around(whole: Sequence[int], inner: Sequence[int]) -> tuple[list[int], list[int]]:
+def _split_special_tokens(
+    whole: Sequence[int], inner: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Return the items before and after `inner` in `whole`."""
     for start in range(len(whole) - len(inner) + 1):
         stop = start + len(inner)

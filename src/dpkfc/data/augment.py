@@ -1,4 +1,4 @@
-"""Random changes of images for `Session(augment=...)`: each row on its own, in one pass over the batch.
+"""Change images at random for `Session(augment=...)`, each row on its own in one pass.
 
 A batch is a tensor of images `[N, C, H, W]`, or a tuple, list or dict. Of these the first image
 tensor is changed, and the rest is passed on. All random numbers come from torch's global generator,

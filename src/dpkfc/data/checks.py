@@ -1,4 +1,4 @@
-"""Checks that a public and a private dataset share no rows, and that no record stands in a dataset twice.
+"""Check that a public and a private dataset share no rows, and that no record repeats.
 
 Curvature of a private example is not public curvature. Rows are compared by a hash of the bytes of
 every tensor or number in their input. Equal rows are therefore found, and near-duplicates (another
@@ -66,8 +66,7 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
         named += ", …"
     raise ValueError(
         f"{name} and the private dataset share {len(rows)} rows (public rows {named}): ε does not"
-        " cover curvature or weights "
-        "of them; remove them from one"
+        " cover curvature or weights of them; remove them from one"
     )
 
 
@@ -92,7 +91,7 @@ def check_probes(preconditioner: Any, private: Any) -> None:
 
 
 def is_in_memory(data: Any) -> bool:
-    """Return whether a dataset is tensors with a common leading axis, a list of examples, or their subset."""
+    """Return whether a dataset is tensors with one leading axis, a list, or their subset."""
     while isinstance(data, Subset):
         data = data.dataset
     if _columns(data) is not None:
@@ -141,7 +140,7 @@ def _input_of(example: Any) -> Any:
 
 
 def hash_row(row: Any) -> bytes:
-    """Return a hash of the numbers and texts in a record, equal for equal values in any container."""
+    """Return a hash of the numbers and texts in a record, whatever its containers."""
     digest = hashlib.sha256()
     for part in _row_bytes(row):
         digest.update(part)
@@ -201,8 +200,7 @@ def check_once(dataset: Any) -> None:
     if repeats:
         raise ValueError(
             f"{repeats} records stand in the dataset more than once, and each would count several"
-            " times: leave repeats out, or "
-            "pass units= and max_records_per_unit"
+            " times: leave repeats out, or pass units= and max_records_per_unit"
         )
     tensors = tensors_of(dataset)
     if tensors is not None and _has_equal_rows(tensors):
@@ -234,9 +232,8 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
         return
     if held_out is private or _has_common_rows(held_out, private) or _is_slice(held_out, private):
         raise ValueError(
-            f"{name} holds records of the train_dataset, and ε does not cover metrics without"
-            " noise of them. Evaluate on "
-            "other data"
+            f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
+            " of them. Evaluate on other data"
         )
 
 
@@ -271,7 +268,7 @@ def _is_slice(dataset: Any, other: Any) -> bool:
 
 
 def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
-    """Yield where rows of a dataset are stored: an identifier of the storage, and their numbers in it."""
+    """Yield where rows of a dataset are stored: an identifier of the storage, and row numbers."""
     inner, indices = _find_inner(dataset)
     if isinstance(dataset, ConcatDataset):
         starts = np.concatenate([[0], dataset.cumulative_sizes])
@@ -294,7 +291,7 @@ def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
 
 
 def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
-    """Return the dataset that a view shows, and its indices; None for the whole dataset in order."""
+    """Return the dataset that a view shows, and its indices; None for all rows in order."""
     attributes = getattr(dataset, "__dict__", {})
     inner = attributes.get("dataset")
     indices = attributes.get("indices")
@@ -346,7 +343,7 @@ def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], int, int]:
 
 
 def _has_equal_rows(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether two rows of all tensors are equal; of rows with one hash, neighbours are compared."""
+    """Return whether two rows of all tensors are equal; neighbours with one hash are compared."""
     hashes = np.zeros(len(tensors[0]), dtype=np.int64)
     generator = np.random.default_rng(0)
     for x in tensors:

@@ -102,7 +102,7 @@ register_pytree_node(Fields, _flatten_fields, _unflatten_fields)
 
 
 def _replace_mappings(batch: Any) -> Any:
-    """Return the batch with `Fields` in place of mappings that pytree does not know, at any depth."""
+    """Return the batch with `Fields` in place of mappings that pytree does not know."""
 
     def replace_mapping(x: Any) -> Any:
         if not isinstance(x, Mapping):
@@ -113,7 +113,9 @@ def _replace_mappings(batch: Any) -> Any:
 
 
 class MicroBatches:
-    """Cuts the indices of each step into micro-batches; its worker processes live as long as the object.
+    """Cuts the indices of each step into micro-batches.
+
+    Its worker processes live as long as the object.
 
     Args:
         dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first
@@ -226,7 +228,7 @@ class Rows(Dataset[Any]):
 
 
 def tensors_of(source: Any) -> tuple[Tensor, ...] | None:
-    """Return the tensors of a dataset of tensors with a common first axis, None for another dataset."""
+    """Return the tensors of a dataset with a common first axis, None for another dataset."""
     if type(source) is TensorDataset:
         return tuple(source.tensors)
     if isinstance(source, (tuple, list)) and source and all(isinstance(x, Tensor) for x in source):

@@ -199,7 +199,7 @@ class TruncatedPoisson(SamplerBase):
 
     @property
     def expected_batch_size(self) -> float:
-        """Return the mean number of examples in a batch, min(Binomial(N, q), B_max); at most q N."""
+        """Return the mean number of examples in a batch, min(Binomial(N, q), B_max) ≤ q N."""
         sizes = np.arange(min(self.max_batch_size, self.dataset_size))
         return float(scipy.stats.binom.sf(sizes, self.dataset_size, self.sample_rate).sum())
 
@@ -270,7 +270,7 @@ class FixedSize(SamplerBase):
         return 2.0 * max_grad_norm
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Return the event of one step whose noise has standard deviation noise_multiplier · 2 C."""
+        """Return the event of one step whose noise has stddev noise_multiplier · 2 C."""
         import dp_accounting
 
         # The bound behind this event is Theorem 27 of Wang, Balle and Kasiviswanathan (2019), as in
@@ -329,7 +329,7 @@ class Shuffle(SamplerBase):
         return float(self.batch_size)
 
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-        """Return the event of a Poisson step of the same rate, which is NOT a bound for this sampler."""
+        """Return the event of a Poisson step of the same rate: NOT a bound for this sampler."""
         return _poisson_event(self.batch_size / self.dataset_size, noise_multiplier)
 
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:

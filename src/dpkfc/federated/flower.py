@@ -70,7 +70,7 @@ class App:
     Attributes:
         plan: settings to the plan. On hosts with different libraries give the noise by
             `with_noise`: a calibration may differ in its last digit, and then the clients are
-                refused.
+            refused.
         model: settings to the model; weights that are not trained are part of the contract.
         loss_fn: maps (model, batch) to one loss per example.
         records: (number of a client, settings) to its own records; called only on that client's
@@ -548,9 +548,8 @@ def _check_types(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype not in FLOATS:
             raise ValueError(
-                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert "
-                "the model, or use App.here. "
-                "Nothing was charged"
+                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert"
+                " the model, or use App.here. Nothing was charged"
             )
 
 
@@ -639,7 +638,7 @@ def check_installed() -> None:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def to_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = None) -> Any:
+def encode_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = None) -> Any:
     """Return a message as a RecordDict: an ArrayRecord of tensors, a ConfigRecord of the rest.
 
     Args:
@@ -668,7 +667,7 @@ def to_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = 
     return flwr.RecordDict({PLAIN: flwr.ConfigRecord(plain), TENSORS: flwr.ArrayRecord(arrays)})
 
 
-def from_record(record: Any) -> Message:
+def decode_record(record: Any) -> Message:
     """Return the message in a RecordDict; its receiver decides what the message may hold.
 
     Raises:
@@ -738,7 +737,7 @@ class _Grid:
         arrays_by_id: dict[int, Any] = {}
         messages = []
         for node, request in requests.items():
-            record = to_record(request, arrays_by_id)
+            record = encode_record(request, arrays_by_id)
             group = str(request.get("round", "hello"))
             messages.append(flwr.Message(record, node, "train", ttl=timeout, group_id=group))
         with _report_unreachable():
@@ -750,7 +749,7 @@ class _Grid:
 
 def _read_or_none(content: Any) -> Message | None:
     try:
-        return from_record(content)
+        return decode_record(content)
     # The server counts an unreadable message.
     except Exception:
         return None
@@ -762,9 +761,8 @@ def _report_unreachable() -> Iterator[None]:
         yield
     except Exception as error:
         raise Unreachable(
-            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on "
-            "the disk: start the SuperLink "
-            "and this run again to resume"
+            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on"
+            " the disk: start the SuperLink and this run again to resume"
         ) from error
 
 
@@ -840,15 +838,15 @@ def _answer(
     try:
         node = context.node_config
         number = int(node["partition-id"])
-        request = from_record(message.content)
+        request = decode_record(message.content)
         chosen = app.settings(settings, dict(context.run_config))
         folder = str(node.get("folder", "")) or default_folder or _home_folder()
-        return to_record(Node(app, chosen, number, folder).answer(request))
+        return encode_record(Node(app, chosen, number, folder).answer(request))
     except Exception as error:
         logger.error(
             "this client cannot answer (%s); has its node a partition-id?", type(error).__name__
         )
-        return to_record(make_failure(number, request))
+        return encode_record(make_failure(number, request))
 
 
 def _home_folder() -> str:

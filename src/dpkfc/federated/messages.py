@@ -5,16 +5,16 @@ no text of an error. A message with anything that is not on the list is invalid.
 are counted and dropped.
 
     server → client
-        keys     round, contract, cohort, channels                          secure aggregation only
-        round    round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step, metric/*
-                 cohort, channels                                           secure aggregation only
-                 mask_keys, sealed                                          where keys were requested
-        unmask   round, contract, survivors                                 secure aggregation only
+        keys     round, contract, cohort, channels      secure aggregation only
+        round    round, contract, theta/*, extra/*, extra_round, metric_digest, metric_step,
+                 metric/*, and cohort, channels         secure aggregation only
+                 mask_keys, sealed                      where keys were requested
+        unmask   round, contract, survivors             secure aggregation only
     client → server
-        hello    contract, client, key                                      key: secure aggregation only
+        hello    contract, client, key                  key: secure aggregation only
         keys     round, contract, client, key, sealed
         sum      round, contract, client, sum/*
-        shares   round, contract, client, shares                            of a survivor
+        shares   round, contract, client, shares        of a survivor
         error    round, contract, client, reason
 
 Keys and sealed shares are bytes, one row a client, in the order of `cohort`. The `key` of a hello
@@ -285,9 +285,8 @@ class KeyExchange:
         if len(self.sampled) < needed:
             return ()
         raise TooFewKeys(
-            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} "
-            f"needs {needed}; "
-            "nothing was charged. Call request_keys again"
+            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} needs"
+            f" {needed}; nothing was charged. Call request_keys again"
         )
 
     def round_fields(self, client: int) -> Message:

@@ -1,6 +1,7 @@
 """Settings of a federated run: who is protected from whom, and what clients do in a round.
 
-    LocalGradient   one clipped sum of per-example gradients (a client-level model clips the mean gradient as one)
+    LocalGradient   one clipped sum of per-example gradients; a client-level model clips the mean
+                    gradient as one
     LocalSteps      K steps of SGD, and the change of the parameters (FedAvg)
     ScaffoldSteps   the same, each step corrected by control variates (SCAFFOLD)
     FedNewStep      (H + (α + ρ) I)⁻¹ (g − λ + ρ y), all of it clipped as one (FedNew)
@@ -21,9 +22,10 @@ from dpkfc._checks import check_integer, check_one_of, check_positive
 # Privacy models: whose data are protected, from whom, and who adds the noise.
 #
 #     TrustedServer       the server sees single sums and adds the noise (or the clients share it)
-#     SecureAggregation   the server sees only the sum over clients; every client adds a share of the noise
-#     PerUpload           the server sees every message; each carries the whole noise, √n times more in the sum
-#     ClientLevel         the unit is a client, whose message is clipped as one; any of the three above
+#     SecureAggregation   the server sees only the sum over clients; each client adds noise shares
+#     PerUpload           the server sees every message; each carries the whole noise, √n times more
+#                         in the sum
+#     ClientLevel         the unit is a client, whose message is clipped as one; any of the above
 #
 # Noise shares are sized for the fewest clients whose noise an adversary does not know. With t
 # survivors, m of which collude (or tell the server), every client adds noise of variance
@@ -313,9 +315,8 @@ class LocalSteps:
         """
         if privacy.unit == "example" and not privacy.has_full_noise:
             raise ValueError(
-                f"{type(self).__name__} depend on a client's own last step, which no noise of "
-                "other clients covers; "
-                "use PerUpload(), ClientLevel() or LocalGradient()"
+                f"{type(self).__name__} depend on a client's own last step, which no noise of other"
+                " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
             )
 
     def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:

@@ -3,18 +3,17 @@
 The protocol of a round (Bonawitz et al. 2017, for a server that follows it), with threshold t =
 `min_survivors`:
 
-    keys     Every client makes a new mask key pair and a new self seed. It splits the private mask key and the seed into
-             shares for the clients of the cohort, t of which give the secret. It seals each
-             client's two shares under a key that the pair agrees on, and sends the sealed shares
-             and the public mask key to the server.
-    sum      A client opens the shares that the others sealed for it. It adds the mask of its self seed to its integers.
-             It also adds a pair mask for every other client of the cohort; the other client
-             subtracts the same mask.
-    shares   The server fixes the survivors: the clients whose sums have come. Each survivor reveals its share of every
-             survivor's self seed, and its share of every missing client's mask key. It never
-             reveals both for one
-             client: it answers for one set of t survivors or more in a round, and only for a set
-                 that contains it.
+    keys     Every client makes a new mask key pair and a new self seed. It splits the private mask
+             key and the seed into shares for the clients of the cohort, t of which give the
+             secret. It seals each client's two shares under a key that the pair agrees on, and
+             sends the sealed shares and the public mask key to the server.
+    sum      A client opens the shares that the others sealed for it. It adds the mask of its self
+             seed to its integers. It also adds a pair mask for every other client of the cohort;
+             the other client subtracts the same mask.
+    shares   The server fixes the survivors: the clients whose sums have come. Each survivor reveals
+             its share of every survivor's self seed, and its share of every missing client's mask
+             key. It never reveals both for one client: it answers for one set of t survivors or
+             more in a round, and only for a set that contains it.
 
 From t answers the server computes the survivors' self seeds and the missing clients' mask keys. It
 subtracts the masks and has the sum of the survivors to the last bit. A message that comes late

@@ -1,12 +1,15 @@
 """The server: a round is charged before it is sent, and closed before its sum is computed.
 
-    request_keys    sample the cohort and request its keys, under secure aggregation; nothing is charged yet. Without this
-                    call the round has one exchange and no recovery: a lost client costs the round
-                        (`secure_aggregation`)
-    open_round      charge (on the disk), sample the cohort, build the preconditioner, return messages for the clients
+    request_keys    sample the cohort and request its keys, under secure aggregation; nothing is
+                    charged yet. Without this call the round has one exchange and no recovery: a
+                    lost client costs the round (`secure_aggregation`)
+    open_round      charge (on the disk), sample the cohort, build the preconditioner, return
+                    messages for the clients
     receive         one answer: accepted, or rejected and counted
-    fix_survivors   no later answer counts; return requests for the survivors' shares, under secure aggregation
-    close_round     the sum of the survivors, noise where the server adds it, / public divisor, filters, rule
+    fix_survivors   no later answer counts; return requests for the survivors' shares, under secure
+                    aggregation
+    close_round     the sum of the survivors, noise where the server adds it, / public divisor,
+                    filters, rule
 
 A round with fewer than `min_survivors` answers ends without a release and stays charged. Messages
 of single clients are dropped with the round: no attribute, log or checkpoint holds them.
@@ -61,6 +64,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline
@@ -271,10 +275,15 @@ class Server:
         plan: of the run.
         model: any module that a `Session` takes; trained in place.
         ledger_path: file of the ledger; None keeps it in memory.
+        budget: of the people in all clients, which the whole plan is charged to once.
+
+    Attributes:
+        receipt: what the budget was charged, None without one.
 
     Raises:
         ValueError: a model that the gradient engine does not cover.
         LedgerError: the ledger belongs to another plan, or cannot be written.
+        BudgetExhausted: the plan does not fit into the budget.
 
     Guarantee:
         What leaves the server are functions of `plan.releases` releases at most. Each is in the
@@ -287,6 +296,7 @@ class Server:
         model: nn.Module,
         *,
         ledger_path: str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.plan = plan
         self.model = model
@@ -316,6 +326,13 @@ class Server:
         self._channels: dict[int, bytes] = {}
         self.enrolled: set[int] = set()
         self.rejected: Counter[str] = Counter()
+        self.receipt: Receipt | None = None
+        if budget is not None:
+            try:
+                self.receipt = budget.charge(plan, self.ledger)
+            except BaseException:
+                self.ledger.abandon()
+                raise
         self._released_weights = ReleasedWeights(model)
 
     # -- the protocol ------------------------------------------------------------------------------
@@ -498,9 +515,8 @@ class Server:
             raise RuntimeError("a round is in progress; close it first")
         if len(self.enrolled) < needed:
             raise RuntimeError(
-                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more "
-                "clients, "
-                "or make a plan with a smaller min_survivors"
+                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more"
+                " clients, or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
             spent = (
@@ -629,7 +645,7 @@ class Server:
     @property
     def epsilon(self) -> float:
         """Return ε of all releases in the ledger at the plan's δ; dropped rounds count."""
-        return self.plan.curve.at(self.ledger.count)
+        return self.plan.curve.epsilon(self.ledger.count)
 
     @property
     def preconditioner(self) -> PreconditionerState | None:
@@ -718,9 +734,8 @@ class Server:
             )
         if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
             raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {meta['ledger_count']} releases before the "
-                f"checkpoint {path}; "
-                "resume with the ledger of the same run"
+                f"the ledger does not contain the {meta['ledger_count']} releases before the"
+                f" checkpoint {path}; resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(

@@ -25,6 +25,7 @@ from dpkfc.federated.messages import Message
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted
 
 # A client can be killed before it sends keys, before or after it computes, or before it reveals
@@ -177,9 +178,8 @@ def check_unused(server: Server) -> None:
     """
     if server.ledger.count:
         raise ValueError(
-            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its "
-            "checkpoint (resume=True), "
-            "or choose another ledger: the two ε add up"
+            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its"
+            " checkpoint (resume=True), or choose another ledger: the two ε add up"
         )
 
 
@@ -226,6 +226,7 @@ def federate(
     *,
     clients: Sequence[Client] | None = None,
     ledger_path: str | os.PathLike[str] | None = None,
+    budget: Budget | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     resume: bool = False,
     evaluate: Callable[[nn.Module], Any] | None = None,
@@ -244,6 +245,7 @@ def federate(
         datasets: records of each client.
         clients: existing clients with their state; None makes new ones from `datasets`.
         ledger_path: of the server's ledger; None keeps the ledger in memory.
+        budget: of the people in all clients, which the whole plan is charged to once.
         checkpoint: folder that is written after every round, with the records of the rounds and the
             history.
         resume: begin from `checkpoint`; later rounds in the ledger stay charged.
@@ -263,7 +265,7 @@ def federate(
         RuntimeError: every client that holds records failed in a round, with the error of the
             first; the round stays charged.
     """
-    server = Server(plan, model, ledger_path=ledger_path)
+    server = Server(plan, model, ledger_path=ledger_path, budget=budget)
     run = Run(server)
     started = time.perf_counter()
     try:

@@ -8,7 +8,6 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import LayerRule, register_layer_rule
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import weighted_sum
 from dpkfc.linalg.norms import choose_method, per_example_norms
 
 __all__ = [
@@ -23,5 +22,4 @@ __all__ = [
     "find_layers",
     "per_example_norms",
     "register_layer_rule",
-    "weighted_sum",
 ]

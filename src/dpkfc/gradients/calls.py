@@ -52,7 +52,7 @@ Calls = dict[str, list[Any]]
 """Layer name to its calls, or to blocks of gradients."""
 
 
-def to_precise(x: Tensor) -> Tensor:
+def raise_precision(x: Tensor) -> Tensor:
     """Return a tensor in float32, or in float64 as it is.
 
     Gradients, norms, sums and noise live in these types whatever the model computes in.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dpkfc.fsdp import in_graph, local
+from dpkfc.fsdp import find_graph_tensor, local
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of
@@ -137,7 +137,7 @@ class _Contributions(Mapping[str, Block]):
 
     def __getitem__(self, name: str) -> Block:
         block: Any = blocks_of(self._layers[name], self._calls[name], self._batch_size)
-        contribution: Block = block.for_curvature()
+        contribution: Block = block.make_factor_block()
         return contribution
 
     def __iter__(self) -> Iterator[str]:
@@ -235,7 +235,9 @@ HERE = EvaluationPoint()
 
 
 @contextmanager
-def at(layers: Sequence[Layer], parameters: Mapping[str, Tensor] | None) -> Iterator[None]:
+def swap_parameters(
+    layers: Sequence[Layer], parameters: Mapping[str, Tensor] | None
+) -> Iterator[None]:
     """Run the body with other values of the parameters, and restore their own to the bit."""
     if parameters is None:
         yield
@@ -370,7 +372,7 @@ class _Passes:
         """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
         n = len(rows.records)
         device = device_of(self.layers)
-        batch = _to(loaded, device)
+        batch = _move(loaded, device)
         tracker = batch_tracker(self.model, batch, n)
         with tracker.following():
             batch = augmented(self.augment, self.model, batch, n)
@@ -380,7 +382,7 @@ class _Passes:
             for i, point in enumerate(self.points):
                 if i:
                     restart()
-                with at(self.layers, point.parameters):
+                with swap_parameters(self.layers, point.parameters):
                     calls = self._pass(batch, rows, point.weight, tracker)
                     if calls is None:
                         return None
@@ -434,7 +436,7 @@ class _Passes:
     def _add_row(self, record: Any, weight: float, total: dict[str, Tensor]) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
         device = device_of(self.layers)
-        batch = augmented(self.augment, self.model, _to(record, device), 1)
+        batch = augmented(self.augment, self.model, _move(record, device), 1)
         loss = partial(losses_of, self.loss_fn)
         restart = restarter(device)
         with restored_attributes(self.model):
@@ -442,7 +444,7 @@ class _Passes:
                 if i:
                     restart()
                 with (
-                    at(self.layers, point.parameters),
+                    swap_parameters(self.layers, point.parameters),
                     restored_state(self.model),
                     torch.enable_grad(),
                 ):
@@ -464,7 +466,7 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
     tracker.declare_batch(batch)
-    tracker.declare_parameters(in_graph(p) for p in model.parameters() if p.requires_grad)
+    tracker.declare_parameters(find_graph_tensor(p) for p in model.parameters() if p.requires_grad)
     return tracker
 
 
@@ -517,7 +519,7 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         raise ValueError(message) from error
 
 
-def _to(batch: Any, device: torch.device) -> Any:
+def _move(batch: Any, device: torch.device) -> Any:
     def move(x: Any) -> Any:
         return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
 

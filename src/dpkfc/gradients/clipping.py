@@ -14,7 +14,7 @@ from torch import Tensor
 from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.gradients.rules import joined_calls
-from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags, weighted_sum
+from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags
 from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
 
@@ -401,7 +401,7 @@ class ClippedSummer:
         if self._split is None or self._split.keeps_residual:
             for key in list(blocks):
                 # Each block is freed as soon as its sum is taken.
-                self._add(key, weighted_sum(blocks.pop(key), factors[key[0]], excluded))
+                self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
         return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
 
     def _norms(
@@ -465,7 +465,7 @@ class ClippedSummer:
             total = self._sums.get((layer.name, True))
             plain = self._sums.get((layer.name, False))
             if isinstance(plain, dict):
-                total = plain if entry is None else entry.whiten_roles(plain)
+                total = plain if entry is None else entry.apply_roles(plain)
             elif plain is not None:
                 plain = _whiten(layer, plain, entry)
                 total = plain + total if isinstance(total, Tensor) else plain
@@ -505,14 +505,14 @@ def _zeros(parameter: Tensor) -> Tensor:
 def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
     if entry is None or entry.is_identity:
         return value
-    return on_groups(layer, value, entry.whiten)
+    return map_groups(layer, value, entry.apply)
 
 
 # --------------------------------------------------------------------------------------------------
 # Matrices of layers: weight and bias in the form of the clipped sum.
 
 
-def on_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a function of `[..., d_out, d_in]` to a layer's matrix.
 
     An embedding's matrix is transposed, and groups of a convolution are apart.

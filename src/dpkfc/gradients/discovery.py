@@ -194,9 +194,8 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
         if not is_called(module):
             path = f"{name}.{roles[0]}" if name else roles[0]
             raise ValueError(
-                f"parameter '{path}' is held by {type(module).__name__}, which has no forward "
-                "function, in a model that has none either. Give the model a forward function "
-                "that uses it, or freeze it"
+                f"parameter '{path}' is held by {type(module).__name__}, and never used. Give the"
+                " model a forward function that uses it, or freeze it (docs/errors.md#not-covered)"
             )
         if is_attention(module):
             yield from _attention_owners(name, module, parameters)
@@ -363,8 +362,8 @@ def refuse_mixing(name: str, module: nn.Module) -> None:
     where = f"module '{name}' ({type(module).__name__})"
     if isinstance(module, _BATCH_NORMS) and (module.training or not module.track_running_stats):
         raise ValueError(
-            f"{where} mixes the examples of a batch, so no per-example gradient exists; replace it "
-            "by nn.GroupNorm, or freeze its statistics with .eval()"
+            f"{where} mixes the examples of a batch; replace it by nn.GroupNorm, or freeze its "
+            "statistics with .eval() (docs/errors.md#mixes-examples)"
         )
     is_instance_norm = isinstance(module, nn.modules.instancenorm._InstanceNorm)
     if is_instance_norm and module.track_running_stats and module.training:
@@ -407,6 +406,7 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
         names = ", ".join(sorted(differing)) or "a parameter counted twice"
         raise ValueError(
             f"not covered by any rule: {names}; freeze them or move them into a module of their own"
+            " (docs/errors.md#not-covered)"
         )
 
 
@@ -428,8 +428,8 @@ def check_covered(model: nn.Module, layers: Iterable[Layer]) -> None:
     for key, name in trainable.items():
         if key not in covered:
             raise RuntimeError(
-                f"parameter '{name}' is trainable but belongs to no covered layer: it was added, "
-                "replaced or unfrozen after the model was made private; do so before"
+                f"parameter '{name}' is trainable but belongs to no covered layer; add and "
+                "unfreeze layers before the model is made private (docs/errors.md#not-covered)"
             )
     for key, name in covered.items():
         if key not in trainable:

@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
 
@@ -20,8 +21,8 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from dpkfc.fsdp import in_graph
-from dpkfc.gradients.calls import Call, Calls, to_precise
+from dpkfc.fsdp import find_graph_tensor
+from dpkfc.gradients.calls import Call, Calls, raise_precision
 from dpkfc.gradients.layers import MATRICES, Layer
 from dpkfc.linalg.blocks import MaterializedGradients, PerExample
 from dpkfc.memory import is_out_of_memory
@@ -63,7 +64,7 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     repeated = _RepeatedCall(layer, call.module, arguments, spec, list(rows), used)
     with torch.enable_grad(), _attributes_restored(call.module):
         result = repeated.run(list(rows.values()), gradients, batch_size)
-    return {role: to_precise(g) for role, g in result.items()}
+    return {role: raise_precision(g) for role, g in result.items()}
 
 
 def _widest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
@@ -88,10 +89,11 @@ def _widen(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if is_narrow else x
 
 
+@dataclass(frozen=True)
 class _RepeatedCall:
     """One call of a module, to be made again for each example.
 
-    Args:
+    Attributes:
         layer: names the parameters.
         module: the module.
         leaves: its flattened arguments.
@@ -100,21 +102,12 @@ class _RepeatedCall:
         used: the tensor outputs that have a gradient.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        module: nn.Module,
-        leaves: list[Any],
-        spec: Any,
-        places: list[int],
-        used: list[int],
-    ) -> None:
-        self.layer = layer
-        self.module = module
-        self.leaves = leaves
-        self.spec = spec
-        self.places = places
-        self.used = used
+    layer: Layer
+    module: nn.Module
+    leaves: list[Any]
+    spec: Any
+    places: list[int]
+    used: list[int]
 
     def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
         """Return role to gradients of every example, vectorised where that is possible."""
@@ -228,7 +221,7 @@ def block_of_gradients(
         embedding: `[N, rows, d]`), for another layer the gradients by role. Both are in float32, or
         in float64 where they are.
     """
-    like = to_precise(next(iter(gradients.values())))
+    like = raise_precision(next(iter(gradients.values())))
     by_role = {}
     for role in layer.parameters:
         if role in gradients:
@@ -256,7 +249,7 @@ def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
     parameters = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            parameters[name] = in_graph(p)
+            parameters[name] = find_graph_tensor(p)
     with torch.autocast(total.device.type, enabled=False):
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     result = {}

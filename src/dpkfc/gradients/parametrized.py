@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpkfc.linalg.blocks import ConvBlock, Outer, PerExample
+from dpkfc.linalg.blocks import ConvBlock, Outer, PerExample, chunks
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
 
@@ -69,9 +69,7 @@ class ParametrizedBlock:
         gradients: dict[str, Tensor] = {}
         for block, pulls in self.parts:
             entries = sum(math.prod(pull.shape) for pull in pulls.values())
-            size = max(1, _CHUNK_ELEMENTS // max(1, entries))
-            for start in range(0, n, size):
-                rows = slice(start, min(n, start + size))
+            for rows in chunks(n, entries, _CHUNK_ELEMENTS):
                 for role, g in _pull_back(block.select(rows), pulls).items():
                     if role not in gradients:
                         gradients[role] = g.new_zeros(n, *g.shape[1:])

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.gradients.calls import Call, to_precise
+from dpkfc.gradients.calls import Call, raise_precision
 from dpkfc.gradients.layers import Layer
 from dpkfc.tracking.axes import BatchAxis
 
@@ -111,7 +111,9 @@ def _read(call: Call) -> _Sequence:
     module = call.module
     arguments = dict(zip(("input", "hx"), call.args, strict=False)) | call.kwargs
     x, hx = arguments["input"], arguments.get("hx")
-    gradients: list[Tensor | None] = [to_precise(g) for g in call.output_gradients if g is not None]
+    gradients: list[Tensor | None] = [
+        raise_precision(g) for g in call.output_gradients if g is not None
+    ]
     state: tuple[Tensor, ...] = ()
     if hx is not None:
         state = hx if isinstance(hx, tuple) else (hx,)
@@ -124,7 +126,7 @@ def _read(call: Call) -> _Sequence:
         x = x.transpose(0, 1)
         if gradients[0] is not None:
             gradients[0] = gradients[0].transpose(0, 1)
-    x = to_precise(x)
+    x = raise_precision(x)
     state = tuple(s.to(x.dtype) for s in state)
     return _Sequence(x, state or _zero_state(module, x), gradients)
 
@@ -155,14 +157,13 @@ def _differentiate(module: nn.Module, sequence: _Sequence) -> tuple[list[_Matrix
                 starts.append(g.to(y.dtype))
         sums = [s for use in uses for s in use.sums]
         gradients = torch.autograd.grad(targets, sums, starts, allow_unused=True)
+    remaining = iter(gradients)
     stacked = []
-    start = 0
     for use in uses:
         steps = []
-        for i, s in enumerate(use.sums):
-            g = gradients[start + i]
+        for s in use.sums:
+            g = next(remaining)
             steps.append(torch.zeros_like(s) if g is None else g)
-        start += len(use.sums)
         stacked.append(torch.stack(steps, 1))
     return uses, stacked
 
@@ -201,7 +202,7 @@ def _run_direction(
     b_hh = _weight(module, f"bias_hh{suffix}", x)
     w_ih = _weight(module, f"weight_ih{suffix}", x)
     b_ih = _weight(module, f"bias_ih{suffix}", x)
-    of_inputs = _in_graph(F.linear(x, w_ih, b_ih)).unbind(1)  # type: ignore[arg-type]
+    of_inputs = _require_graph(F.linear(x, w_ih, b_ih)).unbind(1)  # type: ignore[arg-type]
     hidden_inputs, of_hidden = list[Tensor](), list[Tensor]()
     projection_inputs, projections = list[Tensor](), list[Tensor]()
     outputs = list[Tensor]()
@@ -209,7 +210,7 @@ def _run_direction(
     times = range(x.shape[1])
     for t in reversed(times) if is_reverse else times:
         hidden_inputs.append(state[0].detach())
-        of_hidden.append(_in_graph(F.linear(state[0], w_hh, b_hh)))  # type: ignore[arg-type]
+        of_hidden.append(_require_graph(F.linear(state[0], w_hh, b_hh)))  # type: ignore[arg-type]
         state = _step(module, of_inputs[t], of_hidden[-1], state)
         if w_hr is not None:
             projection_inputs.append(state[0].detach())
@@ -231,7 +232,7 @@ def _weight(module: nn.Module, name: str, like: Tensor) -> Tensor | None:
     return tensor.detach().to(like.dtype) if isinstance(tensor, Tensor) else None
 
 
-def _in_graph(x: Tensor) -> Tensor:
+def _require_graph(x: Tensor) -> Tensor:
     """Return x inside the graph, also where nothing before it is."""
     return x if x.requires_grad else x.requires_grad_()
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.fsdp import gathered, refuse_let_go
-from dpkfc.gradients.calls import Call, Calls, to_precise
+from dpkfc.gradients.calls import Call, Calls, raise_precision
 from dpkfc.gradients.fallback import fallback_gradients
 from dpkfc.gradients.layers import NEEDS_PARAMETERS, Layer
 from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
@@ -162,7 +162,7 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     """
     if call.attention is not None:
         a, b = call.attention.linear(layer, batch_size)
-        return replace(call, args=(a,), kwargs={}, output_gradients=[to_precise(b)])
+        return replace(call, args=(a,), kwargs={}, output_gradients=[raise_precision(b)])
     gradient, axis, output_axis = call.output_gradients[0], call.axes[0], call.output_axes[0]
     if gradient is None or axis is None or output_axis is None:
         raise ValueError(
@@ -174,7 +174,7 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     extra = (axis.pre > 1) + (axis.post > 1)
     if extra and layer.rule in ("conv", "computed", "norm") and _has_channels(call.module):
         x, b = x.flatten(0, extra), b.flatten(0, extra)
-    return replace(call, args=(x,), kwargs={}, output_gradients=[to_precise(b)])
+    return replace(call, args=(x,), kwargs={}, output_gradients=[raise_precision(b)])
 
 
 def _has_channels(module: nn.Module) -> bool:
@@ -246,11 +246,9 @@ def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
 def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
     module, b = call.module, call.gradient
     x = call.input.to(b.dtype)
-    if isinstance(module, nn.LayerNorm):
-        x_hat = F.layer_norm(x, tuple(module.normalized_shape), eps=module.eps)
-        summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
-    elif isinstance(module, nn.RMSNorm):
-        x_hat = F.rms_norm(x, tuple(module.normalized_shape), eps=module.eps)
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        normalise: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
+        x_hat = normalise(x, tuple(module.normalized_shape), eps=module.eps)
         summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
     else:
         x_hat = _normalise_channels(module, x)
@@ -310,7 +308,9 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
                 f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
                 f"return the gradient of one example, of shape {expected}"
             )
-    return PerExample({role: to_precise(gradients[role].detach()) for role in layer.parameters})
+    return PerExample(
+        {role: raise_precision(gradients[role].detach()) for role in layer.parameters}
+    )
 
 
 def _inputs_by_example(call: Call, batch_size: int) -> tuple[list[Any], list[int | None], Any]:
@@ -326,7 +326,7 @@ def _inputs_by_example(call: Call, batch_size: int) -> tuple[list[Any], list[int
             leaves[i] = example_first(leaf, axis, batch_size)
             mapped[i] = 0
         if leaf.is_floating_point():
-            leaves[i] = to_precise(leaves[i])
+            leaves[i] = raise_precision(leaves[i])
     return leaves, mapped, spec
 
 
@@ -341,6 +341,6 @@ def _output_gradients_by_example(
             gradients.append(None)
             mapped.append(None)
         else:
-            gradients.append(to_precise(example_first(gradient, axis, batch_size)))
+            gradients.append(raise_precision(example_first(gradient, axis, batch_size)))
             mapped.append(0)
     return gradients, mapped

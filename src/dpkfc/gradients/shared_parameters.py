@@ -85,7 +85,9 @@ class Meeting:
 
 @dataclass(frozen=True)
 class WeightUse:
-    """A trainable matrix that a function read itself: `F.linear(x, weight)` or `F.embedding(ids, weight)`.
+    """A trainable matrix that a function read itself.
+
+    The function is `F.linear(x, weight)` or `F.embedding(ids, weight)`.
 
     Attributes:
         name: of the weight in the model.
@@ -152,7 +154,7 @@ class SharedUses:
     _open: WeightUse | None = None
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of torch, with a row an example in the place of what all examples share."""
+        """Call a function of torch, with one row per example in place of a shared tensor."""
         name = _name(function)
         if not self._mentions_parameter(args, kwargs):
             return function(*args, **kwargs)
@@ -170,9 +172,9 @@ class SharedUses:
             self._note_transpose(args[0], result)
             return result
         if name in _ELEMENTWISE:
-            args, kwargs = self._with_rows(args, kwargs, 0)
+            args, kwargs = self._expand_rows(args, kwargs, 0)
         elif name in _BATCHED_PRODUCTS:
-            args, kwargs = self._with_rows(args, kwargs, 2)
+            args, kwargs = self._expand_rows(args, kwargs, 2)
         return function(*args, **kwargs)
 
     def _mentions_parameter(self, args: Any, kwargs: Any) -> bool:
@@ -213,7 +215,7 @@ class SharedUses:
         if rows.requires_grad:
             self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
 
-    def _with_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
+    def _expand_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
         """Return the arguments with shared tensors expanded along the batch axis.
 
         The `trailing` dimensions do not broadcast.

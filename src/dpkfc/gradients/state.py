@@ -206,7 +206,7 @@ class AttributeSnapshot:
         snapshots = {}
         for name, x in islice(values.items(), len(_ORDER) if has_order else 0, None):
             kind: Any = type(x)
-            if _may_hold_values(kind) and name not in _INTERNAL:
+            if name not in _INTERNAL and _may_hold_values(kind):
                 snapshots[name] = Snapshot.take(x, self._watched)
         return snapshots
 
@@ -242,12 +242,9 @@ class AttributeSnapshot:
         """Return copies of the present values of some attributes, None where one is gone."""
         copies: dict[nn.Module, dict[str, Snapshot | None]] = {}
         for module, names in changed.items():
-            copies[module] = {}
-            for name in sorted(names):
-                copy = None
-                if name in vars(module):
-                    copy = Snapshot.take(vars(module)[name], set(self._tensors))
-                copies[module][name] = copy
+            copies[module] = dict.fromkeys(sorted(names))
+            for name in vars(module).keys() & names:
+                copies[module][name] = Snapshot.take(vars(module)[name], set(self._tensors))
         return copies
 
     def restore(self, changed: Mapping[nn.Module, frozenset[str]]) -> None:
@@ -271,15 +268,12 @@ def _changed_names(
 ) -> set[str]:
     """Return the names of attributes of one module that were replaced, written to or removed."""
     names = set(before.keys() - now.keys())
-    for name, x in now.items():
-        if name in _INTERNAL:
-            continue
+    for name in now.keys() - _INTERNAL:
         if name not in before:
             names.add(name)
-        elif x is not before[name] and not Snapshot(before[name]).is_unchanged(x):
-            names.add(name)
-    for name, snapshot in snapshots.items():
-        if name in now and not snapshot.is_unchanged(now[name], by_value=by_value):
+            continue
+        snapshot = snapshots.get(name) or Snapshot(before[name])
+        if not snapshot.is_unchanged(now[name], by_value=by_value):
             names.add(name)
     return names
 
@@ -419,17 +413,23 @@ class PassState:
         self._buffers: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
         self._parameters: dict[tuple[nn.Module, str], tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
+        for key, b in self._tensors(lambda m: m._buffers):
+            self._buffers[key] = (b, b.clone())
+        for key, p in self._tensors(lambda m: m._parameters):
+            self._parameters[key] = (p, p._version, _copy_or_digest(p) if by_value else None)
         for m in self._paths:
-            for leaf, b in m._buffers.items():
-                if b is not None:
-                    self._buffers[m, leaf] = (b, b.clone())
-            for leaf, p in m._parameters.items():
-                if p is not None:
-                    copy = _copy_or_digest(p) if by_value else None
-                    self._parameters[m, leaf] = (p, p._version, copy)
             if type(m).get_extra_state is not nn.Module.get_extra_state:
                 self._extra[m] = _extra_state(m)
         self.written: list[nn.Module] = []
+
+    def _tensors(
+        self, kind: Callable[[nn.Module], Mapping[str, Tensor | None]]
+    ) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
+        """Yield module and name of each buffer or parameter, and the tensor."""
+        for module in self._paths:
+            for leaf, x in kind(module).items():
+                if x is not None:
+                    yield (module, leaf), x
 
     def restore(self) -> str:
         """Undo whatever changed.
@@ -460,19 +460,16 @@ class PassState:
             )
 
     def _changed_buffers(self) -> Iterator[str]:
-        keys = dict.fromkeys(self._buffers)
-        for m in self._paths:
-            keys |= {(m, leaf): None for leaf, b in m._buffers.items() if b is not None}
+        now = dict(self._tensors(lambda m: m._buffers))
         on_accelerator = [pair for pair in self._buffers.values() if is_on_accelerator(pair[0])]
         are_same = _are_same(on_accelerator)
-        for module, leaf in keys:
+        for module, leaf in {**self._buffers, **now}:
             if (module, leaf) not in self._buffers:
                 del module._buffers[leaf]
             else:
                 buffer, copy = self._buffers[module, leaf]
                 is_same = are_same and is_on_accelerator(buffer)
-                is_present = module._buffers.get(leaf) is buffer
-                if is_present and (is_same or same_values(buffer, copy)):
+                if now.get((module, leaf)) is buffer and (is_same or same_values(buffer, copy)):
                     continue
                 module._buffers[leaf] = _write_copy(buffer, copy)
             yield (
@@ -481,18 +478,14 @@ class PassState:
             )
 
     def _changed_parameters(self) -> Iterator[str]:
-        keys = dict.fromkeys(self._parameters)
-        for m in self._paths:
-            keys |= {(m, leaf): None for leaf, p in m._parameters.items() if p is not None}
-        for module, leaf in keys:
+        present = dict(self._tensors(lambda m: m._parameters))
+        for module, leaf in {**self._parameters, **present}:
             fate = "It has been put back"
             if (module, leaf) not in self._parameters:
                 del module._parameters[leaf]
             else:
                 original, version, copy = self._parameters[module, leaf]
-                # The parameters of a scripted module have no `get`.
-                parameters = module._parameters
-                now = parameters[leaf] if leaf in parameters else None
+                now = present.get((module, leaf))
                 is_lost = copy is None and original._version != version
                 if isinstance(copy, bytes):
                     is_lost = _digest(original) != copy
@@ -501,7 +494,8 @@ class PassState:
                     if value.shape != original.shape and not is_divided(original):
                         original.data = value
                 elif is_lost:
-                    _erase(original)
+                    with torch.no_grad():
+                        original.fill_(float("nan") if original.is_floating_point() else 0)
                     fate = "Its value is unknown and has been erased: load the last checkpoint"
                 elif now is original or _is_reloaded(original, now, copy):
                     continue
@@ -545,11 +539,6 @@ def _digest(p: Tensor) -> bytes:
     for part in flat.split(max(1, LARGE // p.element_size())):
         digest.update(part.view(torch.uint8).cpu().numpy())
     return digest.digest()
-
-
-def _erase(p: Tensor) -> None:
-    with torch.no_grad():
-        p.fill_(float("nan") if p.is_floating_point() else 0)
 
 
 def _is_reloaded(before: Tensor, now: Tensor | None, copy: Tensor | bytes | None) -> bool:
@@ -599,6 +588,22 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def _refuse_change(restore: Callable[[], str]) -> Iterator[None]:
+    """Undo after the body what it changed, also after an error.
+
+    Raises:
+        ValueError: the message of `restore`, of a change that may not happen.
+    """
+    fault = ""
+    try:
+        yield
+    finally:
+        fault = restore()
+    if fault:
+        raise ValueError(fault)
+
+
+@contextmanager
 def restored_state(model: nn.Module, without: Collection[nn.Module] = ()) -> Iterator[None]:
     """Restore parameters, buffers and extra state that the body changes, also after an error.
 
@@ -615,13 +620,8 @@ def restored_state(model: nn.Module, without: Collection[nn.Module] = ()) -> Ite
             data outside the mechanism.
     """
     state = PassState(model, without=without)
-    fault = ""
-    try:
+    with _refuse_change(state.restore):
         yield
-    finally:
-        fault = state.restore()
-    if fault:
-        raise ValueError(fault)
 
 
 @contextmanager
@@ -676,15 +676,15 @@ def checked_state(model: nn.Module) -> Iterator[AttributeSnapshot]:
     """
     state = PassState(model, by_value=True)
     before = AttributeSnapshot(model)
-    fault = ""
     _built.clear()
-    try:
-        yield before
-    finally:
+
+    def restore() -> str:
         fault = state.restore()
         before.restore(before.changed(by_value=True, also=state.written))
-    if fault:
-        raise ValueError(fault)
+        return fault
+
+    with _refuse_change(restore):
+        yield before
     for module, values in _built.items():
         for name, snapshot in values.items():
             if snapshot is None:
@@ -724,16 +724,19 @@ def check_memory(
     if not before.changed(by_value=True):
         return
     restart = restarter(device)
+
+    def run(batch: Any) -> Tensor:
+        restart()
+        return losses(batch)
+
     tested = list(batches)
     runs = []
     for batch in tested:
         restore()
-        restart()
-        losses(batch)
+        run(batch)
         runs.append(present_values())
     # Once more, on top of the last pass.
-    restart()
-    losses(tested[0])
+    run(tested[0])
     dependent = _find_dependent(runs, present_values())
     if not dependent:
         return
@@ -743,11 +746,9 @@ def check_memory(
             for past in ((), (earlier,)):
                 restore()
                 for batch in past:
-                    restart()
-                    losses(batch)
-                restart()
+                    run(batch)
                 with evaluation_mode(model) if is_evaluation else nullcontext():
-                    results.append(losses(later).detach())
+                    results.append(run(later).detach())
             alone, after = results
             if not torch.allclose(alone, after, rtol=1e-5, atol=1e-6, equal_nan=True):
                 _refuse_memory(model, dependent)
@@ -761,12 +762,10 @@ def _find_dependent(
     dependent: dict[nn.Module, frozenset[str]] = {}
     for module in {module: None for values in runs for module in values}:
         first, *others = [values.get(module, {}) for values in runs]
-        names = frozenset(name for run in (first, *others) for name in run)
-        equal = frozenset(
-            name for name in names if all(_is_equal(name, first, run) for run in others)
-        )
-        if names != equal:
-            dependent[module] = names - equal
+        names = frozenset(first).union(*others)
+        changed = {name for name in names for run in others if not _is_equal(name, first, run)}
+        if changed:
+            dependent[module] = frozenset(changed)
             continue
         if not all(_is_equal(name, first, again.get(module, {})) for name in names):
             continue
@@ -802,9 +801,8 @@ def _refuse_memory(model: nn.Module, dependent: Mapping[nn.Module, frozenset[str
     for module, path in paths_of(model).items():
         for name in sorted(dependent.get(module, ())):
             raise ValueError(
-                f"the forward pass keeps '{name}' of the module '{path}' "
-                f"({type(module).__name__}), which depends on the examples and changes what the "
-                "model computes for later ones; leave it out or freeze it"
+                f"the forward pass keeps '{name}' of the module '{path}' ({type(module).__name__}),"
+                " which depends on the examples; remove or freeze it (docs/errors.md#state)"
             )
 
 
@@ -854,15 +852,11 @@ def loss_state_restored(function: Any, model: nn.Module, name: str = "loss_fn") 
     reached = _Reached(own, name)
     reached.follow(function)
     with ExitStack() as stack:
+        stack.enter_context(_refuse_change(reached.restore))
         for module in reached.modules:
             stack.enter_context(restored_state(module, own))
             stack.enter_context(restored_attributes(module, own))
-        try:
-            yield
-        finally:
-            fault = reached.restore()
-    if fault:
-        raise ValueError(fault)
+        yield
 
 
 @dataclass(frozen=True)
@@ -1274,7 +1268,7 @@ class WeightGuard:
                 )
 
     @contextmanager
-    def around(self, work: AbstractContextManager[None]) -> Iterator[None]:
+    def wrap(self, work: AbstractContextManager[None]) -> Iterator[None]:
         """Accept what a context of the session writes when it is entered and left.
 
         Raises:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpkfc.fsdp import in_graph
+from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.attention import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
@@ -30,7 +30,7 @@ from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Unknown
 from dpkfc.tracking.tracker import Tracker
 
 
-def in_backward() -> bool:
+def is_in_backward() -> bool:
     """Return whether a backward pass is running in this thread.
 
     A forward call inside it is a repeated one (activation checkpointing).
@@ -118,7 +118,7 @@ class _Record:
         """Return whether the call read no example, so that all examples share its outputs."""
         return all(axis is None for axis in self.output_axes)
 
-    def with_gradients(self, gradients: list[Tensor | None]) -> Call:
+    def attach_gradients(self, gradients: list[Tensor | None]) -> Call:
         """Return the call with the gradients at its outputs."""
         return Call(
             module=self.module,
@@ -201,9 +201,14 @@ class Tape:
                 for module in layer.modules:
                     members.setdefault(module, []).append(layer)
         for module, layers in members.items():
-            before = module.register_forward_pre_hook(self._before(tuple(layers)), with_kwargs=True)
+            before = module.register_forward_pre_hook(
+                self._make_pre_hook(tuple(layers)), with_kwargs=True
+            )
             after = module.register_forward_hook(
-                self._after(tuple(layers)), with_kwargs=True, prepend=True, always_call=True
+                self._make_post_hook(tuple(layers)),
+                with_kwargs=True,
+                prepend=True,
+                always_call=True,
             )
             self._stack.callback(before.remove)
             self._stack.callback(after.remove)
@@ -228,7 +233,7 @@ class Tape:
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.tracker.declare_parameters(in_graph(p) for p in trainable)
+        self.tracker.declare_parameters(find_graph_tensor(p) for p in trainable)
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -239,7 +244,7 @@ class Tape:
         names = {}
         for name, p in self.model.named_parameters():
             if p.requires_grad:
-                names[id(in_graph(p))] = name
+                names[id(find_graph_tensor(p))] = name
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
@@ -259,9 +264,9 @@ class Tape:
             if has_rows and not self.tracker.is_declared(x):
                 self.tracker.set_state(x, BatchAxis(0))
 
-    def _before(self, layers: tuple[Layer, ...]) -> Callable[..., None]:
+    def _make_pre_hook(self, layers: tuple[Layer, ...]) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if in_backward():
+            if is_in_backward():
                 return
             parameters = _parameters_of(module, layers)
             if parameters is None:
@@ -309,11 +314,11 @@ class Tape:
             if call.paused:
                 self.tracker.resume()
 
-    def _after(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
+    def _make_post_hook(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
         def hook(
             module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
         ) -> Any:
-            if in_backward() or not self._calls or self._calls[-1][0] is not module:
+            if is_in_backward() or not self._calls or self._calls[-1][0] is not module:
                 return None
             call = self._calls.pop()[1]
             self._end_call(call, tensors_of(output))
@@ -454,7 +459,7 @@ class Tape:
             return Unknown("loss", why)
         return self.failure_of_pass(losses)
 
-    def _without_gradients(self) -> Unknown | None:
+    def _find_hidden_layer(self) -> Unknown | None:
         """Return the first layer that was called only with gradients disabled, or None."""
         recorded = {layer.name for record in self._records for layer in record.layers}
         for name, layer in self._hidden.items():
@@ -472,7 +477,7 @@ class Tape:
         Raises:
             ValueError: naming the layer, and the setting of a checkpoint that hides it.
         """
-        hidden = self._without_gradients()
+        hidden = self._find_hidden_layer()
         if hidden is not None:
             raise ValueError(f"{hidden.operation}: {hidden.reason}")
 
@@ -485,7 +490,7 @@ class Tape:
         Returns:
             None where they are proved.
         """
-        hidden = self._without_gradients()
+        hidden = self._find_hidden_layer()
         if hidden is not None:
             return hidden
         for record in self._records:
@@ -505,7 +510,7 @@ class Tape:
         for record in self._records:
             for layer in record.layers:
                 for role in layer.parameters:
-                    covered.add(id(in_graph(layer.tensor_of(record.module, role))))
+                    covered.add(id(find_graph_tensor(layer.tensor_of(record.module, role))))
         return covered
 
     def backward(self, losses: Tensor) -> Calls:
@@ -564,7 +569,7 @@ class Tape:
             zeros: list[Tensor | None] = []
             for shape, dtype, device in record.outputs:
                 zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
-            call = record.with_gradients(zeros)
+            call = record.attach_gradients(zeros)
             if record.is_public:
                 assert zeros[0] is not None
                 call = _shared_call(record, zeros[0].expand(size, *record.outputs[0][0]), size)
@@ -619,7 +624,7 @@ class Tape:
         named: dict[int, tuple[str, Tensor]] = {}
         for name, p in self.model.named_parameters():
             if p.requires_grad:
-                tensor = in_graph(p)
+                tensor = find_graph_tensor(p)
                 named[id(tensor)] = (name, tensor)
         direct = [named[key] for key in self.tracker.read if key in named]
         targets = [*edges, *(p for _, p in direct)]
@@ -711,7 +716,7 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
         for gradient, full in zip(arrived, gradients, strict=True):
             used.append(None if gradient is None else full)
         record.attention.gradients = used
-    return record.with_gradients(gradients)
+    return record.attach_gradients(gradients)
 
 
 def _is_differentiable(x: Tensor) -> bool:

@@ -158,7 +158,7 @@ def _record_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -
 
 
 class _TakeOver(TorchFunctionMode):
-    """Hands `loss.backward()` to a recording, and gives losses over class labels public divisors."""
+    """Hands `loss.backward()` to a recording; class-label losses get public divisors."""
 
     def __init__(self, recording: BatchRecording) -> None:
         super().__init__()
@@ -180,13 +180,13 @@ class _TakeOver(TorchFunctionMode):
             return None
         if self.is_done:
             return func(*args, **kwargs)
-        return _with_public_divisor(recording, func, args, kwargs)
+        return _apply_public_divisor(recording, func, args, kwargs)
 
 
 _TAKEN_OVER = (Tensor.backward, F.cross_entropy, F.nll_loss)
 
 
-def _with_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwargs: Any) -> Any:
+def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwargs: Any) -> Any:
     """Call a loss over class labels so that its mean divides by the number of all targets.
 
     torch divides by the number of targets that are not ignored. That number is private: as a
@@ -293,12 +293,12 @@ class BatchRecording:
 
     # -- the model --------------------------------------------------------------------------------
 
-    def before_forward(self) -> None:
+    def begin_forward(self) -> None:
         """Record, before a call of the model, whether the script altered its batch."""
         if self.tracker is not None:
             self._altered = self._altered or self.tracker.altered
 
-    def after_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def end_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Record a call of the model; return outputs that replace its own, or None to keep them."""
         self.forwards += 1
         if self.size < 2 or self.tracker is None:

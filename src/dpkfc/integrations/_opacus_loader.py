@@ -8,6 +8,7 @@ ahead.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -217,9 +218,31 @@ class PrivateLoader(DataLoader[Any]):
                 return
             yield batch
 
+    @property
+    def sample_rate(self) -> float:
+        """q, the expected share of the examples in a batch."""
+        plan = self.logical.plan
+        return plan.expected_batch_size / plan.dataset_size
+
     def cut(self, bound: int) -> PrivateLoader:
         """Return the same loader with physical batches of at most `bound` examples."""
         return PrivateLoader(self.source, self.logical, self.listener, bound)
+
+
+def find_source(loader: Any) -> Any:
+    """Return the loader that a private one was made from; any other loader as it is.
+
+    A script that trains several models hands the private loader of one to the next.
+    """
+    if not isinstance(loader, PrivateLoader):
+        return loader
+    warnings.warn(
+        "data_loader has served another private run; each engine counts its own releases, and the"
+        " ε of runs on the same examples add up",
+        UserWarning,
+        stacklevel=4,
+    )
+    return loader.source
 
 
 def check_loader(loader: Any) -> None:
@@ -228,9 +251,10 @@ def check_loader(loader: Any) -> None:
     Raises:
         ValueError: naming the part and the fix.
     """
-    if isinstance(loader, PrivateLoader):
+    if type(loader).__name__ == "DPDataLoader":
         raise ValueError(
-            "data_loader is private already; pass the ordinary DataLoader that it was made from"
+            "data_loader is a DPDataLoader of Opacus; pass the DataLoader that it was made from:"
+            " make_private samples by itself"
         )
     if type(loader) is not DataLoader:
         raise ValueError(
@@ -255,15 +279,15 @@ def check_loader(loader: Any) -> None:
         is_plain = not sampler.replacement and sampler.num_samples == len(dataset)
     if not is_plain:
         raise ValueError(
-            f"the {type(sampler).__name__} of data_loader would be replaced by uniform sampling;"
-            " pass "
-            "shuffle=True, weight the losses, and choose examples with torch.utils.data.Subset"
+            f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
+            " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
         )
     try:
         check_once(dataset)
     except ValueError as error:
-        reason = "an engine protects single examples"
-        raise ValueError(f"{error}. Units need a Session: {reason}") from None
+        # The fix of a Session, units=, is not one of an engine.
+        reason = str(error).split(":")[0]
+        raise ValueError(f"{reason}; leave repeats out. Units need a Session") from None
     if not getattr(loader, "in_order", True):
         raise ValueError(
             "data_loader has in_order=False, but batches must come in the order of the draws;"

@@ -6,10 +6,13 @@ clipped sum and makes a release of it. The hook puts the release, and nothing el
 
     loader yields a batch → forward → backward → optimizer.step():
         clipped sum → (last physical batch?) → release → p.grad
+
+The release stays in `p.grad` until the loader yields the next batch, or the script clears it.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable
@@ -37,14 +40,21 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
+from dpkfc.integrations._opacus_idioms import (
+    add_attributes,
+    optimizer_attributes,
+    remove_attributes,
+    wrapper_attributes,
+)
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
-from dpkfc.session import GradientTally
+from dpkfc.session import GradientTally, check_recorded_weights, record_weights
 from dpkfc.tracking.axes import Unknown
 
 if TYPE_CHECKING:
@@ -275,6 +285,7 @@ class PrivateStep:
         )
         self.step = ledger.count
         self._releases_before = ledger.count
+        self.receipt: Receipt | None = None
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
@@ -299,16 +310,19 @@ class PrivateStep:
         self._guards: ExitStack | None = None
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
+        self._step_hook: Callable[[torch.optim.Optimizer], None] | None = None
         self._clear_gradients()
-        for name in SHOWN:
-            setattr(optimizer, name, getattr(plan, name))
-        before = Hook(self._before_forward)
-        after = Hook(self._after_forward)
+        shown = {name: getattr(plan, name) for name in SHOWN}
+        shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
+        self._added = add_attributes(optimizer, shown)
+        self._added_to_model = add_attributes(model, wrapper_attributes(model, self._detach))
+        before = Hook(self._begin_forward)
+        after = Hook(self._end_forward)
         self._handles: list[RemovableHandle] = [
             model.register_forward_pre_hook(before, with_kwargs=True),
             model.register_forward_hook(after, with_kwargs=True, always_call=True),
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_step_pre_hook(self._begin_step),
+            optimizer.register_step_post_hook(self._end_step),
         ]
 
     # -- the loader -------------------------------------------------------------------------------
@@ -331,7 +345,7 @@ class PrivateStep:
         self._batch = None
 
     def _restore_attributes(self) -> None:
-        """Restore the attributes that passes have changed on modules, at the step of their batch."""
+        """Restore the module attributes that passes have changed, at the step of their batch."""
         before, self._attributes = self._attributes, None
         if before is not None:
             restore_attributes(self.model, before)
@@ -386,6 +400,25 @@ class PrivateStep:
             entry_weight=self._entry_weight,
         )
 
+    def check_weights(self) -> None:
+        """Check that the model holds weights that the ledger's releases have made.
+
+        Raises:
+            LedgerError: this process has made no release, and the record next to the ledger does
+                not describe the weights.
+        """
+        if self._releases_before and self.ledger.count == self._releases_before:
+            check_recorded_weights(self.ledger, self.model)
+
+    def record_weights(self) -> None:
+        """Record the weights next to the ledger, if this process has made them; never raise."""
+        if not self._handles or self.ledger.count == self._releases_before:
+            return
+        try:
+            record_weights(self.ledger, self.model)
+        except (RuntimeError, OSError) as error:
+            _log.warning("no digest of the weights is kept next to the ledger: %s", error)
+
     def should_end(self, yielded: int) -> bool:
         """Return whether a resumed run has no release left for the next batch of a pass.
 
@@ -421,7 +454,7 @@ class PrivateStep:
 
     # -- the model --------------------------------------------------------------------------------
 
-    def _before_forward(
+    def _begin_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Prepare for a pass that may be differentiated."""
@@ -434,7 +467,7 @@ class PrivateStep:
         if not module.training:
             return
         self._check_unchanged()
-        recording.before_forward()
+        recording.begin_forward()
         self._maybe_verify(args, kwargs, recording)
         # The script's loss may read the attributes until its step.
         self._attributes = self._attributes or AttributeSnapshot(self.model)
@@ -476,13 +509,18 @@ class PrivateStep:
             f"({self._exact.reason})"
         )
 
+    @property
+    def unprotected_figures(self) -> dict[str, str]:
+        """Figures that ε does not cover and the engine hands out: none."""
+        return {}
+
     def _is_busy(self) -> bool:
         """Return whether this library itself runs the model."""
         recording = self._recording
         is_recording_busy = recording is not None and recording.runs_single_examples
         return self._is_running_model or is_recording_busy
 
-    def _after_forward(
+    def _end_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
         """Record a pass; return the outputs of single examples if the batch axis is not proved."""
@@ -494,14 +532,14 @@ class PrivateStep:
             return None
         self._is_running_model = True  # single examples run the model itself
         try:
-            return recording.after_forward(args, kwargs, output) if module.training else None
+            return recording.end_forward(args, kwargs, output) if module.training else None
         finally:
             self._is_running_model = False
             self._end_guards()
 
     # -- the optimizer ----------------------------------------------------------------------------
 
-    def _before_step(
+    def _begin_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Replace what is in `p.grad` by a release, or by nothing."""
@@ -525,10 +563,9 @@ class PrivateStep:
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent, "
-                    f"{self._releases_before} of them in the ledger before this run; end the loop"
-                    " where "
-                    "engine.ledger.remaining is 0"
+                    f"all {self.ledger.max_releases} releases of the plan are spent,"
+                    f" {self._releases_before} of them before this run; stop where"
+                    " engine.ledger.remaining is 0 (docs/errors.md#budget)"
                 )
             self._contribute(untracked)
         except BaseException:
@@ -580,6 +617,25 @@ class PrivateStep:
         self._pending_batch.record_step(physical.last)
         self._physical = None
         self._end_recording()
+        if physical.last and self._step_hook is not None:
+            self._call_step_hook(self._step_hook)
+
+    def _call_step_hook(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
+        """Show a release to a hook, and keep it as it is.
+
+        Raises:
+            RuntimeError: the hook has changed a gradient, which might not be a release any more.
+        """
+        parameters = self._parameters
+        released: dict[str, Any] = copy.deepcopy({name: p.grad for name, p in parameters.items()})
+        hook(self.optimizer)
+        for name, p in parameters.items():
+            if p.grad is None or not torch.equal(p.grad, released[name]):
+                self._clear_gradients()
+                raise RuntimeError(
+                    f"the step hook has changed the gradient of '{name}'; a hook may read releases"
+                    " and change the learning rate only"
+                )
 
     def _differentiated_recording(self, physical: PhysicalBatch) -> BatchRecording:
         """Return the recording of a batch whose loss was differentiated exactly once."""
@@ -612,13 +668,20 @@ class PrivateStep:
         set_gradients(self._parameters, update, scale=scale)
         self._has_released = True
 
-    def _after_step(
+    def _attach_step_hook(self, hook: Callable[[torch.optim.Optimizer], None] | None) -> None:
+        """Call a function of the optimizer after each release and before the step on it.
+
+        The last function that was attached is called, as in Opacus. The releases are counted by the
+        ledger, whatever it does.
+        """
+        self._step_hook = hook
+
+    def _end_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         if self._has_released:
             self._released.record()
         self._has_released = False
-        self._clear_gradients()
 
     # -- state ------------------------------------------------------------------------------------
 
@@ -703,12 +766,16 @@ class PrivateStep:
 
     def close(self) -> None:
         """Remove all hooks. Model and optimizer are then ordinary, and no longer private."""
+        self._detach()
+        remove_attributes(self.optimizer, self._added)
+        remove_attributes(self.model, self._added_to_model)
+        self._added, self._added_to_model = [], []
+
+    def _detach(self) -> None:
+        """Remove all hooks and leave what a script may still read of model and optimizer."""
         self._tally.warn()
         for handle in self._handles:
             handle.remove()
-        if self._handles:
-            for name in SHOWN:
-                delattr(self.optimizer, name)
         self._handles = []
         self.forget()
         self._clear_gradients()

@@ -20,7 +20,9 @@ __all__ = ["guard"]
 
 
 def guard(accelerator: Any, session: Session) -> RemovableHandle:
-    """Check an Accelerator against a session and make every step of the optimizer without a release an error.
+    """Check an Accelerator against a session.
+
+    From then on an optimizer step without a release is an error.
 
     Call it once, after `prepare` and after the session was built.
 

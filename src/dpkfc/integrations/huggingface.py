@@ -38,6 +38,7 @@ from dpkfc.data.checks import check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
+from dpkfc.privacy.budget import Budget
 from dpkfc.session import Session
 from dpkfc.verification import draw_public_rows
 
@@ -326,7 +327,7 @@ class ClosedTrainer(Trainer):
 
     # -- what it leaves ----------------------------------------------------------------------------
 
-    def spent(self) -> dict[str, float]:
+    def report_budget(self) -> dict[str, float]:
         """Return ε and the number of releases so far."""
         session = self.session
         return (
@@ -635,6 +636,9 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
         ledger_path=trainer.ledger_path,
         collate_fn=collate,
         num_workers=trainer.args.dataloader_num_workers,
+        budget=trainer.budget,
+        # `_begin` refuses a ledger of an earlier run without a checkpoint.
+        resume=True,
     )
     try:
         _begin(trainer, session, folder)
@@ -718,6 +722,7 @@ class PrivateTrainer(ClosedTrainer):
             cross-entropy of logits and labels, averaged over each example's own labelled positions.
         units: as of `Session`; a name is that of a column of `train_dataset`.
         ledger_path: file of the privacy ledger; default: `ledger.jsonl` in the output folder.
+        budget: of the people in the dataset, which the whole plan is charged to.
         log_private_loss: also log the mean training loss, which ε does NOT protect.
         settings: as of `transformers.Trainer`.
 
@@ -737,6 +742,7 @@ class PrivateTrainer(ClosedTrainer):
         per_example_loss: LossFn | None = None,
         units: Any = None,
         ledger_path: str | os.PathLike[str] | None = None,
+        budget: Budget | None = None,
         log_private_loss: bool = False,
         **settings: Any,
     ) -> None:
@@ -759,6 +765,7 @@ class PrivateTrainer(ClosedTrainer):
         else:
             self._loss_fn = make_stateless(per_example_loss)
         self.ledger_path = Path(ledger_path or Path(str(args.output_dir)) / "ledger.jsonl")
+        self.budget = budget
         self._losses: list[Tensor] | None = [] if log_private_loss else None
         self._private_loss = math.nan
 
@@ -802,9 +809,11 @@ class PrivateTrainer(ClosedTrainer):
                     and self.state.best_model_checkpoint is not None
                 ):
                     self._load_best_model()
+                    # The weights of an earlier release, which were saved then.
+                    session.accept_weights()
                 self._event("on_train_end")
                 self.write_summary(self.args.output_dir)
-                metrics = {"train_runtime": time.time() - started, **self.spent()}
+                metrics = {"train_runtime": time.time() - started, **self.report_budget()}
         finally:
             self.is_in_train = False
         return TrainOutput(self.state.global_step, math.nan, metrics)
@@ -845,7 +854,13 @@ class PrivateTrainer(ClosedTrainer):
         """Log, evaluate and save if a callback has asked for it."""
         if self.control.should_log:
             shown = {} if self._losses is None else {PRIVATE_LOSS: self._private_loss}
-            self.log({**self.spent(), "learning_rate": self.lr_scheduler.get_last_lr()[0], **shown})
+            self.log(
+                {
+                    **self.report_budget(),
+                    "learning_rate": self.lr_scheduler.get_last_lr()[0],
+                    **shown,
+                }
+            )
         if self.control.should_evaluate:
             better = self._determine_best_metric(self.evaluate(ignore_keys=ignore_keys), None)
             if self.args.save_strategy == "best":

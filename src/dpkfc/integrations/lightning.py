@@ -1,4 +1,6 @@
-"""Private training in a Lightning Trainer: a module that says its loss per example, and a callback that owns the session.
+"""Train privately in a Lightning Trainer.
+
+A module gives its loss per example, and a callback owns the session.
 
     class Net(PrivateModule):
         def per_example_loss(self, batch): ...          # [B], instead of training_step
@@ -47,7 +49,7 @@ MARK, PUBLIC = "(NOT private)", "(public)"
 
 @dataclass(frozen=True)
 class Steps:
-    """Numbers of the steps of one pass; the batch itself is drawn when its step begins, never ahead of it."""
+    """Numbers the steps of one pass; a batch is drawn when its step begins, never before."""
 
     length: int
 
@@ -92,7 +94,9 @@ class PrivateModule(pl.LightningModule):
         )
 
     def log(self, name: str, *args: Any, **settings: Any) -> None:
-        """As of `LightningModule`; what is logged while training is taken for private, unless its name says something else.
+        """Log a value as `LightningModule` does, as private while training.
+
+        The name of the value can say that it is public.
 
         Raises:
             ValueError: a name without a mark, in `per_example_loss` or a hook of the training;
@@ -107,14 +111,13 @@ class PrivateModule(pl.LightningModule):
             )
         if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
             raise ValueError(
-                f"'{name}' is logged while training, and may be private; call it '{name} {MARK}',"
-                " or "
-                f"'{name} {PUBLIC}' if it depends on released values alone"
+                f"'{name}' is logged while training; call it '{name} {MARK}', or"
+                f" '{name} {PUBLIC}' if it depends on released values alone"
             )
         super().log(name, *args, **settings)
 
     @contextmanager
-    def in_release(self) -> Iterator[None]:
+    def mark_release(self) -> Iterator[None]:
         """While this is open, what is logged comes from private examples."""
         self._in_release = True
         try:
@@ -210,7 +213,7 @@ def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
 
 
 def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
-    """What can be refused only when optimizers and loaders exist: whether it applies, and the message with the fix.
+    """Yield the checks that need optimizers and loaders: whether each fails, and its message.
 
     Args:
         trainer: before its first step.
@@ -239,7 +242,7 @@ def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
 
 
 def step_schedules(trainer: Any, releases: int) -> None:
-    """Step every learning rate schedule whose `interval` and `frequency` say so, where a step is a release.
+    """Step every schedule whose `interval` and `frequency` say so, where a step is a release.
 
     Args:
         trainer: in a training step, whose release has been made.
@@ -266,7 +269,7 @@ class PrivateTraining(pl.Callback):
         ledger_path: file of the privacy ledger, next to which the end of a fit writes
             `privacy.json`; None keeps the ledger in memory, and such a run cannot be resumed or
             followed by another.
-        settings: `collate_fn`, `num_workers`, `units` and `verify` of `Session`.
+        settings: `collate_fn`, `num_workers`, `units`, `verify` and `budget` of `Session`.
 
     Attributes:
         session: of the fit, None before it.
@@ -324,6 +327,8 @@ class PrivateTraining(pl.Callback):
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
         more: dict[str, Any] = {"ledger_path": self._ledger_path, **self._settings}
+        # A ledger of an earlier run without its checkpoint is refused below.
+        more["resume"] = True
         session = self.session = Session(self.plan, pl_module, plain, self._dataset, **more)
         if self._restored is not None:
             _restore(session, self._restored)
@@ -353,7 +358,8 @@ class PrivateTraining(pl.Callback):
             )
         if session.steps_done >= self.plan.steps:
             raise BudgetExhausted(
-                f"all {self.plan.steps} releases of the plan are spent; nothing is left to train"
+                f"all {self.plan.steps} releases are spent; a longer run needs another plan"
+                " (docs/errors.md#budget)"
             )
         refuse_gradient_hooks(module)
         trainer: Any = module.trainer
@@ -368,7 +374,7 @@ class PrivateTraining(pl.Callback):
             ):
                 return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
 
-        with torch.autocast(device, enabled=False), module.in_release():
+        with torch.autocast(device, enabled=False), module.mark_release():
             session.step(next(self._batches), losses)
         step_schedules(trainer, session.steps_done)
         last = session.steps_done >= self.plan.steps

@@ -22,28 +22,52 @@ Visible differences:
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import difflib
 import math
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from dpkfc import checkpoint
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations._opacus_loader import LogicalBatchSampler, PrivateLoader, check_loader
+from dpkfc.integrations._opacus_idioms import IMPORTS, refuse_wrapped
+from dpkfc.integrations._opacus_loader import (
+    LogicalBatchSampler,
+    PrivateLoader,
+    check_loader,
+    find_source,
+)
 from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.accounting import EpsilonCurve
-from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.budget import Budget
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Refuse an import of a name that only Opacus has, naming what to write.
+
+    Raises:
+        ImportError: a name of Opacus.
+        AttributeError: any other name.
+    """
+    if name in IMPORTS:
+        raise ImportError(f"dpkfc.integrations.opacus has no {name}; {IMPORTS[name]}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # --------------------------------------------------------------------------------------------------
 # ε of an engine's releases, under the name and the methods of an Opacus accountant.
@@ -70,7 +94,13 @@ class Accountant:
         """Report the releases of this ledger from now on."""
         self._run, self._curves, self._warned = (plan, ledger), {}, False
 
-    def get_epsilon(self, delta: float) -> float:
+    def get_epsilon(
+        self,
+        delta: float,
+        alphas: Any = None,
+        eps_error: float | None = None,
+        delta_error: float | None = None,
+    ) -> float:
         """Return ε of all releases so far, those of earlier runs on the ledger included.
 
         A plan without a certified guarantee (test mode, shuffled batches) warns once that ε is not
@@ -78,6 +108,9 @@ class Accountant:
 
         Args:
             delta: any δ in (0, 1), not only the one a plan was made for.
+            alphas: taken as Opacus takes it; the orders of this library are used.
+            eps_error: taken as Opacus takes it; the precision of this library is used.
+            delta_error: as `eps_error`.
 
         Raises:
             ValueError: δ outside (0, 1).
@@ -92,7 +125,61 @@ class Accountant:
             self._curves[delta] = EpsilonCurve(
                 plan.event, delta, plan.neighbouring_relation, plan.accountant
             )
-        return self._curves[delta].at(ledger.count)
+        return self._curves[delta].epsilon(ledger.count)
+
+    def get_privacy_spent(self, *, delta: float, alphas: Any = None) -> tuple[float, float]:
+        """Return ε as `get_epsilon` does, and NaN where Opacus gives the best order."""
+        return self.get_epsilon(delta), math.nan
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """Noise multiplier, sample rate and number of all releases, or nothing before the first."""
+        if self._run is None or not len(self):
+            return []
+        plan, ledger = self._run
+        rate = plan.expected_batch_size / plan.dataset_size
+        return [(plan.noise_multiplier, rate, ledger.count)]
+
+    def state_dict(self, destination: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the history and the name of the accountant; the ledger stays what counts."""
+        state = {} if destination is None else destination
+        state |= {"history": self.history, "mechanism": self.mechanism()}
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that the ledger holds what a state says was spent; the ledger alone is counted.
+
+        Raises:
+            ValueError: no such state, or releases that the ledger does not hold.
+        """
+        if not state_dict or "history" not in state_dict:
+            raise ValueError("state_dict has no 'history'; pass what accountant.state_dict() gave")
+        saved = [tuple(entry) for entry in state_dict["history"]]
+        count = sum(int(entry[2]) for entry in saved)
+        is_held = count <= len(self) and all(
+            math.isclose(one, other, rel_tol=1e-9)
+            for entry in saved
+            for one, other in zip(entry[:2], self.history[0][:2], strict=True)
+        )
+        if not is_held:
+            raise ValueError(
+                f"the state has {count} releases that the ledger does not hold; go on with that"
+                " run's file, then load: make_private(ledger_path=..., resume=True)"
+            )
+
+    def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[torch.optim.Optimizer], None]:
+        """Return a step hook that does nothing: each release is in the ledger before it exists."""
+        return lambda optimizer: None
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> NoReturn:
+        """Refuse to count by hand.
+
+        Raises:
+            RuntimeError: always, naming what counts.
+        """
+        raise RuntimeError(
+            "accountant.step() is absent: optimizer.step() counts every release; leave it out"
+        )
 
     def _warn_once(self, plan: Plan) -> None:
         """Warn once that ε is not valid; without noise it is infinite and needs no warning."""
@@ -115,7 +202,7 @@ class Accountant:
 
 
 class BatchMemoryManager:
-    """Splits logical batches into physical ones, as `opacus.utils.batch_memory_manager.BatchMemoryManager` does.
+    """Splits logical batches as `opacus.utils.batch_memory_manager.BatchMemoryManager`.
 
     `optimizer.step()` after a physical batch that does not end its logical batch changes no
     parameter and no state.
@@ -169,18 +256,14 @@ class BatchMemoryManager:
 # --------------------------------------------------------------------------------------------------
 # The keywords of `make_private`: what is taken, and what is refused with its fix.
 
+# Ways of Opacus to take gradients of single examples; those of this library give the same values.
+GRADIENT_MODES = ("hooks", "functorch", "ew", "ghost")
+
 _ADAPTIVE = (
-    "adaptive clipping would spend a budget of its own on norms; leave it out: max_grad_norm is"
-    " fixed, and clipping='normalised' "
-    "or 'automatic' scales every gradient, so that no bound has to be found"
+    "adaptive clipping spends a budget on norms; write clipping='automatic', which needs no bound"
 )
-_UNITS = (
-    "an engine protects single examples; patients need a Session: PrivacyConfig(unit=...,"
-    " max_records_per_unit=...)"
-)
-_PLANNED = (
-    "noise, clip and batch size have no schedules, a plan is fixed for its whole run; leave it out"
-)
+_UNITS = "an engine protects examples; take a Session: PrivacyConfig(unit=, max_records_per_unit=)"
+_PLANNED = "noise, clip and batch size are fixed for the whole run; leave it out"
 _ELSEWHERE = {
     **dict.fromkeys(
         ("target_unclipped_quantile", "clipbound_learning_rate", "unclipped_num_std"), _ADAPTIVE
@@ -190,15 +273,23 @@ _ELSEWHERE = {
     **dict.fromkeys(
         ("noise_scheduler", "grad_clip_scheduler", "noise_multiplier_schedule"), _PLANNED
     ),
-    "max_physical_batch_size": "give it to BatchMemoryManager(data_loader=..., max_physical_batch_size=..., optimizer=...)",
-    "noise": "an engine adds Gaussian noise; noise='rounded' needs a Session: PrivacyConfig(noise='rounded')",
+    "max_physical_batch_size": (
+        "give it to BatchMemoryManager(data_loader=, max_physical_batch_size=, optimizer=)"
+    ),
+    "noise": "take a Session: PrivacyConfig(noise='rounded')",
+    **dict.fromkeys(
+        ("epsilon_tolerance", "alphas", "eps_error", "delta_error"),
+        "the accountant has its own precision; leave it out",
+    ),
     **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The further keywords of `make_private` and `make_private_with_epsilon`, those of Opacus first.
+    """The other keywords of `make_private` and `make_private_with_epsilon`.
+
+    Those of Opacus come first.
 
     Attributes:
         criterion: the script's loss, returned as it is where `grad_sample_mode="ghost"`.
@@ -209,14 +300,16 @@ class Options:
         clipping: "flat", "per_layer" with one max_grad_norm C (each of L layers is clipped to C /
             √L), or this library's "normalised" or "automatic".
         noise_generator: only None.
-        grad_sample_mode: "hooks", or "ghost" for the four return values of such a script; both
-            compute the same.
-        wrap_model: only True; the module itself is returned, no wrapper.
+        grad_sample_mode: "hooks", "functorch", "ew", or "ghost" for the four return values of such
+            a script; all compute the same.
+        wrap_model: taken as Opacus takes it; the module itself is returned in both cases.
         rand_on_empty: only False; an empty batch has a leading axis of size 0.
         preconditioner: for example `curvature.KFAC(probe=PinkNoise((1, 28, 28)))`; None is plain
             DP-SGD.
         readout: from the preconditioner's coordinates to the step, as in `PrivacyConfig`.
-        ledger_path: file of the privacy ledger, continued where it exists; None keeps it in memory.
+        ledger_path: file of the privacy ledger; None keeps it in memory.
+        resume: go on with a ledger that holds releases, after the script has loaded the weights of
+            its last checkpoint. Where the plan is spent, only evaluation is left.
         uncertified: accept shuffled batches, whose ε is no guarantee.
         test_mode_seed: repeatable noise and sampling; NOT PRIVATE.
         verify: check on public rows, at the first call of the model, that examples do not mix.
@@ -239,12 +332,13 @@ class Options:
     preconditioner: Any = None
     readout: str = "whitened"
     ledger_path: str | os.PathLike[str] | None = None
+    resume: bool = False
     uncertified: bool = False
     test_mode_seed: int | None = None
     verify: bool | str = True
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any]) -> Options:
+    def parse(cls, keywords: Mapping[str, Any]) -> Options:
         """Return the options of a call.
 
         Raises:
@@ -257,9 +351,9 @@ class Options:
                 if name in _ELSEWHERE:
                     raise ValueError(f"keyword {name!r} is not supported: {_ELSEWHERE[name]}")
                 near = difflib.get_close_matches(name, known, 1)
-                hint = (
-                    f"did you mean {near[0]!r}?" if near else f"known ones are {', '.join(known)}"
-                )
+                hint = "the known ones are the attributes of dpkfc.integrations.opacus.Options"
+                if near:
+                    hint = f"did you mean {near[0]!r}?"
                 raise ValueError(f"unknown keyword {name!r}; {hint}")
         return cls(**keywords)
 
@@ -278,43 +372,33 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
         options.loss_reduction not in ("mean", "sum"),
         f"loss_reduction must be 'mean' or 'sum', got {options.loss_reduction!r}",
     )
+    yield (options.clipping == "adaptive", f"clipping='adaptive' is not supported: {_ADAPTIVE}")
     yield (
         options.clipping not in CLIPPINGS,
         f"clipping={options.clipping!r} is not supported; choose one of {', '.join(CLIPPINGS)}",
     )
     yield (
         options.noise_generator is not None,
-        "noise_generator is not supported: the noise is keyed by the operating system; leave it"
-        " out, or use "
-        "test_mode_seed= for a repeatable run that is not private",
+        "noise_generator is not supported; leave it out, or use test_mode_seed= for a repeatable"
+        " run that is not private",
     )
     yield (
-        options.grad_sample_mode not in ("hooks", "ghost"),
-        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: norms are"
-        " taken without per-sample "
-        "gradients, and modules without a rule are covered by torch.func, in every mode",
-    )
-    yield (
-        not options.wrap_model,
-        "wrap_model=False is not supported; leave it out: the module itself is returned, close()"
-        " takes its hooks off",
+        options.grad_sample_mode not in GRADIENT_MODES,
+        f"grad_sample_mode={options.grad_sample_mode!r} is not supported; leave it out: every mode"
+        " computes the same, in one process",
     )
     yield (
         options.rand_on_empty,
-        "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of"
-        " size 0. Where the model cannot "
-        "take that (packed sequences), call only optimizer.step() when the batch is empty: if"
-        " len(y) == 0: optimizer.step(); "
-        "continue",
+        "rand_on_empty=True is not supported; where the model takes no empty batch, write:"
+        " if len(y) == 0: optimizer.step(); continue",
     )
 
 
 def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         not options.poisson_sampling and not options.uncertified,
-        "poisson_sampling=False has no certified guarantee: leave it out, or set uncertified=True"
-        " to run shuffled "
-        "batches with that stamped on the ledger",
+        "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True, which"
+        " is stamped on the ledger",
     )
     yield (
         options.poisson_sampling and options.uncertified,
@@ -322,9 +406,8 @@ def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     )
     yield (
         options.criterion is not None and not isinstance(options.criterion, nn.Module),
-        "criterion must be a torch module, whose calls can be seen, got"
-        f" {type(options.criterion).__name__}; wrap the function "
-        "in one, or leave criterion out",
+        f"criterion must be a torch module, got {type(options.criterion).__name__}; wrap it in one,"
+        " or leave criterion out",
     )
     reduction = getattr(options.criterion, "reduction", options.loss_reduction)
     yield (
@@ -350,9 +433,8 @@ def check_mode(secure_mode: bool) -> None:
     """
     if secure_mode:
         raise ValueError(
-            "secure_mode=True is not supported; leave it out (noise always comes from a cipher)."
-            " Against "
-            "floating-point attacks use a Session with PrivacyConfig(noise='rounded')"
+            "secure_mode=True is not supported; leave it out (noise is a cipher's), or take a"
+            " Session with PrivacyConfig(noise='rounded')"
         )
 
 
@@ -369,11 +451,13 @@ def make_config(
     source = parts[2]
     if not (epochs > 0 and math.isfinite(epochs)):
         raise ValueError(f"epochs must be positive and finite, got {epochs}")
-    if not isinstance(max_grad_norm, (int, float)):
+    if isinstance(max_grad_norm, (list, tuple)):
         raise ValueError(
-            "max_grad_norm must be one number, for all layers together, got"
-            f" {type(max_grad_norm).__name__}"
+            "max_grad_norm must be one number for all layers together; write"
+            f" max_grad_norm={math.hypot(*max_grad_norm):.4g}, the norm of the list"
         )
+    if not isinstance(max_grad_norm, (int, float)):
+        raise ValueError(f"max_grad_norm must be a number, got {type(max_grad_norm).__name__}")
     assert source.batch_size is not None
     config = PrivacyConfig(
         expected_batch_size=source.batch_size,
@@ -391,13 +475,14 @@ def make_config(
 
 
 def attach(
-    plan: Plan, parts: Parts, options: Options, limit: int | None
+    plan: Plan, parts: Parts, options: Options, limit: int | None, budget: Budget | None
 ) -> tuple[PrivateStep, PrivateLoader]:
-    """Open the ledger and register the hooks.
+    """Open the ledger, register the hooks and charge the budget.
 
     Raises:
         ValueError: what cannot be made private.
         LedgerError: the ledger cannot be written or belongs to another run.
+        BudgetExhausted: the ledger has spent the plan, or the plan does not fit into the budget.
     """
     plan.check_accounting()
     module, optimizer, source = parts
@@ -407,7 +492,8 @@ def attach(
             ledger = Ledger.in_memory(plan.hash, header, limit)
         else:
             ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
-        undo.callback(ledger.close)
+        undo.callback(ledger.abandon)
+        _check_resumed(ledger, options.resume)
         step = PrivateStep(
             plan,
             module,
@@ -421,8 +507,49 @@ def attach(
         loader = PrivateLoader(
             source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
         )
+        if budget is not None:
+            step.receipt = budget.charge(plan, ledger)
         undo.pop_all()
+    _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
     return step, loader
+
+
+# The datasets of this process that are alive, each with the ledger of a run on it.
+_runs: list[tuple[weakref.ref[Any], Ledger]] = []
+
+
+def _warn_of_earlier_run(dataset: Any, ledger: Ledger, *, counted: bool) -> None:
+    """Warn that the ε of a second run is not the total, where no file and no budget counts it."""
+    _runs[:] = [run for run in _runs if run[0]() is not None]
+    earlier = sum(book.count for known, book in _runs if known() is dataset)
+    with contextlib.suppress(TypeError):  # a list or a tuple has no weak reference
+        _runs.append((weakref.ref(dataset), ledger))
+    if earlier and ledger.path is None and not counted:
+        warnings.warn(
+            f"engines have made {earlier} releases of this dataset before: the ε of all runs add"
+            " up. Name one Budget for them, or keep their ledgers and run dpkfc total",
+            stacklevel=5,
+        )
+
+
+def _check_resumed(ledger: Ledger, resume: bool) -> None:
+    """Refuse the ledger of an earlier run, unless the script says that it goes on with it.
+
+    Raises:
+        BudgetExhausted: nothing of the plan is left.
+        LedgerError: something is left.
+    """
+    if resume or not ledger.count:
+        return
+    if ledger.remaining == 0:
+        raise BudgetExhausted(
+            f"all {ledger.count} releases of the plan are spent in {ledger.name}: take another"
+            " ledger_path, or resume=True to evaluate"
+        )
+    raise LedgerError(
+        f"{ledger.name} holds {ledger.count} releases of an earlier run: load its checkpoint and"
+        " pass resume=True, or take another ledger_path"
+    )
 
 
 def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
@@ -435,6 +562,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
         )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
+    refuse_wrapped(module, optimizer)
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     if (
         isinstance(module, parallel)
@@ -471,17 +599,109 @@ def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
     return max(1, length)
 
 
+def _refuse_schedules(noise_scheduler: Any, grad_clip_scheduler: Any) -> None:
+    """Refuse the state of a schedule that no plan has."""
+    if noise_scheduler is not None or grad_clip_scheduler is not None:
+        raise ValueError(f"schedulers in a checkpoint are not supported: {_PLANNED}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Models that can be trained, under the name and the methods of Opacus's validator.
+
+
+class ModuleValidator:
+    """Says whether a model can be trained privately, and replaces norms that mix examples."""
+
+    @staticmethod
+    def validate(module: nn.Module, *, strict: bool = False) -> list[ValueError]:
+        """Return what keeps a model from being trained privately; an empty list where it can be.
+
+        Raises:
+            ValueError: the first of these errors, where `strict` is true.
+        """
+        try:
+            find_layers(module)
+        except ValueError as error:
+            if strict:
+                raise
+            return [error]
+        return []
+
+    @classmethod
+    def is_valid(cls, module: nn.Module) -> bool:
+        """Return whether `validate` finds nothing."""
+        return not cls.validate(module)
+
+    @staticmethod
+    def fix(module: nn.Module) -> nn.Module:
+        """Return a copy with GroupNorm for BatchNorm and instance norms without statistics.
+
+        A model that needs neither is returned itself. Frozen BatchNorm in eval mode stays. New
+        norms have new weights; make the optimizer afterwards.
+        """
+        replaced = {}
+        for name, part in module.named_modules():
+            norm = _replacement(part)
+            if norm is not None:
+                replaced[name] = norm
+        if not replaced:
+            return module
+        if "" in replaced:
+            return replaced[""]
+        fixed = copy.deepcopy(module)
+        for name, norm in replaced.items():
+            owner, _, leaf = name.rpartition(".")
+            fixed.get_submodule(owner).add_module(leaf, norm)
+        return fixed
+
+    @classmethod
+    def fix_and_validate(cls, module: nn.Module) -> nn.Module:
+        """Return what `fix` returns, after `validate` has found nothing.
+
+        Raises:
+            ValueError: naming the module that cannot be trained privately, and the ways out.
+        """
+        fixed = cls.fix(module)
+        cls.validate(fixed, strict=True)
+        return fixed
+
+
+def _replacement(part: nn.Module) -> nn.Module | None:
+    """Return what stands for a norm that cannot be trained; None for any other module."""
+    is_batch_norm = isinstance(part, nn.modules.batchnorm._BatchNorm)
+    is_instance_norm = isinstance(part, nn.modules.instancenorm._InstanceNorm)
+    is_trained = part.training or any(p.requires_grad for p in part.parameters(recurse=False))
+    if not is_trained or not (is_batch_norm or is_instance_norm):
+        return None
+    norm = cast(nn.BatchNorm2d, part)
+    if is_instance_norm and not norm.track_running_stats:
+        return None
+    settings: dict[str, Any] = {"eps": norm.eps, "affine": norm.affine}
+    if norm.weight is not None:
+        settings |= {"device": norm.weight.device, "dtype": norm.weight.dtype}
+    count = norm.num_features
+    if is_instance_norm:
+        new: nn.Module = type(part)(count, momentum=norm.momentum, **settings)
+    else:
+        new = nn.GroupNorm(math.gcd(32, count), count, **settings)
+    return new.train(part.training)
+
+
 # --------------------------------------------------------------------------------------------------
 
 
 class PrivacyEngine:
-    """Makes a model, an optimizer and a loader private, as `opacus.PrivacyEngine` does. One engine, one model.
+    """Makes a model, an optimizer and a loader private, as `opacus.PrivacyEngine` does.
+
+    One engine serves one model.
 
     Args:
         accountant: "pld" (default), "prv" (the same) or "rdp".
         secure_mode: only False. On a CPU the noise comes from a cipher in every mode; what Opacus
             does beyond that under this name, against attacks on the rounding of floating-point
             numbers, a `Session` does with `noise="rounded"`.
+        budget: of the people in the dataset. `make_private_with_epsilon` charges its whole plan to
+            it, once for each ledger.
 
     Raises:
         ValueError: another accountant, or secure_mode=True.
@@ -491,8 +711,12 @@ class PrivacyEngine:
         losses is refused, before its batch contributes.
     """
 
-    def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
+    def __init__(
+        self, *, accountant: str = "pld", secure_mode: bool = False, budget: Budget | None = None
+    ) -> None:
         check_mode(secure_mode)
+        self._budget = budget
+        self.secure_mode = secure_mode
         self.accountant = Accountant(accountant)
         self._step: PrivateStep | None = None
 
@@ -506,7 +730,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Make training private with a given noise; there is no limit of steps, ε grows with every one.
+        """Make training private with a given noise; steps have no limit, and ε grows with each.
 
         The plan behind it is that of ONE pass over the loader, at a δ of its own choice: both only
         describe the run in the ledger. `get_epsilon(delta)` counts what was released, at any δ.
@@ -527,7 +751,7 @@ class PrivacyEngine:
             ValueError: what cannot be made private, naming the fix; nothing has been changed then.
             LedgerError: the ledger cannot be written or belongs to another run.
         """
-        chosen = self._options(options)
+        chosen, data_loader = self._options(options), find_source(data_loader)
         config, size = make_config(
             chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0
         )
@@ -546,7 +770,7 @@ class PrivacyEngine:
         max_grad_norm: float,
         **options: Any,
     ) -> tuple[Any, ...]:
-        """Make training private with the least noise that keeps `epochs` passes over the loader within (ε, δ).
+        """Make training private with the least noise for `epochs` passes within (ε, δ).
 
         A step beyond those passes raises `BudgetExhausted` and changes nothing.
 
@@ -567,7 +791,7 @@ class PrivacyEngine:
             ValueError: as `make_private`, or a budget that no noise reaches.
             LedgerError: the ledger cannot be written or belongs to another run.
         """
-        chosen = self._options(options)
+        chosen, data_loader = self._options(options), find_source(data_loader)
         config, size = make_config(
             chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, epochs
         )
@@ -577,15 +801,16 @@ class PrivacyEngine:
     def _options(self, options: dict[str, Any]) -> Options:
         if self._step is not None:
             raise ValueError(
-                "this engine has made a model private already; use one PrivacyEngine for each model"
+                "this engine has made a model private already; use one PrivacyEngine for each"
+                " model: engine = PrivacyEngine() before make_private"
             )
-        return Options.of(options)
+        return Options.parse(options)
 
     def _attach(
         self, plan: Plan, parts: Parts, options: Options, limit: int | None
     ) -> tuple[Any, ...]:
         module, optimizer, _ = parts
-        self._step, loader = attach(plan, parts, options, limit)
+        self._step, loader = attach(plan, parts, options, limit, self._budget)
         self.accountant.attach(plan, self._step.ledger)
         if options.grad_sample_mode == "ghost":
             criterion = options.criterion or nn.CrossEntropyLoss(reduction=options.loss_reduction)
@@ -613,7 +838,7 @@ class PrivacyEngine:
         return self._step
 
     def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
-        """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does."""
+        """Write weights, ledger and privacy card, as `Session.write_card` does."""
         from dpkfc.report.card import session_card, write_release
 
         card = session_card(self, **said)
@@ -637,27 +862,103 @@ class PrivacyEngine:
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:
-        """Return the module itself if it can be trained privately. No part of it is replaced.
+        """Return what `ModuleValidator.fix_and_validate` returns."""
+        return ModuleValidator.fix_and_validate(module)
+
+    def save_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        checkpoint_dict: Mapping[str, Any] | None = None,
+        module_state_dict_kwargs: Mapping[str, Any] | None = None,
+        torch_save_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a checkpoint into the FOLDER `path`, without pickle. The ledger is no part of it.
+
+        Args:
+            path: a folder of its own; an earlier checkpoint in it is replaced.
+            module: the model.
+            optimizer: the optimizer.
+            noise_scheduler: only None.
+            grad_clip_scheduler: only None.
+            checkpoint_dict: further plain values and tensors, which `load_checkpoint` returns.
+            module_state_dict_kwargs: of `module.state_dict`.
+            torch_save_kwargs: taken and not used.
 
         Raises:
-            ValueError: naming the module that cannot, and the ways out.
+            CheckpointError: the folder cannot be written or holds other files.
+            ValueError: a schedule of noise or clip.
         """
-        find_layers(module)
-        return module
+        _refuse_schedules(noise_scheduler, grad_clip_scheduler)
+        if not isinstance(path, (str, os.PathLike)) or os.path.isfile(path):
+            raise checkpoint.CheckpointError(
+                f"path={str(path)!r:.60} is a file; a checkpoint is a folder here, so give the name"
+                " of a new one"
+            )
+        state = module.state_dict(**(module_state_dict_kwargs or {}))
+        saved = {
+            **(checkpoint_dict or {}),
+            "module_state_dict": dict(state),
+            "privacy_accountant_state_dict": self.accountant.state_dict(),
+        }
+        if optimizer is not None:
+            saved["optimizer_state_dict"] = optimizer.state_dict()
+        checkpoint.write(path, {}, saved)
 
-    def save_checkpoint(self, **_: Any) -> NoReturn:
-        """Refuse to save: a checkpoint needs no state of the engine."""
-        raise NotImplementedError(
-            "save model.state_dict() and optimizer.state_dict() as in plain torch; continue the"
-            " ledger "
-            "with make_private(ledger_path=...)"
-        )
+    def load_checkpoint(
+        self,
+        *,
+        path: str | os.PathLike[str],
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        module_load_dict_kwargs: Mapping[str, Any] | None = None,
+        torch_load_kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint of `save_checkpoint`; the ledger must hold what was spent on it.
 
-    load_checkpoint = save_checkpoint
+        Args:
+            path: the folder.
+            module: the model, after `make_private(..., ledger_path=..., resume=True)`.
+            optimizer: the optimizer; None leaves its state out.
+            noise_scheduler: only None.
+            grad_clip_scheduler: only None.
+            module_load_dict_kwargs: of `module.load_state_dict`.
+            torch_load_kwargs: taken and not used.
+
+        Returns:
+            The checkpoint without the state of the optimizer.
+
+        Raises:
+            CheckpointError: missing, damaged, or of another model or optimizer.
+            ValueError: the ledger does not hold the releases; nothing is loaded then.
+        """
+        _refuse_schedules(noise_scheduler, grad_clip_scheduler)
+        _, saved = checkpoint.read(path)
+        with checkpoint.fitting(path):
+            spent, weights = saved["privacy_accountant_state_dict"], saved["module_state_dict"]
+        self.accountant.load_state_dict(spent)
+        if not module_load_dict_kwargs:
+            checkpoint.check_same_tensors(module.state_dict(), weights)
+        with checkpoint.fitting(path):
+            module.load_state_dict(weights, **(module_load_dict_kwargs or {}))
+        state = saved.pop("optimizer_state_dict", None)
+        if optimizer is not None and state is not None:
+            checkpoint.load_optimizer(optimizer, state)
+        return saved
 
     def close(self) -> None:
-        """Remove all hooks and close the ledger. Model and optimizer are then NOT private."""
+        """Remove all hooks, record the weights next to the ledger and close it.
+
+        Model and optimizer are then NOT private.
+        """
         if self._step is not None:
+            self._step.record_weights()
             self._step.close()
             self._step.ledger.close()
 

@@ -8,18 +8,18 @@ examples, merge rows, sum with weights, materialise its gradients and bound what
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Span
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, Span
 
 # --------------------------------------------------------------------------------------------------
 # Deferred flags: questions about the values of a GPU tensor, read all at once, so that the host
@@ -69,18 +69,34 @@ def read_flags(flags: Sequence[Tensor]) -> list[bool]:
 # --------------------------------------------------------------------------------------------------
 # Norms of rows, rounding and chunks.
 
+Rows = slice | Tensor
+"""Examples of a block: from start to stop, or those of a mask `[N]`."""
 TINY = 2.0**-80
 """Squared norms below it may have lost terms that are too small for float32."""
 _SHORT = 4096  # longest row summed in float32
 _REACH = 2.0**100
 _CHUNK_ELEMENTS = 1 << 24
+_CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
 
-def chunks(count: int, elements_each: int) -> Iterator[slice]:
-    """Yield slices of 0 … count, each of which holds a bounded number of elements."""
-    size = max(1, _CHUNK_ELEMENTS // max(1, elements_each))
+def chunks(count: int, elements_each: int, most: int | None = None) -> Iterator[slice]:
+    """Yield slices of 0 … count of at most so many elements, or one entry."""
+    size = max(1, (most or _CHUNK_ELEMENTS) // max(1, elements_each))
     for start in range(0, count, size):
         yield slice(start, min(count, start + size))
+
+
+def pick_rows(x: Tensor, index: Tensor | None) -> Tensor:
+    """Return rows `[m, d]` of x `[n, T, d]`, flattened over its first axes; None for all."""
+    if index is None:
+        return x.flatten(0, 1)
+    # Two indices: `flatten` would copy a transposed tensor.
+    return x[index // x.shape[1], index % x.shape[1]]
+
+
+def sum_squares(x: Tensor) -> Tensor:
+    """Return Σ x² over the last axis without overflow or underflow in float32."""
+    return x.double().square().sum(-1)
 
 
 def roundoff(x: Tensor) -> float:
@@ -139,37 +155,137 @@ def count_moved(b: Tensor) -> Tensor:
     return (b != 0).any(-1).sum(1)
 
 
-def _repeat_slice(rows: slice, each: int) -> slice:
-    """Return the slice of an axis that holds `each` entries for every example."""
-    return slice(rows.start * each, rows.stop * each)
+def _repeat(rows: Rows, each: int) -> Rows:
+    """Return which entries of an axis that holds `each` entries for every example are meant."""
+    if isinstance(rows, slice):
+        return slice(rows.start * each, rows.stop * each)
+    return rows.repeat_interleave(each)
 
 
 def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x with the rows of excluded examples set to zero, `each` rows an example."""
     if excluded is None:
         return x
-    rows = excluded if each == 1 else excluded.repeat_interleave(each)
-    return x.masked_fill(rows.view(-1, *[1] * (x.dim() - 1)), 0)
+    return x.masked_fill(excluded.repeat_interleave(each).view(-1, *[1] * (x.dim() - 1)), 0)
 
 
 # --------------------------------------------------------------------------------------------------
 # Blocks. All of them share these methods:
 #
-#   select(rows)            the block of the examples start … stop
+#   select(rows)            the block of the examples start … stop, or of a mask
 #   merge_rows(count, size) the block of `count` examples, each the sum of `size` consecutive rows
-#   weighted_sum(w, bad)    Σ_n w_n g_n, with the rows of examples in the mask `bad` zeroed first
+#   weighted_sum(w, bad)    Σ_n w_n g_n. The rows of examples in the mask `bad`, whose gradients are
+#                           not finite, are zeroed first, since 0 · NaN is NaN.
 #   join(others)            several uses of one layer as one block: the gradient is their sum
 #   iterate_flat()          role to materialised gradients [n, numel], some examples at a time
 #   inner_products(span)    ⟨L_j, g_n⟩ over one layer, [N, k] in float64
 #   product_error(...)      upper bound [N] of the rounding of those inner products
+#
+# Those that curvature reads have these too:
+#
+#   side_shapes             side, or role of an elementwise layer, to its shape
+#   squared_norms(entry)    ‖z_n‖² of an entry of a metric, [N] in float64, without a bound
+#   sum_gradients()         Σ_n g_n in float64
+#   sum_squares()           Σ_n g_n², entry by entry, in float64
 
 
 class _Block:
-    """What most blocks share."""
+    """What most blocks share.
 
-    def for_curvature(self) -> Any:
+    Attributes:
+        kind: kind of the factors of the layer, None where none are known.
+        dimensions: positions T, input features and output features of a matrix-shaped layer whose
+            norm method is chosen, None for others.
+        settings: of a convolution, None for others.
+    """
+
+    kind: ClassVar[str | None] = None
+    dimensions: Any = None
+    settings: Any = None
+
+    def make_factor_block(self) -> Any:
         """Return the block as factors are computed from it."""
         return self
+
+    def explicit(self) -> Any:
+        """Return the same block with everything written out that its form implies."""
+        return self
+
+    @property
+    def like(self: Any) -> Tensor:
+        """Return a tensor with the type and the device of the gradients."""
+        gradients: Tensor = self.b
+        return gradients
+
+    @property
+    def d_out(self) -> int:
+        """Return the output features."""
+        return self.like.shape[-1]
+
+    @property
+    def side_shapes(self: Any) -> dict[str, tuple[int, ...]]:
+        """Return side, or role of an elementwise layer, to its shape."""
+        return {"input": (self.d_in,), "output": (self.d_out,)}
+
+    @property
+    def num_entries(self: Any) -> int:
+        """Return the entries of one example's gradient."""
+        entries: int = self.groups * self.d_out * self.d_in
+        return entries
+
+    @property
+    def gradient_shapes(self: Any) -> dict[str, tuple[int, ...]]:
+        """Return role to the shape of one example's gradient, "" for a matrix `[rows, columns]`."""
+        columns = self.select(slice(0, 1)).per_example().shape[-1]
+        return {"": (self.num_entries // columns, columns)}
+
+    def flatten(self: Any) -> Tensor:
+        """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
+        gradients: Tensor = self.per_example()
+        return gradients.reshape(self.batch_size, -1)
+
+    def squared_norms(self: Any, entry: Entry | None) -> Tensor:
+        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding.
+
+        These numbers choose a scale and draw pictures. The certified norms are those of
+        `per_example_norms`.
+
+        Args:
+            entry: None for the identity, as is an entry for another kind of layer.
+        """
+        if isinstance(entry, Eigenbasis):
+            norms: Tensor = self._rotated_squares(entry.complete_basis())
+        else:
+            norms = self._mapped_squares(entry if isinstance(entry, Kronecker) else Kronecker())
+        return norms
+
+    def map_examples(
+        self: Any,
+        function: Callable[[Any], Tensor],
+        elements_each: int,
+        most: int | None = None,
+    ) -> Tensor:
+        """Return numbers `[N]` in float64, each of its own example, of some examples at a time.
+
+        Args:
+            function: from a block to its numbers.
+            elements_each: what `function` holds for one example.
+            most: elements at once, None for the limit of the clipped sum.
+        """
+        pieces = [self.like.new_zeros(0, dtype=torch.float64)]
+        for rows in chunks(self.batch_size, elements_each, most):
+            pieces.append(function(self.select(rows)))
+        return torch.cat(pieces)
+
+    def _rotated_squares(self: Any, entry: Eigenbasis) -> Tensor:
+        """Return ‖z_n‖² from materialised gradients."""
+
+        def square(part: Any) -> Tensor:
+            z = entry.rotate(part.per_example()) * entry.scale
+            return sum_squares(z.flatten(1)).view(-1, self.groups).sum(1)
+
+        squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
+        return squares
 
     def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
@@ -180,15 +296,27 @@ class _Block:
         for rows in chunks(self.batch_size, size):
             yield {"": self.select(rows).per_example().reshape(-1, size)}
 
-    def inner_products(self, span: Span) -> Tensor:
+    def inner_products(self: Any, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
         directions = {role: v.reshape(span.rank, -1).T for role, v in span.vectors.items()}
-        first = next(iter(directions.values()))
-        pieces = [first.new_zeros(0, span.rank, dtype=torch.float64)]
+        pieces = [self.like.new_zeros(0, span.rank, dtype=torch.float64)]
         for part in self.iterate_flat():
             products = [(g @ directions[role].to(g.dtype)).double() for role, g in part.items()]
             pieces.append(torch.stack(products).sum(0))
         return torch.cat(pieces)
+
+    def count_terms(self) -> tuple[Any, Any]:
+        """Return Σ_t ‖a_t‖ ‖b_t‖ and its terms `[N]`, 0 for gradients that are not formed again."""
+        return 0.0, 0.0
+
+    def product_error(self: Any, span: Span, norms: Tensor, gain: float) -> Tensor:
+        """Return an upper bound `[N]` of the rounding of `inner_products`.
+
+        It counts the rounding of gradients that are formed again for the sum too.
+        """
+        magnitudes, terms = self.count_terms()
+        products = dot_rounding(span.size) * span.length * norms
+        return roundoff(self.like) * (products + 2 * terms * gain * magnitudes)
 
 
 @dataclass(frozen=True)
@@ -207,6 +335,7 @@ class Outer(_Block):
     b: Tensor
     groups: int = 1
     homogeneous: bool = False
+    kind: ClassVar[str] = "outer"
 
     @property
     def d_in(self) -> int:
@@ -221,16 +350,15 @@ class Outer(_Block):
     @property
     def dimensions(self) -> tuple[int, int, int]:
         """Return positions T, input features d_in and output features d_out."""
-        return self.a.shape[1], self.d_in, self.b.shape[2]
-
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.groups * self.b.shape[-1] * self.d_in
+        return self.a.shape[1], self.d_in, self.d_out
 
     def outer(self) -> Outer:
         """Return the block itself."""
         return self
+
+    def input_rows(self, index: Tensor | None) -> Tensor:
+        """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
+        return pick_rows(self.explicit().a, index)
 
     def explicit(self) -> Outer:
         """Return the same block with the column of ones written out."""
@@ -239,7 +367,7 @@ class Outer(_Block):
         ones = self.a.new_ones(*self.a.shape[:2], 1)
         return Outer(torch.cat([self.a, ones], -1), self.b, self.groups)
 
-    def for_curvature(self) -> Outer:
+    def make_factor_block(self) -> Outer:
         """Return the block as factors are computed from it."""
         return self.explicit()
 
@@ -247,9 +375,9 @@ class Outer(_Block):
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
 
-    def select(self, rows: slice) -> Outer:
+    def select(self, rows: Rows) -> Outer:
         """Return the block of the examples start … stop."""
-        rows = _repeat_slice(rows, self.groups)
+        rows = _repeat(rows, self.groups)
         return replace(self, a=self.a[rows], b=self.b[rows])
 
     def merge_rows(self, count: int, size: int) -> Outer:
@@ -266,7 +394,7 @@ class Outer(_Block):
         return replace(self, a=a, b=b)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
         weights = weights.to(self.b.dtype)
         a = _mask(self.a, excluded, self.groups)
         b = _mask(self.b, excluded, self.groups)
@@ -296,10 +424,54 @@ class Outer(_Block):
             pieces.append(torch.bmm(mapped, b[rows].unsqueeze(2))[:, :, 0].double())
         return torch.cat(pieces)
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+    def count_terms(self) -> tuple[Tensor, Tensor]:
+        """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
         terms = count_moved(self.b).double().view(-1, self.groups).amax(1)
-        return _summed_error(span, norms, gain, terms, self.exact_magnitudes(), self.b)
+        return self.exact_magnitudes(), terms
+
+    def _mapped_squares(self, sides: Kronecker) -> Tensor:
+        """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
+        inputs, outputs = self.explicit().a, self.b
+        positions, d_in, d_out = self.dimensions
+        if positions == 1:
+            squares = sum_squares(sides.input.apply(inputs[:, 0]))
+            squares = squares * sum_squares(sides.output.apply(outputs[:, 0]))
+            return squares.view(-1, self.groups).sum(1)
+        size = d_in * d_out
+        has_small_gram = positions * (d_in + d_out) < size
+        if has_small_gram:
+            size = positions * (positions + d_in + d_out)
+        pieces = []
+        for rows in chunks(len(outputs), size, _CURVATURE_ELEMENTS):
+            a, b = inputs[rows], outputs[rows]
+            if has_small_gram:
+                a, b = sides.input.apply(a), sides.output.apply(b)
+                products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
+                pieces.append(products.sum((1, 2)).clamp(min=0))
+            else:
+                pieces.append(sum_squares(sides.apply(torch.bmm(b.mT, a)).flatten(1)))
+        return torch.cat(pieces).view(-1, self.groups).sum(1)
+
+    def _rows_by_group(self) -> tuple[Tensor, Tensor]:
+        """Return a and b as float64 `[groups, N, T, d]`."""
+        a = self.a.double().unflatten(0, (-1, self.groups)).transpose(0, 1)
+        b = self.b.double().unflatten(0, (-1, self.groups)).transpose(0, 1)
+        return a, b
+
+    def sum_gradients(self) -> Tensor:
+        """Return Σ_n g_n `[groups, d_out, d_in]` in float64."""
+        a, b = self._rows_by_group()
+        return b.flatten(1, 2).mT @ a.flatten(1, 2)
+
+    def sum_squares(self) -> Tensor:
+        """Return Σ_n g_n², entry by entry, `[groups, d_out, d_in]` in float64."""
+        a, b = self._rows_by_group()
+        if a.shape[2] == 1:
+            return b[:, :, 0].square().mT @ a[:, :, 0].square()
+        total = b.new_zeros(self.groups, b.shape[-1], a.shape[-1])
+        for rows in _summed_chunks(self.batch_size, total.numel()):
+            total += (b[:, rows].mT @ a[:, rows]).square().sum(1)
+        return total
 
     def exact_magnitudes(self) -> Tensor:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, `[N]`, from norms in float64."""
@@ -323,7 +495,7 @@ class Outer(_Block):
 
 
 @dataclass(frozen=True)
-class Patched:
+class Patched(_Block):
     """An `Outer` whose inputs are patches of a convolution, formed only when they are read.
 
     Attributes:
@@ -336,6 +508,7 @@ class Patched:
     view: Tensor
     b: Tensor
     homogeneous: bool = False
+    kind: ClassVar[str] = "outer"
 
     @property
     def groups(self) -> int:
@@ -353,28 +526,14 @@ class Patched:
         return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
 
     @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.groups * self.b.shape[-1] * self.d_in
-
-    @property
     def _axes(self) -> int:
         """Return the number of spatial axes of the convolution."""
         return (self.view.dim() - 4) // 2
 
-    def rows(self, index: Tensor) -> Tensor:
-        """Return some rows of the `[N * groups, T, d]` inputs, without the column of ones.
-
-        Args:
-            index: row numbers `[m]` in the inputs flattened over their first two axes.
-
-        Returns:
-            `[m, d]`.
-        """
-        if _DENSE_FRACTION * len(index) > self.b.shape[0] * self.b.shape[1]:
-            a = replace(self, homogeneous=False).explicit().a
-            # Two indices: `flatten` would copy a transposed tensor.
-            return a[index // a.shape[1], index % a.shape[1]]
+    def input_rows(self, index: Tensor | None) -> Tensor:
+        """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
+        if index is None or _DENSE_FRACTION * len(index) > self.b.shape[0] * self.b.shape[1]:
+            return pick_rows(self.explicit().a, index)
         axes = self._axes
         positions = []
         # The last axis runs fastest in the row number.
@@ -387,7 +546,15 @@ class Patched:
         patch = range(3, 4 + axes)
         ordered = self.view.permute(0, 1, 2, *range(4 + axes, 4 + 2 * axes), *patch)
         place = (index // groups, view, index % groups, *reversed(positions))
-        return ordered[place].flatten(1)
+        rows = ordered[place].flatten(1)
+        return torch.cat([rows, rows.new_ones(len(rows), 1)], 1) if self.homogeneous else rows
+
+    def squared_norms(self, entry: Entry | None) -> Tensor:
+        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
+        size = self.b.shape[1] * self.d_in * self.groups
+        return self.map_examples(
+            lambda part: part.explicit().squared_norms(entry), size, _CURVATURE_ELEMENTS
+        )
 
     def explicit(self) -> Outer:
         """Return the same block with all patches formed."""
@@ -402,9 +569,9 @@ class Patched:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return self.explicit().per_example()
 
-    def select(self, rows: slice) -> Patched:
+    def select(self, rows: Rows) -> Patched:
         """Return the block of the examples start … stop."""
-        return replace(self, view=self.view[rows], b=self.b[_repeat_slice(rows, self.groups)])
+        return replace(self, view=self.view[rows], b=self.b[_repeat(rows, self.groups)])
 
 
 _DENSE_FRACTION = 4
@@ -424,16 +591,18 @@ class Lookup(_Block):
     ids: Tensor
     b: Tensor
     num_rows: int
+    kind: ClassVar[str] = "lookup"
+    groups: ClassVar[int] = 1
+
+    @property
+    def d_in(self) -> int:
+        """Return the rows of the table."""
+        return self.num_rows
 
     @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.ids.shape[0]
-
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.num_rows * self.b.shape[-1]
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
@@ -444,7 +613,7 @@ class Lookup(_Block):
         """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
         return total.scatter_add_(1, self.ids.unsqueeze(-1).expand_as(self.b), self.b)
 
-    def select(self, rows: slice) -> Lookup:
+    def select(self, rows: Rows) -> Lookup:
         """Return the block of the examples start … stop."""
         return replace(self, ids=self.ids[rows], b=self.b[rows])
 
@@ -463,7 +632,7 @@ class Lookup(_Block):
         return Lookup(ids, b, self.num_rows)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[num_rows, d_out]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[num_rows, d_out]`."""
         total = self.b.new_zeros(self.num_rows, self.b.shape[-1])
         return self.add_weighted_sum(total, weights, excluded)
 
@@ -473,6 +642,56 @@ class Lookup(_Block):
         """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
         rows = _mask(self.b, excluded) * weights.to(self.b.dtype).view(-1, 1, 1)
         return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def scale_rows(self, metric: Eigenbasis) -> Lookup:
+        """Return a lookup whose gradients have the norms that those of this one have in a metric.
+
+        Raises:
+            ValueError: a metric that rotates the rows of a table.
+        """
+        if metric.input is not None:
+            raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
+        b = self.b if metric.output is None else self.b @ metric.output
+        return replace(self, b=b * metric.scale.T[self.ids])
+
+    def _rotated_squares(self, entry: Eigenbasis) -> Tensor:
+        return self.scale_rows(entry)._mapped_squares(Kronecker())
+
+    def _mapped_squares(self, sides: Kronecker) -> Tensor:
+        """Return ‖z_n‖²; rows with the same id add up first, by a Gram matrix of equal ids."""
+        b = sides.input.apply_at(sides.output.apply(self.b).double(), self.ids)
+
+        def square(part: Lookup) -> Tensor:
+            products = torch.bmm(part.b, part.b.mT) * part.find_same_ids()
+            return products.sum((1, 2)).clamp(min=0)
+
+        return replace(self, b=b).map_examples(square, self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS)
+
+    def find_same_ids(self) -> Tensor:
+        """Return which two positions of an example read the same row, `[N, T, T]`."""
+        return self.ids.unsqueeze(2) == self.ids.unsqueeze(1)
+
+    def sum_gradients(self) -> Tensor:
+        """Return Σ_n g_n `[num_rows, d_out]` in float64."""
+        zeros = self.b.new_zeros(self.num_rows, self.b.shape[-1], dtype=torch.float64)
+        return self.add_sum(zeros)
+
+    def add_sum(self, total: Tensor) -> Tensor:
+        """Add Σ_n g_n to a float64 `[num_rows, d_out]` in place, and return it."""
+        return total.index_add_(0, self.ids.flatten(), self.b.double().flatten(0, 1))
+
+    def sum_squares(self) -> Tensor:
+        """Return Σ_n g_n², entry by entry, `[num_rows, d_out]` in float64.
+
+        Rows that an example reads twice add up before the square.
+        """
+        b = self.b.double().flatten(0, 1)
+        total = b.new_zeros(self.num_rows, b.shape[1])
+        examples = torch.arange(self.batch_size, device=self.ids.device).unsqueeze(1)
+        places = (self.ids + examples * self.num_rows).flatten()
+        keys, inverse = torch.unique(places, return_inverse=True)
+        sums = b.new_zeros(len(keys), b.shape[1]).index_add_(0, inverse, b)
+        return total.index_add_(0, keys % self.num_rows, sums.square())
 
     def inner_products(self, span: Span) -> Tensor:
         """Return Σ_t L_j[id_t] · b_t, `[N, k]` in float64, from the rows that were read."""
@@ -503,18 +722,39 @@ class PerExample(_Block):
     """
 
     grads: dict[str, Tensor]
+    kind: ClassVar[str] = "elementwise"
+
+    @property
+    def like(self) -> Tensor:
+        """Return gradients with the coarsest type of all roles."""
+        return max(self.grads.values(), key=roundoff)
 
     @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
-        return next(iter(self.grads.values())).shape[0]
+        return len(self.like)
+
+    @property
+    def side_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return role to the shape of the parameter."""
+        return {role: tuple(g.shape[1:]) for role, g in self.grads.items()}
+
+    @property
+    def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return role to the shape of one example's gradient, the roles in order."""
+        return dict(sorted(self.side_shapes.items()))
+
+    def flatten(self) -> Tensor:
+        """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
+        roles = [self.grads[role].reshape(self.batch_size, -1) for role in self.gradient_shapes]
+        return torch.cat(roles, 1)
 
     @property
     def num_entries(self) -> int:
         """Return the entries of one example's gradient."""
-        return sum(g[0].numel() for g in self.grads.values())
+        return sum(math.prod(shape) for shape in self.side_shapes.values())
 
-    def select(self, rows: slice) -> PerExample:
+    def select(self, rows: Rows) -> PerExample:
         """Return the block of the examples start … stop."""
         return PerExample({role: g[rows] for role, g in self.grads.items()})
 
@@ -535,20 +775,28 @@ class PerExample(_Block):
         return PerExample(total)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
-        """Return role to Σ_n weights_n g_n, see `weighted_sum`."""
+        """Return role to Σ_n weights_n g_n."""
         sums = {}
         for role, g in self.grads.items():
             sums[role] = torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
         return sums
 
+    def squared_norms(self, entry: Entry | None) -> Tensor:
+        """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
+        mapped = self.grads if entry is None else entry.apply_roles(self.grads)
+        return torch.stack([sum_squares(g.reshape(len(g), -1)) for g in mapped.values()]).sum(0)
+
+    def sum_gradients(self) -> dict[str, Tensor]:
+        """Return role to Σ_n g_n in float64."""
+        return {role: g.detach().double().sum(0) for role, g in self.grads.items()}
+
+    def sum_squares(self) -> dict[str, Tensor]:
+        """Return role to Σ_n g_n², entry by entry, in float64."""
+        return {role: g.detach().double().square().sum(0) for role, g in self.grads.items()}
+
     def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
         """Yield role to gradients `[N, numel]` once."""
         yield {role: g.reshape(len(g), math.prod(g.shape[1:])) for role, g in self.grads.items()}
-
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        unit = max(roundoff(g) for g in self.grads.values())
-        return dot_rounding(span.size) * unit * span.length * norms
 
 
 @dataclass(frozen=True)
@@ -563,6 +811,13 @@ class Tied(_Block):
 
     lookup: Lookup
     outer: Outer
+    kind: ClassVar[str] = "tied"
+    groups: ClassVar[int] = 1
+
+    @property
+    def like(self) -> Tensor:
+        """Return a tensor with the type and the device of the gradients."""
+        return self.outer.b
 
     @property
     def batch_size(self) -> int:
@@ -570,15 +825,20 @@ class Tied(_Block):
         return self.outer.batch_size
 
     @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.lookup.num_rows * self.outer.d_in
+    def d_in(self) -> int:
+        """Return the width of the table."""
+        return self.outer.d_in
+
+    @property
+    def d_out(self) -> int:
+        """Return the rows of the table."""
+        return self.lookup.num_rows
 
     def per_example(self) -> Tensor:
         """Return materialised gradients of the sum of uses `[N, V, d]`."""
         return self.lookup.add_per_example(self.outer.per_example())
 
-    def select(self, rows: slice) -> Tied:
+    def select(self, rows: Rows) -> Tied:
         """Return the block of the examples start … stop."""
         return Tied(self.lookup.select(rows), self.outer.select(rows))
 
@@ -587,15 +847,56 @@ class Tied(_Block):
         return Tied(self.lookup.merge_rows(count, size), self.outer.merge_rows(count, size))
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[V, d]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[V, d]`."""
         total = self.outer.weighted_sum(weights, excluded)
         return self.lookup.add_weighted_sum(total, weights, excluded)
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
+    def _mapped_squares(self, sides: Kronecker) -> Tensor:
+        """Return ‖z_n‖² of the sum of both uses: their squares, and twice their inner product."""
+        if not isinstance(sides.output, Identity):
+            raise ValueError("the output side of a tied embedding must be the identity")
+        lookup, outer = self.lookup, self.outer
+        squares = lookup._mapped_squares(Kronecker(sides.output, sides.input))
+        positions = outer.a.shape[1]
+        if positions == 0:
+            return squares
+        squares = squares + outer._mapped_squares(sides)
+
+        def multiply_uses(part: Tied) -> Tensor:
+            a = sides.input.apply(part.outer.a).double()
+            c = sides.input.apply(part.lookup.b).double()
+            return (torch.bmm(a, c.mT) * part.read_outputs()).sum((1, 2))
+
+        size = positions * max(1, lookup.ids.shape[1])
+        products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
+        return (squares + 2 * sides.output.factor**2 * products).clamp(min=0)
+
+    def read_outputs(self) -> Tensor:
+        """Return the output gradients of the linear use at the ids read, `[N, T, S]`."""
+        ids = self.lookup.ids.unsqueeze(1)
+        return self.outer.b.gather(2, ids.expand(-1, self.outer.b.shape[1], -1))
+
+    def sum_gradients(self) -> Tensor:
+        """Return Σ_n g_n `[V, d]` in float64."""
+        return self.lookup.add_sum(self.outer.sum_gradients()[0])
+
+    def sum_squares(self) -> Tensor:
+        """Return Σ_n g_n², entry by entry, `[V, d]` in float64."""
+        total = self.like.new_zeros(self.d_out, self.d_in, dtype=torch.float64)
+        for rows in _summed_chunks(self.batch_size, total.numel()):
+            total += self.select(rows).double().per_example().square().sum(0)
+        return total
+
+    def double(self) -> Tied:
+        """Return the block in float64."""
+        lookup = replace(self.lookup, b=self.lookup.b.double())
+        outer = replace(self.outer, a=self.outer.a.double(), b=self.outer.b.double())
+        return Tied(lookup, outer)
+
+    def count_terms(self) -> tuple[Tensor, Tensor]:
+        """Return the sum of the magnitudes of all uses and the uses with a gradient, `[N]`."""
         terms = count_moved(self.lookup.b).double() + count_moved(self.outer.b).double()
-        magnitudes = exact_row_norms(self.lookup.b).sum(1) + self.outer.exact_magnitudes()
-        return _summed_error(span, norms, gain, terms, magnitudes, self.outer.b)
+        return exact_row_norms(self.lookup.b).sum(1) + self.outer.exact_magnitudes(), terms
 
 
 @dataclass(frozen=True)
@@ -615,6 +916,11 @@ class MaterializedGradients(_Block):
     crosswise: bool = False
 
     @property
+    def like(self) -> Tensor:
+        """Return the gradients."""
+        return self.gradients
+
+    @property
     def batch_size(self) -> int:
         """Return the number of examples N."""
         return self.gradients.shape[0] // self.groups
@@ -628,9 +934,9 @@ class MaterializedGradients(_Block):
         """Return the gradients as they are."""
         return self.gradients
 
-    def select(self, rows: slice) -> MaterializedGradients:
+    def select(self, rows: Rows) -> MaterializedGradients:
         """Return the block of the examples start … stop."""
-        return replace(self, gradients=self.gradients[_repeat_slice(rows, self.groups)])
+        return replace(self, gradients=self.gradients[_repeat(rows, self.groups)])
 
     def merge_rows(self, count: int, size: int) -> MaterializedGradients:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -640,18 +946,14 @@ class MaterializedGradients(_Block):
         return replace(self, gradients=g)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
-        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`, see `weighted_sum`."""
+        """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
         g = _mask(self.gradients, excluded, self.groups)
-        flat = weights.to(g.dtype) @ g.reshape(weights.shape[0], -1)
+        flat = weights.to(g.dtype) @ g.reshape(len(weights), self.num_entries)
         return flat.view(-1, g.shape[-1])
 
     def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
         """Yield the gradients `[N, numel]` once."""
         yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
-
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        return dot_rounding(span.size) * roundoff(self.gradients) * span.length * norms
 
 
 # --------------------------------------------------------------------------------------------------
@@ -691,6 +993,11 @@ class ConvBlock(_Block):
         return self.x.shape[0] // self.views
 
     @property
+    def settings(self) -> ConvBlock:
+        """Return the block with the shapes of its tensors in their place."""
+        return replace(self, x=self.x.shape, b=self.b.shape)  # type: ignore[arg-type]
+
+    @property
     def positions(self) -> int:
         """Return the output positions T of one example, those of all its views."""
         return self.views * math.prod(self.b.shape[2:])
@@ -711,14 +1018,9 @@ class ConvBlock(_Block):
         """Return positions T, input features d_in and output features d_out."""
         return self.positions, self.d_in, self.d_out
 
-    @property
-    def num_entries(self) -> int:
-        """Return the entries of one example's gradient."""
-        return self.groups * self.d_out * self.d_in
-
-    def select(self, rows: slice) -> ConvBlock:
+    def select(self, rows: Rows) -> ConvBlock:
         """Return the block of the examples start … stop."""
-        rows = _repeat_slice(rows, self.views)
+        rows = _repeat(rows, self.views)
         return replace(self, x=self.x[rows], b=self.b[rows])
 
     def merge_rows(self, count: int, size: int) -> ConvBlock:
@@ -730,11 +1032,7 @@ class ConvBlock(_Block):
 
         The calls become views where their shapes agree. Otherwise their patches are formed.
         """
-        calls = [self, *others]
-        joined = None
-        if all(isinstance(call, ConvBlock) for call in calls):
-            joined = interleave_calls(calls)
-        return self.outer().join(others) if joined is None else joined
+        return interleave_calls([self, *others]) or self.outer().join(others)
 
     def outer(self) -> Outer:
         """Return the explicit form: a `[N * groups, T, d_in]`, b `[N * groups, T, d_out]`."""
@@ -746,7 +1044,7 @@ class ConvBlock(_Block):
             columns.append(b.new_ones(*b.shape[:2], 1))
         return Outer(_concatenate(columns), b, self.groups)
 
-    def for_curvature(self) -> Outer | Patched:
+    def make_factor_block(self) -> Outer | Patched:
         """Return the block as factors are computed from it, with its patches not formed yet."""
         return self.patched()
 
@@ -769,10 +1067,7 @@ class ConvBlock(_Block):
 
     def _join_views(self, rows: Tensor) -> Tensor:
         """Return `[N * groups, T, d]` from `[N * views * groups, T / views, d]`."""
-        if self.views == 1:
-            return rows
-        split = rows.reshape(-1, self.views, self.groups, *rows.shape[1:]).transpose(1, 2)
-        return split.reshape(self.batch_size * self.groups, -1, rows.shape[2])
+        return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
@@ -837,9 +1132,7 @@ class ConvBlock(_Block):
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[c_out, d_in]`, without forming any g_n."""
-        weights = weights.to(self.b.dtype)
-        if self.views > 1:
-            weights = weights.repeat_interleave(self.views)
+        weights = weights.to(self.b.dtype).repeat_interleave(self.views)
         b = _mask(self.b, excluded, self.views)
         b = b * weights.view(-1, *[1] * (b.dim() - 1))
         parts = []
@@ -860,10 +1153,9 @@ class ConvBlock(_Block):
         groups = self.groups * copies
         return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
 
-    def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
-        """Return an upper bound `[N]` of the rounding of `inner_products`."""
-        magnitudes, terms = self.magnitudes()
-        return _summed_error(span, norms, gain, terms, magnitudes, self.b)
+    def count_terms(self) -> tuple[Tensor, Tensor]:
+        """Return a bound of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`."""
+        return self.magnitudes()
 
     def magnitudes(self) -> tuple[Tensor, Tensor]:
         """Return upper bounds of Σ_t ‖a_t‖ ‖b_t‖ and the positions with a gradient, `[N]`.
@@ -899,24 +1191,16 @@ AnyBlock = Outer | Lookup | PerExample | Tied | ConvBlock | MaterializedGradient
 """What clipping reads."""
 
 
-def _summed_error(
-    span: Span, norms: Tensor, gain: float, terms: Tensor, magnitudes: Tensor, b: Tensor
-) -> Tensor:
-    """Return the rounding of inner products and of gradients that are formed again for the sum."""
-    products = dot_rounding(span.size) * span.length * norms
-    return roundoff(b) * (products + 2 * terms * gain * magnitudes)
+def _summed_chunks(count: int, size: int) -> Iterator[slice]:
+    """Yield the examples whose gradients of `size` entries are formed and added at once."""
+    yield from chunks(count, size, _CURVATURE_ELEMENTS + size - 1)
 
 
 def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
     """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
     _, positions, d = x.shape
-    x = x[: count * size * groups]
-    if size == 1:
-        return x
-    if groups == 1:
-        return x.reshape(count, size * positions, d)
-    split = x.view(count, size, groups, positions, d).transpose(1, 2)
-    return split.reshape(count * groups, size * positions, d)
+    split = x[: count * size * groups].reshape(count, size, groups, positions, d)
+    return split.transpose(1, 2).reshape(count * groups, size * positions, d)
 
 
 def _concatenate(parts: Sequence[Tensor]) -> Tensor:
@@ -933,11 +1217,6 @@ def _rows_in_memory_order(x: Tensor) -> Tensor:
     return (x.movedim(1, -1) if _is_channels_last(x) else x).flatten(1)
 
 
-def write_out_patches(block: Block) -> Outer | Lookup | PerExample | Tied:
-    """Return a block with the patches of a convolution written out."""
-    return block.explicit() if isinstance(block, Patched) else block
-
-
 def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
     """Return several uses of one layer as one block, whose gradient is their sum.
 
@@ -949,9 +1228,9 @@ def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
         if isinstance(block, MaterializedGradients):
             gradients = [x.per_example() for x in blocks]  # type: ignore[union-attr]
             return replace(block, gradients=torch.stack(gradients).sum(0))
-    first, *others = blocks
-    assert not isinstance(first, MaterializedGradients | Tied)
-    return first.join(others)
+    first: Any = blocks[0]
+    joined: AnyBlock = first.join(blocks[1:])
+    return joined
 
 
 def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
@@ -960,7 +1239,7 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
     The calls become views of the block.
     """
     first = blocks[0]
-    if any(_settings(block) != _settings(first) for block in blocks[1:]):
+    if any(block.settings != first.settings for block in blocks):
         return None
 
     def interleave(parts: list[Tensor]) -> Tensor:
@@ -971,11 +1250,6 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
     x = interleave([block.x for block in blocks])
     b = interleave([block.b for block in blocks])
     return replace(first, x=x, b=b, views=first.views * len(blocks))
-
-
-def _settings(block: ConvBlock) -> ConvBlock:
-    """Return the block with the shapes of its tensors in their place."""
-    return replace(block, x=block.x.shape, b=block.b.shape)  # type: ignore[arg-type]
 
 
 def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) -> ConvBlock:
@@ -1004,21 +1278,3 @@ def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) 
         weight=module.weight.requires_grad,
         bias=module.bias is not None and module.bias.requires_grad,
     )
-
-
-def weighted_sum(
-    block: AnyBlock, weights: Tensor, excluded: Tensor | None = None
-) -> Tensor | dict[str, Tensor]:
-    """Return Σ_n weights_n g_n of one layer.
-
-    Args:
-        block: the layer's contribution.
-        weights: `[N]`.
-        excluded: mask `[N]` of examples whose gradient is not finite, or None. Their rows are
-            zeroed first, since 0 · NaN is NaN.
-
-    Returns:
-        A matrix `[groups * d_out, d_in]` (an embedding: `[num_rows, d_out]`), or role to tensor
-        for gradients that are materialised by role.
-    """
-    return block.weighted_sum(weights, excluded)

@@ -61,9 +61,15 @@ def _unpack_fields(
 
 
 class _Side(_TensorFields):
-    """What all sides share."""
+    """What all sides share.
+
+    Attributes:
+        kind: name of the class in stored states.
+        is_diagonal: the side mixes no two coordinates.
+    """
 
     kind: ClassVar[str]
+    is_diagonal: ClassVar[bool] = False
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -82,9 +88,9 @@ class _Side(_TensorFields):
         raise ValueError("the input side of an embedding must be diagonal or the identity")
 
     @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return False
+    def label(self) -> str:
+        """Return the kind of the side, with its rank where that is low."""
+        return self.kind
 
     def cost(self, d: int) -> int:
         """Return the multiplications to map one row of width d."""
@@ -101,6 +107,7 @@ class Identity(_Side):
 
     factor: float = 1.0
     kind: ClassVar[str] = "identity"
+    is_diagonal: ClassVar[bool] = True
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -115,12 +122,7 @@ class Identity(_Side):
         return self.apply(x)
 
     @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return True
-
-    @property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         return abs(self.factor)
 
@@ -143,6 +145,7 @@ class Diagonal(_Side):
 
     scale: Tensor
     kind: ClassVar[str] = "diagonal"
+    is_diagonal: ClassVar[bool] = True
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -156,18 +159,13 @@ class Diagonal(_Side):
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side."""
         return x * self.scale[index].unsqueeze(-1)
 
-    @property
-    def is_diagonal(self) -> bool:
-        """Return whether the side mixes no two coordinates."""
-        return True
-
     def cost(self, d: int) -> int:
         """Return the multiplications to map one row of width d."""
         return d
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         return float(self.scale.abs().max())
 
@@ -210,7 +208,7 @@ class Dense(_Side):
         return d * d
 
     @property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         return self.norm
 
@@ -240,6 +238,11 @@ class LowRank(_Side):
     scale: Tensor
     tail: float
     kind: ClassVar[str] = "lowrank"
+
+    @property
+    def label(self) -> str:
+        """Return the kind of the side with its rank."""
+        return f"lowrank{self.vectors.shape[1]}"
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
@@ -280,7 +283,7 @@ class LowRank(_Side):
 
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of U."""
         largest = float(self.scale.abs().max()) if self.scale.numel() else 0.0
         return max(abs(self.tail), largest)
@@ -303,12 +306,41 @@ _SIDES: dict[str, type[Side]] = {side.kind: side for side in (Identity, Diagonal
 
 
 # --------------------------------------------------------------------------------------------------
-# Entries: the map of one layer. Each maps a matrix (`whiten`) or gradients by role
-# (`whiten_roles`), inverts, scales, moves to a device and is serialised.
+# Entries: the map of one layer. Each maps a matrix (`apply`) or gradients by role
+# (`apply_roles`), inverts, scales, moves to a device and is serialised.
+
+
+class _Entry:
+    """What all entries share.
+
+    Attributes:
+        is_elementwise: the map is one of gradients by role, and otherwise one of a matrix.
+    """
+
+    is_elementwise: ClassVar[bool] = False
+
+    @property
+    def is_identity(self) -> bool:
+        """Return whether the map changes nothing; such an entry is mostly left out of a metric."""
+        return False
+
+    @property
+    def scales(self) -> Mapping[str, Tensor]:
+        """Return the scale of every entry by role; a Kronecker product has none."""
+        return {}
+
+    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the map of gradients by role; a map of matrices returns them as they are."""
+        return gradients
+
+    def compact(self: Any) -> Entry:
+        """Return the same map up to rounding, in a form with cheaper norms where one is known."""
+        entry: Entry = self
+        return entry
 
 
 @dataclass(frozen=True)
-class Kronecker:
+class Kronecker(_Entry):
     """The map `z = output · g · input` of a matrix-shaped gradient g `[..., d_out, d_in]`.
 
     `input` acts on the input features (the homogeneous coordinate last), `output` on the output
@@ -324,9 +356,9 @@ class Kronecker:
         return self.input == Identity() and self.output == Identity()
 
     @property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of the map."""
-        return self.input.bound * self.output.bound
+        return self.input.operator_norm * self.output.operator_norm
 
     def merge_scalar(self) -> Kronecker:
         """Return the same map, with a factor of the output side moved to a cheap input side.
@@ -339,23 +371,28 @@ class Kronecker:
             return self
         return Kronecker(self.input.scaled(self.output.factor))
 
-    def whiten(self, g: Tensor) -> Tensor:
+    def apply(self, g: Tensor) -> Tensor:
         """Return z for g `[..., d_out, d_in]`."""
         sides = self.merge_scalar()
         return sides.output.apply_left(sides.input.apply(g))
 
-    def whiten_(self, g: Tensor) -> None:
+    def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
         sides = self.merge_scalar()
         is_one_sided = sides.output == Identity() and g.is_contiguous()
         if isinstance(sides.input, LowRank) and is_one_sided:
             sides.input.apply_(g)
         else:
-            g.copy_(self.whiten(g))
+            g.copy_(self.apply(g))
 
-    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients by role as they are: the map is one of matrices."""
-        return gradients
+    def map_factors(self, u: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return v, c and s such that s ⊙ v cᵀ is the map of u aᵀ up to a rotation, s None for 1.
+
+        Args:
+            u: `[..., d_out]`.
+            a: `[..., d_in]`.
+        """
+        return self.output.apply(u), self.input.apply(a), None
 
     def scaled(self, factor: float) -> Kronecker:
         """Return the map `factor · z`."""
@@ -377,7 +414,7 @@ class Kronecker:
         }
 
     def variance(self) -> Tensor:
-        """Return the variance of every entry of `whiten(z)` for z of unit white noise.
+        """Return the variance of every entry of `apply(z)` for z of unit white noise.
 
         It broadcasts to `[d_out, d_in]`.
         """
@@ -389,7 +426,7 @@ class Kronecker:
 
 
 @dataclass(frozen=True)
-class Eigenbasis(_TensorFields):
+class Eigenbasis(_TensorFields, _Entry):
     """The symmetric map `z = Q_out (scale ⊙ (Q_outᵀ g Q_in)) Q_inᵀ` of g `[..., d_out, d_in]`.
 
     It is what the root of a Kronecker product becomes when its eigenvalues are changed one by one
@@ -410,14 +447,9 @@ class Eigenbasis(_TensorFields):
     output: Tensor | None = None
     rest: float | None = None
 
-    @property
-    def is_identity(self) -> bool:
-        """Return False: an entry that changes nothing is left out of a metric."""
-        return False
-
     # Cached: a GPU is read once a metric and not in every step.
     @cached_property
-    def bound(self) -> float:
+    def operator_norm(self) -> float:
         """Return the operator norm of the map."""
         return max(float(self.scale.abs().max()), self.rest or 0.0)
 
@@ -433,19 +465,56 @@ class Eigenbasis(_TensorFields):
             z = z @ self.input.T
         return z if self.output is None else self.output @ z
 
-    def whiten(self, g: Tensor) -> Tensor:
+    def apply(self, g: Tensor) -> Tensor:
         """Return the map of g `[..., d_out, d_in]`."""
         if self.rest is None:
             return self.rotate_back(self.rotate(g) * self.scale)
         return g * self.rest + self.rotate_back(self.rotate(g) * (self.scale - self.rest))
 
-    def whiten_(self, g: Tensor) -> None:
+    def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
-        g.copy_(self.whiten(g))
+        g.copy_(self.apply(g))
 
-    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return gradients by role as they are: the map is one of matrices."""
-        return gradients
+    @property
+    def scales(self) -> Mapping[str, Tensor]:
+        """Return the scale of every entry by role; the matrix is "weight"."""
+        return {"weight": self.scale}
+
+    def replace_scales(self, scales: Mapping[str, Tensor]) -> Eigenbasis:
+        """Return the map with other scales, laid out as `scales`."""
+        return replace(self, scale=scales["weight"])
+
+    def map_factors(self, u: Tensor, a: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return v, c and s such that s ⊙ v cᵀ is the map of u aᵀ up to a rotation.
+
+        Args:
+            u: `[..., d_out]`.
+            a: `[..., d_in]`.
+        """
+        whole = self.complete_basis()
+        if whole.output is not None:
+            u = u @ whole.output
+        if whole.input is not None:
+            a = a @ whole.input
+        return u, a, whole.scale.to(u)
+
+    def compact(self) -> Entry:
+        """Return the same map up to rounding, in a form whose norms cost less.
+
+        A floor on the eigenvalues gives most input directions one common scale. If no direction has
+        another scale, the map is a multiple of the identity. With up to a quarter of the directions
+        above the floor, the map rotates to these alone.
+        """
+        if self.input is None or self.rest is not None:
+            return self
+        largest = float(self.scale.max())
+        active = torch.nonzero((self.scale < largest).any(0)).flatten()
+        if not len(active):
+            return Kronecker(Identity(largest))
+        if 4 * len(active) > self.scale.shape[1]:
+            return self
+        basis = self.input[:, active].contiguous()
+        return Eigenbasis(self.scale[:, active], basis, self.output, largest)
 
     def split_low_rank(self, g: Tensor) -> tuple[Tensor, Tensor]:
         """Return the part of z along the columns of Q_in, and its orthogonal complement.
@@ -486,7 +555,7 @@ class Eigenbasis(_TensorFields):
         return {"eigenbasis": self.pack_fields(key, tensors)}
 
     def variance(self) -> Tensor:
-        """Return the variance of every entry of `whiten(z)` for z of unit white noise.
+        """Return the variance of every entry of `apply(z)` for z of unit white noise.
 
         It is (Q_out²) scale² (Q_in²)ᵀ, `[d_out, d_in]`.
         """
@@ -500,17 +569,22 @@ class Eigenbasis(_TensorFields):
 
 
 @dataclass(frozen=True)
-class Elementwise:
+class Elementwise(_Entry):
     """The map `z = scale ⊙ g`, one tensor of the parameter's shape per role."""
 
     scale: Mapping[str, Tensor]
+    is_elementwise: ClassVar[bool] = True
 
     @property
-    def is_identity(self) -> bool:
-        """Return False: an entry that changes nothing is left out of a metric."""
-        return False
+    def scales(self) -> Mapping[str, Tensor]:
+        """Return the scale of every entry by role."""
+        return self.scale
 
-    def whiten(self, g: Tensor) -> Tensor:
+    def replace_scales(self, scales: Mapping[str, Tensor]) -> Elementwise:
+        """Return the map with other scales, laid out as `scales`."""
+        return Elementwise(scales)
+
+    def apply(self, g: Tensor) -> Tensor:
         """Refuse to map a matrix.
 
         Raises:
@@ -520,7 +594,7 @@ class Elementwise:
             "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
         )
 
-    def whiten_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
         mapped = {}
         for role, g in gradients.items():

@@ -50,8 +50,9 @@ from dpkfc.linalg.blocks import (
     limit_inputs,
     roundoff,
     row_norms,
+    sum_squares,
 )
-from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Identity, Kronecker
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker
 
 SURE = 2.0**-8
 """Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
@@ -81,7 +82,7 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     norms_a, norms_b = exact_row_norms(a), exact_row_norms(b)
     squares_a = _rotate_unit_rows(a, norms_a, metric.input).square()
     squares_b = _rotate_unit_rows(b, norms_b, metric.output).square()
-    bound = metric.bound
+    bound = metric.operator_norm
     d_out, d_in = metric.scale.shape
     squares = ((squares_b @ (metric.scale / bound).square()) * squares_a).double().sum(1)
     u = roundoff(b)
@@ -124,18 +125,6 @@ def _rotate_unit_rows(rows: Tensor, norms: Tensor, basis: Tensor | None) -> Tens
     return unit if basis is None else unit @ basis
 
 
-def scale_lookup(block: Lookup, metric: Eigenbasis) -> Lookup:
-    """Return a lookup whose gradients have the norms that those of `block` have in the metric.
-
-    Raises:
-        ValueError: a metric that rotates the rows of a table.
-    """
-    if metric.input is not None:
-        raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
-    b = block.b if metric.output is None else block.b @ metric.output
-    return replace(block, b=b * metric.scale.T[block.ids])
-
-
 # --------------------------------------------------------------------------------------------------
 # One weight `[V, d]` used as an embedding table and as the weight of a linear layer: the norm of
 # the SUM of its uses.
@@ -158,11 +147,8 @@ _SMALL_TABLE = 1 << 14  # entries of a table that is formed
 _CANCELS = 2.0**-3  # slack over square that needs float64
 
 
-def tied_costs(block: Tied, metric: Kronecker) -> tuple[str, float, float]:
-    """Return the method and the multiplications an example by Gram matrices and materialised.
-
-    The widths alone decide the method.
-    """
+def tied_choice(block: Tied, metric: Kronecker) -> Choice:
+    """Return the norm method of a tied weight, which the widths alone decide."""
     s = block.lookup.ids.shape[1]
     t, d = block.outer.a.shape[1:]
     v = block.lookup.num_rows
@@ -170,13 +156,11 @@ def tied_costs(block: Tied, metric: Kronecker) -> tuple[str, float, float]:
     gram = (s + t) * row + t * v + s * s * d + t * t * (v + d) + s * t * d
     materialised = t * v * d + v * row + v * d
     method = "materialised" if v * d <= _SMALL_TABLE else "gram"
-    return method, float(gram), float(materialised)
+    return Choice(method, float(gram), float(materialised))
 
 
-def tied_norms(
-    block: Tied, metric: Kronecker, method: str | None = None
-) -> tuple[Tensor, Tied, bool]:
-    """Return upper bounds of ‖U_out g_n U_in‖, the block to sum, and whether it is whitened.
+def tied_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms:
+    """Return the norms of ‖U_out g_n U_in‖ and the block to sum.
 
     Args:
         block: the uses of the weight.
@@ -191,10 +175,10 @@ def tied_norms(
             "the output side of a tied embedding runs over its rows and must be diagonal or the "
             f"identity, not {type(metric.output).__name__}"
         )
-    if (method or tied_costs(block, metric)[0]) == "materialised":
-        return _materialised_tied_norms(block, metric), block, False
+    if (method or tied_choice(block, metric).method) == "materialised":
+        return LayerNorms(_materialised_tied_norms(block, metric), block, False)
     rows = _whiten_tied(block, metric)
-    return _gram_tied_norms(rows), rows, True
+    return LayerNorms(_gram_tied_norms(rows), rows, True, lambda: _gram_tied_norms(rows))
 
 
 def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
@@ -210,36 +194,38 @@ def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
 def _gram_tied_norms(block: Tied) -> Tensor:
     s, t = block.lookup.ids.shape[1], block.outer.a.shape[1]
     d, v = block.outer.a.shape[2], block.lookup.num_rows
-    info = torch.finfo(block.outer.b.dtype)
-    rounding = (dot_rounding(d) + dot_rounding(v) + 4) * info.eps / 2
-    pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, (s + t) ** 2):
-        part = block.select(rows)
+    tiny = torch.finfo(block.like.dtype).tiny
+    rounding = (dot_rounding(d) + dot_rounding(v) + 4) * roundoff(block.like)
+
+    def bound(part: Tied) -> Tensor:
         magnitudes, rows_together = _tied_magnitudes(part)
         square = _tied_gram_squares(part)
         slack = rounding * magnitudes.square()
         # Products of tiny rows may vanish, and are multiplied with those of huge rows.
-        lost = (d + v) * info.tiny * (rows_together + _count_uses(part)).square()
+        lost = (d + v) * tiny * (rows_together + _count_uses(part)).square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.
         unsure = ~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)
         unsure &= magnitudes > 0
         if part.outer.b.dtype == torch.float32 and is_any_set(unsure):
-            square[unsure] = _tied_gram_squares(_select_in_double(part, unsure))
-        # Adding 0 · square keeps NaN in a Gram matrix.
-        pieces.append((square.clamp(min=0) + slack + 0 * square).sqrt())
-    return torch.cat(pieces)
+            square[unsure] = _tied_gram_squares(part.select(unsure).double())
+        return _root(square, slack)
+
+    return block.map_examples(bound, (s + t) ** 2)
+
+
+def _root(square: Tensor, slack: Tensor) -> Tensor:
+    """Return upper bounds of norms from squares and what rounding may take from them."""
+    # Adding 0 · square keeps NaN in a Gram matrix.
+    return (square.clamp(min=0) + slack + 0 * square).sqrt()
 
 
 def _tied_gram_squares(block: Tied) -> Tensor:
     """Return ‖g_n‖² `[n]`, added in float64."""
-    ids, c = block.lookup.ids, block.lookup.b
-    a, b = block.outer.a, block.outer.b
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
-    read = b.gather(2, ids.unsqueeze(1).expand(-1, a.shape[1], -1))
+    a, b, c = block.outer.a, block.outer.b, block.lookup.b
     return (
-        _sum_products(torch.bmm(c, c.mT) * same)
+        _sum_products(torch.bmm(c, c.mT) * block.lookup.find_same_ids())
         + _sum_products(torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)))
-        + 2 * _sum_products(torch.bmm(a, c.mT).mul_(read))
+        + 2 * _sum_products(torch.bmm(a, c.mT).mul_(block.read_outputs()))
     )
 
 
@@ -247,33 +233,27 @@ def _sum_products(x: Tensor) -> Tensor:
     return x.sum((1, 2), dtype=torch.float64)
 
 
-def _select_in_double(block: Tied, mask: Tensor) -> Tied:
-    """Return the examples of a mask in float64."""
-    lookup = replace(block.lookup, ids=block.lookup.ids[mask], b=block.lookup.b[mask].double())
-    return Tied(lookup, Outer(block.outer.a[mask].double(), block.outer.b[mask].double()))
-
-
 def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
     """Return norms of gradients that are formed in chunks; the sum comes from one product."""
     d, v = block.outer.a.shape[2], block.lookup.num_rows
-    unit = roundoff(block.outer.b) * metric.input.bound * metric.output.bound
+    unit = roundoff(block.outer.b) * metric.input.operator_norm * metric.output.operator_norm
     whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d) + math.sqrt(v))
-    pieces = [block.outer.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, v * d):
-        part = block.select(rows)
+
+    def bound(part: Tied) -> Tensor:
         g = part.per_example()
         plain = exact_row_norms(g.flatten(1))
         norms = plain
         if not metric.is_identity:
-            norms = exact_row_norms(metric.whiten(g).flatten(1))
+            norms = exact_row_norms(metric.apply(g).flatten(1))
         magnitudes = _tied_magnitudes(part)[0]
         positions = _count_uses(part)
         slack = positions * magnitudes + (whitening + 2 * math.sqrt(v * d)) * plain
         # Positions may cancel so far that the norm depends on their order.
         order = positions.double().sqrt() / SURE * magnitudes
         least = torch.where(positions > 1, unit * order, 0.0)
-        pieces.append(torch.maximum(norms + unit * slack, least))
-    return torch.cat(pieces)
+        return torch.maximum(norms + unit * slack, least)
+
+    return block.map_examples(bound, v * d)
 
 
 def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
@@ -291,16 +271,13 @@ def _count_uses(block: Tied) -> Tensor:
 
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     outer, lookup = block.outer, block.lookup
-    pieces = [outer.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, outer.b.shape[2] * outer.a.shape[2]):
-        z = metric.whiten(block.select(rows).per_example())
-        pieces.append(z.double().flatten(1).square().sum(1))
-    norms = torch.cat(pieces).sqrt()
+    norms = block.map_examples(
+        lambda part: sum_squares(metric.apply(part.per_example()).flatten(1)), block.num_entries
+    ).sqrt()
     magnitudes, positions = outer.magnitudes()
     lookup_norms = row_norms(lookup.b)
-    size = outer.d_in + outer.b.shape[2]
-    terms = positions + (lookup_norms > 0).sum(1) + 8 * math.sqrt(size)
-    slack = terms * roundoff(outer.b) * metric.bound * (magnitudes + lookup_norms.sum(1))
+    terms = positions + (lookup_norms > 0).sum(1) + 8 * math.sqrt(block.d_in + block.d_out)
+    slack = terms * roundoff(outer.b) * metric.operator_norm * (magnitudes + lookup_norms.sum(1))
     return norms + slack
 
 
@@ -317,18 +294,19 @@ _SMALL = 1 << 18  # entries of a convolution that is
 class Choice:
     """The norm method of a layer for a shape, with the two costs that decided it.
 
-    Costs are multiplications an example.
+    Costs are multiplications an example. `only` is the reason where there is no other method.
     """
 
     method: str
-    gram_cost: float
-    materialised_cost: float
+    gram_cost: float = 0.0
+    materialised_cost: float = 0.0
+    only: str = ""
 
     @property
     def reason(self) -> str:
         """Return the reason in one phrase: the cost of the method, and of the other one."""
-        if self.method == "rank-one":
-            return "one position"
+        if self.only:
+            return self.only
         if self.method == "materialised":
             return f"{self.materialised_cost:.2g} (else {self.gram_cost:.2g})"
         return f"{self.gram_cost:.2g} (else {self.materialised_cost:.2g})"
@@ -354,7 +332,8 @@ def choose_method(
     gram = products + patches * positions * d_in * 8.0
     materialised = float(positions * d_in * d_out + d_out * cost_in + d_in * cost_out)
     if positions == 1:
-        return Choice("rank-one", cost_in + cost_out + d_in + d_out, materialised)
+        rank_one = cost_in + cost_out + d_in + d_out
+        return Choice("rank-one", rank_one, materialised, "one position")
     method = "materialised" if is_materialised(d_in, d_out, patches) else "gram"
     return Choice(method, gram, materialised)
 
@@ -439,7 +418,7 @@ class InputCache:
 # fraction of the square, the rows of that example, and of it alone, are recomputed in float64.
 
 _DEPTH = 256  # columns multiplied in float32
-_LEAST = torch.finfo(torch.float32).tiny
+_FLOAT32 = torch.finfo(torch.float32)
 
 
 def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
@@ -456,8 +435,7 @@ def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
         square, magnitudes, moved = _gram_squares(part, cache or InputCache())
         square = torch.where(moved == 1, magnitudes.square(), square)
         rounding = (moved + (d_in + d_out)) * roundoff(block.a) * magnitudes.square()
-        # Adding 0 · square keeps NaN in the Gram matrix.
-        pieces.append((square.clamp(min=0) + rounding + 0 * square).sqrt())
+        pieces.append(_root(square, rounding))
     return torch.cat(pieces)
 
 
@@ -477,7 +455,7 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     size = sum(widths) + 2 * math.log2(block.a.shape[1]) + 8
     # Products of tiny rows may vanish, and are multiplied with those of huge rows.
     terms = size + block.d_in + block.b.shape[2]
-    lost = terms * _LEAST * (into.sum(1) + out.sum(1) + positions).square()
+    lost = terms * _FLOAT32.tiny * (into.sum(1) + out.sum(1) + positions).square()
     rounding = size * roundoff(block.b) * magnitudes.square()
     unsure = ~(rounding <= SURE * square) | (square <= lost / SURE)
     unsure &= magnitudes > 0
@@ -520,18 +498,17 @@ def _gram_rounding(
     of the other factor. Here d is the depth of a piece where rows are long. Adding costs the depth
     of the sum.
     """
-    u = torch.finfo(torch.float32).eps / 2
     a, b = inputs.abs().double(), outputs.abs().double()
     of_inputs = torch.einsum("ns,nst,nt->n", into, b, into)
     of_outputs = torch.einsum("ns,nst,nt->n", out, a, out)
     depth = 2 * math.log2(inputs.shape[1]) + 8
     of_sum = depth * (a * b).sum((1, 2))
-    return u * (widths[0] * of_inputs + widths[1] * of_outputs + of_sum)
+    return _FLOAT32.eps / 2 * (widths[0] * of_inputs + widths[1] * of_outputs + of_sum)
 
 
-def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
     """Return ‖Σ_t e(id_t) b_tᵀ‖² and what rounding may take from it, `[n]` in float64."""
-    same = ids.unsqueeze(2) == ids.unsqueeze(1)
+    b, same = block.b, block.find_same_ids()
     norms = row_norms(b)
     square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
     products = torch.einsum("nt,nts,ns->n", norms, same.double(), norms)
@@ -539,7 +516,8 @@ def lookup_squares(ids: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     unsure = ~(slack <= SURE * square) | (square < TINY)
     unsure &= products > 0
     if b.dtype == torch.float32 and is_any_set(unsure):
-        square[unsure] = lookup_squares(ids[unsure], b[unsure].double())[0]
+        part = block.select(unsure)
+        square[unsure] = lookup_squares(replace(part, b=part.b.double()))[0]
     return square, slack
 
 
@@ -566,10 +544,21 @@ class LayerNorms:
     recompute: Callable[[], Tensor] | None = None
 
 
-def choice_for(block: Outer | Tied | ConvBlock, metric: Kronecker) -> Choice:
-    """Return the norm method that `per_example_norms` takes for a block."""
-    if isinstance(block, Tied):
-        return Choice(*tied_costs(block, metric))
+def choice_for(block: AnyBlock, entry: Entry | None) -> Choice:
+    """Return the norm method that `per_example_norms` takes for a block.
+
+    An entry that is no Kronecker product counts as the identity.
+    """
+    metric = entry if isinstance(entry, Kronecker) else _IDENTITY
+    match block:
+        case PerExample():
+            return Choice("materialised", only="small or irregular")
+        case Lookup():
+            return Choice("lookup", only="of rows that were read")
+        case MaterializedGradients():
+            return Choice("materialised", only="used outside its layer too")
+        case Tied():
+            return tied_choice(block, metric)
     return choose_method(*block.dimensions, metric, patches=isinstance(block, ConvBlock))
 
 
@@ -609,32 +598,26 @@ def _compute_norms(
         return _formed_norms(block, metric)
     if isinstance(metric, Eigenbasis):
         return _eigenbasis_norms(block, metric)
-    sides = _check_kronecker(metric)
+    sides = _IDENTITY if metric is None else metric
+    if not isinstance(sides, Kronecker):
+        raise ValueError(
+            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
+        )
     if isinstance(block, Lookup):
         return LayerNorms(_lookup_norms(block, sides), block, False)
     if isinstance(block, Tied):
-        return _tied_layer_norms(block, sides, method)
+        return tied_norms(block, sides, method)
     method = method or choice_for(block, sides).method
     if method == "materialised":
         return _materialised_norms(block, sides)
     return _row_norms_of_block(block, sides, method == "rank-one", cache or InputCache())
 
 
-def _check_kronecker(metric: Entry | None) -> Kronecker:
-    if metric is None:
-        return _IDENTITY
-    if not isinstance(metric, Kronecker):
-        raise ValueError(
-            "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
-        )
-    return metric
-
-
 def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
     """Return norms of gradients that are materialised already, of the numbers that are summed."""
     z = block.gradients
     if isinstance(metric, Kronecker | Eigenbasis) and not metric.is_identity:
-        z = metric.whiten(z.mT).mT if block.crosswise else metric.whiten(z)
+        z = metric.apply(z.mT).mT if block.crosswise else metric.apply(z)
     norms = _add_groups(row_norms(z.flatten(1)), block.groups)
     size = z[0].numel() * block.groups if len(z) else 0
     norms = norms * (1 + 2 * math.sqrt(size) * roundoff(z))
@@ -656,18 +639,11 @@ def _row_norms_of_block(
     if isinstance(block, Outer):
         return LayerNorms(norms, rows, True, compute)
     # Patches are larger than the image: the sum is taken of the image again.
-    slack = _rounding_of_second_pass(block, metric, norms / max(metric.bound, 1e-30))
+    slack = _rounding_of_second_pass(block, metric, norms / max(metric.operator_norm, 1e-30))
     if not metric.is_identity:
         # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
         slack = slack + _rounding_of_whitening(block, metric, plain.magnitudes()[0])
     return LayerNorms(norms + slack, block, False)
-
-
-def _tied_layer_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms:
-    norms, rows, is_whitened = tied_norms(block, metric, method)
-    if not is_whitened:
-        return LayerNorms(norms, rows, False)
-    return LayerNorms(norms, rows, True, lambda: tied_norms(rows, _IDENTITY, "gram")[0])
 
 
 def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis) -> LayerNorms:
@@ -692,8 +668,8 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
 def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     slack = 0.0
     if metric.output is not None:
-        slack = 8 * math.sqrt(block.b.shape[2]) * metric.bound * roundoff(block.b)
-    plain = scale_lookup(block, metric)
+        slack = 8 * math.sqrt(block.b.shape[2]) * metric.operator_norm * roundoff(block.b)
+    plain = block.scale_rows(metric)
     magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
 
@@ -710,10 +686,9 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
         summed = MaterializedGradients(block.per_example(), block.groups)
         norms = low_rank_norms(summed.gradients, metric)
     else:
-        pieces = [block.b.new_zeros(0, dtype=torch.float64)]
-        for rows in chunks(block.batch_size, d_in * d_out * block.groups):
-            pieces.append(low_rank_norms(block.select(rows).per_example(), metric))
-        norms = torch.cat(pieces)
+        norms = block.map_examples(
+            lambda part: low_rank_norms(part.per_example(), metric), block.num_entries
+        )
     slack = _slack_of_materialised(block, metric, block.magnitudes()[0])
     norms = _add_groups(norms, block.groups)
     return LayerNorms(_round_up(norms, block.b, slack, block, metric), summed, False)
@@ -721,7 +696,7 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
 
 def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     if _is_kept(block, metric):
-        return _kept_norms(block, metric)
+        return _compute_kept_norms(block, metric)
     return _formed_twice_norms(block, metric)
 
 
@@ -757,7 +732,7 @@ def _whiten_rows(block: Outer, metric: Kronecker, cache: InputCache) -> Outer:
         return replace(block, b=b)
     whiten = sides.input.apply_homogeneous if block.homogeneous else sides.input.apply
     # Layers may share a side.
-    factor = 1.0 if sides is metric else metric.output.bound
+    factor = 1.0 if sides is metric else metric.output.operator_norm
     key = (id(metric.input), factor, block.homogeneous)
     a = cache.get_or_compute(block.a, key, lambda: whiten(block.a))
     return Outer(a, b, block.groups)
@@ -778,7 +753,7 @@ def _rank_one_norms(block: Outer) -> Tensor:
     return block.row_magnitudes()[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
 
 
-def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _compute_kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
     plain = _add_groups(row_norms(z.flatten(1)), block.groups)
@@ -786,7 +761,7 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
     if len(z) and not metric.is_identity:
         # A few at a time: the products need no second copy of all.
         for rows in chunks(len(z), 64 * z[0].numel()):
-            metric.whiten_(z[rows])
+            metric.apply_(z[rows])
     norms = _add_groups(row_norms(z.flatten(1)), block.groups)
     norms = _round_up(norms, z, slack, block, metric)
     return LayerNorms(norms, MaterializedGradients(z, block.groups), True)
@@ -794,21 +769,20 @@ def _kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> Lay
 
 def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
     """Return norms of large gradients, formed in chunks; the sum comes from one product."""
-    _, d_in, d_out = block.dimensions
-    pieces = [block.b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(block.batch_size, d_in * d_out * block.groups):
-        part = block.select(rows)
+
+    def bound(part: Outer | ConvBlock) -> Tensor:
         if isinstance(metric, Eigenbasis):
             g = _rotate(part, metric)
             z = g * metric.scale
         else:
             g = part.per_example()
-            z = metric.whiten(g)
+            z = metric.apply(g)
         plain = _add_groups(row_norms(g.flatten(1)), block.groups)
         slack = _slack_of_materialised(part, metric, plain)
         norms = _add_groups(row_norms(z.flatten(1)), block.groups)
-        pieces.append(_round_up(norms, z, slack, part, metric))
-    return LayerNorms(torch.cat(pieces), block, False)
+        return _round_up(norms, z, slack, part, metric)
+
+    return LayerNorms(block.map_examples(bound, block.num_entries), block, False)
 
 
 def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
@@ -835,16 +809,15 @@ def _slack_of_materialised(
 
     In another batch the same example may be formed twice.
     """
+    rotation: Tensor | float
     if isinstance(metric, Eigenbasis):
-        _, d_in, d_out = block.dimensions
-        units = rank_one_rotation_error(d_out, d_in, metric)
-        rotation = units * roundoff(block.b) * metric.bound
-        second_pass = _rounding_of_second_pass(block, metric, plain)
-        return second_pass + rotation * block.magnitudes()[0]
-    if isinstance(block, Outer) and _is_kept(block, metric):
+        units = rank_one_rotation_error(block.d_out, block.d_in, metric)
+        rotation = units * roundoff(block.b) * metric.operator_norm * block.magnitudes()[0]
+    elif isinstance(block, Outer) and _is_kept(block, metric):
         return 0.0  # by its widths, so in every batch
-    second_pass = _rounding_of_second_pass(block, metric, plain)
-    return second_pass + _rounding_of_whitening(block, metric, plain)
+    else:
+        rotation = _rounding_of_whitening(block, metric, plain)
+    return _rounding_of_second_pass(block, metric, plain) + rotation
 
 
 def _round_up(
@@ -868,7 +841,7 @@ def _round_up(
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
     magnitudes, positions = block.magnitudes()
-    order = positions.double().sqrt() * (roundoff(z) / SURE * metric.bound)
+    order = positions.double().sqrt() * (roundoff(z) / SURE * metric.operator_norm)
     return torch.maximum(norms, torch.where(positions > 1, order * magnitudes, 0.0))
 
 
@@ -884,12 +857,11 @@ def _rounding_of_second_pass(
     """
     _, d_in, d_out = block.dimensions
     magnitudes, positions = block.magnitudes()
+    size = 2 * math.sqrt(d_in * d_out)
     if isinstance(metric, Eigenbasis):
         # Rotated and rotated back. The gain is that of the flattest direction.
-        rotations = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
-        return roundoff(block.b) * metric.bound * (positions * magnitudes + rotations * plain)
-    terms = positions * magnitudes + 2 * math.sqrt(d_in * d_out) * plain
-    return roundoff(block.b) * metric.bound * terms
+        size = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
+    return roundoff(block.b) * metric.operator_norm * (positions * magnitudes + size * plain)
 
 
 def _rounding_of_whitening(
@@ -905,7 +877,7 @@ def _rounding_of_whitening(
     if metric.is_identity:
         return 0.0
     _, d_in, d_out = block.dimensions
-    units = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * roundoff(block.b) * metric.bound
+    units = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * roundoff(block.b) * metric.operator_norm
     return units * plain
 
 
@@ -913,16 +885,14 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     """Return norms by a Gram matrix masked to equal ids, whose rows add before the norm."""
     b = metric.input.apply_at(metric.output.apply(block.b), block.ids)
     positions, d = b.shape[1:]
-    whitening = 4 * math.sqrt(d) * metric.output.bound
+    whitening = 4 * math.sqrt(d) * metric.output.operator_norm
     if isinstance(metric.output, Identity):
         whitening = 0.0
-    pieces = [b.new_zeros(0, dtype=torch.float64)]
-    for rows in chunks(b.shape[0], positions * positions):
-        square, slack = lookup_squares(block.ids[rows], b[rows])
-        plain = row_norms(block.b[rows]).sum(1) * metric.input.bound
-        norms = (square.clamp(min=0) + slack + 0 * square).sqrt()
-        pieces.append(norms + whitening * roundoff(b) * plain)
-    return torch.cat(pieces)
+    norms = replace(block, b=b).map_examples(
+        lambda part: _root(*lookup_squares(part)), positions * positions
+    )
+    plain = row_norms(block.b).sum(1) * metric.input.operator_norm
+    return norms + whitening * roundoff(b) * plain
 
 
 def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
@@ -930,16 +900,8 @@ def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
         raise ValueError(
             "this layer needs an elementwise metric, but the preconditioner holds a Kronecker one"
         )
-    scale = metric.scale if isinstance(metric, Elementwise) else {}
-    squares = []
-    size = 0
-    for role, g in block.grads.items():
-        z = g * scale[role] if role in scale else g
-        rows = z.flatten(1) if z.dim() > 1 else z.unsqueeze(1)
-        squares.append(row_norms(rows).square())
-        size += z[0].numel() if z.shape[0] else 0
-    total = squares[0]
-    for square in squares[1:]:
-        total = total + square
-    first = next(iter(block.grads.values()))
-    return total.sqrt() * (1 + 2 * math.sqrt(size) * roundoff(first))
+    mapped = block.grads if metric is None else metric.apply_roles(block.grads)
+    square, *others = [row_norms(z.unsqueeze(-1).flatten(1)).square() for z in mapped.values()]
+    for other in others:
+        square = square + other
+    return square.sqrt() * (1 + 2 * math.sqrt(block.num_entries) * roundoff(block.like))

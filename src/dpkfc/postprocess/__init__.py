@@ -1,4 +1,4 @@
-"""Post-processing of a release before the optimizer: read-outs and filters, at no cost in privacy."""
+"""Process a release before the optimizer, by read-outs and filters that cost no privacy."""
 
 from __future__ import annotations
 

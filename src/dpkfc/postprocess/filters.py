@@ -52,7 +52,7 @@ class Recursion:
         return len(self.b) - 1
 
     def advance(self, g: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return y and the next memory `[n, ...]` for an input g `[...]`; None is a memory of zeros."""
+        """Return y and the next memory `[n, ...]` for an input g `[...]`; None is all zeros."""
         y = self.b[0] * g
         if memory is not None:
             y += memory[0]
@@ -144,11 +144,11 @@ def filter_release(
         divisor = float(answer)
         new_state |= state_entries("unit", {"": unit})
         outputs = {name: y.div_(divisor) for name, y in outputs.items()}
-    return with_outputs(released, outputs, variances, 1 / divisor**2), new_state
+    return replace_outputs(released, outputs, variances, 1 / divisor**2), new_state
 
 
 def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
-    """Return the variance of the noise by parameter, under "" where all had one number at all steps."""
+    """Return the variance of the noise by parameter, under "" if all share one number."""
     if released.noise_variance is None:
         return {}
     prefix = "covariance/"
@@ -162,10 +162,10 @@ def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
     return variances
 
 
-def with_outputs(
+def replace_outputs(
     released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float
 ) -> Released:
-    """Return the release with other gradients, and with variances of `noise_variances` times a factor."""
+    """Return the release with other gradients and with its `noise_variances` scaled."""
     if not variances:
         return replace(released, gradients=outputs, noise_variance=None)
     if set(variances) == {""}:
@@ -254,7 +254,7 @@ class EMA(PostProcessBase):
         for name, v in variances.items():
             covariance[name] = (old_weight**2 * v).reshape(1, 1, *v.shape)
         new_state = state_entries("memory", memory) | state_entries("covariance", covariance)
-        return with_outputs(released, dict(released.gradients), variances, 1.0), new_state
+        return replace_outputs(released, dict(released.gradients), variances, 1.0), new_state
 
 
 def check_averaging(name: str, kappa: float, init: str = "first") -> None:
@@ -266,8 +266,7 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
     if not (isinstance(kappa, (int, float)) and 0 < kappa <= 1):
         raise ValueError(
             f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new"
-            " release; 1 switches the "
-            "filter off"
+            " release; 1 switches the filter off"
         )
     if init not in INITS:
         raise ValueError(f"init of {name} must be one of {', '.join(INITS)}; got {init!r}")
@@ -290,7 +289,9 @@ _DEFAULT_GAMMA = 0.5
 
 @dataclass(frozen=True)
 class DiSK(PostProcessBase):
-    """The filter of Algorithm 3. It has the guarantee of DP-SGD: each example's combination is clipped.
+    """Filters by Algorithm 3, with the guarantee of DP-SGD.
+
+    Each example's combination is clipped.
 
     Both gradients of an example see the same random numbers and the same augmentation. The first
     step has no d and takes its gradients at θ.
@@ -331,14 +332,12 @@ class DiSK(PostProcessBase):
         if not (math.isfinite(self.gamma) and self.gamma != 0):
             raise ValueError(
                 f"gamma of DiSK must be finite and not 0, got {self.gamma}: at 0 both points are"
-                " the same; use "
-                "mode='look_ahead' or EMA(kappa=...)"
+                " the same; use mode='look_ahead' or EMA(kappa=...)"
             )
         if self.mode != "two_point" and not math.isclose(self.gamma, self._lookahead):
             raise ValueError(
                 f"mode={self.mode!r} of DiSK means gamma={self._lookahead:.6g}, got {self.gamma};"
-                " leave gamma out or use "
-                "mode='two_point'"
+                " leave gamma out or use mode='two_point'"
             )
 
     @property
@@ -454,13 +453,12 @@ class LowPass(PostProcessBase):
         if slowest >= 1 - 1e-9:
             raise ValueError(
                 f"the filter is unstable: a has a root of size {slowest:.6g}, and all must lie"
-                " inside the unit circle; use "
-                "LowPass.butterworth()"
+                " inside the unit circle; use LowPass.butterworth()"
             )
         self._check_answer(slowest)
 
     def _check_answer(self, slowest: float) -> None:
-        """Check that the answer to a constant can be divided out: it has one sign and is never 0."""
+        """Check that the answer to a constant can be divided out: one sign and never 0."""
         from scipy.signal import lfilter
 
         steps = 100
@@ -471,13 +469,15 @@ class LowPass(PostProcessBase):
         if not (answer * sign > 1e-9 * abs(answer).max()).all():
             raise ValueError(
                 "the filter's answer to a constant vanishes or turns its sign, so it cannot be"
-                " divided out; use "
-                "LowPass.first_order(0.1) or LowPass.butterworth()"
+                " divided out; use LowPass.first_order(0.1) or LowPass.butterworth()"
             )
 
     @classmethod
     def first_order(cls, kappa: float, momentum_allowed: bool = False) -> LowPass:
-        """Return the average of all releases with weights (1 − κ)^{t-s}: `EMA(kappa, "bias_corrected")`."""
+        """Return the average of all releases with weights (1 − κ)^{t-s}.
+
+        It is `EMA(kappa, "bias_corrected")`.
+        """
         check_averaging("LowPass.first_order", kappa)
         return cls((kappa,), (1.0, kappa - 1.0), momentum_allowed)
 
@@ -485,7 +485,7 @@ class LowPass(PostProcessBase):
     def butterworth(
         cls, order: int = 2, cutoff: float = 0.1, momentum_allowed: bool = False
     ) -> LowPass:
-        """Return a Butterworth filter; the cutoff is a fraction of half the step rate, in (0, 1)."""
+        """Return a Butterworth filter; its cutoff in (0, 1) is a fraction of half the step rate."""
         from scipy.signal import butter
 
         if not 0 < cutoff < 1:
@@ -515,7 +515,10 @@ class LowPass(PostProcessBase):
         }
 
     def noise_gain(self, step: int) -> float:
-        """Return the variance of the noise at a step (from 0) over that of a release: Σ h_s² / c_step²."""
+        """Return the variance of the noise at a step over that of a release: Σ h_s² / c_step².
+
+        Steps count from 0.
+        """
         return noise_gain(Recursion(self.b, self.a), step)
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:

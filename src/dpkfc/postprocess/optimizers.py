@@ -63,8 +63,7 @@ class AdamBC(PostProcessBase):
         elif not (self.floor > 0 and math.isfinite(self.floor)):
             raise ValueError(
                 f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise"
-                " can be negative; use "
-                "the size of the squared signal, or 'auto'"
+                " can be negative; use the size of the squared signal, or 'auto'"
             )
         if not (self.resolution > 0 and math.isfinite(self.resolution)):
             raise ValueError(
@@ -79,7 +78,7 @@ class AdamBC(PostProcessBase):
         return description
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """Return the step; its note `adam_bc/floor_fraction` is the fraction of entries at the floor."""
+        """Return the step; note `adam_bc/floor_fraction` gives the entries at the floor."""
         beta1, beta2 = self.betas
         t = 1 + int(state.get("count/", torch.zeros(())))
         steps = {}
@@ -191,7 +190,7 @@ class SOFIM(PostProcessBase):
     def apply_in_place(
         self, released: Released, state: State
     ) -> tuple[Released, dict[str, Tensor]]:
-        """Return the step in the memory of the arguments: new memory would cost more than the arithmetic."""
+        """Return the step in the memory of the arguments, because new memory costs more time."""
         return self._apply(released, state, in_place=True)
 
     def _apply(
@@ -250,7 +249,7 @@ def _combine(g: Tensor, mean: Tensor, rho: float, factor: float, in_place: bool)
 def _update_mean(
     old: Tensor | None, g: Tensor, weight: float, in_place: bool
 ) -> tuple[Tensor, float, float]:
-    """Return M = old + weight (g − old), from 0 at first, with ‖M‖² and Mᵀg, in one pass over memory."""
+    """Return M = old + weight (g − old), ‖M‖² and Mᵀg in one pass; old is 0 at first."""
     if in_place and old is not None:
         mean = old
     else:
@@ -281,7 +280,7 @@ def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 # --------------------------------------------------------------------------------------------------
 # An exponential moving average of the weights, for evaluation only (De et al. 2022).
 #
-#     μ_t = min(μ, (1 + t) / (10 + t)),    average ← μ_t average + (1 − μ_t) θ,    t counts the updates
+#     μ_t = min(μ, (1 + t) / (10 + t)),    average ← μ_t average + (1 − μ_t) θ,    t updates so far
 #
 # It is a function of released weights: it costs no privacy and does not change the training.
 
@@ -403,7 +402,7 @@ class WeightAverage:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict`; from an empty one the average starts again at the next step."""
+        """Continue from `state_dict`; an empty one starts the average at the next step."""
         self.check_swapped_out()
         average = {}
         for name, value in state.items():

@@ -1,4 +1,4 @@
-"""Map a release to the gradient for the optimizer: the read-out, then each post-processing step in order."""
+"""Map a release to the gradient for the optimizer: the read-out, then each step in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.gradients.clipping import matrix_of, on_groups, split_sum, spread
+from dpkfc.gradients.clipping import map_groups, matrix_of, split_sum, spread
 from dpkfc.gradients.layers import Layer
-from dpkfc.linalg.metric import EMBEDDING, Elementwise, Entry, Metric, Subspace
+from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
 from dpkfc.postprocess.optimizers import WeightEMA
 from dpkfc.postprocess.protocol import AT_PARAMETERS, EvaluationPoint, PostProcess, State
 from dpkfc.privacy.mechanism import Released
@@ -60,8 +60,8 @@ def combine_subspace_release(
 # --------------------------------------------------------------------------------------------------
 # Read-outs: from the preconditioned space, in which noise was added, to the step of the optimizer.
 #
-#     whitened   z itself: the step is P ḡ, its noise is isotropic     (DP-KFC, Algorithm 1)
-#     natural    P z: the natural-gradient step P² ḡ, noise ∝ P²       (DP-NGD, Algorithm 1, Theorem 3.1)
+#     whitened   z itself: the step is P ḡ, its noise is isotropic  (DP-KFC, Algorithm 1)
+#     natural    P z: the natural-gradient step P² ḡ, noise ∝ P²  (DP-NGD, Algorithm 1, Theorem 3.1)
 #     inverse    P⁻¹ z: P shapes clip and noise only, noise ∝ P⁻²
 #
 # P is symmetric, so the variance of an entry is that of the release times the diagonal of P²
@@ -128,23 +128,23 @@ def read_out(
     return replace(released, gradients=gradients, noise_variance=variances)
 
 
-def _scales(layer: Layer, entry: Elementwise) -> dict[str, Tensor]:
+def _scales(layer: Layer, entry: Entry) -> dict[str, Tensor]:
     """Return the factors of an elementwise entry by full parameter name."""
     return {
-        name: entry.scale[role] for role, name in layer.parameters.items() if role in entry.scale
+        name: entry.scales[role] for role, name in layer.parameters.items() if role in entry.scales
     }
 
 
 def _apply_entry(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
-    if isinstance(entry, Elementwise):
+    if entry.is_elementwise:
         return {name: tensors[name] * scale for name, scale in _scales(layer, entry).items()}
-    return _map_matrix(layer, tensors, entry.whiten)
+    return _map_matrix(layer, tensors, entry.apply)
 
 
 def _variances(
-    layer: Layer, tensors: Mapping[str, Tensor], entry: Entry, variance: float
+    layer: Layer, tensors: Mapping[str, Tensor], entry: Any, variance: float
 ) -> dict[str, Tensor]:
-    if isinstance(entry, Elementwise):
+    if entry.is_elementwise:
         return {name: variance * scale.square() for name, scale in _scales(layer, entry).items()}
 
     def matrix_variance(gradient: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ def _variances(
 def _map_matrix(
     layer: Layer, tensors: Mapping[str, Tensor], function: Callable[[Tensor], Tensor]
 ) -> Mapping[str, Tensor]:
-    return split_sum(layer, on_groups(layer, matrix_of(layer, tensors), function))
+    return split_sum(layer, map_groups(layer, matrix_of(layer, tensors), function))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -210,7 +210,10 @@ class PostprocessPipeline:
     def parameters_at(
         self, parameters: Mapping[str, Tensor], lookahead: float
     ) -> dict[str, Tensor] | None:
-        """Return θ + lookahead · d as new tensors, None for θ; d is the last change of the parameters."""
+        """Return θ + lookahead · d as new tensors, None for θ.
+
+        d is the last change of the parameters.
+        """
         if lookahead == 0 or self._previous_parameters is None:
             return None
         points = {}
@@ -253,7 +256,7 @@ class PostprocessPipeline:
         return value
 
     def record_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Copy the parameters before the optimizer changes them, where the next step looks ahead."""
+        """Copy the parameters before the optimizer changes them, if the next step looks ahead."""
         if self.has_lookahead:
             self._previous_parameters = {name: p.detach().clone() for name, p in parameters.items()}
 
@@ -304,14 +307,12 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
         if step.needs_variance and optimizer_steps:
             raise ValueError(
                 f"{name} needs the variance of the noise, which is not known behind the adaptive"
-                f" step {optimizer_steps[0]}; "
-                "keep one of them"
+                f" step {optimizer_steps[0]}; keep one of them"
             )
         if step.needs_variance and len(filters) > 1:
             raise ValueError(
                 f"{name} needs the variance of the noise, which is not known behind two filters"
-                f" ({' and '.join(filters)}); "
-                "keep one of them"
+                f" ({' and '.join(filters)}); keep one of them"
             )
         if step.is_filter and optimizer_steps:
             raise ValueError(
@@ -340,14 +341,12 @@ def check_fields(preconditioner: Any, weight_average: Any) -> None:
     if isinstance(preconditioner, PostProcess):
         raise ValueError(
             f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
-            " preconditioner: give it as "
-            "postprocess=(...,)"
+            " preconditioner: give it as postprocess=(...,)"
         )
     if weight_average is not None and not isinstance(weight_average, WeightEMA):
         raise ValueError(
             f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__};"
-            " averages of gradients "
-            "belong into postprocess="
+            " averages of gradients belong into postprocess="
         )
 
 

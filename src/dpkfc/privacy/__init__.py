@@ -1,3 +1,7 @@
-"""Everything a guarantee rests on: events, calibration, the random streams, the mechanism and the ledger."""
+"""Hold all that a guarantee rests on: accounting, streams, mechanism, ledger, budget."""
 
 from __future__ import annotations
+
+from dpkfc.privacy.budget import Budget, BudgetError
+
+__all__ = ["Budget", "BudgetError"]

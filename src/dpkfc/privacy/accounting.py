@@ -10,7 +10,8 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +36,8 @@ NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
-    """Return the event as plain values that JSON keeps exactly: its class under "type", and its fields."""
-    values = {name: _to_plain(getattr(event, name)) for name in field_names(event)}
+    """Return the event as plain values that JSON keeps exactly: "type" and its fields."""
+    values = {name: _encode_value(getattr(event, name)) for name in field_names(event)}
     return {"type": type(event).__name__, **values}
 
 
@@ -54,7 +55,7 @@ def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
             f"unknown privacy event {data.get('type')!r}; expected the name of a dp_accounting"
             " event"
         )
-    fields = {name: _from_plain(value) for name, value in data.items() if name != "type"}
+    fields = {name: _decode_value(value) for name, value in data.items() if name != "type"}
     try:
         return kind(**fields)
     except TypeError as error:
@@ -68,19 +69,19 @@ def field_names(event: dp_accounting.DpEvent) -> list[str]:
     return [field.name for field in type(event).__attrs_attrs__]
 
 
-def _to_plain(value: Any) -> Any:
+def _encode_value(value: Any) -> Any:
     if _is_event(value):
         return event_to_dict(value)
     if isinstance(value, (list, tuple)):
-        return [_to_plain(item) for item in value]
+        return [_encode_value(item) for item in value]
     return value
 
 
-def _from_plain(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return event_from_dict(value)
     if isinstance(value, list):
-        return [_from_plain(item) for item in value]
+        return [_decode_value(item) for item in value]
     return value
 
 
@@ -101,7 +102,7 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
 
 
 def has_no_noise(event: dp_accounting.DpEvent) -> bool:
-    """Return whether a part of the event releases something with no noise, or with negligible noise.
+    """Return whether a part of the event is released without noise, or nearly so.
 
     Its ε is infinite. A release at a thousandth of the sensitivity may lose 5·10⁵: an exact figure
     is useless, and would overflow.
@@ -155,7 +156,7 @@ def pld_of_one(
     """
     if is_truncated(event):
         # Both parts of a mixture need one grid.
-        interval = interval_of(event)
+        interval = interval or interval_of(event)
         full, ordinary, replacing = two_parts(event)
         distribution = pld_of_one(ordinary, relation, interval)
         if full > 0:
@@ -167,7 +168,7 @@ def pld_of_one(
     )
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)
 def _sampled_pld(
     rate: float, noise: float, relation: str, interval: float
 ) -> dp_accounting.pld.privacy_loss_distribution.PrivacyLossDistribution:
@@ -239,7 +240,130 @@ def epsilon(
         ValueError: an accountant that cannot treat the event under this relation, a negative count,
             or δ outside (0, 1).
     """
-    return EpsilonCurve(event, delta, neighbouring_relation, accountant).at(count)
+    return EpsilonCurve(event, delta, neighbouring_relation, accountant).epsilon(count)
+
+
+def total_epsilon(
+    charges: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, accountant: str = ""
+) -> float:
+    """Return ε of several runs on the same people together, composed adaptively, at δ.
+
+    Args:
+        charges: event of one release and number of such releases, of every run.
+        delta: δ in (0, 1) of the total, whatever δ each run was planned for.
+        accountant: "pld" or "rdp"; "" takes PLD where it treats the events and resolves δ.
+
+    Returns:
+        ε >= 0; infinite where an event has no noise, 0 for no release.
+
+    Raises:
+        ValueError: events of different neighbouring relations, δ outside (0, 1), or an accountant
+            that cannot treat the events.
+    """
+    import dp_accounting
+
+    counts: Counter[dp_accounting.DpEvent] = Counter()
+    precision = 0.0
+    for event, count in charges:
+        if count and is_gaussian(event) and not has_no_noise(event):
+            precision += count / event.noise_multiplier**2
+        else:
+            counts[event] += count
+    if precision:
+        # Gaussian releases of full batches are together one Gaussian release.
+        counts[dp_accounting.GaussianDpEvent(precision**-0.5)] = 1
+    parts = [(event, count) for event, count in counts.items() if count]
+    relations = {relation_of(event) for event, _ in parts} or {"add_or_remove_one"}
+    if len(relations) > 1:
+        raise ValueError(
+            "releases under add_or_remove_one and under replace_one have no common ε: total each"
+            " kind alone"
+        )
+    relation = relations.pop()
+    if len(parts) < 2:
+        event, count = parts[0] if parts else (dp_accounting.NoOpDpEvent(), 0)
+        name = accountant or _suitable_accountant(event, count, delta, relation)
+        return epsilon(event, count, delta, name, relation)
+    # Truncated batches have two kinds of neighbours: of one record less, and of one more.
+    return max(_epsilon_of_parts(parts, kind, delta, accountant, relation) for kind in (0, -1))
+
+
+def _suitable_accountant(
+    event: dp_accounting.DpEvent, count: int, delta: float, relation: str
+) -> str:
+    is_pld = relation == "add_or_remove_one" and pld_resolves(event, count, delta)
+    return "pld" if is_pld else "rdp"
+
+
+def _epsilon_of_parts(
+    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    kind: int,
+    delta: float,
+    accountant: str,
+    relation: str,
+) -> float:
+    """Return ε of several events for one kind of neighbours."""
+    import dp_accounting
+
+    neighbours = [(neighbouring_sizes(event)[kind], count) for event, count in parts]
+    # The order of the runs does not change their composition, and must not miss the cache.
+    neighbours.sort(key=lambda part: repr(part[0]))
+    composed = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in neighbours]
+    event = dp_accounting.ComposedDpEvent(composed)
+    if has_no_noise(event):
+        return math.inf
+    if (accountant or _suitable_accountant(event, 1, delta, relation)) == "pld":
+        is_known = all(_is_of_a_sampler(part) for part, _ in neighbours)
+        if not (is_known and pld_resolves(event, 1, delta)):
+            return epsilon(event, 1, delta, "pld", relation)
+        key = (repr(event), delta, relation, "pld", 1)
+        if key not in _values:
+            _store(key, _total_by_pld(neighbours, event, delta, relation))
+        return _values[key]
+    orders, total = np.zeros(0), np.zeros(1)
+    for part, count in neighbours:
+        _check_pair(part, "rdp", relation)
+        # Each is analysed alone, so that no rounding hides in the sum.
+        with quiet_accountants():
+            orders, divergences = _rdp_of_one(part, relation)
+        total = total + count * divergences
+    return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
+
+
+def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
+    """Return whether the event is a release of a sampler that PLD can analyse."""
+    import dp_accounting
+
+    is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent) and is_gaussian(event.event)
+    return is_poisson or is_gaussian(event) or is_truncated(event)
+
+
+def _total_by_pld(
+    parts: Sequence[tuple[dp_accounting.DpEvent, int]],
+    composed: dp_accounting.DpEvent,
+    delta: float,
+    relation: str,
+) -> float:
+    """Return ε of several events on one grid; the analysis of each is remembered."""
+    interval = interval_of(composed)
+    losses = []
+    for event, count in parts:
+        if is_gaussian(event):
+            noise = event.noise_multiplier / math.sqrt(count)
+            losses.append(_sampled_pld(1.0, noise, relation, interval))
+        else:
+            losses.append(pld_of_one(event, relation, interval).self_compose(count))
+    total = functools.reduce(lambda one, other: one.compose(other), losses)
+    return float(total.get_epsilon_for_delta(delta - _rounding(composed, 1)))
+
+
+def relation_of(event: dp_accounting.DpEvent) -> str:
+    """Return the neighbouring relation under which an event can be accounted for."""
+    import dp_accounting
+
+    kind = dp_accounting.SampledWithoutReplacementDpEvent
+    replaces = any(isinstance(part, kind) for part in events_in(event))
+    return "replace_one" if replaces else "add_or_remove_one"
 
 
 def delta_of_epsilon(
@@ -249,7 +373,7 @@ def delta_of_epsilon(
     accountant: str = "pld",
     neighbouring_relation: str = "add_or_remove_one",
 ) -> float:
-    """Return δ of `count` adaptive repetitions of an event, at ε >= 0; 1 for an event without noise.
+    """Return δ of `count` adaptive repetitions of an event at ε >= 0; 1 without noise.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, a negative count,
@@ -328,7 +452,8 @@ def cross_check(
     much.
 
     Returns:
-        `{"pld": ε or None where PLD cannot treat the event or resolve δ, "rdp": ε}`.
+        ε under the keys "pld" and "rdp". The first is None where PLD cannot treat the event or
+        resolve δ.
 
     Raises:
         ValueError: neither accountant treats the event under this relation, or the figures
@@ -433,7 +558,7 @@ class EpsilonCurve:
         self._known: dict[int, float] = {0: 0.0}
         self._one_step: Any = None
 
-    def at(self, count: int) -> float:
+    def epsilon(self, count: int) -> float:
         """Return ε after `count` releases, as dp-accounting computes it.
 
         Raises:
@@ -445,7 +570,9 @@ class EpsilonCurve:
         return self._known[count]
 
     def upper_bound(self, count: int, every: int = 0) -> float:
-        """Return an upper bound of ε of `count` releases that never falls with the count and is seldom computed.
+        """Return an upper bound of ε of `count` releases that never falls with the count.
+
+        It is seldom computed.
 
         It is the value at the next count of a fixed set: a geometric grid, the horizon, and the
         multiples of `every`. Other known values are not used, because the bound could then fall
@@ -468,7 +595,7 @@ class EpsilonCurve:
             point = min(point, self._horizon)
         if every > 0:
             point = min(point, -(-count // every) * every)
-        return self.at(point)
+        return self.epsilon(point)
 
     def _cached(self, count: int) -> float:
         """Return the value of an equal curve, where this process has computed it."""
@@ -487,9 +614,9 @@ class EpsilonCurve:
             )
             if full <= _RARE * self.delta:
                 ordinary = two_parts(self.event)[1]
-                return EpsilonCurve(ordinary, self.delta - full, self.relation, self.accountant).at(
-                    count
-                )
+                return EpsilonCurve(
+                    ordinary, self.delta - full, self.relation, self.accountant
+                ).epsilon(count)
         is_sampled = is_truncated(self.event) or isinstance(
             self.event, dp_accounting.PoissonSampledDpEvent
         )
@@ -526,14 +653,13 @@ class EpsilonCurve:
         if not pld_resolves(self.event, count, self.delta):
             raise ValueError(
                 f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding"
-                f" may reach {rounding:.1e}; "
-                "choose a larger delta, or accountant='rdp'"
+                f" may reach {rounding:.1e}; choose a larger delta, or accountant='rdp'"
             )
         return self.delta - rounding
 
 
 def _rounding(event: dp_accounting.DpEvent, count: int) -> float:
-    """Return a bound of the rounding in the δ of PLD, which raises the FFT of one release to a power.
+    """Return a bound of the rounding in the δ of PLD, which takes a power of an FFT.
 
     Compared with an integration under a tilt (tests/audit), δ is too small by up to 8e-17 a
     release. PLD is then not an upper bound: for 10⁵ releases at δ = 1e-10 its ε is 0.07 too small.
@@ -547,9 +673,7 @@ def _check_count(count: int) -> None:
 
 
 def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) -> None:
-    """Refuse an event that the accountant would not bound, or would bound for another noise multiplier."""
-    import dp_accounting
-
+    """Refuse an event that the accountant would not bound at this noise multiplier."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(
             f"unknown accountant {accountant!r}; choose one of {', '.join(ACCOUNTANTS)}"
@@ -558,8 +682,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
         raise ValueError(
             f"unknown neighbouring relation {relation!r}; choose one of {', '.join(RELATIONS)}"
         )
-    kind = dp_accounting.SampledWithoutReplacementDpEvent
-    is_without_replacement = any(isinstance(part, kind) for part in events_in(event))
+    is_without_replacement = relation_of(event) == "replace_one"
     if is_without_replacement and accountant == "pld":
         raise ValueError(
             "PLD cannot account for sampling without replacement; use accountant='rdp'"
@@ -567,8 +690,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
     if is_without_replacement != (relation == "replace_one"):
         raise ValueError(
             f"the event {event} cannot be accounted for under {relation!r}; use 'replace_one' for"
-            " sampling without "
-            "replacement, 'add_or_remove_one' otherwise"
+            " sampling without replacement, 'add_or_remove_one' otherwise"
         )
     if accountant == "rdp" and is_truncated(event):
         # Its two parts are accounted for.
@@ -598,7 +720,7 @@ def _composed(
 def _rdp_of_one(
     event: dp_accounting.DpEvent, relation: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return orders and Rényi divergences of one release; infinite where rounding destroyed a divergence.
+    """Return orders and Rényi divergences of one release; infinite if rounding took one.
 
     dp-accounting would read a divergence of zero or below as an ε of zero.
     """
@@ -628,7 +750,7 @@ def _rdp_of_one(
 
 @contextlib.contextmanager
 def quiet_accountants() -> Iterator[None]:
-    """Pass the first warning about a skipped order of RDP to our own logger, and drop its repetitions.
+    """Pass the first warning on a skipped order of RDP to our logger; drop repetitions.
 
     dp-accounting logs one line an order through absl. A skipped order makes the bound looser and
     never wrong. All other warnings pass.

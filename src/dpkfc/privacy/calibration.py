@@ -90,7 +90,7 @@ def calibrate_noise_multiplier(
 
     @functools.cache
     def compute_epsilon(noise_multiplier: float, name: str) -> float:
-        return EpsilonCurve(make_event(noise_multiplier), delta, relation, name).at(count)
+        return EpsilonCurve(make_event(noise_multiplier), delta, relation, name).epsilon(count)
 
     def excess(log_noise: float, name: str = accountant) -> float:
         return _log_ratio(compute_epsilon(math.exp(log_noise), name), epsilon)
@@ -182,7 +182,7 @@ def _bracket(excess: Excess, start: float, step: float = 0.1) -> Bracket | None:
 
 
 def _narrow(excess: Excess, bracket: Bracket, tolerance: float = _TOLERANCE) -> float:
-    """Return the safe end of the bracket once it is narrower than the tolerance, by false position."""
+    """Return the safe end of a bracket narrower than the tolerance, by false position."""
     low, high, low_excess, high_excess = bracket
     widths = [high - low]
     while high - low > tolerance:

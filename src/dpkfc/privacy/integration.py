@@ -1,4 +1,4 @@
-"""ε by numerical integration, without dp-accounting: a figure to check its accountants before a run.
+"""Integrate ε numerically, without dp-accounting, to check its accountants before a run.
 
 The pair of distributions of one release becomes atoms of the privacy loss by the trapezoidal rule,
 whose error for Gaussian densities is below rounding. Each atom is divided between the two nearest
@@ -211,7 +211,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
-    """Return ε of `count` releases of an event of this package's samplers, None for any other event.
+    """Return ε of `count` releases of an event of our samplers, None for any other event.
 
     For Poisson sampling (truncated or not) and full batches it integrates the pair of distributions
     that PLD and RDP bound. For batches of fixed size it is the cost of known neighbours, where
@@ -229,13 +229,12 @@ def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
         return None
     if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return epsilon_of(
-            sampled_losses(event.sampling_probability, inner.noise_multiplier), count, delta
-        )
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
+        rate = event.sampling_probability
+    elif isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent):
         rate = event.sample_size / event.source_dataset_size
-        return epsilon_of(sampled_losses(rate, inner.noise_multiplier), count, delta)
-    return None
+    else:
+        return None
+    return epsilon_of(sampled_losses(rate, inner.noise_multiplier), count, delta)
 
 
 def _truncated_losses(event: dp_accounting.TruncatedSubsampledGaussianDpEvent) -> Losses:

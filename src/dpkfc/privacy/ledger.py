@@ -1,4 +1,4 @@
-"""The ledger: what was released, one hash-chained JSON line a release, on the disk before the release exists.
+"""Record each release as a hash-chained JSON line, on the disk before the release exists.
 
 A crash can therefore make the ledger count a release that never left (an over-count, which is safe)
 and never the reverse. The chain shows any change to a line before its end; lines cut off at the end
@@ -16,6 +16,7 @@ import logging
 import os
 import stat
 import sys
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _START = b'{"format":'
-_RESERVED = {"format", "plan_hash", "created", "dpkfc", "prev", "hash"}
-_UNKNOWN = "the privacy spent is unknown"
+_RESERVED = {"format", "plan_hash", "created", "dpkfc", "id", "prev", "hash"}
+_UNKNOWN = "the privacy spent is unknown (docs/errors.md#ledger)"
 
 
 class LedgerError(RuntimeError):
@@ -61,9 +62,14 @@ class Verified:
     heads: list[str] = field(default_factory=list)
     size: int = 0
 
+    @property
+    def id(self) -> str:
+        """The name of this ledger; the hash of its first line where an older version began it."""
+        return str(self.header.get("id") or self.heads[0])
+
 
 def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The first line: plan, time, the version that wrote it, and what `extra` says.
+    """The first line: plan, time, the version that wrote it, a random name, and what `extra` says.
 
     Raises:
         ValueError: `extra` sets a key that the ledger writes itself.
@@ -75,11 +81,13 @@ def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, An
         )
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     own = {"format": FORMAT, "plan_hash": plan_hash, "created": created, "dpkfc": version()}
+    # Two ledgers of one plan may begin in the same second; a budget must tell them apart.
+    own["id"] = uuid.uuid4().hex
     return {**own, "certified": None, "rng": None, **extra}
 
 
 def encode_line(content: Mapping[str, Any]) -> tuple[bytes, str]:
-    """The bytes of a line and its hash, which covers all of it and, through "prev", all lines before."""
+    """Return the bytes of a line and its hash, which covers the line and its predecessors."""
     head = hashlib.sha256(_canonical(content).encode("utf-8")).hexdigest()
     return (_canonical({**content, "hash": head}) + "\n").encode("utf-8"), head
 
@@ -134,16 +142,18 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
 
 
 def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str) -> None:
-    """Raise unless a ledger belongs to this run. What else a header says is in the hash of the plan, or of no consequence.
+    """Raise unless a ledger belongs to this run.
+
+    Other fields of a header are in the hash of the plan, or have no consequence.
 
     Raises:
         LedgerError: another plan, or another kind of noise.
     """
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
-            f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan"
-            f" {wanted['plan_hash']}; "
-            "use another folder, or the settings the run was begun with"
+            f"the ledger {name} belongs to the plan {found['plan_hash'][:12]}, this run to"
+            f" {wanted['plan_hash'][:12]}; use another folder, or the settings of that run"
+            " (docs/errors.md#ledger)"
         )
     for key in ("certified", "rng"):
         if found.get(key) != wanted[key] and not (
@@ -151,13 +161,15 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
         ):
             raise LedgerError(
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
-                f" {wanted[key]!r}; "
-                "use another folder"
+                f" {wanted[key]!r}; use another folder"
             )
 
 
 def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a ledger was begun as certified when a δ of 1 / N or more was only warned of; its first line held no δ then."""
+    """Return whether a ledger was begun as certified when δ ≥ 1 / N only caused a warning.
+
+    The first line of such a ledger holds no δ.
+    """
     vacuous = "delta" in now and now["delta"] * now["dataset_size"] >= 1
     return vacuous and found.get("certified") is True and "delta" not in found
 
@@ -168,7 +180,7 @@ def begins_a_ledger(content: bytes) -> bool:
 
 
 def is_complete(torn: bytes) -> bool:
-    """Whether a whole object stands here; the beginning of a line, which a crash leaves, is none."""
+    """Return whether the text is a whole object; a crash leaves only its beginning."""
     try:
         json.JSONDecoder().raw_decode(torn.decode("utf-8", errors="replace"))
     except ValueError:
@@ -250,10 +262,13 @@ class BudgetExhausted(RuntimeError):
 
 
 class Ledger:
-    """The one writer of a ledger; make it with `Ledger.open` or `Ledger.in_memory`, close it or use it in a `with`.
+    """The one writer of a ledger.
+
+    Make it with `Ledger.open` or `Ledger.in_memory`, and close it or use it in a `with`.
 
     Attributes:
         path: the file, None in memory.
+        place: its absolute path, wherever the process goes from here.
         plan_hash: hash of the plan whose releases it holds.
         max_releases: releases that the plan allows, None for no limit.
     """
@@ -262,15 +277,14 @@ class Ledger:
         self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None
     ) -> None:
         self.path = path
-        self._place = (
-            None if path is None else path.absolute()
-        )  # wherever the process goes from here
+        self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
         self._state = state
         self._size = state.size
         self._descriptor, self._forks = descriptor, count_forks()
         self._failure: str | None = None
+        self._is_new = False
 
     @classmethod
     def open(
@@ -301,20 +315,22 @@ class Ledger:
         line, head = encode_line(first)
         descriptor = _open_locked(path)
         try:
-            content = _without_torn_end(_read_all(descriptor), descriptor, path)
+            content = _repair_torn_end(_read_all(descriptor), descriptor, path)
             if content:
                 state = parse(content, str(path))
                 check_header(state.header, first, str(path))
             else:
                 _write(descriptor, line, 0)
-                _sync_folder(path)
+                sync_folder(path)
                 state = Verified(first | {"hash": head}, [], [head], len(line))
         except BaseException as error:
             _give_back(descriptor, unlock=True)
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
-        return cls(state, path, descriptor, max_releases)
+        ledger = cls(state, path, descriptor, max_releases)
+        ledger._is_new = not content
+        return ledger
 
     @classmethod
     def in_memory(
@@ -327,6 +343,11 @@ class Ledger:
         first = make_header(plan_hash, header)
         _, head = encode_line(first)
         return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases)
+
+    @property
+    def id(self) -> str:
+        """The name of this ledger, drawn at random when it was begun."""
+        return self._state.id
 
     @property
     def header(self) -> dict[str, Any]:
@@ -354,7 +375,7 @@ class Ledger:
         return None if self.max_releases is None else max(0, self.max_releases - self.count)
 
     def contains(self, count: int, head: str) -> bool:
-        """Whether this history passed through `head` after `count` releases; ask before a resume."""
+        """Return whether this history had `head` after `count` releases; ask before a resume."""
         return 0 <= count <= self.count and self._state.heads[count] == head
 
     def charge(
@@ -365,7 +386,7 @@ class Ledger:
         stddev: float,
         sensitivity: float,
     ) -> int:
-        """Record one release. When this returns the record is on the disk, and the release may be made.
+        """Record one release; when this returns the record is on the disk, and release may follow.
 
         Args:
             step: number of the step the release belongs to; a repeated step is a new release.
@@ -386,12 +407,11 @@ class Ledger:
             "a forked process needs its own ledger" if count_forks() != self._forks else None
         )
         if failure is not None:
-            raise LedgerError(f"{self._name} takes no further release: {failure}")
+            raise LedgerError(f"{self.name} takes no further release: {failure}")
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in"
-                f" {self._name}; "
-                "calibrate a plan with more steps, nothing was released"
+                f" {self.name}; calibrate a plan with more steps, nothing was released"
             )
         record = {
             "release": self.count + 1,
@@ -416,6 +436,14 @@ class Ledger:
             _give_back(self._descriptor, unlock=count_forks() == self._forks)
             self._descriptor = None
 
+    def abandon(self) -> None:
+        """Close the ledger; remove its file if it was begun here and holds no release."""
+        if self._is_new and not self.count and self._descriptor is not None:
+            self._check_place()
+            assert self.place is not None
+            self.place.unlink()
+        self.close()
+
     def __enter__(self) -> Ledger:
         return self
 
@@ -428,7 +456,8 @@ class Ledger:
         self.close()
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """The words by which messages name it."""
         return "the ledger in memory" if self.path is None else f"the ledger {self.path}"
 
     def _append(self, line: bytes) -> None:
@@ -444,17 +473,17 @@ class Ledger:
                 self._failure = f"an earlier line could not be written or taken back ({error})"
             if isinstance(error, OSError):
                 raise LedgerError(
-                    f"{self._name} could not be written ({error}); nothing was released"
+                    f"{self.name} could not be written ({error}); nothing was released"
                 ) from error
             raise
         self._size += len(line)
 
     def _check_place(self) -> None:
         """What is written into a file without a name is on no disk for whoever comes after."""
-        assert self._descriptor is not None and self._place is not None
+        assert self._descriptor is not None and self.place is not None
         mine = os.fstat(self._descriptor)
         try:
-            kept = os.path.samestat(mine, os.stat(self._place))
+            kept = os.path.samestat(mine, os.stat(self.place))
         except OSError:
             kept = False
         if not kept or mine.st_size != self._size:
@@ -462,7 +491,7 @@ class Ledger:
             self._failure = (
                 f"its file was {what} while it was open; put it back as it was, then resume"
             )
-            raise LedgerError(f"{self._name} takes no further release: {self._failure}")
+            raise LedgerError(f"{self.name} takes no further release: {self._failure}")
 
 
 def verify(path: str | os.PathLike[str]) -> Verified:
@@ -481,8 +510,8 @@ def verify(path: str | os.PathLike[str]) -> Verified:
     return parse(content, str(path))
 
 
-def _without_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
-    """Repair the last line where a crash interrupted its writing; whatever comes before is left to the check."""
+def _repair_torn_end(content: bytes, descriptor: int, path: Path) -> bytes:
+    """Repair a last line that a crash cut short; the check judges whatever comes before."""
     end = content.rfind(b"\n") + 1
     torn = content[end:]
     if not torn:
@@ -550,9 +579,8 @@ def _give_back(descriptor: int, *, unlock: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
-        f"the ledger {path} cannot be written ({error}); without it nothing may be released:"
-        " choose a folder that "
-        "exists and can be written"
+        f"the ledger {path} cannot be written ({error}); without it nothing may be released: choose"
+        " a folder that exists and can be written"
     )
 
 
@@ -570,7 +598,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
     os.fsync(descriptor)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """Make the name of a new file last, where folders can be synced."""
     with contextlib.suppress(OSError):
         folder = os.open(path.parent, os.O_RDONLY)

@@ -51,7 +51,7 @@ _MAX_DEVIATIONS = 16.0
 
 
 def widened(sensitivity: float) -> float:
-    """Return a bound of a sensitivity after rounding to the grid: at least (1 + 2⁻²⁰) times as large."""
+    """Bound a sensitivity after rounding to the grid: at least 1 + 2⁻²⁰ times as large."""
     return math.nextafter(sensitivity * (1 + 2.0**-_WIDENING_BITS), math.inf)
 
 
@@ -88,8 +88,7 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
     if not stddev * _MAX_DEVIATIONS / grid <= MOST_STEPS:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} is too large for noise='rounded' with"
-            f" sensitivity {sensitivity:.3g}; "
-            "lower noise_multiplier, or use noise='gaussian'"
+            f" sensitivity {sensitivity:.3g}; lower noise_multiplier, or use noise='gaussian'"
         )
     return grid
 
@@ -140,8 +139,7 @@ def compute_keystream(
     if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= counter + blocks <= 1 << 32:
         raise ValueError(
             "ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got"
-            f" {len(key)}, {len(nonce)} and "
-            f"{counter} + {blocks}"
+            f" {len(key)}, {len(nonce)} and {counter} + {blocks}"
         )
     first = b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce
     words = torch.from_numpy(np.frombuffer(first, "<i4").astype(np.int32)).to(device)
@@ -294,7 +292,7 @@ class MechanismPlan(Protocol):
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """PRIVATE: the sum of the per-example gradients of a logical batch, each clipped over all tensors.
+    """PRIVATE: the sum of per-example gradients of a batch, each clipped over all tensors.
 
     Attributes:
         tensors: parameter name to its part of the sum, in the space of the clip.
@@ -328,7 +326,9 @@ class Released:
     notes: Mapping[str, float] = field(default_factory=dict)
 
     def variance_of(self, name: str) -> Tensor | float:
-        """Return the variance of the noise in one parameter: a number, or a tensor that broadcasts to its shape.
+        """Return the variance of the noise in one parameter.
+
+        It is a number, or a tensor that broadcasts to the shape of the parameter.
 
         Raises:
             ValueError: the variance is unknown.
@@ -351,7 +351,7 @@ class Released:
 def release(
     clipped: ClippedSum, plan: MechanismPlan, noise: NoiseStream, ledger: Ledger, step: int
 ) -> Released:
-    """Charge the ledger, then add N(0, stddev²) to every entry of the sum and divide by the expected batch size.
+    """Charge the ledger, add N(0, stddev²) to the sum, divide by the expected batch size.
 
     The guarantee is the plan's event for one release, provided that the sum was clipped as stated.
     With `plan.noise` "rounded" the guarantee covers the addition in the computer. With "gaussian"
@@ -457,7 +457,7 @@ def _release_in_pieces(
 def rounded_release(
     tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal, grid: float
 ) -> dict[str, Tensor]:
-    """Return (x̂ + ẑ) / divisor, with x̂ = x and ẑ = stddev · z rounded to the nearest multiple of the grid.
+    """Return (x̂ + ẑ) / divisor, where x̂ = x and ẑ = stddev · z are rounded to the grid.
 
     Sum and noise are integers of 52 bits while they are added, so x̂ + ẑ is exact: it is stddev · z
     + x̂ rounded to the grid. Entries of x beyond 2⁵¹ steps are clamped first, which does not

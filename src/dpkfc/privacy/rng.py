@@ -1,4 +1,4 @@
-"""Random streams of the mechanism and of the sampler, independent of each other and of every other seed.
+"""Draw the numbers of the mechanism and of the sampler, in streams independent of any seed.
 
 Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system
 (`entropy`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory,
@@ -47,7 +47,7 @@ def _test_key(seed: int, domain: str) -> bytes:
 
 
 class _Stream:
-    """A stream of the operating system (secure) or of a seed (test mode). Never copied, never stored."""
+    """A stream of the system (secure) or of a seed (test mode), never copied or stored."""
 
     _domain: str
 
@@ -66,9 +66,8 @@ class _Stream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} is never copied or pickled: its replay exposes the"
-            " difference of two sums; make a new one "
-            "with .secure() on resume"
+            f"a {type(self).__name__} is never copied or pickled: its replay exposes the difference"
+            " of two sums; make a new one with .secure() on resume"
         )
 
     def __getstate__(self) -> Any:
@@ -96,7 +95,9 @@ class NoiseStream(_Stream):
 
     @classmethod
     def repeatable(cls, seed: int) -> NoiseStream:
-        """Return a stream of TEST MODE, NOT PRIVATE: each draw is a function of (seed, step), also after a resume.
+        """Return a stream of TEST MODE, NOT PRIVATE.
+
+        Each draw is a function of (seed, step), also after a resume.
 
         Raises:
             ValueError: the seed is not an integer >= 0.
@@ -130,7 +131,7 @@ class NoiseStream(_Stream):
         return out
 
     def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
-        """Yield the numbers of `normal` in order, a chunk at a time; threads make some chunks in advance.
+        """Yield the numbers of `normal` in order, by chunks; threads make some in advance.
 
         The numbers of a large model therefore never lie in memory all at once.
 
@@ -141,7 +142,7 @@ class NoiseStream(_Stream):
         return _iterate_chunks(size, key, draw, dtype)
 
     def _next_draw(self, size: int, step: int) -> tuple[bytes, int]:
-        """Return the key of a draw, fresh in secure mode, and the number at the start of its counter blocks."""
+        """Return the key of a draw, fresh in secure mode, and the start of its counter blocks."""
         if size < 0 or step < 0:
             raise ValueError(f"size and step must be >= 0, got size={size}, step={step}")
         draw = self._draws if self.is_secure else step
@@ -152,7 +153,7 @@ class NoiseStream(_Stream):
         return key, draw
 
     def device_seed(self, step: int) -> int:
-        """Return the 63-bit seed of an accelerator's generator in test mode, a function of (seed, step).
+        """Return the 63-bit seed of an accelerator in test mode, a function of (seed, step).
 
         Raises:
             ValueError: the stream is secure; an accelerator then takes its keys from `entropy`.
@@ -184,7 +185,7 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
 
 
 def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
-    """Fill some chunks of a draw, each from its own counter; `out` begins with chunk number `first`."""
+    """Fill some chunks of a draw, each from its own counter; `out` begins with `first`."""
     zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
     buffer = bytearray(len(zeros) + 16)  # the cipher needs one more block
 
@@ -252,7 +253,10 @@ class SamplingStream(_Stream):
 
     @classmethod
     def secure(cls) -> SamplingStream:
-        """Return a stream of fresh generators: a repeated step draws another batch, as its second charge assumes."""
+        """Return a stream of fresh generators.
+
+        A repeated step draws another batch, as its second charge assumes.
+        """
         return cls()
 
     @classmethod

@@ -4,9 +4,9 @@ A card holds what is promised for a model, by which mechanism, on which assumpti
 does not cover. It is a dictionary of plain values that JSON can hold.
 
 Sections of every card: format, layout, title, declared, dates, caveats, guarantee, meaning, total,
-mechanism, assumed_public, results, not_private, ledger, weights (if they lie in a file), plan_hash,
-and audit (after `dpkfc audit`). Cards of format 1 without a layout lack declared, dates, meaning and
-total.
+mechanism, assumed_public, results, not_private, ledger, weights (if they lie in a file), budget (if
+the run was charged to one), plan_hash, and audit (after `dpkfc audit`). Cards of format 1 without a
+layout lack declared, dates, meaning and total.
 Sections of sessions alone: stamp, accounting, curvature, hyper_parameters, public_seeds, software.
 Sections of federated runs alone: rounds, chosen_by.
 """
@@ -31,6 +31,7 @@ from torch import Tensor
 from dpkfc.checkpoint import CheckpointError, file_digest, place_file
 from dpkfc.config import Plan
 from dpkfc.privacy import accounting
+from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
 from dpkfc.report.numbers import number, plain, rounded_up
 from dpkfc.report.officer import Declared, explain_guarantee, first_page, glossary_rows
@@ -129,6 +130,7 @@ class CardFacts:
         device: where the noise was drawn.
         limited: whether the plan's steps end the run. An engine may run as long as its script.
         weights: "file" and "sha256" of the weights, if they lie in a file.
+        receipt: what the budget of these people was charged, None without one.
         declared: what the owner says about the run.
         begun: when training began; "" where nobody knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data, if it was computed.
@@ -147,6 +149,7 @@ class CardFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     limited: bool = True
     weights: Mapping[str, str] = field(default_factory=dict)
+    receipt: Receipt | None = None
     declared: Declared = field(default_factory=Declared)
     begun: str = ""
     total: Mapping[str, Any] | None = None
@@ -217,6 +220,7 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
         **_weights(facts.weights),
+        **_budget(facts.receipt),
         "plan_hash": plan.hash,
         "software": software(),
     }
@@ -304,15 +308,16 @@ def session_card(
         total: "epsilon", "delta" and "runs" of several runs on the same data.
 
     Raises:
-        RuntimeError: the engine has made nothing private, nothing was released, or the model does
-            not hold what was released last.
-        ValueError: the file holds other weights.
+        RuntimeError: the engine has made nothing private, or a parameter was written since the last
+            release.
+        LedgerError: the model does not hold the weights that its ledger's releases have made.
         OSError: the weights cannot be read.
 
-    Without a file of weights one process may call it. With one, all processes of a sharded model do.
+    One process may call it without a file of weights; with one, all ranks of a sharded model do.
     """
     # An engine keeps the session that it trains in this attribute.
     trained = getattr(session, "_private", session)
+    trained.check_weights()
     trained.check_released()
     delivered = {}
     if weights is not None:
@@ -325,13 +330,14 @@ def session_card(
         ledger={"file": _ledger_name(ledger), "releases": ledger.count, "head": ledger.head},
         assumed_public=dataset_size(plan),
         chosen_by=chosen_by,
-        not_private=not_private,
+        not_private={**trained.unprotected_figures, **not_private},
         device=str(next(p.device for p in trained.model.parameters() if p.requires_grad)),
         results=results or {},
         refreshes=_refreshes(trained),
         settings={"gradients": trained.gradients, **(settings or {})},
         limited=ledger.max_releases is not None,
         weights=delivered,
+        receipt=trained.receipt,
         declared=declared or Declared(),
         begun=str(ledger.header.get("created", "")),
         total=total,
@@ -515,6 +521,7 @@ def build_federated_card(
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
         **_weights(weights),
+        **_budget(server.receipt),
         "plan_hash": plan.hash,
     }
 
@@ -536,6 +543,11 @@ def _neighbours(relation: str, unit: str) -> str:
 def _weights(weights: Mapping[str, str] | None) -> dict[str, dict[str, str]]:
     """Return the section of the weights, {} without a file of weights."""
     return {"weights": dict(weights)} if weights else {}
+
+
+def _budget(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
+    """Return the section of the budget, {} for a run that named none."""
+    return {} if receipt is None else {"budget": asdict(receipt)}
 
 
 def _json_number(value: float) -> float | str:
@@ -721,12 +733,22 @@ def _guarantee_rows(card: Mapping[str, Any]) -> list[Row]:
         rows.append(("neighbours differ in", differ))
     for party, epsilon in promise.get("epsilon_for_others", {}).items():
         rows.append((f"ε for {party}", _epsilon(epsilon)))
+    if budget := card.get("budget"):
+        rows.append(("budget", _budget_text(budget)))
     rows.append(("releases", _releases(promise)))
     if accounts is not None:
         rows.append(("accountant", f"{accounts['accountant'].upper()} of {accounts['library']}"))
     rows.append(("ε by each accountant", by))
     rows.append(("certified", "yes" if promise["certified"] else "NO"))
     return rows
+
+
+def _budget_text(budget: Mapping[str, Any]) -> str:
+    return (
+        f"{budget['people']}: ε of all runs {_epsilon(budget['before'])} before this one and"
+        f" {_epsilon(budget['after'])} with its whole plan, of {budget['epsilon']:g} at δ ="
+        f" {budget['delta']:g}"
+    )
 
 
 def _releases(promise: Mapping[str, Any]) -> str:

@@ -370,7 +370,7 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
         return None
     positions, d_in, d_out = block.dimensions
     seconds = norm_seconds(block, metric, timings)
-    outer = block.outer() if isinstance(block, ConvBlock) else block
+    outer = block.outer()
     sides = (
         _side_cost("A", metric.input, outer.explicit().a, timings),
         _side_cost("G", metric.output, outer.b, timings),
@@ -386,20 +386,13 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
     )
 
 
-def _shape(block: Outer | ConvBlock) -> tuple[int, int, int]:
-    """Return positions and widths."""
-    if isinstance(block, ConvBlock):
-        return block.positions, block.d_in, block.d_out
-    return block.a.shape[1], block.d_in, block.b.shape[2]
-
-
 def norm_seconds(block: Outer | ConvBlock, metric: Kronecker, timings: Timings) -> dict[str, float]:
     """Measure the norms of one layer, by every method that fits into memory.
 
     A layer with one position has a method of its own.
     """
-    positions, d_in, d_out = _shape(block)
-    kinds = f"{_kind(metric.input)},{_kind(metric.output)}"
+    positions, d_in, d_out = block.dimensions
+    kinds = f"{metric.input.label},{metric.output.label}"
     key = f"{type(block).__name__} {block.batch_size}x{positions} {d_in}>{d_out} {kinds}"
     key += _type_and_device(block.b) + _convolution(block)
     methods = _feasible_methods(block, choice_for(block, metric).method)
@@ -418,17 +411,11 @@ def _feasible_methods(block: Outer | ConvBlock, rule: str) -> list[str]:
     """Return the methods that fit into memory, and always that of the rule."""
     if rule not in METHODS:
         return [rule]
-    _, d_in, d_out = _shape(block)
+    _, d_in, d_out = block.dimensions
     size = block.b.element_size() * d_in * d_out * block.batch_size * block.groups
     if size <= _GRADIENT_BYTES:
         return list(METHODS)
     return [method for method in METHODS if method == rule or method != "materialised"]
-
-
-def _kind(side: Side) -> str:
-    if isinstance(side, LowRank):
-        return f"lowrank{side.vectors.shape[1]}"
-    return type(side).__name__.lower()
 
 
 def _convolution(block: Outer | ConvBlock) -> str:
@@ -447,16 +434,16 @@ def _type_and_device(x: Tensor) -> str:
 
 
 def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost | None:
-    if not isinstance(entry, LowRank | Dense):
+    if entry.is_diagonal:
         return None
     width, rows = x.shape[-1], x.shape[:-1].numel()
     full = torch.eye(width, dtype=x.dtype, device=x.device)
     key, suffix = f"map {rows}x{width}", _type_and_device(x)
     return SideCost(
         side=side,
-        kind=_kind(entry),
+        kind=entry.label,
         width=width,
-        seconds=timings.measure(f"{key} {_kind(entry)}{suffix}", lambda: entry.apply(x)),
+        seconds=timings.measure(f"{key} {entry.label}{suffix}", lambda: entry.apply(x)),
         dense_seconds=timings.measure(f"{key} dense{suffix}", lambda: x @ full),
     )
 

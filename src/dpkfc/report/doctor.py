@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -20,9 +19,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
-from dpkfc.linalg.blocks import AnyBlock, Lookup, MaterializedGradients, PerExample
-from dpkfc.linalg.metric import Kronecker
-from dpkfc.linalg.norms import choice_for
+from dpkfc.linalg.blocks import AnyBlock
+from dpkfc.linalg.norms import Choice, choice_for
 from dpkfc.report.costs import probe_inputs, smooth_loss
 
 _EXAMPLES = 4
@@ -143,7 +141,9 @@ def _capture_blocks(
 
 
 def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerState) -> LayerFacts:
-    method, why = _norm_method(block, built.metric.get(layer.name))
+    choice = Choice("none", only="not reached by the probe")
+    if block is not None:
+        choice = choice_for(block, built.metric.get(layer.name))
     sides = []
     for row in built.report:
         if row["layer"] == layer.name:
@@ -161,27 +161,12 @@ def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerStat
         module=type(layer.module).__name__,
         rule=layer.rule if layer.is_hooked else "followed",
         parameters=sum(layer.tensor(role).numel() for role in layer.parameters),
-        method=method,
-        why=why,
+        method=choice.method,
+        why=choice.reason,
         sides=tuple(sides),
         tied=len(layer.modules) - 1,
         frozen=layer.frozen,
     )
-
-
-def _norm_method(block: AnyBlock | None, entry: Any) -> tuple[str, str]:
-    """Return the method of a layer's norms, and the reason for it."""
-    match block:
-        case None:
-            return "none", "not reached by the probe"
-        case PerExample():
-            return "materialised", "small or irregular"
-        case Lookup():
-            return "lookup", "of rows that were read"
-        case MaterializedGradients():
-            return "materialised", "used outside its layer too"
-    choice = choice_for(block, entry if isinstance(entry, Kronecker) else Kronecker())
-    return choice.method, choice.reason
 
 
 _CAPTION = (

@@ -202,7 +202,8 @@ def _meaning_lines(card: Mapping[str, Any]) -> list[str]:
         " gives 1 %.",
         f"- Both hold for every attack, whatever the attacker knows. They follow from"
         f" {_cell(meaning['rates_by'])}.",
-        f"- δ is the probability up to which ε may fail: 1 in {1 / card['guarantee']['delta']:,.0f}.",
+        "- δ is the probability up to which ε may fail: 1 in"
+        f" {1 / card['guarantee']['delta']:,.0f}.",
         f"- {_group_text(noun, meaning['groups'])}",
         f"- {_total_text(card.get('total'))}",
     ]

@@ -1,8 +1,9 @@
 """Export a privacy card in the form of the public registry of differential privacy deployments.
 
 The registry is hosted by OpenDP, and NIST has proposed to take it over. Its schema is
-`schemas/deployments-schema.yaml` of github.com/opendp/deployments-registry-data; this module follows
-commit 057e5d81cf60150dd3307e0cf4504b957802fb3b. docs/report.md has the mapping. What a card does
+`schemas/deployments-schema.yaml` of github.com/opendp/deployments-registry-data; this module
+follows commit 057e5d81cf60150dd3307e0cf4504b957802fb3b.
+docs/report.md has the mapping. What a card does
 not hold stays an empty text, for the owner to fill in: the registry's own check names those fields.
 """
 
@@ -30,7 +31,9 @@ def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
             "basic": {
                 "name": card["title"],
                 "data_curators": [{"data_curator_name": owner, "data_curator_type": ""}],
-                "description": f"Weights of a model trained with differential privacy: {card['title']}.",
+                "description": (
+                    f"Weights of a model trained with differential privacy: {card['title']}."
+                ),
                 "intended_use": declared.get("purpose", ""),
                 "data_product_type": "Machine learning model",
                 "data_product_region": "",
@@ -66,7 +69,9 @@ def _privacy_loss(card: Mapping[str, Any]) -> dict[str, Any]:
     promise = card["guarantee"]
     loss: dict[str, Any] = {
         "privacy_unit": promise["unit"],
-        "privacy_unit_details": f"neighbouring data sets differ in {promise['neighbours_differ_in']}",
+        "privacy_unit_details": (
+            f"neighbouring data sets differ in {promise['neighbours_differ_in']}"
+        ),
     }
     for name, entry in card["assumed_public"].items():
         if name.startswith("number of") and " N" in name and isinstance(entry, Mapping):
@@ -87,7 +92,9 @@ def _deployment_model(card: Mapping[str, Any]) -> dict[str, str]:
         "trust_assumptions": f"protects from {against}" if against else "",
         "actors": "",
         "release_type": "One release",
-        "release_type_details": "the weights of the last step; every noisy sum on the way is charged",
+        "release_type_details": (
+            "the weights of the last step; every noisy sum on the way is charged"
+        ),
         "data_source_type": "Static",
         "data_source_type_details": "",
         "access_type": "Non-interactive",

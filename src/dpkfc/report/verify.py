@@ -10,14 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpkfc.checkpoint import file_digest, remembered_ledger
-from dpkfc.privacy.accounting import epsilon, event_from_dict
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from dpkfc.checkpoint import (
+    file_digest,
+    read_weights_record,
+    remembered_ledger,
+    weights_record_path,
+)
+from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, REGISTRY, to_json, to_markdown
 from dpkfc.report.officer import explain_guarantee
 from dpkfc.report.registry import registry_record
+
+if TYPE_CHECKING:
+    import dp_accounting
 
 # Two machines may differ by this much in an ε. An edited card differs by more.
 _TINY = 1e-6
@@ -187,7 +198,7 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
         len(releases),
         spent,
         card.delta,
-        _relation(releases)[0],
+        relation_of_releases(releases),
         # A federated client is sampled with all its records.
         independent="privacy_model" not in card.promise,
     )
@@ -276,6 +287,50 @@ def check_weights(card: Card) -> str:
     return "those of the card (SHA-256)"
 
 
+def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
+    """Compare the weights in a folder with those that a session recorded after its last release.
+
+    Args:
+        path: of the ledger.
+        ledger: of `verify_history`.
+        card: next to it, which may name the file of the weights.
+
+    Returns:
+        Which file holds them, or why nothing could be compared.
+
+    Raises:
+        CardError: the record is of another ledger, or the file holds other weights.
+        CheckpointError: the record is damaged.
+    """
+    record = read_weights_record(path)
+    if record is None:
+        return "not compared: the ledger carries no digest of them"
+    releases = record.releases
+    is_own = 0 <= releases < len(ledger.heads) and ledger.heads[releases] == record.head
+    if record.ledger != ledger.id or not is_own:
+        raise CardError(
+            f"{weights_record_path(path)} is the record of another ledger than {path}: one of them"
+            " was replaced"
+        )
+    if releases < len(ledger.releases):
+        return f"not compared: their digest is of release {releases}, before the last one"
+    named = card.content.get("weights") if card is not None else None
+    file = named.get("file", "") if isinstance(named, Mapping) else ""
+    weights = path.parent / (Path(str(file)).name or "model.safetensors")
+    if weights.suffix != ".safetensors" or not weights.is_file():
+        return "not compared: no safetensors file of them is next to the ledger"
+    try:
+        is_released = record.describes(load_file(weights))
+    except (OSError, SafetensorError) as error:
+        raise CardError(f"{weights} is damaged ({error}): put back the delivered file") from error
+    if not is_released:
+        raise CardError(
+            f"{weights} does not hold the weights of the last release in {path}: they were"
+            " exchanged, or changed after training"
+        )
+    return f"those of {weights.name} (SHA-256 of each tensor)"
+
+
 # -- what a ledger says was spent ------------------------------------------------------------------
 
 # Keys of the first line of a ledger, and their labels.
@@ -322,7 +377,7 @@ def verify_ledger(
     if copy is not None:
         check_copy(path, ledger, *copy)
     header, releases = ledger.header, ledger.releases
-    doubt = _doubt(ledger)
+    doubt = doubt_of(ledger)
     facts: dict[str, Any] = {"guarantee": doubt} if doubt else {}
     facts["chain"] = "holds"
     facts["releases"] = len(releases)
@@ -339,9 +394,11 @@ def verify_ledger(
         facts["weights"] = check_weights(card)
         if pages:
             facts["pages of the card"] = check_texts(card)
+    facts["weights of the last release"] = check_recorded(path, ledger, card)
     if delta is None:
         delta = card.delta if card is not None else _stated_delta(ledger)
-    relation, accountants = _relation(releases)
+    relation = relation_of_releases(releases)
+    accountants = ("rdp",) if relation == "replace_one" else ("pld", "rdp")
     facts["neighbouring relation"] = header.get("neighbouring_relation", relation)
     if not releases:
         facts["ε"] = 0.0
@@ -353,7 +410,7 @@ def verify_ledger(
     return facts
 
 
-def _doubt(ledger: Verified) -> str:
+def doubt_of(ledger: Verified) -> str:
     """Return what the ledger says against the guarantee, "" if nothing."""
     header = ledger.header
     if header.get("rng") not in ("secure", None):
@@ -373,14 +430,15 @@ def _stated_delta(ledger: Verified) -> float:
     return stated if isinstance(stated, float) and 0 < stated < 1 else 1e-5
 
 
-def _relation(releases: Sequence[dict[str, Any]]) -> tuple[str, tuple[str, ...]]:
-    """Return the neighbouring relation of the events, and the accountants that can treat them."""
-    import dp_accounting
+def relation_of_releases(releases: Sequence[dict[str, Any]]) -> str:
+    """Return the neighbouring relation under which releases can be accounted for."""
+    return relation_of(event_from_dict(releases[0]["event"])) if releases else "add_or_remove_one"
 
-    replacing = dp_accounting.SampledWithoutReplacementDpEvent.__name__
-    if releases and releases[0]["event"].get("type") == replacing:
-        return "replace_one", ("rdp",)
-    return "add_or_remove_one", ("pld", "rdp")
+
+def charges_of(releases: Sequence[dict[str, Any]]) -> list[tuple[dp_accounting.DpEvent, int]]:
+    """Return the events of the releases of a ledger, each with its number."""
+    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
+    return [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
 
 
 def _epsilon_of_releases(
@@ -391,18 +449,8 @@ def _epsilon_of_releases(
     Raises:
         CardError: the accountant cannot treat them.
     """
-    import dp_accounting
-
-    if not releases:
-        return 0.0
-    counts = Counter(json.dumps(release["event"], sort_keys=True) for release in releases)
     try:
-        events = [(event_from_dict(json.loads(text)), count) for text, count in counts.items()]
-        event, count = events[0]
-        if len(events) > 1:
-            parts = [dp_accounting.SelfComposedDpEvent(part, n) for part, n in events]
-            event, count = dp_accounting.ComposedDpEvent(parts), 1
-        return epsilon(event, count, delta, accountant, _relation(releases)[0])
+        return total_epsilon(charges_of(releases), delta, accountant)
     except (ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(

@@ -1,4 +1,4 @@
-"""Proof that every gradient belongs to one example: a tracker follows the batch axis through a forward pass."""
+"""Prove that every gradient belongs to one example, by following the batch axis."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 @dataclass(frozen=True)
 class BatchAxis:
-    """Say that dimension `dim` runs over (pre, N, post), and that index (p, i, q) of it belongs to example i.
+    """Says that `dim` runs over (pre, N, post), and that its index (p, i, q) is of example i.
 
     Examples: `[N, d]` has `BatchAxis(0)`, a sequence-first `[T, N, d]` has `BatchAxis(1)`, tokens
     folded as `[N * T, d]` have `BatchAxis(0, post=T)`, two towers joined as `[2 * N, d]` have
@@ -102,7 +102,7 @@ State = BatchAxis | Parametric | Public | Total | Unknown
 def axis_after_reshape(
     axis: BatchAxis, shape: Sequence[int], new_shape: Sequence[int], size: int
 ) -> BatchAxis | None:
-    """Return the axis after a reshape that keeps the order of the elements, or None where the batch is torn apart.
+    """Return the axis after a reshape that keeps the order, or None if it tears the batch.
 
     Args:
         axis: the axis in the old shape.
@@ -126,7 +126,7 @@ def axis_after_reshape(
 
 
 def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
-    """Return `[N, ...]`: the examples in front, and pre and post as dimensions where they are longer than 1.
+    """Return `[N, ...]`: examples in front; pre and post are dimensions if longer than 1.
 
     Args:
         x: a tensor with this axis.
@@ -198,7 +198,7 @@ class Operation:
         return self._state_of(x)
 
     def axis(self, x: Any) -> BatchAxis | None:
-        """Return the batch axis of an operand, None for a public tensor and for what is not a tensor."""
+        """Return the batch axis of an operand, None for a public tensor or for no tensor."""
         state = self._state_of(x) if isinstance(x, Tensor) else None
         return state if isinstance(state, BatchAxis) else None
 

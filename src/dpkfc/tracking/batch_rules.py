@@ -93,7 +93,7 @@ def _are_shared_after_broadcast(
 
 
 def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -> BatchAxis | None:
-    """Return the axis that all batched operands share after broadcasting, or None where they disagree.
+    """Return the axis that all batched operands share after broadcasting, else None.
 
     The answer is None too where a public operand has different entries for different examples.
 
@@ -151,11 +151,11 @@ def pointwise(operation: Operation) -> Answer:
 
 _POINTWISE = """
     _to_copy copy contiguous detach alias lift_fresh bernoulli native_dropout dropout _prelu_kernel
-    fill masked_fill rrelu_with_noise binary_cross_entropy_backward real imag conj _conj resolve_conj
-    resolve_neg gelu hardswish hardsigmoid_backward hardswish_backward log_sigmoid_forward
-    log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward softplus_backward
-    mish_backward polar complex normal uniform random exponential zero _cast_Float _cast_Double
-    special_multigammaln isclose
+    fill masked_fill rrelu_with_noise binary_cross_entropy_backward real imag conj _conj
+    resolve_conj resolve_neg gelu hardswish hardsigmoid_backward hardswish_backward
+    log_sigmoid_forward log_sigmoid_backward elu_backward leaky_relu_backward hardtanh_backward
+    softplus_backward mish_backward polar complex normal uniform random exponential zero
+    _cast_Float _cast_Double special_multigammaln isclose
 """
 RULES.update(dict.fromkeys(_POINTWISE.split(), pointwise))
 
@@ -846,7 +846,7 @@ def _index_select(operation: Operation) -> Answer:
 
 
 def _repeat_by_index(operation: Operation, axis: BatchAxis, index: Tensor) -> Answer:
-    """Return the axis after a public index repeats every example, or the whole batch, several times."""
+    """Return the axis after a public index repeats each example, or the batch, several times."""
     length = axis.length(operation.size)
     rows = index.flatten()
     identity = torch.arange(length, device=rows.device)
@@ -1019,7 +1019,7 @@ def _put_by_mask(operation: Operation, indices: _Indices) -> Answer:
 
 
 def _writes_every_example(operation: Operation, indices: _Indices, target: BatchAxis) -> bool:
-    """Return whether an index counts the examples along an axis of x, so that each writes its own row."""
+    """Return whether an index counts the examples along an axis of x, each writing its row."""
     x = operation.args[0]
     values = operation.argument("values")
     index = indices.given[target.dim]
@@ -1047,7 +1047,7 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
 def _axis_of_written_values(
     operation: Operation, indices: _Indices, values_axis: BatchAxis
 ) -> Answer:
-    """Return the axis of x after batched values are written through public indices of other dimensions.
+    """Return the axis of x after batched values are written at public indices elsewhere.
 
     Args:
         operation: the write.
@@ -1097,7 +1097,7 @@ def _attention(operation: Operation) -> Answer:
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
-    """Return the axis of a loss without reduction, or its total (reduction 1 is the mean, 2 the sum)."""
+    """Return the axis of an unreduced loss, or its total (reduction 1: mean, 2: sum)."""
     if axis is None:
         return operation.lost("the loss pairs different examples")
     reduction = operation.argument("reduction")
@@ -1190,7 +1190,7 @@ def _keep_total(operation: Operation) -> Answer:
 
 @_rule("add", "sub", "rsub", table=TOTAL_RULES)
 def _add_totals(operation: Operation) -> Answer:
-    """Return the total of two totals with one divisor; adding a public number changes no gradient."""
+    """Return the total of two with one divisor; a public number changes no gradient."""
     totals = []
     has_other_operand = False
     for x in operation.args[:2]:

@@ -132,7 +132,7 @@ class Tracker:
     # -- states ------------------------------------------------------------------------------------
 
     def state(self, x: Tensor) -> State | None:
-        """Return what is known of a tensor, None where it depends on no example and no trainable parameter."""
+        """Return what is known of a tensor, None if no example and no parameter decide it."""
         if is_lazy(x):
             return None  # it has no values yet, and no operation of torch may look at it
         key = id(x)
@@ -158,7 +158,7 @@ class Tracker:
         return None
 
     def _shows_base(self, x: Tensor) -> bool:
-        """Return whether a tensor is a view, noted as public, of a tensor that may have been written since."""
+        """Return whether a tensor is a view, noted as public, whose base may be written since."""
         return type(self._states[id(x)]) is Public and x._is_view() and id(x._base) in self._states
 
     def _state_of_view(self, x: Tensor, base: Tensor) -> State | None:
@@ -213,7 +213,7 @@ class Tracker:
         self._aliases[id(x)] = _memory(x)
 
     def declare_batch(self, batch: Any) -> None:
-        """Declare that every tensor of a batch has its examples in front; one that has not is unknown.
+        """Declare that every tensor of a batch has its examples in front, or is unknown.
 
         Values of other types are not followed: where a batch has them, tensors that are made of
         values are unknown too.
@@ -252,7 +252,7 @@ class Tracker:
     # -- what a layer reads itself -----------------------------------------------------------------
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
-        """Begin to treat parameters as public: their gradients are taken from the call of their layer."""
+        """Begin to treat parameters as public; the call of their layer gives their gradients."""
         self._covered.update(id(p) for p in parameters)
         self._interiors.append([])
 
@@ -346,7 +346,9 @@ class Tracker:
                 self._note_draw(output)
 
     def _note_draw(self, x: Tensor) -> None:
-        """Give random numbers of the length of the batch to the examples, in whose batches of one they are drawn too.
+        """Give random numbers of the length of the batch to the examples.
+
+        A batch of one draws them too.
 
         The numbers must have one distribution, so the caller looks at tensors of means or
         probabilities.
@@ -399,7 +401,7 @@ class Tracker:
             self._write_into_operands(function, args, kwargs, outputs)
 
     def _has_private_shape(self, function: Any, args: Any, answer: Any) -> bool:
-        """Return whether the values of the examples decide how many entries an operation returns."""
+        """Return whether values of the examples decide the number of entries of a result."""
         if isinstance(answer, (Parametric, Public)):
             return False
         if rule_name(function) != "index":
@@ -454,7 +456,7 @@ class Tracker:
             return operation.lost(f"its batch rule failed: {error!r:.60}")
 
     def _note_without_output(self, function: Any, args: Any, answer: Any) -> None:
-        """Take note of an operation that returns no tensor: it reads values, or writes into its operands."""
+        """Note an operation that returns no tensor: it reads values, or writes its operands."""
         name = rule_name(function)
         if name in _READS or not function._schema.is_mutable:
             has_batch = not isinstance(answer, (Parametric, Public))
@@ -468,7 +470,7 @@ class Tracker:
         self._write_into_operands(function, args, {}, [])
 
     def _write(self, function: Any, x: Tensor, state: State | None) -> None:
-        """Set the state of a tensor that was written into, and of the tensor that it is a view of."""
+        """Set the state of a tensor that was written into, and of the tensor that it views."""
         is_private = state is not None and not isinstance(state, (Parametric, Public))
         memory = _memory(x)
         if is_private and memory in self._persistent:
@@ -618,7 +620,10 @@ def _number_of_classes(args: Any, kwargs: Any) -> int:
 
 
 def _only_gathers(hook: Any) -> bool:
-    """Return whether a hook is one of FSDP2, which gathers parameters for the backward pass and returns the gradient as it is."""
+    """Return whether a hook is one of FSDP2.
+
+    It gathers parameters for the backward pass and returns the gradient as it is.
+    """
     return str(hook.__module__).startswith("torch.distributed.fsdp.")
 
 
@@ -627,7 +632,7 @@ def _is_private(state: State | None) -> bool:
 
 
 def _is_harmless() -> bool:
-    """Return whether the value is read by a function of the list, whose branches do not differ in their results."""
+    """Return whether a listed function reads the value; its branches give one result."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -659,7 +664,7 @@ def _shapes(args: Any, kwargs: Any) -> str:
 
 
 def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> BatchAxis | None:
-    """Return where the axis of one tensor lies in another that shares its memory, or None where it cannot be told."""
+    """Return where the axis of a tensor lies in another that shares its memory, else None."""
     step = one.stride(axis.dim) * axis.post
     for dim, length in enumerate(other.shape):
         stride = other.stride(dim)

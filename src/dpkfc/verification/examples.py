@@ -1,4 +1,4 @@
-"""Check on public rows, before the first private row is read, that every example has its own gradient.
+"""Check on public rows, before any private row, that each example has its own gradient.
 
 What the tracker proves needs no test. This module tests what the tracker cannot see: code that
 depends on the size of the batch, collate functions, backward passes in Python. What the tracker
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dpkfc.fsdp import in_graph
+from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.calls import Call
 from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
 from dpkfc.gradients.clipping import full_precision, split_sum
@@ -29,7 +29,6 @@ from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
-from dpkfc.linalg.blocks import weighted_sum
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking.axes import Unknown
@@ -186,8 +185,7 @@ def check_on_public_rows(
                 if max_rows == 2:
                     raise RuntimeError(
                         "the check on public rows needs two examples in memory, and they do not"
-                        " fit; nothing was released. Use a "
-                        "smaller model, or verify=False"
+                        " fit; nothing was released. Use a smaller model, or verify=False"
                     ) from error
             max_rows = max(2, max_rows // 2)
 
@@ -256,8 +254,8 @@ class _Check:
                 raise batch_error from None
         raise BatchSizeError(
             f"loss_fn takes each of {size} rows alone and fails on their batch"
-            f" ({_first_line(batch_error)}): it depends on "
-            "the batch size"
+            f" ({_first_line(batch_error)}): it depends on the batch"
+            " (docs/errors.md#gradient-mismatch)"
         ) from batch_error
 
     def _check_batch_of_one(self, rows: PublicRows) -> None:
@@ -268,8 +266,7 @@ class _Check:
                 raise
             raise ValueError(
                 f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
-                " squeeze(-1) for squeeze(), and keep "
-                "the batch axis"
+                " squeeze(-1) for squeeze(), and keep the batch axis"
             ) from error
 
     # -- passes ------------------------------------------------------------------------------------
@@ -321,9 +318,8 @@ class _Check:
         failure = failure or collate_failure
         if failure is not None and strict:
             raise UnknownOperation(
-                f"{failure.operation}: {failure.reason[:70]}; register its rule with"
-                " dpkfc.register_batch_rule, or drop "
-                "verify='strict'"
+                f"{failure.operation}: {failure.reason[:70]}; register a rule, or drop"
+                " verify='strict' (docs/errors.md#one-example-at-a-time)"
             )
         self._check_padding(rows)
         if not self._is_repeatable(rows, few, restarted=True):
@@ -411,7 +407,7 @@ class _Check:
         return bool(((losses - others).abs() > tolerance * (scale + scale.median()) + 1e-9).any())
 
     def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
-        """Check that the loss of a row is the same in batches of several sizes, down to the row alone."""
+        """Check that the loss of a row is the same in batches of several sizes, and alone."""
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
@@ -480,7 +476,11 @@ class _Check:
                 part_gradients = []
 
     def _parameters(self) -> dict[str, Tensor]:
-        return {name: in_graph(p) for name, p in self.model.named_parameters() if p.requires_grad}
+        return {
+            name: find_graph_tensor(p)
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
@@ -525,7 +525,7 @@ class _Check:
             if layer.name in calls:
                 with full_precision():
                     block = blocks_of(layer, calls.pop(layer.name), size)
-                    sums = dict(split_sum(layer, weighted_sum(block, weights)))
+                    sums = dict(split_sum(layer, block.weighted_sum(weights)))
             for name in layer.parameters.values():
                 _check_gradient(name, expected.get(name), sums.get(name), total_norm, dtype)
 
@@ -539,8 +539,7 @@ class _Check:
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
-                " such): it receives noise alone; "
-                "freeze it with requires_grad_(False)",
+                " such): it receives noise alone; freeze it with requires_grad_(False)",
                 UserWarning,
                 stacklevel=7,
             )
@@ -572,7 +571,7 @@ class _Check:
         return True
 
     def _check_augment_with_nan(self, rows: PublicRows, size: int) -> None:
-        """Check an augmentation with random numbers of its own: NaN in a row may not reach another row."""
+        """Check a random augmentation: NaN in a row may not reach another row."""
         batch = _scale_rows(rows.batch(range(size)), range(1, size), size, math.nan)
         augmented_batch: Any = ()
         # An augmentation may refuse NaN.
@@ -597,9 +596,8 @@ class _Check:
                 return
         if self._losses_differ(in_batch[:1], alone):
             raise ValueError(
-                "an example that is padded to the length of a longer one has another loss than"
-                " alone: mask the padding, or pad "
-                "every batch to one length"
+                "an example padded to the length of a longer one has another loss than alone; mask"
+                " the padding (docs/errors.md#gradient-mismatch)"
             )
 
     def _check_memory(self, rows: PublicRows) -> None:
@@ -655,7 +653,7 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
-    """Return whether some rows of two batches agree, or the batches are padded to different lengths."""
+    """Return whether rows of two batches agree, or the batches have different padding."""
     if [x.shape[1:] for x in tensors] != [x.shape[1:] for x in others]:
         return True
     for x, y in zip(tensors, others, strict=True):
@@ -701,7 +699,8 @@ def _check_gradient(
     if distance > relative * scale + slack * total_norm + 1e-12:
         raise ValueError(
             f"the per-example gradients of '{name}' do not add up to the gradient of autograd "
-            f"(relative difference {distance / max(scale, 1e-30):.2g}); please report this model"
+            f"(relative difference {distance / max(scale, 1e-30):.2g}; see"
+            " docs/errors.md#gradient-mismatch)"
         )
 
 
@@ -730,9 +729,8 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
 def _mixing_rows_message(name: str) -> str:
     """Return the message for a collate function or an augmentation that mixes rows."""
     return (
-        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did; one"
-        " example would then move the "
-        "gradients of others. Change each row on its own"
+        f"{name} mixes the rows of a batch: a row changed when only the rows next to it did."
+        " Change each row on its own (docs/errors.md#mixes-examples)"
     )
 
 
@@ -740,10 +738,11 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
     """Return the message for a model that mixes examples."""
     if failure is None:
         return (
-            f"{what}: model, loss_fn or augment depends on the batch; compute each loss from its"
-            " example alone"
+            f"{what}: model, loss_fn or augment depends on the batch"
+            " (docs/errors.md#mixes-examples)"
         )
-    return f"{failure.operation} mixes examples: {what} ({failure.reason})"
+    reason = failure.reason[:70]
+    return f"{failure.operation} mixes examples: {what}, {reason} (docs/errors.md#mixes-examples)"
 
 
 def _is_permanent(error: Exception) -> bool:

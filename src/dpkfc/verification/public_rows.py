@@ -137,8 +137,8 @@ class _RecordDrawer:
         if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
             return self._image(x)
         raise TypeError(
-            f"a record holds a value of type {type(x).__name__}, for which no public value can be"
-            " drawn"
+            f"a record holds a {type(x).__name__}, for which no public value can be drawn; pass"
+            " public_records= (docs/errors.md#public-rows)"
         )
 
     def _image(self, x: Any) -> Any:

@@ -10,8 +10,8 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, cast
 
@@ -36,6 +36,9 @@ class ExampleSet:
         source: where they were read from.
         part: how much of the data set they are, where files hold a part of it. No published number
             can then be compared.
+        units: a number for the person (or other unit) of each training example `[N]`, or None
+            where ε protects single examples.
+        figures: shares of values that a schema clamped, or did not know. PRIVATE.
     """
 
     train: Examples
@@ -43,6 +46,13 @@ class ExampleSet:
     validation: Examples | None = None
     source: str = ""
     part: str = ""
+    units: Tensor | None = None
+    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        """Number N of training examples, or of their units."""
+        return len(self.train[1]) if self.units is None else len(self.units.unique())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,7 +284,7 @@ def decode_delta(delta: np.ndarray) -> np.ndarray:
 
 
 def encode_delta(images: np.ndarray) -> np.ndarray:
-    """Return the uint8 array `[3, N, H, W]` that `decode_delta` takes, of RGB images `[N, H, W, 3]`."""
+    """Return RGB images `[N, H, W, 3]` as the uint8 array `[3, N, H, W]` for `decode_delta`."""
     red, green, blue = np.moveaxis(images, -1, 0)
     planes = np.stack([green, red - green, blue - green])
     planes = np.diff(planes, axis=2, prepend=np.zeros_like(planes[:, :, :1]))

@@ -1,4 +1,4 @@
-"""Where a data set comes from: a folder given by hand, the folder in DPKFC_DATA, or Hugging Face `datasets`."""
+"""Find a data set: in a given folder, the folder DPKFC_DATA, or Hugging Face `datasets`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Source:
     whole: int = 0
 
     @property
-    def by_hand(self) -> str:
+    def manual_steps(self) -> str:
         """A sentence that says where to put the files."""
         files = ", ".join(self.files)
         return f"put {files} into DIR/{self.folder} and give --data-dir DIR (or set {VARIABLE}=DIR)"
@@ -62,8 +62,8 @@ class Source:
     def how_to_get(self) -> str:
         """The end of an error about a missing set."""
         if not self.hub:
-            return self.by_hand
-        return f"{self.by_hand}, or pip install datasets to load {self.hub} from Hugging Face"
+            return self.manual_steps
+        return f"{self.manual_steps}, or pip install datasets to load {self.hub} from Hugging Face"
 
 
 def _read_idx_files(paths: list[Path]) -> tuple[Split, Split]:
@@ -148,7 +148,7 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
             where += f", {part}"
         own_validation = validation[0] if validation else None
         return Pixels(train, test, source=where, validation=own_validation, part=part)
-    train, test = from_hub(source, lambda part: _read_columns(part, source))
+    train, test = read_hub(source, lambda part: _read_columns(part, source))
     return Pixels(train, test, source=f"Hugging Face {source.hub}")
 
 
@@ -206,7 +206,7 @@ def _existing_file(folder: Path, names: str) -> Path | None:
     return None
 
 
-def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
+def read_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return both splits of a set through Hugging Face `datasets`, each converted.
 
     Raises:
@@ -228,7 +228,7 @@ def from_hub(source: Source, convert: Callable[[Any], Any]) -> tuple[Any, Any]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DatasetError(
             f"{source.name} could not be loaded from Hugging Face as {source.hub} ({reason}): "
-            f"{source.by_hand}"
+            f"{source.manual_steps}"
         ) from error
     return train, test
 

@@ -29,7 +29,7 @@ from dpkfc.app.datasets.formats import (
     one_line,
     unreadable_error,
 )
-from dpkfc.app.datasets.sources import Source, from_hub, local_files
+from dpkfc.app.datasets.sources import Source, local_files, read_hub
 from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
 
 Labelled = tuple[list[str], list[int]]
@@ -208,7 +208,7 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
     def convert(part: Any) -> Labelled:
         return list(part[source.text_column]), [int(label) for label in part["label"]]
 
-    train, test = from_hub(source, convert)
+    train, test = read_hub(source, convert)
     return Texts(train, test, source=f"Hugging Face {source.hub}")
 
 

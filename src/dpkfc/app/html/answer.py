@@ -116,7 +116,7 @@ def difference(
     """Return Welch's interval of the mean of `first` less that of `second`.
 
     Returns:
-        Lower and upper end. None where either has fewer than two scores, or neither has any deviation.
+        Lower and upper end, or None: fewer than two scores in one, or no deviation in both.
     """
     if len(first) < 2 or len(second) < 2:
         return None

@@ -50,6 +50,10 @@ _NOT_DECIDING = {
     "eval_on",
     "out",
     "data_dir",
+    "data",
+    "schema",
+    "label_file",
+    "task",
     "threads",
     "device",
     "num_workers",
@@ -309,7 +313,7 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
     figures = path / plots.FILE
     return RunSummary(
         source=str(path),
-        task=name_task(recipe, is_smoke),
+        task=name_task(_own_name(settings) or recipe, is_smoke),
         method=method,
         measured_on=metrics.measured_on,
         score=_score_name(_mapping(card.get("results")), metrics.measured_on),
@@ -333,6 +337,11 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         figures=Figures.read(read_json(figures)) if figures.is_file() else None,
         pictures=_read_pictures(folder.plots),
     )
+
+
+def _own_name(settings: Mapping[str, Any]) -> str:
+    """Return the name of own data or of an own task, or an empty text for a recipe."""
+    return Path(str(settings.get("data") or settings.get("task") or "")).name
 
 
 def name_task(recipe: str, is_smoke: bool) -> str:
@@ -591,12 +600,14 @@ def _name_pictures(path: Path) -> str:
 
 _LEFT_OUT = {
     "pruned": "trials that were pruned, so not trained to the end, are not shown",
-    "withdrawn": "tests of settings that are no longer the best trial of their method are not shown",
+    "withdrawn": (
+        "tests of settings that are no longer the best trial of their method are not shown"
+    ),
     "measurements": "entries that hold no run but measurements are not shown",
 }
 
 
-def _with_notes(
+def _add_notes(
     path: Path, rows: Mapping[str, Any], runs: list[RunSummary], left_out: Mapping[str, int]
 ) -> Contents:
     """Return runs of a file, with notes on the entries that are not shown."""
@@ -627,7 +638,7 @@ def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> 
     withdrawn = _find_withdrawn(complete)
     left_out["withdrawn"] = len(withdrawn)
     runs = [_read_row(path, row, departures) for row in complete if id(row) not in withdrawn]
-    return _with_notes(path, rows, runs, left_out)
+    return _add_notes(path, rows, runs, left_out)
 
 
 def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
@@ -728,7 +739,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 command="python benchmarks/accuracy.py --data-dir DIR",
             )
         )
-    return _with_notes(path, rows, runs, {})
+    return _add_notes(path, rows, runs, {})
 
 
 def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:

@@ -872,7 +872,7 @@ def make_environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("dpkfc.app.html"),
         autoescape=True,
-        finalize=_without_control_characters,
+        finalize=_remove_control_characters,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -888,7 +888,7 @@ def make_environment() -> Environment:
     return environment
 
 
-def _without_control_characters(value: Any) -> Any:
+def _remove_control_characters(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return plain(value, len(value))
     return value

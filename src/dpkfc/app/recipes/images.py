@@ -1,4 +1,7 @@
-"""MNIST: 60,000 images of handwritten digits and the CNN of the DP-KFC experiments (206,922 parameters)."""
+"""Define MNIST, 60,000 handwritten digits, and the CNN of the DP-KFC experiments.
+
+The network has 206,922 parameters.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +180,9 @@ def fine_tuned_recipe(
     pixels: Callable[[str | None], Pixels],
     num_classes: int,
 ) -> Recipe:
-    """Images of 32×32 for a model of timm, all of whose weights are trained; `pretrained` takes a file of weights.
+    """Describe 32×32 images for a model of timm, all of whose weights are trained.
+
+    `pretrained` takes a file of weights.
 
     Args:
         name: of the recipe.
@@ -348,7 +353,10 @@ UTKFACE_RESNET20 = image_recipe(
 
 
 def medical_recipe(name: str, source: Source, num_classes: int, channels: int = 1) -> Recipe:
-    """A recipe on 28×28 images of MedMNIST; with `validation_size` above 0 it gives the set's own validation split."""
+    """Return a recipe on 28×28 images of MedMNIST.
+
+    With `validation_size` above 0 it gives the validation split of the data set.
+    """
 
     def pixels(data_dir: str | None) -> Pixels:
         return load_pixels(source, data_dir)

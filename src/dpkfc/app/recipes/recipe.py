@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from dpkfc.app.datasets.formats import (
     split_off_validation,
 )
 from dpkfc.app.models import seeded
+from dpkfc.app.owndata.records import Records
 from dpkfc.app.settings import ConfigError, RunConfig, tomllib
 from dpkfc.curvature.probes import Probe
 
@@ -71,6 +73,60 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     return Judged(right / len(examples[1]), loss / len(examples[1]))
 
 
+@dataclass(frozen=True)
+class ClassScore:
+    """How well a model knows one class, on held-out examples.
+
+    Attributes:
+        label: of the class.
+        examples: held-out examples of the class.
+        recall: fraction of them that the model gives this label; None without examples.
+        precision: fraction of the examples with this answer that are of the class; None where the
+            model gives no such answer.
+    """
+
+    label: int
+    examples: int
+    recall: float | None
+    precision: float | None
+
+
+@torch.no_grad()
+def score_classes(model: nn.Module, examples: Examples, chunk: int = 250) -> list[ClassScore]:
+    """Return recall and precision of every class, and restore the model's mode afterwards.
+
+    Args:
+        model: on any device, with one output a class.
+        examples: inputs `[N, ...]` and labels `[N]`.
+        chunk: examples of a forward pass.
+    """
+    training = model.training
+    device = next(model.parameters()).device
+    model.eval()
+    answers = []
+    count = 0
+    for inputs in examples[0].split(chunk):
+        output = model(inputs.to(device))
+        count = output.shape[1]
+        answers.append(output.argmax(1).cpu())
+    model.train(training)
+    labels = examples[1].cpu()
+    given = torch.cat(answers)
+    scores = []
+    for label in range(count):
+        of_class = int((labels == label).sum())
+        answered = int((given == label).sum())
+        right = int(((labels == label) & (given == label)).sum())
+        score = ClassScore(
+            label=label,
+            examples=of_class,
+            recall=right / of_class if of_class else None,
+            precision=right / answered if answered else None,
+        )
+        scores.append(score)
+    return scores
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A loss, and a score of held-out examples.
@@ -81,6 +137,7 @@ class Task:
         score: name of the score, which is 1 for a perfect model.
         mean_loss: name of the mean loss.
         also: more figures that follow from score and mean loss, by name.
+        classes: maps model and held-out examples to the scores of classes; None without classes.
     """
 
     loss: Callable[[nn.Module, Examples], Tensor] = cross_entropy
@@ -88,9 +145,10 @@ class Task:
     score: str = "accuracy"
     mean_loss: str = "mean loss"
     also: Callable[[Judged], dict[str, float]] | None = None
+    classes: Callable[[nn.Module, Examples], list[ClassScore]] | None = None
 
 
-CLASSIFICATION = Task()
+CLASSIFICATION = Task(classes=score_classes)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -148,14 +206,19 @@ def slice_for_smoke(data: ExampleSet, seed: int, *, heavy: bool = False) -> Exam
         train=train,
         test=_slice(data.test, test_count, seed),
         validation=validation,
+        units=None if data.units is None else data.units[_rows(data.train, train_count, seed)],
         source=f"{data.source}, a slice of {len(train[1])}",
     )
 
 
 def _slice(examples: Examples, count: int, seed: int) -> Examples:
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(examples[1]))[:count]
-    rows = torch.from_numpy(np.sort(order))
+    rows = _rows(examples, count, seed)
     return examples[0][rows], examples[1][rows]
+
+
+def _rows(examples: Examples, count: int, seed: int) -> Tensor:
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(examples[1]))[:count]
+    return torch.from_numpy(np.sort(order))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -177,6 +240,12 @@ class Recipe:
         task: loss and score.
         variant: maps a folder of public weights to the recipe that starts from it.
         heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
+        classes: names of the labels; empty where they have none.
+        unit: what ε protects: an example, or a person with several records.
+        max_records_per_unit: most records of one unit that count in a step.
+        read: maps another file of the same form to its records, for predictions.
+        schema: what is public of a user's own data, as TOML.
+        reason: why its defaults name the method that they name.
     """
 
     name: str
@@ -190,6 +259,12 @@ class Recipe:
     task: Task = CLASSIFICATION
     variant: Callable[[str], Recipe] | None = None
     heavy: bool = False
+    classes: tuple[str, ...] = ()
+    unit: str = "example"
+    max_records_per_unit: int | None = None
+    read: Callable[[Path], Records] | None = None
+    schema: str = ""
+    reason: str = ""
 
     def data(self, config: RunConfig) -> ExampleSet:
         """Return the tensors of a run, or a slice of them for a smoke run.
@@ -237,7 +312,12 @@ class Recipe:
     @property
     def defaults(self) -> dict[str, Any]:
         """The content of the recipe's TOML."""
-        return dict(_read_defaults(self.name))
+        return read_defaults(self.name)
+
+
+def read_defaults(name: str) -> dict[str, Any]:
+    """Return the content of the TOML of defaults of this name."""
+    return dict(_read_defaults(name))
 
 
 @cache

@@ -1,4 +1,6 @@
-"""Linear regression on synthetic data, for sweeps of the noise multiplier (the kind of study in DiSK, Figure 6a).
+"""Define linear regression on synthetic data, for sweeps of the noise multiplier.
+
+DiSK, Figure 6a, is a study of this kind.
 
 Data come from a public seed: standard normal inputs, a fixed unit vector of weights, small normal
 errors. With such inputs the mean squared error on new examples is the variance of the errors plus

@@ -1,4 +1,4 @@
-"""Recipes of labelled sentences: a pretrained encoder, its vocabulary, token noise of their length."""
+"""Define recipes of sentences: a pretrained encoder, its vocabulary, and token noise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def sentence_recipe(
     def load(config: RunConfig) -> ExampleSet:
         texts = load_texts(source, config.data_dir or None).check(source.name, num_classes)
         if unseen:
-            texts = _without_test_texts(texts)
+            texts = _remove_test_texts(texts)
         return texts.tensors(tokens)
 
     def tokens(lines: Sequence[str]) -> Tensor:
@@ -83,7 +83,7 @@ def sentence_recipe(
     )
 
 
-def _without_test_texts(texts: Texts) -> Texts:
+def _remove_test_texts(texts: Texts) -> Texts:
     """Return the texts without training texts of the public test split.
 
     Each text is compared alone, so one more example changes one row.

@@ -175,7 +175,7 @@ def _probe(config: RunConfig) -> HashedZipf:
 
 
 def _model() -> nn.Linear:
-    """Return logistic regression from zero, as two scores of which the softmax takes the difference."""
+    """Return logistic regression from zero, as two scores whose difference the softmax takes."""
     model = nn.Linear(SIZE, 2)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)

@@ -1,4 +1,7 @@
-"""Cells side by side: one spawned process and one numerical thread a core, and a source that says what comes next."""
+"""Run cells side by side, in one process and one numerical thread per core.
+
+A source says which cell comes next.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk that takes nothin
 
 
 def work(pipe: Connection, folder: Path, data_dir: str) -> None:
-    """Run what comes through a pipe, until it closes. While a cell trains, a signal ends it between two steps.
+    """Run what comes through a pipe, until it closes.
+
+    While a cell trains, a signal ends it between two steps.
 
     Answers: ("judged", number, accuracy) wants to hear whether the cell goes on; ("done", row,
     ended), ("failed", reason), ("lost", reason) and ("full", reason), the last two the machine's
@@ -106,7 +111,7 @@ def _outcome(
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether a disk that takes nothing more is behind an error, whatever was made of it on the way."""
+    """Return whether a full disk is behind an error, whatever was made of it on the way."""
     while error is not None:
         if getattr(error, "errno", None) in _FULL or any(
             os.strerror(number) in str(error) for number in _FULL
@@ -126,7 +131,7 @@ class TimeIsUp(KeyboardInterrupt):
 
 @dataclass
 class Clock:
-    """Whether a cell still fits into a time that begins when this is made, and how much of it is left.
+    """Says whether a cell still fits into the time left since this was made.
 
     Attributes:
         minutes: the time; None is no bound.
@@ -147,7 +152,7 @@ class Clock:
                 " out for no bound"
             )
 
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds, 0 when the time is up; None is no bound."""
         return (
             None
@@ -157,17 +162,19 @@ class Clock:
 
     def fits(self, run: Any) -> bool:
         """Whether it would end in time, as far as is known."""
-        left = self.left()
+        left = self.seconds_left()
         return left is None or (left > 0 and (self.expected(run) or 0.0) <= left)
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
-        """Stop what this process does inside when the time is up; outside the main thread, and on Windows, it goes on.
+        """Stop what this process does inside when the time is up.
+
+        Outside the main thread, and on Windows, it goes on.
 
         Raises:
             TimeIsUp: it was.
         """
-        left = self.left()
+        left = self.seconds_left()
         if (
             not left
             or threading.current_thread() is not threading.main_thread()
@@ -196,11 +203,11 @@ def minutes_left(budget: float | None) -> Callable[[], float | None]:
     """
     clock = Clock(budget, lambda run: None)
 
-    def left() -> float | None:
-        seconds = clock.left()
+    def minutes() -> float | None:
+        seconds = clock.seconds_left()
         return None if seconds is None else seconds / 60
 
-    return left
+    return minutes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -244,7 +251,7 @@ class Source(Protocol):
     """What a study wants to be run, one cell after the other."""
 
     def next(self, fits: Callable[[Run], bool]) -> Task | None:
-        """A cell that can start now and fits into the time left; None where there is none at the moment."""
+        """Return a cell that can start now and fits into the time left, or None."""
 
     def report(self, task: Task, number: int, accuracy: float) -> bool:
         """Whether a cell goes on after its evaluation."""
@@ -253,7 +260,10 @@ class Source(Protocol):
         """A cell has finished; `ended` where `report` ended it."""
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
-        """A cell could not be run; `lost` where that was the machine's doing or the time was up, which says nothing of it."""
+        """Record a cell that could not be run.
+
+        `lost` says that the machine failed or the time was up, which says nothing of the cell.
+        """
 
 
 class Watcher(Protocol):
@@ -339,8 +349,8 @@ def drive(
                 busy = [worker for worker in crew if worker.task is not None]
                 if not busy:
                     return
-                ready = wait([worker.pipe for worker in busy], clock.left())
-                if clock.left() == 0:
+                ready = wait([worker.pipe for worker in busy], clock.seconds_left())
+                if clock.seconds_left() == 0:
                     return _stop(busy, source, watcher)
                 for worker in [worker for worker in busy if worker.pipe in ready]:
                     _listen(worker, source, watcher)
@@ -351,7 +361,10 @@ def drive(
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM ends a study as Ctrl-C does: on its own it would leave the workers behind, each busy with its cell."""
+    """End a study at SIGTERM as at Ctrl-C.
+
+    Otherwise SIGTERM would leave the workers behind, each busy with its cell.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -639,7 +652,7 @@ class Listed:
         self._left = [task for task in self._left if task.run.recipe != recipe]
 
     def leave_out_what_has_no_data(self, data_dir: str, *, parts: bool = False) -> None:
-        """Read every data set once: one that is missing is said in its cells, and the others are run.
+        """Read every data set once; cells without data say so, and the others are run.
 
         Args:
             data_dir: folder of the data sets.

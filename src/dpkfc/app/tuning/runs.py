@@ -1,4 +1,7 @@
-"""One cell of a study: a run as a value with a stable hash, and its execution through the loop of `dpkfc train`."""
+"""Define one cell of a study: a run as a value with a stable hash.
+
+It is executed by the loop of `dpkfc train`.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ _LEFT_OUT = {
 
 @functools.cache
 def code() -> dict[str, str]:
-    """The version of the package, and twelve digits of the SHA-256 of the sources that decide what a run comes to."""
+    """Return the version of the package and a digest of the sources that decide results.
+
+    The digest is twelve digits of a SHA-256.
+    """
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         place = path.relative_to(root)
@@ -223,7 +229,7 @@ def _is_checkpoint(one: Any) -> bool:
 
 
 def _locked(path: Path) -> TextIO | None:
-    """A lock that the system takes back when the process ends, however it ends; None where there are no such locks."""
+    """Lock a file until the process ends, however it ends; None where locks do not exist."""
     try:
         import fcntl
     except ImportError:
@@ -259,7 +265,7 @@ _SEED = 0
 
 
 def resolved(name: Any, folder: Path, data_dir: str = "") -> str:
-    """The file of public examples behind a name; the file is made when it is not there, or not whole.
+    """Return the file of public examples behind a name; make it if it is missing or not whole.
 
     Args:
         name: `@RECIPE:N`, N training examples of that recipe, chosen by a public seed;
@@ -457,7 +463,9 @@ class Run:
         return run_config({**dict(self.settings), **of_run, **machine})
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result: settings that differ from the library's defaults, resolved; nothing of the machine.
+        """Return the settings that differ from the defaults of the library and decide the result.
+
+        Nothing of the machine is among them.
 
         A recipe's file and a method's preset are resolved, so a change of either is another run; a
         setting that is added to the library later with a default that changes nothing leaves the
@@ -490,7 +498,7 @@ class Run:
         }
 
     def default(self, name: str) -> Any:
-        """What a recipe and a method come to where they are silent about each other: public data may still be missing."""
+        """Return the settings that a recipe and a method give; public data may still be missing."""
         return getattr(self._defaults, name)
 
     @functools.cached_property
@@ -603,6 +611,12 @@ _LAST: list[
 # Settings that the data of a run depend on.
 _OF_DATA = (
     "recipe",
+    "data",
+    "target",
+    "schema",
+    "text",
+    "label_file",
+    "task",
     "data_dir",
     "smoke",
     "pretrained",
@@ -613,13 +627,16 @@ _OF_DATA = (
 
 
 def _read(config: RunConfig) -> Any:
-    """The data of a run, from the disk where those of the run before were others. Runs only read them."""
-    from dpkfc.app.recipes.catalogue import find_recipe
+    """Return the data of a run, read again if the run before had other data.
+
+    Runs only read them.
+    """
+    from dpkfc.app.recipes.catalogue import recipe_of
 
     key = tuple(getattr(config, name) for name in _OF_DATA)
     if not _LAST or _LAST[0][0] != key:
         _LAST[:] = []
-        _LAST[:] = [(key, find_recipe(config.recipe).starting_from(config.pretrained).data(config))]
+        _LAST[:] = [(key, recipe_of(config).starting_from(config.pretrained).data(config))]
     return _LAST[0][1]
 
 
@@ -677,7 +694,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _clear(place: Any) -> None:
-    """Leave settings and ledger of a run; what it could be continued from is not needed any more."""
+    """Keep settings and ledger of a run; remove the files that only a continuation needs."""
     import shutil
 
     for path in (place.checkpoint, place.checkpoint.with_name(place.checkpoint.name + ".old")):
@@ -693,7 +710,9 @@ _FIELDS = {setting.name for setting in dataclasses.fields(RunConfig)}
 
 
 def departures(run: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that differ from what the recipe and the method come to; all that were given where that is not known.
+    """Return the settings that differ from those of the recipe and the method.
+
+    Where those are not known, return all that were given.
 
     Args:
         run: `recipe`, `method` and `settings`: all of them, as a run folder keeps them, or those

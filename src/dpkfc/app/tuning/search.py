@@ -219,19 +219,19 @@ def _search_space(recipe: str, method: str, optimizer: str) -> Space:
     run = Run.of(recipe, method)
     space: Space = dict(_SPACES.get(method, _SGD))
     if optimizer not in ("", "sgd") and not METHODS[method].defines_optimizer:
-        space = _without(space, ["lr"])
+        space = _remove(space, ["lr"])
     if "lr" not in space:
         rates = _rates(optimizer or run.default("optimizer"), "max_grad_norm" in space)
         space = {**rates, **space}
     source = run.default("source")
     if "power_exponent" in space and source != "pink":
-        space = _without(space, _PINK)
+        space = _remove(space, _PINK)
         if source == "tokens":
             space = {**space, **_ZIPF}
     return space
 
 
-def _without(space: Space, names: Iterable[str]) -> Space:
+def _remove(space: Space, names: Iterable[str]) -> Space:
     left_out = set(names)
     return {name: values for name, values in space.items() if name not in left_out}
 
@@ -275,7 +275,7 @@ def use_source(arm: Arm, source: str, name: str, label: str, **settings: Plain) 
         name=name,
         label=label,
         settings={**arm.settings, "source": source, **settings},
-        space=_without(arm.space, [*_PINK, *_ZIPF]),
+        space=_remove(arm.space, [*_PINK, *_ZIPF]),
     )
 
 
@@ -320,7 +320,7 @@ def sampled_name(name: str, values: Range | Choice) -> str:
     return " * ".join([name, *(f"{other}^{power:g}" for other, power in values.times)])
 
 
-def to_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
+def make_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
     """Return the settings of a trial: a sampled product is divided by its other factors."""
     settings = {}
     for name, values in space.items():
@@ -332,8 +332,8 @@ def to_settings(space: Space, sampled: Mapping[str, Any]) -> dict[str, Plain]:
     return settings
 
 
-def to_sampled(space: Space, settings: Mapping[str, Any]) -> dict[str, Plain]:
-    """Reverse `to_settings` as far as possible: a trial of an earlier space may lack settings."""
+def make_sample(space: Space, settings: Mapping[str, Any]) -> dict[str, Plain]:
+    """Reverse `make_settings` as far as possible: a trial of an earlier space may lack settings."""
     sampled: dict[str, Plain] = {}
     for name, values in space.items():
         if name not in settings:
@@ -465,7 +465,7 @@ class Search:
         self._storage = storage
         self._default_hash = ""
         if kind == "tpe":
-            settings = to_settings(arm.space, self._default())
+            settings = make_settings(arm.space, self._default())
             self._default_hash = self._validation_run(settings).hash
         self._study = self._open_storage(storage)
         with self._storage_errors():
@@ -486,7 +486,7 @@ class Search:
     @property
     def is_over(self) -> bool:
         """Whether every trial has ended, and none was given up or is to be run once more."""
-        if self.started < self.trials or self._running or self._given_up_hashes():
+        if self.started < self.trials or self._running or self._abandoned_hashes():
             return False
         return not self._stopped_too_early()
 
@@ -520,7 +520,7 @@ class Search:
         while True:
             with self._storage_errors():
                 trial = self._sample_trial()
-                settings = to_settings(self.arm.space, trial.params)
+                settings = make_settings(self.arm.space, trial.params)
                 run = self._validation_run(settings)
                 trial.set_user_attr(_HASH, run.hash)
                 trial.set_user_attr(_SETTINGS, settings)
@@ -542,10 +542,10 @@ class Search:
         for stopped in self._stopped_too_early():
             key = stopped.user_attrs[_HASH]
             settings = _settings_of(stopped)
-            if key in self._running or key in self._given_up_hashes():
+            if key in self._running or key in self._abandoned_hashes():
                 continue
             with self._storage_errors():
-                self._study.enqueue_trial(to_sampled(self.arm.space, settings))
+                self._study.enqueue_trial(make_sample(self.arm.space, settings))
                 trial = self._sample_trial()
                 trial.set_user_attr(_HASH, key)
                 trial.set_user_attr(_SETTINGS, settings)
@@ -630,9 +630,9 @@ class Search:
         settings = self.params_of(key)
         self._tell_failure(key, _LOST, reason)
         self._losses[key] += 1
-        if key not in self._given_up_hashes() and key not in self._repeated:
+        if key not in self._abandoned_hashes() and key not in self._repeated:
             with self._storage_errors():
-                self._study.enqueue_trial(to_sampled(self.arm.space, settings))
+                self._study.enqueue_trial(make_sample(self.arm.space, settings))
             self._started -= 1
 
     def _tell_failure(self, key: str, attribute: str, reason: str) -> None:
@@ -641,7 +641,7 @@ class Search:
             self._study.tell(self._running[key], state=self._states.FAIL)
         del self._running[key]
 
-    def _given_up_hashes(self) -> set[str]:
+    def _abandoned_hashes(self) -> set[str]:
         """Return points that the machine has lost too often in this process."""
         return {key for key, count in self._losses.items() if count > _MOST_RETRIES}
 
@@ -762,7 +762,7 @@ class Search:
                 lost[key] = _settings_of(trial)
         known = finished.keys() | {row["hash"] for row in rows}
         for key, settings in lost.items():
-            point = to_sampled(self.arm.space, settings)
+            point = make_sample(self.arm.space, settings)
             if key not in known and point not in waiting:
                 self._study.enqueue_trial(point)
         for row in rows:
@@ -793,7 +793,7 @@ class Search:
         optuna = self._optuna
         tag = row["tag"]
         is_pruned = bool(tag.get("pruned"))
-        params = to_sampled(self.arm.space, tag["params"])
+        params = make_sample(self.arm.space, tag["params"])
         distributions = {}
         for name, values in self.arm.space.items():
             sampled = sampled_name(name, values)

@@ -1,4 +1,7 @@
-"""Tuning: the same number of trials for every arm, in rounds, so that a study that is cut short has compared all of them."""
+"""Tune every arm with the same number of trials.
+
+Trials run in rounds, so that a study that is cut short has compared all arms.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ class TrialLaw:
 
 
 def trial_law(text: str, mean: float) -> TrialLaw:
-    """The law behind a name: "geometric", "poisson", or the shape of a truncated negative binomial law.
+    """Return the distribution behind a name.
+
+    It is "geometric", "poisson", or the shape of a truncated negative binomial distribution.
 
     Raises:
         StudyError: another text, or a mean below 1.
@@ -87,7 +92,7 @@ def trial_law(text: str, mean: float) -> TrialLaw:
 
 
 def draw(law: TrialLaw, generator: random.Random | None = None) -> int:
-    """The number of trials, from the operating system's secret randomness unless a generator is given.
+    """Draw the number of trials from the secret randomness of the system, or a generator.
 
     It is drawn once, before any trial, and is no public number: ε covers the choice, not the count.
     Zero, which only Poisson gives, is a search without an outcome.
@@ -117,7 +122,10 @@ def _poisson(mean: float, source: random.Random) -> int:
 
 
 def _gamma(law: TrialLaw) -> float:
-    """The parameter of the truncated law that has the mean: shape · (1 − γ) / (γ · (1 − γ^shape)), which falls with γ."""
+    """Return the parameter of the truncated law that has the mean.
+
+    The mean is shape · (1 − γ) / (γ · (1 − γ^shape)), which falls with γ.
+    """
     low, high = 1e-12, 1.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -126,7 +134,7 @@ def _gamma(law: TrialLaw) -> float:
     return high
 
 
-def with_selection(
+def bound_selection(
     event: dp_accounting.DpEvent,
     steps: int,
     delta: float,
@@ -161,7 +169,10 @@ def with_selection(
 def composed(
     runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str
 ) -> float:
-    """ε of runs one after the other, each chosen after those before it: what is safe to say of an adaptive search, by RDP."""
+    """Bound ε of runs of which each was chosen after those before it, by RDP.
+
+    This is what is safe to say of an adaptive search.
+    """
     if all(
         one == runs[0][0] for one, _ in runs
     ):  # also where RDP knows the event, and not a composition of it
@@ -180,7 +191,9 @@ _OTHER = {"add_or_remove_one": "replace_one", "replace_one": "add_or_remove_one"
 
 @dataclass(frozen=True)
 class StudyLedgers:
-    """Every run of a folder that has a ledger: finished, ended early or killed, at whatever ε it was begun.
+    """Holds every run of a folder that has a ledger.
+
+    Runs that ended early or were killed count too, at the ε they were begun with.
 
     Attributes:
         runs: how many.
@@ -195,7 +208,7 @@ class StudyLedgers:
     unread: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, folder: Path) -> StudyLedgers:
+    def read(cls, folder: Path) -> StudyLedgers:
         """Of the folder that holds the run folders; it may be missing."""
         paths = sorted(folder.glob("*/ledger.jsonl"))
         counts: dict[str, int] = {}
@@ -220,7 +233,7 @@ class StudyLedgers:
         return cls(len(paths), releases, frozenset(relations), tuple(unread))
 
     def epsilon(self, delta: float, relation: str) -> float | None:
-        """ε of all of them, one after the other, by RDP; None without a run, or where it cannot be told."""
+        """Bound ε of all runs, one after the other, by RDP; None without a run or a bound."""
         if not self.runs or self.unread or _OTHER[relation] in self.relations:
             return None
         if not self.releases:
@@ -232,7 +245,9 @@ class StudyLedgers:
 
 
 def _read(path: Path) -> Verified | None:
-    """A ledger as its run would go on with it: without a last line that a kill cut short, whose release never left.
+    """Read a ledger as its run would continue it.
+
+    A last line that a kill cut short is left out, because its release never left.
 
     Returns:
         None where the run was killed before its first line was written.
@@ -252,7 +267,9 @@ def _read(path: Path) -> Verified | None:
 
 
 def _released(found: Verified) -> dict[str, int]:
-    """How often each event counts: as planned, since a run that was ended early was ended by what it showed.
+    """Return how often each event counts.
+
+    An early end counts as planned, because what the run showed ended it.
 
     What is left of the plan counts as the last release did. A run without a release gave nothing
     away.
@@ -362,7 +379,9 @@ class Tuned:
     failures: Mapping[str, str]
 
     def write(self, folder: Path) -> tuple[Path, Path]:
-        """Write `tune.json` and `tune.md` for their owner alone; they hold accuracies on private examples.
+        """Write `tune.json` and `tune.md` for their owner alone.
+
+        They hold accuracies on private examples.
 
         Raises:
             RunFolderError: the disk cannot take them.
@@ -379,7 +398,7 @@ class Tuned:
         return data, text
 
     def markdown(self) -> str:
-        """The study for people; without the number of trials where that is secret, but for a line that says so."""
+        """Return the study for people; where the number of trials is secret, one line says so."""
         secret = self.search != ADAPTIVE
         lines = [
             f"# Tuning of {self.recipe}",
@@ -458,9 +477,9 @@ def cost_of(
         final: plan of a training with what the search chose; None as of a trial.
         over: whether all trials have ended; a random search is accounted for as a whole.
     """
-    spent = EpsilonCurve(plan.event, plan.delta, plan.neighbouring_relation, plan.accountant).at(
-        plan.steps
-    )
+    spent = EpsilonCurve(
+        plan.event, plan.delta, plan.neighbouring_relation, plan.accountant
+    ).epsilon(plan.steps)
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
@@ -510,7 +529,7 @@ def cost_of(
 
 
 def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
-    """ε of all runs started where it is finite, and what there is to say of it; nothing without a run."""
+    """Return ε of all runs started where it is finite, with a remark; nothing without a run."""
     total = begun.epsilon(plan.delta, plan.neighbouring_relation)
     if total is not None:
         said = (
@@ -525,11 +544,14 @@ def _together(plan: Any, begun: StudyLedgers) -> tuple[float | None, str]:
 
 
 def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, float, str]:
-    """ε of what a random search chose for one arm, ε of that and of a training with it, and both in words."""
+    """Return ε of what a random search chose for one arm.
+
+    With it come ε of the choice and a training, and both in words.
+    """
     terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
     chosen, trained = (
-        with_selection(*terms),
-        with_selection(*terms, then=(final.event, final.steps)),
+        bound_selection(*terms),
+        bound_selection(*terms, then=(final.event, final.steps)),
     )
     return (
         chosen,
@@ -645,12 +667,12 @@ def validation_size(recipe: str, settings: Mapping[str, Plain]) -> int:
         DatasetError: missing or damaged data.
         ConfigError: an unknown recipe or setting.
     """
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import recipe_of, run_config
 
     if given := settings.get("validation_size"):
         return int(given)
-    whole = find_recipe(recipe).data(run_config({"recipe": recipe, **settings}))
-    return min(_MOST_VALIDATION, len(whole.train[1]) // _SHARE)
+    config = run_config({"recipe": recipe, **settings})
+    return min(_MOST_VALIDATION, recipe_of(config).data(config).size // _SHARE)
 
 
 def searches(
@@ -675,7 +697,7 @@ def searches(
 
 
 class Trials:
-    """The trials of several searches as a source of cells: five of each, then five more of each, and so on.
+    """Gives the trials of several searches as cells: five of each, then five more of each.
 
     Args:
         searches: one an arm.
@@ -740,13 +762,16 @@ class Trials:
         search.tell(key, row["accuracy"], ended)
 
     def failed(self, task: Task, reason: str, *, lost: bool) -> None:
-        """A trial that cannot be run counts and says nothing about its arm; one that was lost is tried again."""
+        """Count a trial that cannot be run, without a word on its arm; try a lost one again."""
         search, key = task.tag
         (search.lose if lost else search.fail)(key, reason)
 
 
 def expected_seconds(store: Store) -> Callable[[Run], float | None]:
-    """Seconds of a cell from those that have run: the longest of its recipe and method, else of its recipe, at equal steps."""
+    """Return the seconds of a cell, from the longest run of its recipe and method.
+
+    Without one, the longest run of its recipe counts, at equal steps.
+    """
 
     def expected(run: Run) -> float | None:
         rows = [
@@ -774,7 +799,9 @@ def tune(
     budget_minutes: float | None = None,
     console: Console | None = None,
 ) -> Tuned:
-    """Tune the arms of a recipe, or go on where an earlier call stopped; the report is in the folder afterwards.
+    """Tune the arms of a recipe, or continue an earlier call.
+
+    The report is in the folder afterwards.
 
     Args:
         settings: what is tuned.
@@ -799,13 +826,12 @@ def tune(
     law = trial_law(settings.count, settings.trials) if settings.search == "random" else None
     if law is not None and settings.settings.get("sampler") == "truncated_poisson":
         raise StudyError(
-            "the choice of a random search cannot be counted with --sampler truncated_poisson,"
-            " whose law RDP does not repeat and "
-            "select; take poisson, or --search tpe, which counts no choice"
+            "the choice of --search random cannot be counted with --sampler truncated_poisson, for"
+            " lack of a theorem; take poisson, or --search tpe"
         )
     with Store(folder / "results.json") as store:
         _check_terms(store, settings, arms, common)
-        trials = settings.trials if law is None else _drawn(folder / "trials.json", arms, law)
+        trials = settings.trials if law is None else _draw_counts(folder / "trials.json", arms, law)
         storage = folder / "trials.sqlite3"
         found = searches(
             arms, common, settings.recipe, store, storage, trials=trials, kind=settings.search
@@ -835,7 +861,7 @@ def tune(
 def _check_terms(
     store: Store, study: TuneSettings, arms: Sequence[Arm], common: Mapping[str, Plain]
 ) -> None:
-    """Refuse results of another kind of search, at another ε, or with other settings that all trials share.
+    """Refuse results of another kind of search, ε, or setting that all trials share.
 
     A random search is of trials that are independent and of a number drawn before them: one that
     another search chose must not be among them. Results of other settings cannot be compared.
@@ -876,7 +902,7 @@ def _check_terms(
             )
 
 
-def _drawn(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
+def _draw_counts(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
     """The number of trials of every arm, drawn once before any trial and kept."""
     from dpkfc.app.run_folder import placed
 
@@ -915,7 +941,7 @@ def _tuned(
     plan = prepare(run.config(data_dir=place.data_dir)).plan
     whole = found[0].run({}, seed=SEED, evaluate_on="test")
     final = prepare(whole.config(data_dir=place.data_dir)).plan if law is not None else None
-    begun = StudyLedgers.of(place.folder / "runs")
+    begun = StudyLedgers.read(place.folder / "runs")
     cost = cost_of(plan, begun, law, len(found), final=final, over=source.is_over)
     results = sorted(
         (_arm_result(search, settings, law) for search in found),

@@ -1,0 +1,250 @@
+"""Predictions, evaluations and exports of the model in a run folder."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from dpkfc.app.datasets.formats import DatasetError, Examples, damaged_error
+from dpkfc.app.owndata.records import Records
+from dpkfc.app.recipes.catalogue import recipe_of
+from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Recipe
+from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import read_settings
+
+_CHUNK = 250
+# Name, number of records, recall and precision of a class.
+ClassRow = tuple[str, int, float | None, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A finished run: its settings, its recipe, and the model with released weights."""
+
+    config: RunConfig
+    recipe: Recipe
+    model: nn.Module
+
+
+def load_run(path: Path) -> Trained:
+    """Return the model of a finished run.
+
+    Args:
+        path: the run folder.
+
+    Raises:
+        RunFolderError: no folder of a finished run.
+        DatasetError: weights that cannot be read or are those of another model.
+    """
+    folder = RunFolder.locate(path)
+    if not folder.config.is_file():
+        raise RunFolderError(f"{path} is not a run folder (no config.toml); give one of a run")
+    if not folder.model.is_file():
+        raise RunFolderError(
+            f"{path} holds no released weights; finish the run: dpkfc train --resume {path}"
+        )
+    config = read_settings(folder)
+    recipe = recipe_of(config).starting_from(config.pretrained)
+    model = recipe.model(config.seed)
+    try:
+        model.load_state_dict(load_file(folder.model))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:60]
+        raise damaged_error(folder.model, f"does not fit the model ({reason})") from None
+    model.eval()
+    return Trained(config=config, recipe=recipe, model=model)
+
+
+def read_records(trained: Trained, data: Path, run: Path) -> Records:
+    """Read another file of the form that a run was trained on.
+
+    Raises:
+        ConfigError: the run is of a recipe or a task, which reads its own data.
+        DatasetError: a file that cannot be read, or lacks a column.
+    """
+    if trained.recipe.read is None:
+        raise ConfigError(
+            f"{run} was trained on {trained.recipe.title}, which has no form for other files; load"
+            " model.safetensors in Python, or dpkfc export"
+        )
+    if trained.config.recipe == "own-images" and not data.is_dir():
+        raise DatasetError(f"{data}: is no folder of images, as the run was trained on")
+    return trained.recipe.read(data)
+
+
+@torch.no_grad()
+def probabilities(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return class probabilities `[N, classes]` of inputs `[N, ...]`."""
+    parts = []
+    for chunk in inputs.split(_CHUNK):
+        outputs = model(chunk)
+        parts.append(outputs.softmax(1))
+    return torch.cat(parts)
+
+
+def write_predictions(trained: Trained, records: Records, out: Path) -> int:
+    """Write a CSV file with a name, the class and all probabilities of each record.
+
+    Returns:
+        The number of records.
+
+    Raises:
+        RunFolderError: the disk cannot take the file.
+    """
+    scores = probabilities(trained.model, records.inputs).tolist()
+    classes = trained.recipe.classes
+
+    def write(part: Path) -> None:
+        with part.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["record", "class", *(f"p({name})" for name in classes)])
+            for name, row in zip(records.names, scores, strict=True):
+                best = row.index(max(row))
+                numbers = [f"{value:.6f}" for value in row]
+                writer.writerow([name, classes[best], *numbers])
+
+    placed(out, write, private=True)
+    return len(records)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Figures of a model on labelled records. PRIVATE where the records are.
+
+    Attributes:
+        judged: score and mean loss.
+        examples: number of records.
+        unlabelled: records that were left out, since their class is not among the public ones.
+        classes: for each class its name, number of records, recall and precision; None where there
+            is nothing to divide by.
+    """
+
+    judged: Judged
+    examples: int
+    unlabelled: int
+    classes: list[ClassRow]
+
+
+def evaluate_records(trained: Trained, records: Records) -> Evaluation:
+    """Evaluate a model on the labelled records of a file.
+
+    Raises:
+        DatasetError: no record has a known class.
+    """
+    labelled = records.labelled()
+    if not len(labelled):
+        raise DatasetError(
+            f"no record has one of the classes {', '.join(trained.recipe.classes)[:60]}; check the"
+            " target column"
+        )
+    examples = labelled.inputs, labelled.labels
+    unlabelled = len(records) - len(labelled)
+    return evaluate_examples(trained, examples, unlabelled)
+
+
+def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0) -> Evaluation:
+    """Evaluate a model on examples, with figures for each class where there are classes."""
+    task = trained.recipe.task
+    rows: list[ClassRow] = []
+    count = trained.recipe.num_classes
+    if task.judge is CLASSIFICATION.judge and count > 1:
+        scores = probabilities(trained.model, examples[0])
+        guesses = scores.argmax(1)
+        names = trained.recipe.classes
+        if not names:
+            names = tuple(map(str, range(count)))
+        rows = list(_class_rows(names, guesses, examples[1]))
+    judged = task.judge(trained.model, examples)
+    total = len(examples[1])
+    return Evaluation(judged=judged, examples=total, unlabelled=unlabelled, classes=rows)
+
+
+def _class_rows(names: tuple[str, ...], guesses: Tensor, labels: Tensor) -> Iterator[ClassRow]:
+    for number, name in enumerate(names):
+        of_class, guessed = labels == number, guesses == number
+        right = int((of_class & guessed).sum())
+        total = int(of_class.sum())
+        chosen = int(guessed.sum())
+        recall = right / total if total else None
+        precision = right / chosen if chosen else None
+        yield name, total, recall, precision
+
+
+# --------------------------------------------------------------------------------------------------
+
+FORMATS = {"torch": "model.pt2", "safetensors": "model.safetensors", "onnx": "model.onnx"}
+
+
+def export_model(trained: Trained, run: Path, form: str, out: Path | None = None) -> Path:
+    """Write the model of a run for use without this package.
+
+    Args:
+        trained: of the run.
+        run: its folder.
+        form: "torch" (a program of torch.export), "safetensors" (weights alone) or "onnx".
+        out: the file; by default in the folder `export` of the run.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: an unknown format, a missing package, or a model that cannot be traced.
+    """
+    if form not in FORMATS:
+        raise ConfigError(f"unknown format {form!r}; choose {' | '.join(FORMATS)}")
+    path = out or run / "export" / FORMATS[form]
+    if form == "safetensors":
+        weights = RunFolder.locate(run).model
+        return placed(path, lambda part: shutil.copyfile(weights, part))
+    example = example_inputs(trained.recipe)
+    batch = {0: torch.export.Dim("batch")}
+    try:
+        program = torch.export.export(
+            trained.model, (example,), dynamic_shapes=(batch,), strict=False
+        )
+    # Whatever the tracer says about a model of the user.
+    except Exception as error:
+        reason = str(error).splitlines()[0][:80]
+        raise ConfigError(f"the model cannot be traced ({reason}); take safetensors") from error
+    if form == "torch":
+        return placed(path, lambda part: _save_program(program, part))
+    return placed(path, lambda part: _save_onnx(program, part))
+
+
+def example_inputs(recipe: Recipe) -> Tensor:
+    """Return two inputs of zeros, to trace a model with."""
+    if recipe.probe is not None and recipe.read is None:
+        generator = torch.Generator().manual_seed(0)
+        inputs, _ = recipe.probe(RunConfig()).sample(2, generator)
+        if isinstance(inputs, Tensor):
+            return inputs
+    return torch.zeros(2, *recipe.input_shape)
+
+
+def _save_program(program: torch.export.ExportedProgram, part: Path) -> None:
+    with part.open("wb") as file:
+        torch.export.save(program, file)
+
+
+def _save_onnx(program: torch.export.ExportedProgram, part: Path) -> None:
+    try:
+        exported = torch.onnx.export(program, (), dynamo=True, verbose=False)
+    except ImportError as error:
+        raise ConfigError(
+            f"ONNX files need the package {error.name}: pip install onnx onnxscript; or take"
+            " --format torch"
+        ) from None
+    assert exported is not None
+    exported.save(part)

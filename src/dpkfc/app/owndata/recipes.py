@@ -1,0 +1,333 @@
+"""Recipes made from a user's own data: a table, a folder of images, a file of texts, or a task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from dpkfc.app.datasets.formats import DatasetError, ExampleSet
+from dpkfc.app.owndata import image_folders, tables, texts
+from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
+from dpkfc.app.owndata.schema import (
+    Schema,
+    SchemaNoise,
+    check_schema,
+    public_facts,
+    read_schema,
+    schema_toml,
+)
+from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
+from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.recipes.words import HashedZipf, ZipfWords
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.curvature.probes import FeatureNoise, Probe
+
+OWN_KINDS = ("own-table", "own-images", "own-text", "own-task")
+_DATA_SETTINGS = ("data", "target", "schema", "text", "label_file", "task")
+
+# --------------------------------------------------------------------------------------------------
+# Settings: which kind of own data a user chose.
+
+
+def own_kind(chosen: Mapping[str, Any]) -> str:
+    """Return the kind of own data that settings name, or an empty text for a recipe.
+
+    Raises:
+        ConfigError: settings that do not go together, or data of an unknown form.
+    """
+    given = {name: chosen.get(name, "") for name in _DATA_SETTINGS}
+    data, task = given["data"], given["task"]
+    recipe = chosen.get("recipe", "")
+    if not data and not task:
+        if any(given.values()):
+            raise ConfigError("target, schema, text and label_file describe own data; give --data")
+        return ""
+    if data and task:
+        raise ConfigError("--data and --task are two sources of examples; leave one out")
+    kind = "own-task" if task else kind_of_data(Path(str(data)))
+    if recipe not in ("", kind):
+        raise ConfigError(
+            f"recipe = {recipe!r} has its own data; leave it out, or leave --data and --task out"
+        )
+    return kind
+
+
+def kind_of_data(path: Path) -> str:
+    """Return the kind of own data from the name of a file or folder.
+
+    Raises:
+        DatasetError: nothing is there, or a form that is not known.
+    """
+    suffix = path.suffix.lower()
+    if path.is_dir():
+        return "own-images"
+    if suffix in tables.SUFFIXES:
+        return "own-table"
+    if suffix in texts.SUFFIXES:
+        return "own-text"
+    if not path.exists():
+        raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
+    known = ", ".join((*tables.SUFFIXES, *texts.SUFFIXES))
+    raise DatasetError(f"{path}: is of no known form; --data takes {known} or a folder of images")
+
+
+def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return the choice with what follows from an own task: its probe, or a method without one.
+
+    Raises:
+        ConfigError: the task cannot be made.
+    """
+    target = chosen.get("task", "")
+    if chosen["recipe"] != "own-task" or not isinstance(target, str) or not target:
+        return chosen
+    task = load_task(target)
+    if task.probe is not None and "source" not in chosen:
+        return {**chosen, "source": "tokens"}
+    inputs = task_examples(task, target).train[0]
+    if task.probe is None and "method" not in chosen and not inputs.is_floating_point():
+        return {**chosen, "method": "dp-adam"}
+    return chosen
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def own_recipe(config: RunConfig) -> Recipe:
+    """Return a recipe made from a user's own data.
+
+    Only the schema, the header and names of folders are read, and no row.
+
+    Raises:
+        ConfigError: no schema, or one that does not fit.
+        DatasetError: a file that cannot be read.
+    """
+    if config.recipe == "own-task":
+        return _task_recipe(config)
+    if not config.data:
+        raise ConfigError(f"recipe = {config.recipe!r} is made from own data; give --data")
+    makers = {"own-table": _table_recipe, "own-images": _image_recipe, "own-text": _text_recipe}
+    return makers[config.recipe](config)
+
+
+def _need_schema(config: RunConfig) -> Schema:
+    """Return the schema of the settings, with public classes.
+
+    Raises:
+        ConfigError: there is none; the message is the command that writes one.
+    """
+    if not config.schema:
+        extra = f" --target {config.target or 'NAME'}"
+        if config.recipe == "own-text":
+            extra += f" --text {config.text or 'KEY'}"
+        if config.label_file:
+            extra += f" --label-file {config.label_file}"
+        raise ConfigError(
+            f"{config.data} needs a public schema: run dpkfc schema {config.data}{extra}"
+            " > schema.toml, fill it in, and give --schema schema.toml"
+        )
+    schema = read_schema(Path(config.schema), config.target)
+    if not schema.target:
+        raise ConfigError(f"{config.schema}: which column is learned? give target, or --target")
+    if not schema.classes:
+        raise ConfigError(
+            f"{config.schema}: classes is empty; list all values of {schema.target!r}"
+        )
+    return schema
+
+
+def _table_recipe(config: RunConfig) -> Recipe:
+    path = Path(config.data)
+    schema = _need_schema(config)
+    if not schema.features:
+        raise ConfigError(f"{config.schema}: no column becomes a feature; add [columns.NAME]")
+    width = schema.width
+
+    def build() -> nn.Module:
+        return _linear(width, len(schema.classes))
+
+    def probe(config: RunConfig) -> Probe:
+        return SchemaNoise(tuple(schema.features.items()))
+
+    read = partial(tables.encode_table, path, schema)
+    recipe = Recipe(
+        name=config.recipe,
+        title=path.name,
+        load=_loader(read, path),
+        build=build,
+        input_shape=(width,),
+        num_classes=len(schema.classes),
+        constants=public_facts(schema),
+        probe=probe,
+        read=lambda other: tables.encode_table(other, schema, with_target=False),
+    )
+    return _with_schema(recipe, schema)
+
+
+def _linear(width: int, classes: int) -> nn.Linear:
+    """Return logistic regression from zero."""
+    model = nn.Linear(width, classes)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return model
+
+
+def _image_recipe(config: RunConfig) -> Recipe:
+    folder = Path(config.data)
+    labels = Path(config.label_file) if config.label_file else None
+    if labels is not None:
+        schema = _need_schema(config)
+    else:
+        schema = Schema()
+        if config.schema:
+            schema = read_schema(Path(config.schema))
+        if schema.unit:
+            raise ConfigError(
+                f"unit = {schema.unit!r} is a column; give --label-file, or leave the unit out"
+            )
+        classes = schema.classes or image_folders.folder_classes(folder)
+        schema = replace(schema, classes=classes)
+        schema = check_schema(schema, config.schema or str(folder))
+    form = schema.images
+
+    def build() -> nn.Module:
+        return small_cnn(form.channels, form.size, len(schema.classes))
+
+    read = partial(image_folders.encode_folder, folder, schema, labels)
+    recipe = Recipe(
+        name=config.recipe,
+        title=folder.name,
+        load=_loader(read, folder),
+        build=build,
+        input_shape=(form.channels, form.size, form.size),
+        num_classes=len(schema.classes),
+        constants={
+            **public_facts(schema),
+            "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
+        },
+        read=lambda other: image_folders.encode_folder(other, schema),
+    )
+    return _with_schema(recipe, schema)
+
+
+def small_cnn(channels: int, size: int, classes: int) -> nn.Sequential:
+    """Build three convolutions with GroupNorm and tanh, each after the first halving the image.
+
+    Input `[N, channels, size, size]`, output `[N, classes]`.
+    """
+    # Three strides of two divide the side by eight.
+    side = min(4, -(-size // 8))
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, 5, stride=2, padding=2),
+        nn.GroupNorm(4, 16),
+        nn.Tanh(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(4, 32),
+        nn.Tanh(),
+        nn.Conv2d(32, 32, 3, stride=2, padding=1),
+        nn.GroupNorm(4, 32),
+        nn.Tanh(),
+        nn.AdaptiveAvgPool2d(side),
+        nn.Flatten(),
+        nn.Linear(32 * side**2, classes),
+    )
+
+
+def _text_recipe(config: RunConfig) -> Recipe:
+    path = Path(config.data)
+    schema = _need_schema(config)
+    if config.text:
+        form = replace(schema.text, key=config.text)
+        schema = replace(schema, text=form)
+    width = texts.text_width(schema)
+    hashes = schema.text.encoder == "words"
+
+    def build() -> nn.Module:
+        return _linear(width, len(schema.classes))
+
+    def probe(config: RunConfig) -> Probe:
+        if hashes:
+            return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent))
+        return FeatureNoise(width, std=width**-0.5)
+
+    features = f"{width:,} signed hashes of words" if hashes else "vectors of all-MiniLM-L6-v2"
+    read = partial(texts.encode_texts, path, schema)
+    recipe = Recipe(
+        name=config.recipe,
+        title=path.name,
+        load=_loader(read, path),
+        build=build,
+        input_shape=(width,),
+        num_classes=len(schema.classes),
+        constants={
+            **public_facts(schema),
+            "features": (features, "published; nothing is fitted"),
+        },
+        probe=probe,
+        read=lambda other: texts.encode_texts(other, schema, with_target=False),
+    )
+    return _with_schema(recipe, schema)
+
+
+def _task_recipe(config: RunConfig) -> Recipe:
+    if not config.task:
+        raise ConfigError("recipe = 'own-task' is made by a function; give --task module:function")
+    task = load_task(config.task)
+    examples = task_examples(task, config.task)
+    return Recipe(
+        name=config.recipe,
+        title=task.title or config.task,
+        load=lambda config: examples,
+        build=task.model,
+        input_shape=tuple(examples.train[0].shape[1:]),
+        num_classes=len(task.classes) or 1,
+        probe=_task_probe(task),
+        task=judgement(task),
+        classes=task.classes,
+        unit=task.unit,
+        max_records_per_unit=task.max_records_per_unit,
+        reason=REASONS["own-task"],
+    )
+
+
+def _task_probe(task: Task) -> Any:
+    probe = task.probe
+    return None if probe is None else lambda config: probe
+
+
+def _loader(read: Any, path: Path) -> Any:
+    """Return what a recipe loads its examples with: read, encode, split."""
+
+    def load(config: RunConfig) -> ExampleSet:
+        records: Records = read()
+        return split_records(records, config.validation_size, config.split_seed, path.name)
+
+    return load
+
+
+def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
+    """Return a recipe with classes, unit and public schema."""
+    share = f"about {TEST_SHARE:.0%} of the {'units' if schema.unit else 'records'}"
+    split = {"test split": (share, "by a public hash of each, with the seed of the split")}
+    return replace(
+        recipe,
+        constants={**recipe.constants, **split},
+        classes=schema.classes,
+        unit=schema.unit or "example",
+        max_records_per_unit=schema.max_records if schema.unit else None,
+        schema=schema_toml(schema, f"The public schema of {recipe.title}, as a run used it."),
+        reason=REASONS[recipe.name],
+    )
+
+
+# Why the defaults of own data name their method, in one line.
+REASONS = {
+    "own-table": "the default: level with DP-KFC on three tables, and simpler; docs/your-data.md",
+    "own-images": "the default: the best of nine methods on MNIST, see docs/results.md",
+    "own-text": "the default: a point ahead of DP-SGD on film reviews, see docs/results.md",
+    "own-task": "the default; dpkfc tune compares methods on your task",
+}

@@ -1,0 +1,621 @@
+"""The public schema of a user's data: kinds, bounds, categories and classes, as TOML.
+
+A person writes it from what is known without the data. Encoding reads one value at a time, so
+nothing about other rows is in the features of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.settings import ConfigError, nearest, read_toml
+from dpkfc.curvature.probes import Probe, Sample
+
+KINDS = ("number", "category", "flag", "text", "ignore", "unit")
+MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "None", "?")
+_TRUE = ("true", "t", "yes", "y", "1", "1.0")
+_FALSE = ("false", "f", "no", "n", "0", "0.0")
+# Columns of a text without `buckets`.
+TEXT_BUCKETS = 1024
+_HASH_KEY = b"dpkfc categories 1"
+
+# --------------------------------------------------------------------------------------------------
+# Names that look like those of a person, or like free text.
+
+_IDENTIFIERS = frozenset(
+    "id ids uid uuid guid ssn mrn nhs name firstname lastname surname forename fullname username"
+    " email mail phone telephone mobile fax address street passport iban account license licence"
+    " identifier".split()
+)
+_FREE_TEXT = frozenset(
+    "note notes comment comments remark remarks text description summary message".split()
+)
+
+
+def _words_of_name(name: str) -> set[str]:
+    """Return the words of a column's name in lower case: `PatientID` has patient and id."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    words = re.findall(r"[a-z]+", spaced.lower())
+    return set(words)
+
+
+def is_identifier(name: str) -> bool:
+    """Return whether a column is named like something that identifies a person."""
+    return bool(_words_of_name(name) & _IDENTIFIERS)
+
+
+def is_free_text(name: str) -> bool:
+    """Return whether a column is named like free text."""
+    return bool(_words_of_name(name) & _FREE_TEXT)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """What is public about one column of a table.
+
+    Attributes:
+        kind: one of `KINDS`.
+        bounds: least and greatest number; what lies outside is clamped.
+        categories: known texts; all others share one bucket.
+        buckets: hash texts to so many buckets instead.
+        missing: texts that mean a missing value; empty as the schema says.
+        identifier: False where a person has looked at the name and found no identifier.
+    """
+
+    kind: str = ""
+    bounds: tuple[float, ...] = ()
+    categories: tuple[str, ...] = ()
+    buckets: int = 0
+    missing: tuple[str, ...] = ()
+    identifier: bool = True
+
+    def check(self, name: str, where: str) -> None:
+        """Refuse a column that cannot be encoded, or that should not be.
+
+        Raises:
+            ConfigError: naming the column and the fix.
+        """
+        start = f"{where}: column {name!r}"
+        if self.kind not in KINDS:
+            raise ConfigError(f"{start} has kind {self.kind!r}; choose {' | '.join(KINDS)}")
+        if self.identifier and is_identifier(name) and self.kind not in ("ignore", "unit"):
+            raise ConfigError(
+                f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
+                " identifier = false if it names no person"
+            )
+        if self.kind == "number" and not self._has_bounds():
+            raise ConfigError(
+                f"{start} needs bounds = [least, greatest], known without the data; got"
+                f" {list(self.bounds)}"
+            )
+        if self.kind == "category" and not self.categories and self.buckets < 1:
+            text = ", or kind = 'text'" if is_free_text(name) else ""
+            raise ConfigError(f"{start} needs categories = [...] or buckets = NUMBER{text}")
+        size = self.buckets or TEXT_BUCKETS
+        if self.kind == "text" and (size < 2 or size & (size - 1)):
+            raise ConfigError(f"{start}: buckets of a text must be a power of two, got {size}")
+
+    def _has_bounds(self) -> bool:
+        if len(self.bounds) != 2:
+            return False
+        least, greatest = self.bounds
+        return -math.inf < least < greatest < math.inf
+
+    @property
+    def width(self) -> int:
+        """Number of features, the indicator of a missing value included."""
+        if self.kind in ("number", "flag"):
+            return 2
+        if self.kind == "category":
+            return (self.buckets or len(self.categories) + 1) + 1
+        if self.kind == "text":
+            return (self.buckets or TEXT_BUCKETS) + 1
+        return 0
+
+    def encode(self, values: Sequence[str | None]) -> Encoded:
+        """Encode the values of a column, each by itself.
+
+        Args:
+            values: texts, None for a missing one `[N]`.
+
+        Returns:
+            Features float32 `[N, width]`; the last one is 1 for a missing value, whose others are
+            zero.
+        """
+        known = list(dict.fromkeys(values))
+        number_of = {value: number for number, value in enumerate(known)}
+        codes = np.array([number_of[value] for value in values], np.int64)
+        rows = np.zeros((len(known), self.width), np.float32)
+        is_missing = np.array([self._is_missing(value) for value in known], bool)
+        rows[is_missing, -1] = 1.0
+        present = []
+        for value, missing in zip(known, is_missing, strict=True):
+            if value is not None and not missing:
+                present.append(value)
+        odd = np.zeros(len(known), bool)
+        encode = _ENCODERS[self.kind]
+        rows[~is_missing, :-1], odd[~is_missing] = encode(self, present)
+        counts = np.bincount(codes, minlength=len(known))
+        total = max(1, len(values))
+        return Encoded(
+            features=rows[codes],
+            missing=int(counts[is_missing].sum()) / total,
+            odd=int(counts[odd].sum()) / total,
+        )
+
+    def _is_missing(self, value: str | None) -> bool:
+        if value is None or value.strip() in (self.missing or MISSING):
+            return True
+        if self.kind == "number":
+            return parse_number(value) is None
+        if self.kind == "flag":
+            return value.strip().lower() not in (*_TRUE, *_FALSE)
+        return False
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The features of a column.
+
+    Attributes:
+        features: float32 `[N, width]`.
+        missing: share of missing values. PRIVATE.
+        odd: share of numbers outside of the bounds, or of unknown categories. PRIVATE.
+    """
+
+    features: np.ndarray
+    missing: float
+    odd: float
+
+
+def parse_number(text: str) -> float | None:
+    """Return a number, None where a text is none. Infinity is a number, which is clamped."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return None if math.isnan(value) else value
+
+
+_Rows = tuple[np.ndarray, np.ndarray]
+
+
+def _encode_numbers(column: Column, values: list[str]) -> _Rows:
+    """Map the bounds to −1 and 1, and clamp what lies outside."""
+    least, greatest = column.bounds
+    numbers = np.array([float(value) for value in values], np.float64)
+    clamped = np.clip(numbers, least, greatest)
+    share = (clamped - least) / (greatest - least)
+    scaled = share * 2 - 1
+    return scaled[:, None], clamped != numbers
+
+
+def _encode_categories(column: Column, values: list[str]) -> _Rows:
+    """Return one-hot rows; the last place belongs to unknown categories, which buckets lack."""
+    rows = np.zeros((len(values), column.width - 1), np.float32)
+    odd = np.zeros(len(values), bool)
+    place_of = {category: place for place, category in enumerate(column.categories)}
+    for number, value in enumerate(values):
+        text = value.strip()
+        if column.buckets:
+            place = _bucket(text, column.buckets)
+        else:
+            place = place_of.get(text, len(column.categories))
+            odd[number] = text not in place_of
+        rows[number, place] = 1.0
+    return rows, odd
+
+
+def _bucket(text: str, buckets: int) -> int:
+    digest = hashlib.blake2b(text.encode(), digest_size=8, key=_HASH_KEY)
+    return int.from_bytes(digest.digest(), "big") % buckets
+
+
+def _encode_flags(column: Column, values: list[str]) -> _Rows:
+    rows = np.full((len(values), 1), -1.0, np.float32)
+    for number, value in enumerate(values):
+        if value.strip().lower() in _TRUE:
+            rows[number] = 1.0
+    return rows, np.zeros(len(values), bool)
+
+
+def _encode_texts(column: Column, values: list[str]) -> _Rows:
+    rows = np.zeros((0, column.width - 1), np.float32)
+    if values:
+        rows = hashed_texts(values, column.width - 1).numpy()
+    return rows, np.zeros(len(values), bool)
+
+
+_ENCODERS: dict[str, Callable[[Column, list[str]], _Rows]] = {
+    "number": _encode_numbers,
+    "category": _encode_categories,
+    "flag": _encode_flags,
+    "text": _encode_texts,
+}
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageForm:
+    """What is public about images.
+
+    Attributes:
+        size: pixels of each side, to which every image is scaled.
+        channels: 3 for colours, 1 for grey.
+        broken: "error" names a file that cannot be read and ends; "skip" leaves it out.
+    """
+
+    size: int = 32
+    channels: int = 3
+    broken: str = "error"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextForm:
+    """What is public about texts.
+
+    Attributes:
+        key: of the text in a line.
+        encoder: "words" hashes words; "sentences" is a frozen public sentence encoder.
+        buckets: columns of hashed words, a power of two.
+        length: tokens that the sentence encoder reads.
+    """
+
+    key: str = "text"
+    encoder: str = "words"
+    buckets: int = 4096
+    length: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """All that is public about a user's data.
+
+    Attributes:
+        target: column (or key) of the class.
+        classes: its values, in the order of the model's outputs.
+        unit: column of the person whose records ε protects together; empty for single records.
+        max_records: most records of one unit that count in a step.
+        missing: texts that mean a missing value.
+        delimiter: of a CSV file.
+        columns: of a table.
+        images: of a folder of images.
+        text: of a file of texts.
+    """
+
+    target: str = ""
+    classes: tuple[str, ...] = ()
+    unit: str = ""
+    max_records: int = 4
+    missing: tuple[str, ...] = MISSING
+    delimiter: str = ","
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    images: ImageForm = ImageForm()
+    text: TextForm = TextForm()
+
+    @property
+    def features(self) -> dict[str, Column]:
+        """Return the columns that become features."""
+        return {name: column for name, column in self.columns.items() if column.width}
+
+    @property
+    def width(self) -> int:
+        """Number of features of a table."""
+        return sum(column.width for column in self.columns.values())
+
+
+def read_schema(path: Path, target: str = "") -> Schema:
+    """Read a schema from a TOML file.
+
+    Args:
+        path: the file.
+        target: column of the class, where a flag names it.
+
+    Raises:
+        ConfigError: naming the file, the key or column, and the fix.
+    """
+    where = str(path)
+    content = read_toml(path)
+    columns = content.pop("columns", {})
+    images = content.pop("images", {})
+    text = content.pop("text", {})
+    if not isinstance(columns, Mapping):
+        raise ConfigError(f"{where}: columns must be tables, such as [columns.age]")
+    values = _values(Schema, content, where)
+    schema = Schema(
+        **values,
+        columns={
+            name: Column(**_values(Column, inner, f"{where} [columns.{name}]"))
+            for name, inner in columns.items()
+        },
+        images=ImageForm(**_values(ImageForm, images, f"{where} [images]")),
+        text=TextForm(**_values(TextForm, text, f"{where} [text]")),
+    )
+    if target and schema.target and target != schema.target:
+        raise ConfigError(
+            f"{where}: target is {schema.target!r}, and --target says {target!r}; leave one out"
+        )
+    schema = dataclasses.replace(schema, target=target or schema.target)
+    return check_schema(schema, where)
+
+
+def check_schema(schema: Schema, where: str) -> Schema:
+    """Return a schema whose columns have what their kinds need.
+
+    Raises:
+        ConfigError: naming the file, the key or column, and the fix.
+    """
+    columns = {}
+    units = [schema.unit] if schema.unit else []
+    for name, column in schema.columns.items():
+        if name == schema.target:
+            raise ConfigError(f"{where}: {name!r} is the target; remove [columns.{name}]")
+        column.check(name, where)
+        missing = column.missing or schema.missing
+        columns[name] = dataclasses.replace(column, missing=missing)
+        if column.kind == "unit":
+            units.append(name)
+    if len(set(units)) > 1:
+        raise ConfigError(f"{where}: {units[0]!r} and {units[1]!r} are both units; keep one")
+    different = len(set(schema.classes))
+    if schema.classes and different < max(2, len(schema.classes)):
+        raise ConfigError(
+            f"{where}: classes must be two or more different values, got {list(schema.classes)}"
+        )
+    if schema.max_records < 1:
+        raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
+    _check_forms(schema, where)
+    unit = units[0] if units else ""
+    return dataclasses.replace(schema, columns=columns, unit=unit)
+
+
+def _check_forms(schema: Schema, where: str) -> None:
+    images, text = schema.images, schema.text
+    if images.channels not in (1, 3) or not 8 <= images.size <= 512:
+        raise ConfigError(
+            f"{where} [images]: channels must be 1 or 3 and size 8 to 512, got {images.channels}"
+            f" and {images.size}"
+        )
+    if images.broken not in ("error", "skip"):
+        raise ConfigError(f"{where} [images]: broken must be error or skip, got {images.broken!r}")
+    if text.encoder not in ("words", "sentences"):
+        raise ConfigError(
+            f"{where} [text]: encoder must be words or sentences, got {text.encoder!r}"
+        )
+    if text.buckets < 2 or text.buckets & (text.buckets - 1):
+        raise ConfigError(f"{where} [text]: buckets must be a power of two, got {text.buckets}")
+    if not 4 <= text.length <= 512:
+        raise ConfigError(f"{where} [text]: length must be 4 to 512, got {text.length}")
+
+
+def _values(owner: type, content: Any, where: str) -> dict[str, Any]:
+    """Return the values of a TOML table in the types of a dataclass."""
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{where} must be a table of keys, got {content!r:.40}")
+    kinds = {entry.name: str(entry.type) for entry in dataclasses.fields(owner)}
+    values = {}
+    for key, value in content.items():
+        if key not in kinds:
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(key, kinds)}")
+        values[key] = _plain_value(kinds[key], value, f"{where}: {key}")
+    return values
+
+
+_PLAIN = {
+    "str": str,
+    "int": int,
+    "bool": bool,
+}
+_WORDS = {
+    "str": "text in quotes",
+    "int": "a whole number",
+    "bool": "true or false",
+    "tuple[str, ...]": "a list",
+    "tuple[float, ...]": "a list of numbers",
+}
+
+
+def _plain_value(kind: str, value: Any, where: str) -> Any:
+    if kind in _PLAIN and type(value) is _PLAIN[kind]:
+        return value
+    if kind == "tuple[str, ...]" and isinstance(value, list):
+        return tuple(map(_plain_text, value))
+    if kind == "tuple[float, ...]" and isinstance(value, list):
+        are_numbers = [isinstance(inner, int | float) for inner in value]
+        if all(are_numbers):
+            return tuple(map(float, value))
+    raise ConfigError(f"{where} must be {_WORDS.get(kind, 'a table')}, got {value!r:.40}")
+
+
+def _plain_text(value: Any) -> str:
+    """Return a text as it stands in a table: 1 is "1", true is "true"."""
+    text = str(value)
+    return text.lower() if isinstance(value, bool) else text
+
+
+# --------------------------------------------------------------------------------------------------
+# Writing: the schema that a run used, and an empty one for a person to fill in.
+
+
+def schema_toml(schema: Schema, title: str) -> str:
+    """Return a schema as TOML, without keys that have their defaults, for a run folder.
+
+    Args:
+        schema: of the run.
+        title: one line about the file, without anything of its rows.
+    """
+    import tomli_w
+
+    table = _plain_table(schema)
+    columns = {}
+    for name, column in schema.columns.items():
+        columns[name] = _plain_table(column)
+        if column.missing == schema.missing:
+            columns[name].pop("missing", None)
+    table["columns"] = columns
+    return f"# {title}\n{tomli_w.dumps(table)}"
+
+
+def _plain_table(value: Any) -> dict[str, Any]:
+    """Return the values that are not the defaults of a dataclass."""
+    table: dict[str, Any] = {}
+    for entry in dataclasses.fields(value):
+        inner = getattr(value, entry.name)
+        if inner == entry.default:
+            continue
+        if dataclasses.is_dataclass(inner):
+            table[entry.name] = _plain_table(inner)
+        else:
+            table[entry.name] = list(inner) if isinstance(inner, tuple) else inner
+    return table
+
+
+_KINDS_LINE = "# number | category | flag | text | ignore | unit"
+_HINTS = {
+    "": f"""\
+kind = ""          {_KINDS_LINE}
+# bounds = []      # of a number: least and greatest
+# categories = []  # of a category; or buckets = 32""",
+    "number": """\
+kind = "number"    # as its type says; a code is a category
+bounds = []        # least and greatest""",
+    "flag": """\
+kind = "flag"      # true or false""",
+    "ignore": """\
+kind = "ignore"    # named like an identifier; "unit" where it names the person""",
+    "text": """\
+kind = "text"      # its words are hashed""",
+}
+
+
+def template(
+    columns: Mapping[str, str], target: str, delimiter: str = ",", sections: str = ""
+) -> str:
+    """Return a schema to fill in, made from names and types alone.
+
+    Args:
+        columns: the kind of each column where its type tells, else an empty text.
+        target: column of the class.
+        delimiter: of a CSV file.
+        sections: further TOML, for images and texts.
+    """
+    import tomli_w
+
+    first = {"target": target, "classes": []}
+    lines = [
+        "# What is public about the data. Fill it in from what you know without looking at rows.",
+        *tomli_w.dumps(first).splitlines(),
+        "# classes: all values of the target, such as ['no', 'yes']",
+        f"missing = {json.dumps(MISSING)}",
+    ]
+    if delimiter != ",":
+        lines.append(tomli_w.dumps({"delimiter": delimiter}).strip())
+    for name, kind in columns.items():
+        if name == target:
+            continue
+        hint = kind
+        if is_identifier(name):
+            hint = "ignore"
+        elif is_free_text(name):
+            hint = "text"
+        head, *_ = tomli_w.dumps({"columns": {name: {"kind": ""}}}).splitlines()
+        lines += ["", head, _HINTS[hint]]
+    return "\n".join([*lines, sections]).rstrip() + "\n"
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SchemaNoise(Probe):
+    """A probe for tables: columns drawn independently, from the schema alone.
+
+    Numbers are uniform in their bounds, categories and flags are uniform, and words of texts are
+    random signs.
+
+    Attributes:
+        columns: of the schema, by name.
+        missing: share of missing values.
+    """
+
+    columns: tuple[tuple[str, Column], ...]
+    missing: float = 0.02
+
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """Return features `[n, width]`, no labels."""
+        parts = []
+        for _, column in self.columns:
+            parts.append(self._draw(column, n, generator))
+        return torch.cat(parts, dim=1), None
+
+    def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
+        rows = torch.zeros(n, column.width)
+        uniform = torch.rand(n, generator=generator)
+        if column.kind == "number":
+            rows[:, 0] = 2 * uniform - 1
+        elif column.kind == "flag":
+            rows[:, 0] = torch.where(uniform < 0.5, 1.0, -1.0)
+        elif column.kind == "category":
+            places = (uniform * (column.width - 1)).long()
+            rows[torch.arange(n), places] = 1.0
+        else:
+            shape = n, column.width - 1
+            signs = torch.randint(-1, 2, shape, generator=generator).float()
+            rows[:, :-1] = functional.normalize(signs, dim=1)
+        chance = torch.rand(n, generator=generator)
+        is_missing = chance < self.missing
+        rows[is_missing] = 0.0
+        rows[is_missing, -1] = 1.0
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {
+            "kind": "SchemaNoise",
+            "source": "synthetic",
+            "missing": self.missing,
+            "columns": self._described,
+        }
+
+    @functools.cached_property
+    def _described(self) -> list[list[Any]]:
+        described: list[list[Any]] = []
+        for name, column in self.columns:
+            described.append([name, column.kind, column.width])
+        return described
+
+
+def public_facts(schema: Schema) -> dict[str, tuple[str, str]]:
+    """Return what a privacy card says of a schema."""
+    classes = ", ".join(schema.classes)
+    facts = {"classes": (classes, "named by the user, not read from rows")}
+    if schema.columns:
+        counts = _count_kinds(schema.columns.values())
+        facts["schema"] = (counts, "kinds, bounds and categories are stated by the user")
+    return facts
+
+
+def _count_kinds(columns: Iterable[Column]) -> str:
+    kinds = [column.kind for column in columns]
+    counted = [f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds]
+    return f"columns: {', '.join(counted)}"

@@ -1,0 +1,210 @@
+"""A task of a user's own module: model, examples, loss and more, returned by one function."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dpkfc.app.datasets.formats import Examples, ExampleSet
+from dpkfc.app.recipes.recipe import Judged, cross_entropy, evaluate
+from dpkfc.app.recipes.recipe import Task as Judgement
+from dpkfc.app.settings import ConfigError, nearest
+from dpkfc.curvature.probes import Probe
+
+Loss = Callable[[nn.Module, Examples], Tensor]
+Judge = Callable[[nn.Module, Examples], Judged]
+Metrics = Callable[[nn.Module, Examples], Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a function named by `--task module:function` returns.
+
+    Attributes:
+        model: makes the model; it is called with a public seed in force.
+        train: private examples: a pair of tensors (inputs `[N, ...]`, labels `[N, ...]`), or a
+            dataset of such pairs, which is read into memory.
+        test: held-out examples in the same form.
+        loss: maps model and batch to one loss for each example `[B]`; cross-entropy by default.
+        metrics: maps model and held-out examples to figures by name. The first is the score that
+            curves show; it is 1 for a perfect model. Accuracy by default.
+        score: name of the score.
+        probe: public source of inputs for curvature. Images and vectors have one by default.
+        unit: what ε protects, such as "patient".
+        units: the unit of each training example `[N]`, where a unit has several.
+        max_records_per_unit: most examples of one unit that count in a step.
+        classes: names of the labels, for per-class figures.
+        title: name of the data for people.
+    """
+
+    model: Callable[[], nn.Module]
+    train: Any
+    test: Any
+    loss: Loss = cross_entropy
+    metrics: Metrics | None = None
+    score: str = "accuracy"
+    probe: Probe | None = None
+    unit: str = "example"
+    units: Sequence[Any] | None = None
+    max_records_per_unit: int | None = None
+    classes: tuple[str, ...] = ()
+    title: str = ""
+
+
+def find_function(target: str) -> Callable[[], object]:
+    """Return the function that `module:function` names.
+
+    Raises:
+        ConfigError: no such module or function, or an error while the module is imported.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{target!r} is not module:function, for example my_project.task:make")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{target}: module {module_name!r} cannot be imported ({error})"
+        ) from None
+    # Whatever the user's module raises becomes one line.
+    except Exception as error:
+        raise ConfigError(_one_line(target, error)) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        hint = nearest(name, vars(module))[:200]
+        raise ConfigError(f"{target}: {module_name} has no function {name!r}; {hint}")
+    return cast("Callable[[], object]", function)
+
+
+def call_function(target: str) -> object:
+    """Return what the function that `module:function` names returns.
+
+    Raises:
+        ConfigError: as `find_function`; any error of the function, in one line.
+    """
+    function = find_function(target)
+    try:
+        return function()
+    except Exception as error:
+        raise ConfigError(f"{_one_line(target, error)}; it is called without arguments") from error
+
+
+def _one_line(target: str, error: Exception) -> str:
+    """Return an error of the user's code in one line, with the place in the last of its frames."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = ""
+    if frame is not None:
+        place = f" (line {frame.tb_lineno} of {frame.tb_frame.f_code.co_filename[-40:]})"
+    text = " ".join(str(error).split())
+    text = text[:80]
+    return f"{target} raised {type(error).__name__}: {text}{place}"
+
+
+@cache
+def load_task(target: str) -> Task:
+    """Return the task that `module:function` makes, made once a process.
+
+    Raises:
+        ConfigError: no such function, an error in it, or something else than a `Task`.
+    """
+    task = call_function(target)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"{target} returned {type(task).__name__}; it must return a"
+            " dpkfc.app.owndata.tasks.Task"
+        )
+    if (task.units is None) != (task.max_records_per_unit is None):
+        raise ConfigError(f"{target}: units and max_records_per_unit belong together; give both")
+    return task
+
+
+def task_examples(task: Task, target: str) -> ExampleSet:
+    """Return the examples of a task as tensors.
+
+    Raises:
+        ConfigError: examples of another form, or units of another number than examples.
+    """
+    train = _tensors(task.train, f"{target}: train")
+    units = None
+    if task.units is not None:
+        if len(task.units) != len(train[1]):
+            raise ConfigError(
+                f"{target}: {len(task.units)} units for {len(train[1])} training examples; give"
+                " one for each"
+            )
+        units_of = np.asarray(task.units)
+        _, numbers = np.unique(units_of, return_inverse=True)
+        units = torch.from_numpy(numbers)
+    return ExampleSet(
+        train=train,
+        test=_tensors(task.test, f"{target}: test"),
+        source=f"the task {target}",
+        units=units,
+    )
+
+
+def _tensors(examples: Any, where: str) -> Examples:
+    if not isinstance(examples, tuple | list):
+        items = []
+        for row in range(len(examples)):
+            items.append(examples[row])
+        if not items:
+            raise ConfigError(f"{where} holds no examples")
+        inputs, labels = torch.utils.data.default_collate(items)
+        examples = inputs, labels
+    if len(examples) != 2 or not all(isinstance(part, Tensor) for part in examples):
+        raise ConfigError(f"{where} must be two tensors, inputs and labels, or a dataset of pairs")
+    inputs, labels = examples
+    if len(inputs) != len(labels) or not len(labels):
+        raise ConfigError(
+            f"{where} has {len(inputs)} inputs and {len(labels)} labels; give as many"
+        )
+    return inputs, labels
+
+
+def judgement(task: Task) -> Judgement:
+    """Return loss and score of a task in the form of a recipe."""
+    if task.metrics is None and task.loss is cross_entropy:
+        return Judgement(score=task.score)
+    judge = _judge_by(task, task.metrics or _accuracy)
+    return Judgement(loss=task.loss, judge=judge, score=task.score)
+
+
+def _accuracy(model: nn.Module, examples: Examples) -> Mapping[str, float]:
+    return {"accuracy": evaluate(model, examples).accuracy}
+
+
+_CHUNK = 250
+
+
+def _judge_by(task: Task, metrics: Metrics) -> Judge:
+    @torch.no_grad()
+    def judge(model: nn.Module, examples: Examples) -> Judged:
+        training = model.training
+        device = next(model.parameters()).device
+        model.eval()
+        inputs = examples[0].to(device)
+        labels = examples[1].to(device)
+        total = 0.0
+        for start in range(0, len(labels), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            losses = task.loss(model, (inputs[rows], labels[rows]))
+            total += float(losses.sum())
+        figures = metrics(model, (inputs, labels))
+        model.train(training)
+        score = next(iter(figures.values()))
+        return Judged(float(score), total / len(labels))
+
+    return judge

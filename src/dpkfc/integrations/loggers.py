@@ -1,0 +1,281 @@
+"""Write the numbers of a session to TensorBoard, MLflow or Weights & Biases.
+
+    Session(plan, model, optimizer, dataset, callbacks=[Logger(TensorBoard("runs/first"))])
+
+A logger writes numbers that ε covers. With `private=True` it also writes those of private batches,
+under names that begin with `not_private/`, and the privacy card names them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from dpkfc.callbacks import Callback, StepReport
+from dpkfc.config import Plan
+from dpkfc.curvature.base import PreconditionerState
+
+# Tools record the time of every number. It follows the size of the private batch, as the seconds of
+# a step do, so writers give all public numbers the time at which the run began.
+
+
+class Writer(Protocol):
+    """A tool that keeps numbers by name and step."""
+
+    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+        """Begin a run with its public parameters; `private` hides it from other users."""
+        ...
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Write numbers of one step."""
+        ...
+
+    def close(self) -> None:
+        """End the run."""
+        ...
+
+
+class Logger(Callback):
+    """Hands the numbers of every step to a writer.
+
+    Args:
+        writer: `TensorBoard`, `MLflow`, `WandB` or your own.
+        private: also write batch size, clipped and non-finite fraction, median norm and seconds,
+            which ε does not cover.
+    """
+
+    def __init__(self, writer: Writer, *, private: bool = False) -> None:
+        self.private = private
+        self._writer = writer
+        self._scale: float | None = None
+
+    def on_start(self, session: Any) -> None:
+        """Begin a run with the parameters of the plan."""
+        self._writer.open(describe_plan(session.plan), private=self.private)
+
+    def on_refresh(self, state: PreconditionerState) -> None:
+        """Remember the scale of a preconditioner, which is written with its step."""
+        self._scale = state.scale
+
+    def on_step(self, report: StepReport) -> None:
+        """Write the numbers of a step under the number of its release."""
+        figures = {
+            "epsilon": report.epsilon,
+            "learning_rate": report.learning_rate,
+            "noise_multiplier": report.noise_multiplier,
+            **report.notes,
+        }
+        if self._scale is not None:
+            figures["preconditioner_scale"] = self._scale
+            self._scale = None
+        for name, value in (report.private or {}).items():
+            figures[f"not_private/{name}"] = value
+        self._writer.write(figures, report.release)
+
+    def on_end(self, session: Any) -> None:
+        """End the run."""
+        self._writer.close()
+
+
+def describe_plan(plan: Plan) -> dict[str, Any]:
+    """Return the public parameters of a plan, by name."""
+    config = plan.config
+    preconditioner = config.preconditioner
+    return {
+        "target_epsilon": plan.target_epsilon,
+        "delta": plan.delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "max_grad_norm": plan.max_grad_norm,
+        "expected_batch_size": plan.expected_batch_size,
+        "dataset_size": plan.dataset_size,
+        "steps": plan.steps,
+        "clipping": config.clipping,
+        "accountant": plan.accountant,
+        "preconditioner": "none" if preconditioner is None else type(preconditioner).__name__,
+        "certified": plan.certified,
+        "plan_hash": plan.hash,
+    }
+
+
+class TensorBoard:
+    """Writes event files of TensorBoard.
+
+    Args:
+        folder: of the event files, one a run.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        _import("tensorboard")
+        self._folder = Path(folder)
+        self._writer: Any = None
+        self._began = 0.0
+
+    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+        """Open an event file and write the parameters as a text."""
+        # torch's module imports tensorboard.
+        tensorboard = _import("torch.utils.tensorboard")
+        self._folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        self._writer = tensorboard.SummaryWriter(self._folder)
+        self._began = time.time()
+        rows = [f"|{name}|{value}|" for name, value in parameters.items()]
+        text = "\n".join(["|parameter|value|", "|---|---|", *rows])
+        self._writer.add_text("plan", text, 0, walltime=self._began)
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Write a scalar for each number."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step, walltime=self._began)
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class MLflow:
+    """Writes a run of MLflow; its server or file is that of MLflow's own settings.
+
+    Args:
+        experiment: created where it does not exist.
+        tracking_uri: of server or file; None takes MLflow's own.
+        name: of the run; None lets MLflow choose one.
+
+    Raises:
+        ImportError: the package is not installed.
+    """
+
+    def __init__(
+        self, experiment: str = "dpkfc", tracking_uri: str | None = None, name: str | None = None
+    ) -> None:
+        _import("mlflow")
+        self._experiment, self._uri, self._name = experiment, tracking_uri, name
+        self._client: Any = None
+        self._run = ""
+        self._began = 0
+
+    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+        """Create a run and write the parameters."""
+        self._client = _import("mlflow").MlflowClient(tracking_uri=self._uri)
+        found = self._client.get_experiment_by_name(self._experiment)
+        if found is None:
+            experiment = self._client.create_experiment(self._experiment)
+        else:
+            experiment = found.experiment_id
+        self._run = self._client.create_run(experiment, run_name=self._name).info.run_id
+        self._began = round(1000 * time.time())
+        for name, value in parameters.items():
+            self._client.log_param(self._run, name, value)
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Write a metric for each number."""
+        for name, value in figures.items():
+            self._client.log_metric(self._run, name, float(value), self._began, step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._client.set_terminated(self._run)
+
+
+class WandB:
+    """Writes a run of Weights & Biases; account, project and mode are those of its own settings.
+
+    What the console shows and how much memory and processor a run takes follow private batches, so
+    neither is recorded.
+
+    Args:
+        folder: of the files of the run; None takes the present one.
+        options: further arguments of `wandb.init`, such as `project` and `mode`; not `settings`.
+
+    Raises:
+        ImportError: the package is not installed.
+        ValueError: `settings` among the options.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None, **options: Any) -> None:
+        _import("wandb")
+        if "settings" in options:
+            raise ValueError(
+                "WandB takes no settings=, which could record the console; leave it out"
+            )
+        self._folder, self._options = folder, options
+        self._run: Any = None
+        self._began = 0.0
+
+    def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
+        """Begin a run with the parameters as its configuration."""
+        wandb = _import("wandb")
+        settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True)
+        folder = None if self._folder is None else Path(self._folder)
+        if folder is not None:
+            folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        options = {"project": "dpkfc", **self._options}
+        self._run = wandb.init(dir=folder, config=dict(parameters), settings=settings, **options)
+        self._began = time.time()
+
+    def write(self, figures: Mapping[str, float], step: int) -> None:
+        """Write the numbers as one row of the history."""
+        self._run.log({**figures, "_timestamp": self._began}, step=step)
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.finish()
+
+
+LOGGERS = ("tensorboard", "mlflow", "wandb")
+
+
+def make_logger(
+    name: str, folder: str | os.PathLike[str], title: str, *, private: bool = False
+) -> Logger:
+    """Return the logger of a run folder.
+
+    Args:
+        name: "tensorboard", "mlflow" or "wandb".
+        folder: of the run. Files of TensorBoard and Weights & Biases lie in its folder `log`.
+        title: name of the run.
+        private: as in `Logger`.
+
+    Raises:
+        ValueError: another name.
+        ImportError: the package is not installed.
+    """
+    place = Path(folder) / "log"
+    if name == "tensorboard":
+        return Logger(TensorBoard(place), private=private)
+    if name == "mlflow":
+        return Logger(MLflow(name=title), private=private)
+    if name == "wandb":
+        return Logger(WandB(place, name=title), private=private)
+    raise ValueError(f"there is no logger {name!r}; choose one of {', '.join(LOGGERS)}")
+
+
+def check_logger(name: str) -> None:
+    """Check that the package of a logger is installed; "" stands for no logger.
+
+    Raises:
+        ImportError: naming the command that installs it.
+    """
+    if name:
+        _import(name)
+
+
+def _import(name: str) -> Any:
+    """Return a module of an optional package.
+
+    Raises:
+        ImportError: it is not installed; names the command that installs it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.rpartition(".")[2]
+        raise ImportError(
+            f"logging to {package} needs the package {package} ({str(error)[:60]}); pip install"
+            f" {package}, or 'dpkfc[log]'"
+        ) from error

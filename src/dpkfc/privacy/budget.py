@@ -1,0 +1,506 @@
+"""The budget of one group of people: a file that each run on their data charges at its start.
+
+A run charges all releases of its plan. The accountant composes them with those of all earlier runs,
+and a run that would take the total above the budget is refused. A crash between charge and start
+therefore counts too much, never too little. Nothing is given back: a ledger cannot prove that a
+stopped run will never go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dpkfc._checks import check_in_range, check_positive
+from dpkfc.privacy.accounting import event_from_dict, event_to_dict, total_epsilon
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, sync_folder, verify
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: there, nothing keeps two processes apart
+    fcntl = None  # type: ignore[assignment]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+if TYPE_CHECKING:
+    import dp_accounting
+
+_log = logging.getLogger(__name__)
+_HEAD = """\
+# The privacy budget of one group of people, in all runs together. dpkfc adds a [[charge]] before
+# each run starts. A charge that is deleted here is not undone: what was released stays released.
+
+"""
+_KEYS = {"people", "epsilon", "delta", "charge"}
+# The noise that would fit is searched up to so many doublings, then in so many halvings.
+_DOUBLINGS, _HALVINGS = 6, 5
+
+
+class BudgetError(ValueError):
+    """A budget that cannot be read or written, or a run that it cannot count."""
+
+
+class PlannedRun(Protocol):
+    """What a budget reads of a plan, of a session as of a federated run."""
+
+    @property
+    def hash(self) -> str: ...  # noqa: D102
+    @property
+    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
+    @property
+    def delta(self) -> float: ...  # noqa: D102
+    @property
+    def privacy_unit(self) -> str: ...  # noqa: D102
+    @property
+    def neighbouring_relation(self) -> str: ...  # noqa: D102
+    @property
+    def caveats(self) -> tuple[str, ...]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """One run in a budget.
+
+    Attributes:
+        ledger: name of its ledger.
+        path: of its ledger, "" in memory.
+        plan: hash of its plan.
+        when: time of the charge.
+        unit: whom its plan protects.
+        neighbouring_relation: of its plan.
+        releases: that its plan allows.
+        event: of one release, as JSON.
+        epsilon: ε of this run alone, at the budget's δ.
+        before, after: total ε without and with this run, at the budget's δ.
+    """
+
+    ledger: str
+    path: str
+    plan: str
+    when: str
+    unit: str
+    neighbouring_relation: str
+    releases: int
+    event: str
+    epsilon: float
+    before: float
+    after: float
+
+    @property
+    def cost(self) -> tuple[dp_accounting.DpEvent, int]:
+        """The event of a release, and the number of releases."""
+        return event_from_dict(json.loads(self.event)), self.releases
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What a run was told when it charged a budget.
+
+    Attributes:
+        people: whom the budget is about.
+        epsilon, delta: of the budget.
+        before, after: total ε without and with this run, at δ.
+    """
+
+    people: str
+    epsilon: float
+    delta: float
+    before: float
+    after: float
+
+
+class Budget:
+    """A file that counts all runs on the data of the same people.
+
+    Args:
+        path: a TOML file; begun where it does not exist and `epsilon` and `delta` are given.
+        epsilon: ε of all runs together. None takes that of the file.
+        delta: δ of all runs together. None takes that of the file.
+        people: whom the budget is about; "" takes that of the file, for a new one its name.
+
+    Raises:
+        BudgetError: no budget, a damaged one, or one with another ε, δ or other people.
+        ValueError: ε that is not positive, δ outside (0, 1).
+
+    Guarantee: The plans of all runs that were charged cost at most (ε, δ) together. Runs that name
+        no budget, or another one, are not counted.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        people: str = "",
+    ) -> None:
+        self.path = Path(path).expanduser().resolve()
+        if epsilon is not None:
+            check_positive("epsilon", epsilon)
+        if delta is not None:
+            check_in_range("delta", delta, "(0, 1)")
+        if epsilon is not None and delta is not None:
+            self._begin(epsilon, delta, people)
+        state = self._read()
+        stated = {"epsilon": epsilon, "delta": delta, "people": people or None}
+        known = {"epsilon": state.epsilon, "delta": state.delta, "people": state.people}
+        for name, value in stated.items():
+            if value is not None and value != known[name]:
+                raise BudgetError(
+                    f"the budget {self.path.name} has {name} = {known[name]!r}, not {value!r};"
+                    " leave it out, or name another file"
+                )
+        self.epsilon, self.delta, self.people = state.epsilon, state.delta, state.people
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """All runs so far, in order."""
+        return self._read().charges
+
+    @property
+    def spent(self) -> float:
+        """Total ε of all runs so far, at δ."""
+        return total_epsilon([charge.cost for charge in self.charges], self.delta)
+
+    def check(self, plan: PlannedRun, releases: int) -> Receipt:
+        """Return what a new run would be charged, and write nothing.
+
+        Args:
+            plan: of the run.
+            releases: that its plan allows.
+
+        Raises:
+            BudgetError: a run that this budget cannot count.
+            BudgetExhausted: the run does not fit.
+        """
+        return self._receipt(self._price(self._read(), plan, releases, "", ""))
+
+    def charge(self, plan: PlannedRun, ledger: Ledger) -> Receipt:
+        """Charge a whole plan once for each ledger. When this returns, the disk has the charge.
+
+        Args:
+            plan: of the run.
+            ledger: of the run, open. A run that goes on with its ledger is not charged again; one
+                that goes on with a copy is.
+
+        Raises:
+            BudgetError: a run that this budget cannot count, or a file that cannot be written.
+            BudgetExhausted: the run does not fit; nothing was written.
+        """
+        if ledger.max_releases is None:
+            raise BudgetError(
+                "a budget counts runs with a planned end; make_private has none: use"
+                " make_private_with_epsilon"
+            )
+        path = "" if ledger.place is None else str(ledger.place.resolve())
+        with _locked(self.path):
+            state = self._read()
+            known = [c for c in state.charges if c.ledger == ledger.id and not _is_copy(c, path)]
+            if known:
+                return self._receipt(known[0])
+            charge = self._price(state, plan, ledger.max_releases, ledger.id, path)
+            _replace(self.path, state.text + _to_toml(charge))
+        return self._receipt(charge)
+
+    def _begin(self, epsilon: float, delta: float, people: str) -> None:
+        """Write a new file if there is none."""
+        if self.path.exists():
+            return
+        people = people or self.path.stem
+        head = {"people": people, "epsilon": float(epsilon), "delta": float(delta)}
+        text = _HEAD + "".join(f"{name} = {_value(x)}\n" for name, x in head.items())
+        part = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            _write(part, text)
+            # A link, unlike a rename, leaves the file of a process that was faster.
+            with contextlib.suppress(FileExistsError):
+                os.link(part, self.path)
+            part.unlink()
+            sync_folder(self.path)
+        except OSError as error:
+            raise self._unusable(error, "written") from None
+
+    def _read(self) -> _State:
+        try:
+            return _parse(self.path.read_text("utf-8"), self.path.name)
+        except FileNotFoundError:
+            raise BudgetError(
+                f"there is no budget {self.path}; begin one: dpkfc budget {self.path.name}"
+                " --epsilon 3 --delta 1e-6"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unusable(error, "read") from None
+
+    def _unusable(self, error: Exception, verb: str) -> BudgetError:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        return BudgetError(
+            f"the budget {self.path.name} cannot be {verb} ({reason}); name another file"
+        )
+
+    def _price(
+        self, state: _State, plan: PlannedRun, releases: int, ledger: str, path: str
+    ) -> Charge:
+        """Return the charge of a run that fits."""
+        unit = unit_of(plan.privacy_unit)
+        self._check_countable(state, plan, unit)
+        costs = [charge.cost for charge in state.charges]
+        own = (plan.event, releases)
+        before = total_epsilon(costs, state.delta)
+        after = total_epsilon([*costs, own], state.delta)
+        if not after <= state.epsilon:
+            raise BudgetExhausted(self._refusal(state, plan, releases, before, after))
+        now = datetime.datetime.now(datetime.timezone.utc)
+        return Charge(
+            ledger=ledger,
+            path=path,
+            plan=plan.hash,
+            when=now.isoformat(timespec="seconds"),
+            unit=unit,
+            neighbouring_relation=plan.neighbouring_relation,
+            releases=releases,
+            event=json.dumps(event_to_dict(plan.event)),
+            epsilon=total_epsilon([own], state.delta),
+            before=before,
+            after=after,
+        )
+
+    def _check_countable(self, state: _State, plan: PlannedRun, unit: str) -> None:
+        if plan.caveats:
+            raise BudgetError(
+                f"the budget {self.path.name} counts certified plans alone. {plan.caveats[0]}"
+            )
+        for charge in state.charges[:1]:
+            pairs = (
+                (charge.unit, unit),
+                (charge.neighbouring_relation, plan.neighbouring_relation),
+            )
+            for known, wanted in pairs:
+                if known != wanted:
+                    raise BudgetError(
+                        f"the budget {self.path.name} counts {known}, this plan has {wanted}:"
+                        " their ε do not add up; name another budget"
+                    )
+
+    def _receipt(self, charge: Charge) -> Receipt:
+        return Receipt(
+            people=self.people,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            before=charge.before,
+            after=charge.after,
+        )
+
+    def _refusal(
+        self, state: _State, plan: PlannedRun, releases: int, before: float, after: float
+    ) -> str:
+        """Return what is left, and the ε of a plan that fits."""
+        costs = [charge.cost for charge in state.charges]
+        fitting = _fitting_epsilon(costs, plan, releases, state)
+        advice = "name another budget"
+        if fitting:
+            advice = f"plan for ε = {fitting:g}, or {advice}"
+        left = max(0.0, state.epsilon - before)
+        return (
+            f"the budget {self.path.name} has ε = {left:.3g} of {state.epsilon:g} left, this run"
+            f" takes the total to {after:.4g} at δ = {state.delta:g}; {advice}"
+        )
+
+
+def unit_of(text: str) -> str:
+    """Return whom a plan protects, without how many of their records count in a step."""
+    return text.split(" (", maxsplit=1)[0]
+
+
+def _fitting_epsilon(
+    costs: Sequence[tuple[dp_accounting.DpEvent, int]],
+    plan: PlannedRun,
+    releases: int,
+    state: _State,
+) -> float:
+    """Return ε of the plan with more noise that fits, rounded down to two digits; 0 for none."""
+
+    def fits(factor: float) -> bool:
+        own = (_louder(plan.event, factor), releases)
+        return total_epsilon([*costs, own], state.delta) <= state.epsilon
+
+    if total_epsilon(costs, state.delta) >= state.epsilon:
+        return 0.0
+    low, high, tries = 1.0, 2.0, 0
+    while not fits(high):
+        low, high, tries = high, 2 * high, tries + 1
+        if tries == _DOUBLINGS:
+            return 0.0
+    for _ in range(_HALVINGS):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    epsilon = total_epsilon([(_louder(plan.event, high), releases)], plan.delta)
+    scale = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
+    return float(f"{math.floor(epsilon / scale) * scale:.2g}")
+
+
+def _louder(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEvent:
+    """Return the event with a larger noise multiplier."""
+
+    def scale(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            changed = {name: scale(inner) for name, inner in value.items()}
+            if "noise_multiplier" in changed:
+                changed["noise_multiplier"] *= factor
+            return changed
+        return [scale(inner) for inner in value] if isinstance(value, list) else value
+
+    return event_from_dict(scale(event_to_dict(event)))
+
+
+def _is_copy(charge: Charge, path: str) -> bool:
+    """Return whether the charged ledger still lies elsewhere, so that this one is its copy."""
+    if charge.path == path or not os.path.exists(charge.path):
+        return False
+    if os.path.exists(path) and os.path.samefile(charge.path, path):
+        return False
+    try:
+        return verify(charge.path).id == charge.ledger
+    except LedgerError:
+        return True
+
+
+# -- the file ----
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """The content of a file."""
+
+    text: str
+    people: str
+    epsilon: float
+    delta: float
+    charges: tuple[Charge, ...]
+
+
+def _parse(text: str, name: str) -> _State:
+    """Return what a file says.
+
+    Raises:
+        BudgetError: it is damaged.
+    """
+    try:
+        content = tomllib.loads(text)
+        unknown = sorted(set(content) - _KEYS)
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}")
+        charges = tuple(_read_charge(row) for row in content.get("charge", []))
+        epsilon, delta = float(content["epsilon"]), float(content["delta"])
+        check_positive("epsilon", epsilon)
+        check_in_range("delta", delta, "(0, 1)")
+        people = str(content.get("people") or Path(name).stem)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise BudgetError(
+            f"the budget {name} is damaged ({reason[:60]}); put back a copy of it"
+        ) from None
+    if not text.endswith("\n"):
+        text += "\n"
+    return _State(text=text, people=people, epsilon=epsilon, delta=delta, charges=charges)
+
+
+def _read_charge(row: Mapping[str, Any]) -> Charge:
+    for known in fields(Charge):
+        value, kind = row[known.name], str(known.type)
+        is_number = isinstance(value, (int, float) if kind == "float" else int)
+        is_right = isinstance(value, str) if kind == "str" else is_number
+        if not is_right or isinstance(value, bool):
+            raise ValueError(f"{known.name} of a charge is {value!r}")
+    charge = Charge(**{known.name: row[known.name] for known in fields(Charge)})
+    if charge.releases < 0:
+        raise ValueError("a charge of fewer than 0 releases")
+    _ = charge.cost
+    return charge
+
+
+def _to_toml(charge: Charge) -> str:
+    rows = [f"{name} = {_value(value)}" for name, value in asdict(charge).items()]
+    return "\n".join(["", "[[charge]]", *rows]) + "\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        # A JSON string is a TOML string, but for one character.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keep other processes from charging; wait for one that does.
+
+    The file is replaced while it is locked, so who waited for the old one waits again.
+    """
+    if fcntl is None:
+        yield
+        return
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise BudgetError(
+                f"the budget {path.name} cannot be written ({error.strerror}); change its rights"
+            ) from None
+        try:
+            _lock(descriptor, path)
+            is_current = os.path.samestat(os.fstat(descriptor), os.stat(path))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_current:
+            break
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        raise BudgetError(
+            f"the file system cannot lock the budget {path.name} ({error.strerror}), so two runs"
+            " could spend it twice; put it on another disk"
+        ) from None
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a new content in place; a crash leaves the old one or the new one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        _write(part, text)
+        os.chmod(part, os.stat(path).st_mode & 0o777)
+        os.replace(part, path)
+        sync_folder(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise BudgetError(
+            f"the budget {path.name} cannot be written ({error.strerror}); make room, or change"
+            " the rights of its folder"
+        ) from None
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,643 @@
+"""scikit-learn estimators that train under (ε, δ)-differential privacy.
+
+Every call of `fit` is one session with its own plan, and spends its ε. Nothing that a fit does
+before noise depends on statistics of the rows: bounds, classes and weights are public numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import operator
+import os
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
+from dpkfc.checkpoint import file_digest
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.probes import FeatureNoise
+from dpkfc.gradients.clipped_sum import LossFn
+from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.privacy.ledger import Ledger, encode_line
+from dpkfc.report.card import session_card, to_markdown
+from dpkfc.rng_state import preserve_generators, seed_generators
+from dpkfc.session import Session
+
+__all__ = ["DPLogisticRegression", "DPMLPClassifier", "DPMLPRegressor", "expected_failed_checks"]
+
+METHODS = ("dp-kfc", "dp-sgd")
+
+# The range of a feature, or of a target, that nobody has given bounds for.
+STANDARD_BOUNDS = (-3.0, 3.0)
+
+# The label of a record whose class is not among the public classes. Its loss and gradient are 0.
+_NO_CLASS = -1
+
+# The probe: noise with the spread of features between their bounds.
+_PROBE_STD = 0.5
+_PROBE_SIZE = 1024
+# Weights of the last steps are averaged, which takes noise out. A release pays for all of it.
+_AVERAGE = WeightEMA(0.95)
+# Rows of a forward pass. It bounds memory and changes no result.
+_MOST_ROWS = 4096
+
+_FIXED_SETTINGS = "by the estimator's defaults and arguments; ε does not cover a search over them"
+_NOT_PRIVATE = {
+    "score, and what cross_val_score and GridSearchCV return": (
+        "computed from the rows that they are given, without noise"
+    )
+}
+
+
+class _PrivateEstimator(BaseEstimator):
+    """Holds what all estimators do: public scales, one session a fit, and the card."""
+
+    def __sklearn_tags__(self) -> Any:
+        """Return scikit-learn's tags: noise is never seeded, and NaN is a value like others."""
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _read_rows(self, X: Any, *, reset: bool) -> NDArray[np.float64]:
+        """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked."""
+        rows = validate_data(
+            self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, estimator=self
+        )
+        return np.asarray(rows)
+
+    def _set_scale(self) -> None:
+        """Set centre and half width of every feature from public bounds alone."""
+        count = self.n_features_in_
+        pairs = read_bounds("bounds", self.bounds, count)
+        self.centers_ = pairs.mean(axis=1)
+        self.half_widths_ = (pairs[:, 1] - pairs[:, 0]) / 2
+
+    def _scale(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return rows clamped to the bounds and mapped to [-1, 1]; NaN becomes 0, the middle."""
+        scaled = np.nan_to_num((rows - self.centers_) / self.half_widths_, nan=0.0)
+        return scaled.clip(-1.0, 1.0)
+
+    @abstractmethod
+    def _build_module(self, outputs: int) -> nn.Module:
+        """Return a module from `[n, d]` to `[n, outputs]` with its initial weights."""
+
+    def _train(
+        self,
+        rows: NDArray[np.float64],
+        targets: Tensor,
+        loss_fn: LossFn,
+        *,
+        outputs: int,
+        likelihood: str,
+        public_targets: Sequence[Tensor],
+    ) -> None:
+        """Train a new module in one session, and store what was released.
+
+        Args:
+            rows: the private rows `[n, d]`.
+            targets: the private targets `[n]`.
+            loss_fn: of the session.
+            outputs: width of the module's output.
+            likelihood: of the preconditioner.
+            public_targets: examples of targets, for the check on public rows.
+        """
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        plan = self._plan(len(rows), seed, likelihood)
+        self._warn_of_another_fit(plan)
+        module = build_seeded(lambda: self._build_module(outputs), seed)
+        optimizer = torch.optim.SGD(module.parameters(), lr=float(self.learning_rate))
+        data = (torch.as_tensor(self._scale(rows), dtype=torch.float32), targets)
+        generator = torch.Generator().manual_seed(seed)
+        public_records = []
+        for target in public_targets:
+            features = 2 * torch.rand(data[0].shape[1], generator=generator) - 1
+            public_records.append((features, target))
+        with warnings.catch_warnings():
+            # Rows of a table are often equal, the more so after clamping.
+            warnings.filterwarnings("ignore", message="some records of the dataset are equal")
+            session = Session(plan, module, optimizer, data, public_records=public_records)
+        with session:
+            for batch in session.batches():
+                session.step(batch, loss_fn)
+            with session.averaged_weights():
+                trained = copy.deepcopy(module)
+        self.plan_ = plan
+        self.epsilon_ = plan.epsilon(session.steps_done)
+        self.delta_ = plan.delta
+        self.n_iter_ = session.steps_done
+        self.module_ = trained.double().eval()
+        self.card_ = self._describe(session, seed)
+        self._ledger_lines = encode_ledger(session.ledger)
+        self._fits = self._fit_count() + 1
+
+    def _plan(self, count: int, seed: int, likelihood: str) -> Plan:
+        """Return the plan of one fit of `count` rows."""
+        check_one_of("method", self.method, METHODS)
+        check_positive("learning_rate", self.learning_rate)
+        steps = operator.index(self.steps)
+        check_integer("steps", steps, 1)
+        preconditioner = None
+        if self.method == "dp-kfc":
+            preconditioner = KFAC(
+                probe=FeatureNoise(self.n_features_in_, std=_PROBE_STD),
+                probe_size=_PROBE_SIZE,
+                chunk=_PROBE_SIZE,
+                likelihood=likelihood,
+                every=steps,
+                seed=seed,
+            )
+        batch_size = count if self.batch_size is None else operator.index(self.batch_size)
+        return PrivacyConfig(
+            expected_batch_size=min(batch_size, count),
+            steps=steps,
+            max_grad_norm=float(self.max_grad_norm),
+            preconditioner=preconditioner,
+            weight_average=_AVERAGE,
+            max_physical_batch_size=_MOST_ROWS,
+        ).calibrate(float(self.epsilon), float(self.delta), count)
+
+    def _fit_count(self) -> int:
+        """Return how often this object was fitted before."""
+        return self._fits if "_fits" in vars(self) else 0
+
+    def _warn_of_another_fit(self, plan: Plan) -> None:
+        fits = self._fit_count() + 1
+        if fits > 1:
+            warnings.warn(
+                f"fit number {fits} of this estimator spends ε = {self.epsilon:g} again. On the"
+                f" same rows {fits} such fits spend ε = {plan.epsilon(fits * plan.steps):.3g}.",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _describe(self, session: Session, seed: int) -> dict[str, Any]:
+        """Return the privacy card of a fit."""
+        settings = {name: str(value) for name, value in self.get_params(deep=False).items()}
+        card = session_card(
+            session,
+            title=type(self).__name__,
+            chosen_by=_FIXED_SETTINGS,
+            not_private=_NOT_PRIVATE,
+            settings=settings,
+        )
+        card["public_seeds"] = {"initial weights and probe": seed}
+        return card
+
+    def write_card(self, folder: str | os.PathLike[str]) -> None:
+        """Write ledger, weights and privacy card of the last fit into a folder.
+
+        `dpkfc ledger verify FOLDER` compares the three. The ledger was in memory during the fit:
+        a crash leaves no trace of what a fit had spent.
+
+        Args:
+            folder: a new or empty folder.
+
+        Raises:
+            NotFittedError: there was no fit.
+            ValueError: the folder holds files.
+        """
+        check_is_fitted(self)
+        path = Path(folder)
+        if path.is_dir() and any(path.iterdir()):
+            raise ValueError(f"folder={str(path)!r} holds files; give a new or empty folder")
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "ledger.jsonl").write_bytes(b"".join(self._ledger_lines))
+        weights = path / "model.safetensors"
+        tensors = {name: x.contiguous() for name, x in self.module_.state_dict().items()}
+        save_file(tensors, weights)
+        card = dict(self.card_)
+        card["ledger"] = {**card["ledger"], "file": "ledger.jsonl"}
+        card["weights"] = {"file": weights.name, "sha256": file_digest(weights)}
+        (path / "privacy_card.json").write_text(json.dumps(card, indent=2), "utf-8")
+        (path / "privacy_card.md").write_text(to_markdown(card), "utf-8")
+
+    @torch.no_grad()
+    def _outputs(self, X: Any) -> NDArray[np.float64]:
+        """Return the module's outputs `[n, outputs]` for rows."""
+        check_is_fitted(self)
+        rows = self._read_rows(X, reset=False)
+        outputs: NDArray[np.float64] = self.module_(torch.from_numpy(self._scale(rows))).numpy()
+        return outputs
+
+
+class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
+    """Trains a module whose outputs are the logits of public classes."""
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train under (ε, δ); each call spends its ε.
+
+        Args:
+            X: rows `[n, d]`. Values are clamped to `bounds`, and NaN counts as their middle.
+            y: labels `[n]`. A record with a label outside `classes` contributes nothing.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: shapes, types or settings that do not go together; before ε is spent.
+        """
+        rows = self._read_rows(X, reset=True)
+        labels = self._read_labels(y, len(rows))
+        self._set_scale()
+        classes = self.classes_.tolist()
+        if len(classes) < 2:
+            raise ValueError(f"a classifier needs two classes or more, got 1 class: {classes}")
+        weights = read_class_weights(self.class_weights, classes)
+        positions = {label: position for position, label in enumerate(classes)}
+        codes = torch.tensor([positions.get(label, _NO_CLASS) for label in labels.tolist()])
+
+        def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            features, codes = batch
+            return functional.cross_entropy(
+                module(features),
+                codes,
+                weight=weights,
+                ignore_index=_NO_CLASS,
+                reduction="none",
+            )
+
+        self._train(
+            rows,
+            codes,
+            loss_fn,
+            outputs=len(classes),
+            likelihood="categorical",
+            public_targets=list(torch.arange(len(classes))),
+        )
+        return self
+
+    def _read_labels(self, y: Any, count: int) -> NDArray[Any]:
+        """Return the labels `[n]`, and set `classes_`."""
+        labels = read_targets(self, y, count)
+        if self.classes is not None:
+            self.classes_ = np.unique(np.asarray(self.classes))
+            return labels
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
+        warnings.warn(
+            "classes= is not given: the set of labels in y is taken as public. Give all possible"
+            " labels if whether one occurs is private.",
+            UserWarning,
+            stacklevel=3,
+        )
+        return labels
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Return logits `[n, K]`; for two classes those of the second over the first `[n]`."""
+        logits = self._outputs(X)
+        return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Return the probabilities of `classes_` `[n, K]`."""
+        return torch.from_numpy(self._outputs(X)).softmax(dim=1).numpy()
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the most probable label of each row `[n]`."""
+        positions = self._outputs(X).argmax(axis=1)
+        return self.classes_[positions]
+
+
+class DPLogisticRegression(_PrivateClassifier):
+    """Logistic regression under (ε, δ)-differential privacy.
+
+    Args:
+        epsilon: ε of one `fit`.
+        delta: δ of one `fit`. It should be far below 1 / n.
+        bounds: public bounds of the features: one pair for all, or `[d, 2]`. Values outside are
+            clamped. None warns and takes [-3, 3].
+        classes: all labels that can occur. None warns and takes those of y as public.
+        class_weights: label to a public number that multiplies the loss before the clip; 1 for
+            labels that are left out.
+        method: "dp-kfc" preconditions by curvature of noise, "dp-sgd" does not.
+        steps: releases of one fit.
+        batch_size: expected rows of a step. None takes all rows in every step.
+        learning_rate: of gradient descent.
+        max_grad_norm: C, the norm to which the gradient of a row is clipped.
+        random_state: seed of initial weights and of the probe. Noise and sampling have no seed.
+
+    Attributes:
+        epsilon_: ε that the last fit has spent.
+        delta_: δ of the last fit.
+        classes_: the labels, in the order of probabilities.
+        coef_, intercept_: weights `[K, d]` and `[K]` for features in their own units, inside the
+            bounds; one row for two classes.
+        n_features_in_: d.
+        n_iter_: releases of the last fit.
+        plan_: the plan of the last fit. `plan_.epsilon(k * plan_.steps)` is ε of k such fits.
+        card_: the privacy card; `write_card` writes it with weights and ledger.
+        module_: the trained module, on features that were mapped to [-1, 1].
+
+    Guarantee: One `fit` is (`epsilon_`, `delta_`)-private for adding or removing one row. The
+        number of rows, their types and all arguments are public.
+    """
+
+    def __init__(
+        self,
+        *,
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        bounds: Any = None,
+        classes: Any = None,
+        class_weights: Mapping[Any, float] | None = None,
+        method: str = "dp-kfc",
+        steps: int = 100,
+        batch_size: int | None = None,
+        learning_rate: float = 2.0,
+        max_grad_norm: float = 1.0,
+        random_state: Any = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.classes = classes
+        self.class_weights = class_weights
+        self.method = method
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_grad_norm = max_grad_norm
+        self.random_state = random_state
+
+    def _build_module(self, outputs: int) -> nn.Module:
+        layer = nn.Linear(self.n_features_in_, outputs)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    @property
+    def coef_(self) -> NDArray[np.float64]:
+        """Weights of the features in their own units `[K, d]`, `[1, d]` for two classes."""
+        check_is_fitted(self)
+        weight: NDArray[np.float64] = (
+            self.module_.state_dict()["weight"].numpy() / self.half_widths_
+        )
+        return weight[1:] - weight[:1] if len(weight) == 2 else weight
+
+    @property
+    def intercept_(self) -> NDArray[np.float64]:
+        """Intercepts `[K]`, `[1]` for two classes."""
+        bias = self.module_.state_dict()["bias"].numpy()
+        bias = bias[1:] - bias[:1] if len(bias) == 2 else bias
+        intercepts: NDArray[np.float64] = bias - self.coef_ @ self.centers_
+        return intercepts
+
+
+class DPMLPClassifier(_PrivateClassifier):
+    """A small neural network for classes under (ε, δ)-differential privacy.
+
+    Other arguments and all attributes are those of `DPLogisticRegression`, without weights.
+
+    Args:
+        hidden_layer_sizes: widths of the hidden layers, which have tanh.
+
+    Guarantee: As of `DPLogisticRegression`.
+    """
+
+    def __init__(
+        self,
+        *,
+        hidden_layer_sizes: Sequence[int] = (32,),
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        bounds: Any = None,
+        classes: Any = None,
+        class_weights: Mapping[Any, float] | None = None,
+        method: str = "dp-kfc",
+        steps: int = 100,
+        batch_size: int | None = None,
+        learning_rate: float = 1.0,
+        max_grad_norm: float = 1.0,
+        random_state: Any = None,
+    ) -> None:
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.classes = classes
+        self.class_weights = class_weights
+        self.method = method
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_grad_norm = max_grad_norm
+        self.random_state = random_state
+
+    def _build_module(self, outputs: int) -> nn.Module:
+        return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
+
+
+class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
+    """A small neural network for numbers under (ε, δ)-differential privacy.
+
+    Other arguments and attributes are those of `DPLogisticRegression`, without classes and weights.
+
+    Args:
+        target_bounds: public bounds of the target. Targets outside are clamped, and so are
+            predictions. None warns and takes [-3, 3].
+        hidden_layer_sizes: widths of the hidden layers, which have tanh.
+
+    Guarantee: As of `DPLogisticRegression`.
+    """
+
+    def __init__(
+        self,
+        *,
+        target_bounds: Any = None,
+        hidden_layer_sizes: Sequence[int] = (32,),
+        epsilon: float = 1.0,
+        delta: float = 1e-5,
+        bounds: Any = None,
+        method: str = "dp-kfc",
+        steps: int = 100,
+        batch_size: int | None = None,
+        learning_rate: float = 1.0,
+        max_grad_norm: float = 1.0,
+        random_state: Any = None,
+    ) -> None:
+        self.target_bounds = target_bounds
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.method = method
+        self.steps = steps
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_grad_norm = max_grad_norm
+        self.random_state = random_state
+
+    def _build_module(self, outputs: int) -> nn.Module:
+        return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train under (ε, δ); each call spends its ε.
+
+        Args:
+            X: rows `[n, d]`. Values are clamped to `bounds`, and NaN counts as their middle.
+            y: targets `[n]`, clamped to `target_bounds`. A record without a target (NaN)
+                contributes nothing.
+
+        Returns:
+            The estimator itself.
+
+        Raises:
+            ValueError: shapes, types or settings that do not go together; before ε is spent.
+        """
+        rows = self._read_rows(X, reset=True)
+        targets = read_targets(self, y, len(rows)).astype(np.float64)
+        self._set_scale()
+        low, high = read_bounds("target_bounds", self.target_bounds, 1)[0]
+        self.target_center_ = (low + high) / 2
+        self.target_half_width_ = (high - low) / 2
+        scaled = ((targets - self.target_center_) / self.target_half_width_).clip(-1.0, 1.0)
+
+        def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            features, targets = batch
+            return 0.5 * (module(features).squeeze(1) - targets).square()
+
+        self._train(
+            rows,
+            torch.as_tensor(scaled, dtype=torch.float32),
+            loss_fn,
+            outputs=1,
+            likelihood="gaussian",
+            public_targets=[torch.tensor(-0.5), torch.tensor(0.5)],
+        )
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """Return the predicted target of each row `[n]`, inside the target's bounds."""
+        scaled = self._outputs(X)[:, 0].clip(-1.0, 1.0)
+        predictions: NDArray[np.float64] = scaled * self.target_half_width_ + self.target_center_
+        return predictions
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def read_bounds(name: str, bounds: Any, count: int) -> NDArray[np.float64]:
+    """Return public bounds as pairs `[count, 2]`; warn and take a standard range without any.
+
+    Raises:
+        ValueError: another shape, or a pair that is not low < high and finite.
+    """
+    if bounds is None:
+        warnings.warn(
+            f"{name}= is not given: values are clamped to {list(STANDARD_BOUNDS)}. Give public"
+            " bounds; those of the rows themselves are private.",
+            UserWarning,
+            stacklevel=4,
+        )
+        bounds = STANDARD_BOUNDS
+    try:
+        pairs = np.asarray(bounds, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must hold numbers: a pair (low, high), or one a column") from None
+    if pairs.shape == (2,):
+        pairs = np.tile(pairs, (count, 1))
+    if pairs.shape != (count, 2):
+        raise ValueError(
+            f"{name} must be a pair or have shape ({count}, 2), got shape {pairs.shape}"
+        )
+    is_wrong = ~(np.isfinite(pairs).all(axis=1) & (pairs[:, 0] < pairs[:, 1]))
+    if is_wrong.any():
+        column = int(is_wrong.argmax())
+        raise ValueError(f"{name} of column {column} must be low < high, got {pairs[column]}")
+    return pairs
+
+
+def read_class_weights(weights: Mapping[Any, float] | None, classes: Sequence[Any]) -> Tensor:
+    """Return one public weight a class `[K]`, 1 where none is given.
+
+    Raises:
+        ValueError: a label that is not among the classes, or a weight that is negative.
+    """
+    weights = weights or {}
+    for label, weight in weights.items():
+        if label not in classes:
+            raise ValueError(f"class_weights names {label!r}, which is not among the classes")
+        check_not_negative(f"class_weights[{label!r}]", weight)
+    return torch.tensor([float(weights.get(label, 1.0)) for label in classes])
+
+
+def read_targets(estimator: BaseEstimator, y: Any, count: int) -> NDArray[Any]:
+    """Return y as an array `[n]`; only its shape and type are checked.
+
+    Raises:
+        ValueError: no y, another length or shape, or complex numbers.
+    """
+    if y is None:
+        name = type(estimator).__name__
+        raise ValueError(f"{name} requires y to be passed, but the target y is None")
+    targets = column_or_1d(y, warn=True)
+    if np.iscomplexobj(targets):
+        raise ValueError("Complex data not supported: y holds complex numbers")
+    if len(targets) != count:
+        raise ValueError(f"X has {count} rows and y has {len(targets)}: give one target a row")
+    return targets
+
+
+def build_network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
+    """Return linear layers with tanh between them."""
+    widths = [inputs, *(operator.index(width) for width in hidden)]
+    layers: list[nn.Module] = []
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Return a module whose initial weights are a function of a public seed alone."""
+    with preserve_generators():
+        seed_generators(seed)
+        return build()
+
+
+def encode_ledger(ledger: Ledger) -> tuple[bytes, ...]:
+    """Return the lines that a file of this ledger would hold."""
+    lines = []
+    for content in (ledger.header, *ledger.releases):
+        line, _ = encode_line({name: x for name, x in content.items() if name != "hash"})
+        lines.append(line)
+    return tuple(lines)
+
+
+def expected_failed_checks(estimator: BaseEstimator) -> dict[str, str]:
+    """Return the checks of scikit-learn that privacy excludes, each with its reason.
+
+    Args:
+        estimator: one of this module, for `check_estimator(estimator, expected_failed_checks=…)`.
+    """
+    two_fits = "compares two fits; noise is never seeded, so no two fits are equal"
+    accuracy = "asks for an accuracy that ε does not allow on so few rows"
+    checks = {
+        "check_fit_idempotent": two_fits,
+        "check_supervised_y_2d": two_fits,
+        "check_classifier_data_not_an_array": two_fits,
+        "check_regressor_data_not_an_array": two_fits,
+        "check_regressors_int": two_fits,
+        "check_classifiers_classes": accuracy,
+        "check_classifiers_train": accuracy,
+        "check_regressors_train": accuracy,
+        "check_supervised_y_no_nan": "a private target must not decide whether a fit goes on",
+    }
+    if isinstance(estimator, _PrivateClassifier):
+        del checks["check_supervised_y_no_nan"]
+    return checks

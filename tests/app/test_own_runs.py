@@ -1,0 +1,344 @@
+"""From own data to a run folder, predictions, evaluations and exports, and mistakes on the way."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.html.render import write_page
+from dpkfc.app.owndata.predictions import evaluate_examples, load_run
+from dpkfc.app.owndata.tasks import load_task
+from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
+from dpkfc.app.run_folder import RunFolderError
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import prepare, read_settings, resume, run
+from dpkfc.cli import app
+from dpkfc.privacy.ledger import verify
+from tests.app.accounting import remembered
+from tests.app.own_files import (
+    HEADER,
+    QUICK,
+    SCHEMA,
+    TEXT_SCHEMA,
+    patients,
+    write_images,
+    write_patients,
+    write_rows,
+    write_texts,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _remembered_accounting():
+    with remembered():
+        yield
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a run on a table, and the table."""
+    folder = tmp_path_factory.mktemp("own")
+    path, schema = write_patients(folder)
+    chosen = {"data": str(path), "schema": str(schema), "out": str(folder / "run")}
+    result = run(run_config({**QUICK, **chosen}))
+    assert result.steps == 2 and result.figures["missing", "age"] == 2 / 200
+    schema.unlink()  # from here on the run folder has its own
+    return folder / "run", path
+
+
+def _call(*words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(words))
+    return done.exit_code, re.sub(r"\s+", " ", done.output)
+
+
+def test_a_run_keeps_the_schema_and_no_row(finished):
+    folder, _ = finished
+    text = (folder / "schema.toml").read_text("utf-8")
+    assert "cook" not in text and "pain" not in text and 'kind = "flag"' in text
+    card = (folder / "privacy_card.md").read_text("utf-8")
+    assert "patients.csv" in card and "2 category" in card
+    assert read_settings_of(folder).recipe == "own-table"
+
+
+def read_settings_of(folder: Path) -> RunConfig:
+    from dpkfc.app.run_folder import RunFolder
+
+    return read_settings(RunFolder.locate(folder))
+
+
+def test_predictions_of_a_file_without_the_target(finished, tmp_path: Path):
+    folder, path = finished
+    rows = patients()[:5]
+    new = write_rows(
+        tmp_path / "new.csv", [["x", *row[:-1]] for row in rows], ["ward", *HEADER[:-1]]
+    )
+    code, text = _call("predict", str(folder), "--data", str(new), "--out", str(tmp_path / "p.csv"))
+    assert code == 0, text
+    with (tmp_path / "p.csv").open(encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+    assert [row["record"] for row in read] == ["1", "2", "3", "4", "5"]
+    model = load_run(folder)
+    expected = model.model(model.recipe.read(new).inputs).softmax(1)
+    for row, scores in zip(read, expected.tolist(), strict=True):
+        assert float(row["p(no)"]) == pytest.approx(scores[0], abs=1e-6)
+        assert row["class"] == ("no" if scores[0] >= scores[1] else "yes")
+
+
+def test_a_file_without_a_column_of_the_schema_is_one_error(finished, tmp_path: Path):
+    folder, _ = finished
+    new = write_rows(tmp_path / "new.csv", [row[1:2] for row in patients()[:5]], ["age"])
+    code, text = _call("predict", str(folder), "--data", str(new))
+    assert code == 2 and "new.csv: has no column 'sex'; its header has age" in text
+    assert not Path("predictions.csv").exists()
+
+
+def test_evaluation_is_marked_private_unless_the_file_is_public(finished):
+    folder, path = finished
+    code, text = _call("evaluate", str(folder), "--data", str(path))
+    assert code == 0 and "PRIVATE: ε does not protect" in text and "200 records" in text
+    code, text = _call("evaluate", str(folder), "--data", str(path), "--public")
+    assert code == 0 and "PRIVATE" not in text
+    code, text = _call("evaluate", str(folder))
+    assert code == 0 and "PRIVATE" in text
+
+
+def test_recall_and_precision_equal_a_plain_count(finished):
+    trained = load_run(finished[0])
+    inputs = torch.randn(50, trained.recipe.input_shape[0])
+    labels = torch.zeros(50, dtype=torch.int64)  # no record of the second class
+    guesses = trained.model(inputs).argmax(1)
+    (_, count, recall, precision), (_, none, no_recall, _) = evaluate_examples(
+        trained, (inputs, labels)
+    ).classes
+    right = int((guesses == 0).sum())
+    assert (count, recall) == (50, right / 50) and precision == (1.0 if right else None)
+    assert (none, no_recall) == (0, None)
+
+
+def test_exports(finished, tmp_path: Path):
+    folder, _ = finished
+    for form in ("torch", "safetensors"):
+        code, text = _call("export", str(folder), "--format", form)
+        assert code == 0, text
+    trained = load_run(folder)
+    program = torch.export.load(folder / "export" / "model.pt2").module()
+    inputs = torch.randn(5, trained.recipe.input_shape[0])
+    torch.testing.assert_close(program(inputs), trained.model(inputs))
+    weights = load_file(folder / "export" / "model.safetensors")
+    assert torch.equal(weights["weight"], trained.model.state_dict()["weight"])
+    code, text = _call("export", str(folder), "--format", "pickle")
+    assert code == 2 and "choose torch | safetensors | onnx" in text
+
+
+def test_onnx_without_its_packages_is_one_error(finished):
+    if _has("onnxscript"):
+        pytest.skip("onnxscript is installed")
+    code, text = _call("export", str(finished[0]), "--format", "onnx")
+    assert code == 2 and "pip install onnx onnxscript" in text
+
+
+def _has(name: str) -> bool:
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
+
+
+def test_the_run_is_audited_examined_and_reported(finished, tmp_path: Path):
+    folder, _ = finished
+    assert audit_folder(folder, ["step"], runs=20).ledger.passed
+    code, text = _call("doctor", str(folder))
+    assert code == 0 and "patients.csv" in text
+    contents = write_page([folder], tmp_path / "report.html")
+    assert len(contents.runs) == 1 and not contents.broken
+    assert contents.runs[0].task == "patients.csv"
+
+
+def test_a_complete_run_is_not_trained_again(finished):
+    with pytest.raises(ConfigError, match="is complete"):
+        resume(finished[0])
+
+
+def test_a_run_that_was_cut_off_goes_on_without_the_first_schema(finished, tmp_path: Path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished[0], folder)
+    (folder / "plots" / "spectra.png").unlink()
+    assert resume(folder).steps == 2
+    assert (folder / "plots" / "spectra.png").is_file()
+
+
+def test_a_folder_without_weights_gives_no_predictions(tmp_path: Path):
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        load_run(tmp_path)
+    (tmp_path / "config.toml").write_text('[run]\nrecipe = "digits"\n')
+    with pytest.raises(RunFolderError, match="no released weights"):
+        load_run(tmp_path)
+
+
+def test_people_are_the_unit(tmp_path: Path):
+    path, schema = write_patients(tmp_path)
+    schema.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
+    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
+    result = run(run_config({**QUICK, **chosen}))
+    header = verify(result.folder / "ledger.jsonl").header
+    assert header["unit"].startswith("one patient_id") and header["dataset_size"] < 100
+    verdict = audit_folder(result.folder, ["step"], runs=20)
+    assert verdict.step is not None and verdict.ledger is not None and verdict.ledger.passed
+    with pytest.raises(ValueError, match="protects one patient_id"):
+        audit_folder(result.folder, ["one-run"], canaries=20)
+    smoke = prepare(run_config({**chosen, "smoke": True}))
+    assert smoke.data.units is not None and len(smoke.data.units) == len(smoke.data.train[1])
+
+
+def test_a_class_with_one_example(tmp_path: Path):
+    path, schema = write_patients(tmp_path)
+    rows = [[*row[:-1], "no"] for row in patients()]
+    rows[0][-1] = "yes"
+    write_rows(path, rows)
+    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
+    assert run(run_config({**QUICK, **chosen})).steps == 2
+
+
+def test_images_and_texts_train(tmp_path: Path):
+    folder = write_images(tmp_path / "pets")
+    out = tmp_path / "images"
+    assert run(run_config({**QUICK, "data": str(folder), "out": str(out)})).steps == 2
+    code, text = _call("predict", str(out), "--data", str(folder), "--out", str(tmp_path / "i.csv"))
+    assert code == 0 and "60 predictions" in text
+    code, text = _call("evaluate", str(out), "--data", str(folder))
+    assert code == 0 and "60 records" in text and "cat" in text
+    path, schema = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
+    schema.write_text(TEXT_SCHEMA, "utf-8")
+    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "texts")}
+    assert run(run_config({**QUICK, **chosen, "target": "code", "text": "note"})).steps == 2
+    code, text = _call("evaluate", str(tmp_path / "texts"), "--data", str(path))
+    assert code == 0 and "120 records" in text
+
+
+TASK = """\
+import torch
+from dpkfc.app.owndata.tasks import Task
+
+def make():
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    return Task(
+        model=lambda: torch.nn.Linear(6, 2),
+        train=(x[:150], y[:150]),
+        test=torch.utils.data.TensorDataset(x[150:], y[150:]),
+        metrics=lambda model, batch: {
+            "share": float((model(batch[0]).argmax(1) == batch[1]).float().mean())
+        },
+        score="share",
+        classes=("left", "right"),
+    )
+
+def fails():
+    return 1 / 0
+
+def wrong():
+    return 3
+
+def units():
+    from dataclasses import replace
+    units = [row // 3 for row in range(150)]
+    return replace(make(), unit="patient", units=units, max_records_per_unit=2)
+"""
+
+
+@pytest.fixture
+def task_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_task.py").write_text(TASK, "utf-8")
+    (tmp_path / "my_broken_task.py").write_text("x = 1\nraise KeyError('no such table')\n", "utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    load_task.cache_clear()
+    yield
+    sys.modules.pop("my_task", None)
+    load_task.cache_clear()
+
+
+@pytest.mark.usefixtures("task_module")
+def test_a_task_trains_and_is_evaluated(tmp_path: Path):
+    out = tmp_path / "run"
+    result = run(run_config({**QUICK, "task": "my_task:make", "out": str(out)}))
+    assert result.score == "share" and 0 <= result.accuracy <= 1
+    code, text = _call("evaluate", str(out))
+    assert code == 0 and text.startswith("share ")
+    code, text = _call("export", str(out))
+    assert code == 0, text
+    code, text = _call("predict", str(out), "--data", "x.csv")
+    assert code == 2 and "has no form for other files" in text
+    code, text = _call("doctor", "--task", "my_task:make")
+    assert code == 0 and "Linear" in text
+    assert prepare(run_config({**QUICK, "task": "my_task:units"})).plan.dataset_size == 50
+
+
+@pytest.mark.usefixtures("task_module")
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("my_task:fails", r"my_task:fails raised ZeroDivisionError: .*line 17 of"),
+        ("my_task:wrong", "returned int; it must return a dpkfc.app.owndata.tasks.Task"),
+        ("my_task:makes", "has no function 'makes'; did you mean 'make'"),
+        ("my_broken_task:make", r"raised KeyError: .*no such table.*line 2 of"),
+        ("no_such_module:make", "cannot be imported"),
+        ("my_task", "is not module:function"),
+    ],
+)
+def test_an_error_in_a_task_is_one_line(task: str, message: str):
+    with pytest.raises(ConfigError, match=message) as caught:
+        recipe_of(run_config({"task": task}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--target", "y"], "describe own data; give --data"),
+        (["--data", "x.csv", "--task", "a:b"], "leave one out"),
+        (["--data", "x.csv", "--recipe", "digits"], "has its own data"),
+        (["--data", "nothing"], "does not exist"),
+        (["--data", "x.csv"], "dpkfc schema x.csv --target NAME"),
+        (["--recipe", "own-table"], "made from own data; give --data"),
+        ([], "which recipe or data? give --recipe"),
+    ],
+)
+def test_choices_that_do_not_go_together(tmp_path: Path, words: list[str], message: str):
+    code, text = _call("train", *words, "--out", str(tmp_path / "run"))
+    assert code == 2 and message in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_train_says_its_method_and_why(tmp_path: Path):
+    path, schema = write_patients(tmp_path)
+    flags = [
+        word
+        for name, value in QUICK.items()
+        for word in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    code, text = _call(
+        "train", "--data", str(path), "--schema", str(schema), *flags, "--out", str(tmp_path / "r")
+    )
+    assert code == 0 and "method: dp-sgd (the default: level with DP-KFC" in text
+    assert "PRIVATE, for you alone: missing: age 1.0%" in text
+
+
+def test_tables_of_recipes_and_the_version():
+    code, text = _call("recipes")
+    assert code == 0 and all(name in text for name in RECIPES)
+    code, text = _call("--version")
+    assert code == 0 and re.match(r"dpkfc \d", text)
+
+
+def test_settings_of_recipes_are_silent_about_own_data():
+    config = run_config({"recipe": "digits"})
+    assert not any((config.data, config.target, config.schema, config.text, config.task))

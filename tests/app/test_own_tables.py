@@ -1,0 +1,287 @@
+"""Tables of a user: schema, encoding against a plain loop, splits, and mistakes in a file."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+import torch
+
+from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.owndata.forms import empty_schema
+from dpkfc.app.owndata.records import Records, split_records
+from dpkfc.app.owndata.schema import (
+    MISSING,
+    Column,
+    SchemaNoise,
+    is_identifier,
+    read_schema,
+    schema_toml,
+)
+from dpkfc.app.owndata.tables import encode_table
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.settings import ConfigError
+from tests.app.own_files import HEADER, SCHEMA, patients, write_patients, write_rows
+
+
+def _loop(schema, rows):
+    """Encode rows by hand, one value at a time."""
+    features = []
+    for row in rows:
+        values = dict(zip(HEADER, map(str, row), strict=True))
+        out: list[float] = []
+        try:
+            age = float(values["age"])
+        except ValueError:
+            age = math.nan
+        if math.isnan(age):
+            out += [0.0, 1.0]
+        else:
+            out += [(min(max(age, 20.0), 80.0) - 20.0) / 60.0 * 2 - 1, 0.0]
+        sex = values["sex"]
+        hot = [float(sex == "female"), float(sex == "male")]
+        out += [*hot, float(sex not in ("female", "male", *MISSING)), float(sex in MISSING)]
+        job = [0.0] * 5
+        if values["job"] in MISSING:
+            job[4] = 1.0
+        else:
+            digest = hashlib.blake2b(
+                values["job"].encode(), digest_size=8, key=b"dpkfc categories 1"
+            ).digest()
+            job[int.from_bytes(digest, "big") % 4] = 1.0
+        out += job
+        out += {"yes": [1.0, 0.0], "no": [-1.0, 0.0]}.get(values["smoker"], [0.0, 1.0])
+        out += [*hashed_texts([values["note"]], 16)[0].tolist(), 0.0]
+        features.append(out)
+    return torch.tensor(features)
+
+
+def test_encoding_equals_a_plain_loop(tmp_path: Path):
+    path, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    records = encode_table(path, schema)
+    torch.testing.assert_close(records.inputs, _loop(schema, patients()))
+    assert records.labels.tolist() == [int(row[-1] == "yes") for row in patients()]
+    assert records.figures["outside of bounds", "age"] == 1 / 200
+    assert records.figures["missing", "age"] == 2 / 200
+    assert records.figures["of no known category", "sex"] == 50 / 200
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".feather"])
+def test_typed_files_give_what_csv_gives(tmp_path: Path, suffix: str):
+    path, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    columns = dict(zip(HEADER, map(list, zip(*patients(), strict=True)), strict=True))
+    columns["age"] = [age if isinstance(age, int) else None for age in columns["age"]]
+    typed = tmp_path / f"patients{suffix}"
+    write = pa.parquet.write_table if suffix == ".parquet" else pa.feather.write_feather
+    write(pa.table(columns), typed)
+    assert torch.equal(encode_table(typed, schema).inputs, encode_table(path, schema).inputs)
+    text = empty_schema(typed, "outcome", "text", None)
+    assert re.search(r'\[columns.age\]\nkind = "number"', text)
+
+
+def test_a_row_is_encoded_by_itself(tmp_path: Path):
+    path, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    whole = encode_table(path, schema).inputs
+    some = write_rows(tmp_path / "some.csv", patients()[50:60])
+    assert torch.equal(encode_table(some, schema).inputs, whole[50:60])
+
+
+def test_one_more_record_moves_no_other_record():
+    inputs = torch.arange(400.0).view(-1, 1).floor_divide(2)  # every record twice
+    contents = [row.numpy().tobytes() for row in inputs]
+
+    def train_of(rows: list[int], units: bool) -> list[float]:
+        records = Records(
+            inputs=inputs[rows],
+            labels=torch.zeros(len(rows), dtype=torch.int64),
+            names=[str(row) for row in rows],
+            contents=[contents[row] for row in rows],
+            units=[f"u{row // 4}" for row in rows] if units else (),
+        )
+        data = split_records(records, 30, 0, "rows")
+        assert data.validation is not None and (units or len(data.validation[1]) == 30)
+        assert not units or data.size == len({row // 2 for row in data.train[0].flatten().tolist()})
+        return sorted(data.train[0].flatten().tolist())
+
+    everything = train_of(list(range(400)), False)
+    assert 250 < len(everything) < 330
+    for gone in range(0, 400, 7):
+        fewer = train_of([row for row in range(400) if row != gone], False)
+        assert len(everything) - len(fewer) in (0, 1)
+        left = list(everything)
+        for value in fewer:
+            left.remove(value)
+        assert len(left) <= 1
+    for unit in range(0, 100, 9):
+        fewer = train_of([row for row in range(400) if row // 4 != unit], True)
+        whole = train_of(list(range(400)), True)
+        left = list(whole)
+        for value in fewer:
+            left.remove(value)
+        assert len(set(left)) <= 2  # the two values of one unit
+
+
+def test_rows_of_a_person_stay_together(tmp_path: Path):
+    path, schema_path = write_patients(tmp_path)
+    schema_path.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
+    recipe = recipe_of(run_config({"data": str(path), "schema": str(schema_path)}))
+    assert (recipe.unit, recipe.max_records_per_unit) == ("patient_id", 4)
+    data = recipe.data(run_config({"data": str(path), "schema": str(schema_path)}))
+    assert data.units is not None and len(data.units) == len(data.train[1])
+    assert data.size == len(data.train[1]) // 2
+
+
+def test_the_schema_that_is_kept_says_the_same(tmp_path: Path):
+    _, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    again = tmp_path / "again.toml"
+    again.write_text(schema_toml(schema, "title"), "utf-8")
+    assert read_schema(again) == schema
+
+
+def test_an_empty_schema_shows_no_row_and_asks_for_kinds(tmp_path: Path):
+    path, _ = write_patients(tmp_path)
+    text = empty_schema(path, "outcome", "text", None)
+    only_header = write_rows(tmp_path / "header.csv", [])
+    assert text == empty_schema(only_header, "outcome", "text", None)
+    assert 'kind = "ignore"' in text and "[columns.outcome]" not in text
+    unfilled = tmp_path / "unfilled.toml"
+    unfilled.write_text(text, "utf-8")
+    with pytest.raises(ConfigError, match="column 'age' has kind ''"):
+        read_schema(unfilled)
+    semicolons = tmp_path / "semicolons.csv"
+    semicolons.write_text("age;sex,or gender;y\n1;a;b\n", "utf-8")
+    text = empty_schema(semicolons, "y", "text", None)
+    assert 'delimiter = ";"' in text and '[columns."sex,or gender"]' in text
+
+
+def test_the_probe_looks_like_the_schema(tmp_path: Path):
+    schema = read_schema(write_patients(tmp_path)[1])
+    noise = SchemaNoise(tuple(schema.features.items()))
+    rows, _ = noise.sample(500, torch.Generator().manual_seed(0))
+    assert rows.shape == (500, schema.width)
+    assert torch.equal(rows[:, 2:5].sum(1) + rows[:, 5], torch.ones(500))
+    assert noise == SchemaNoise(tuple(schema.features.items()))
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("patient_id", True),
+        ("PatientID", True),
+        ("ssn", True),
+        ("E-Mail", True),
+        ("last name", True),
+        ("email2", True),
+        ("paid", False),
+        ("width", False),
+        ("age", False),
+    ],
+)
+def test_names_of_identifiers(name: str, seen: bool):
+    assert is_identifier(name) is seen
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('kind = "ignore"', 'kind = "number"\nbounds = [0, 9]', "looks like an identifier"),
+        ("bounds = [20, 80]", "", "column 'age' needs bounds"),
+        ("bounds = [20, 80]", "bounds = [80, 20]", "column 'age' needs bounds"),
+        ("bounds = [20, 80]", 'bounds = ["a", 2]', "bounds must be a list of numbers"),
+        ("buckets = 4\n", "", r"column 'job' needs categories = \[...\] or buckets"),
+        ('kind = "text"\nbuckets = 16', 'kind = "category"', "'note' needs .* or kind = 'text'"),
+        ("buckets = 16", "buckets = 15", "power of two"),
+        ('kind = "flag"', 'kind = "flags"', "kind 'flags'; choose number"),
+        ('kind = "flag"', 'kinds = "flag"', "unknown key 'kinds'; did you mean 'kind'"),
+        ('classes = ["no", "yes"]', 'classes = ["no"]', "two or more different"),
+        ('classes = ["no", "yes"]', "", "classes is empty"),
+        ("[columns.note]", "[columns.outcome]", "'outcome' is the target"),
+    ],
+)
+def test_a_wrong_schema_is_one_clear_error(tmp_path: Path, before: str, after: str, message: str):
+    path, schema_path = write_patients(tmp_path)
+    assert before in SCHEMA
+    schema_path.write_text(SCHEMA.replace(before, after, 1), "utf-8")
+    with pytest.raises(ConfigError, match=message):
+        recipe_of(run_config({"data": str(path), "schema": str(schema_path)}))
+
+
+def test_an_identifier_may_be_declared_harmless(tmp_path: Path):
+    Column(kind="category", buckets=8, identifier=False).check("product_name", "x")
+    with pytest.raises(ConfigError, match="identifier"):
+        Column(kind="category", buckets=8).check("product_name", "x")
+
+
+def test_without_a_schema_the_error_is_the_command(tmp_path: Path):
+    path, _ = write_patients(tmp_path)
+    with pytest.raises(ConfigError, match=r"dpkfc schema \S+ --target outcome > schema.toml"):
+        recipe_of(run_config({"data": str(path), "target": "outcome"}))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"\n", "no header"),
+        (b"age,outcome\n", "has no column 'sex'"),
+        (",".join(HEADER).encode() + b"\n", "a header and no rows"),
+        (",".join(HEADER).encode() + b"\n1,2,3\n", "row 2 has not the 7 cells"),
+        (b"age,age\n1,2\n", "two columns are named 'age'"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"PAR1", "has no column"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, message: str):
+    schema = read_schema(write_patients(tmp_path)[1])
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError, match=message) as caught:
+        encode_table(path, schema)
+    assert "bad.csv" in str(caught.value) and len(str(caught.value)) < 160 + len(str(path))
+
+
+@pytest.mark.parametrize("name", ["none.csv", "none.parquet"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str):
+    schema = read_schema(write_patients(tmp_path)[1])
+    with pytest.raises(DatasetError, match="cannot be read"):
+        encode_table(tmp_path / name, schema)
+
+
+def test_a_damaged_parquet_file_is_named(tmp_path: Path):
+    schema = read_schema(write_patients(tmp_path)[1])
+    path = tmp_path / "bad.parquet"
+    path.write_bytes(b"PAR1 and no more")
+    with pytest.raises(DatasetError, match="bad.parquet"):
+        encode_table(path, schema)
+
+
+def test_a_target_outside_of_the_header_is_named(tmp_path: Path):
+    path, schema_path = write_patients(tmp_path)
+    with pytest.raises(DatasetError, match="no column 'income'"):
+        empty_schema(path, "income", "text", None)
+    schema = replace(read_schema(schema_path), target="income")
+    with pytest.raises(DatasetError, match="no column 'income'"):
+        encode_table(path, schema)
+
+
+def test_rows_without_a_known_class_are_left_out(tmp_path: Path):
+    path, schema_path = write_patients(tmp_path)
+    rows = patients()
+    rows[7][-1], rows[8][-1] = "perhaps", ""
+    write_rows(path, rows)
+    records = encode_table(path, read_schema(schema_path)).labelled()
+    assert len(records) == 198 and "8" not in records.names
+    assert np.isclose(records.figures["without a known class", "records"], 0.01)

@@ -1,0 +1,202 @@
+"""Loggers write what ε covers, and the rest only where they are told to."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.train import run
+from dpkfc.integrations.loggers import (
+    LOGGERS,
+    Logger,
+    MLflow,
+    TensorBoard,
+    WandB,
+    describe_plan,
+    make_logger,
+)
+from dpkfc.report.verify import verify_ledger
+from dpkfc.session import PRIVATE_FIGURES
+from tests.app.accounting import remembered
+from tests.app.finished import call
+from tests.test_session import kfac, net, plan, session, train
+
+PUBLIC = {"epsilon", "learning_rate", "noise_multiplier"}
+PRIVATE = {f"not_private/{name}" for name in PRIVATE_FIGURES}
+
+
+class Kept:
+    """A writer that keeps what it is handed."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict]] = []
+        self.parameters: dict = {}
+        self.private = self.is_closed = None
+
+    def open(self, parameters, *, private) -> None:
+        self.parameters, self.private = dict(parameters), private
+
+    def write(self, figures, step) -> None:
+        self.rows.append((step, dict(figures)))
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def trained(logger: Logger, **settings):
+    with session(plan(1.0, test_mode_seed=None, **settings), net(), callbacks=[logger]) as s:
+        train(s)
+    return s
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_logger_writes_public_numbers_and_others_only_when_told(private: bool) -> None:
+    writer = Kept()
+    s = trained(Logger(writer, private=private), preconditioner=kfac())
+    assert writer.parameters == describe_plan(s.plan) and writer.private is private
+    assert writer.is_closed and [step for step, _ in writer.rows] == [1, 2, 3, 4, 5, 6]
+    expected = PUBLIC | (PRIVATE if private else set())
+    for step, figures in writer.rows:
+        scale = {"preconditioner_scale"} if step in (1, 3, 5) else set()
+        assert set(figures) == expected | scale
+    assert bool(s.unprotected_figures) is private
+
+
+def test_public_parameters_name_no_realised_batch() -> None:
+    parameters = describe_plan(plan(1.0))
+    assert parameters["expected_batch_size"] == 8 and "batch_size" not in parameters
+    assert parameters["preconditioner"] == "none"
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_package_that_is_absent_is_one_error_with_the_command(
+    name, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ImportError, match=rf"needs the package {name}.*pip install {name}"
+    ) as caught:
+        make_logger(name, tmp_path, "run")
+    assert len(str(caught.value)) <= 160 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+def test_a_run_that_cannot_log_says_so_before_it_makes_anything(
+    name, monkeypatch, tmp_path
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    folder = tmp_path / "run"
+    result = call("train", "--recipe", "digits", "--steps", 2, "--log", name, "--out", folder)
+    assert result.exit_code != 0 and not folder.exists()
+    assert f"pip install {name}" in " ".join(result.output.split())
+
+
+def test_settings_of_logging_are_checked() -> None:
+    with pytest.raises(ConfigError, match="log"):
+        RunConfig(recipe="digits", log="tensorbord")
+    with pytest.raises(ConfigError, match="log_private = true needs log"):
+        RunConfig(recipe="digits", log_private=True)
+    with pytest.raises(ValueError, match="choose one of tensorboard, mlflow, wandb"):
+        make_logger("aim", ".", "run")
+
+
+# -- the tools themselves --------------------------------------------------------------------------
+
+
+def read_events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    return events
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_tensorboard(private: bool, tmp_path) -> None:
+    pytest.importorskip("tensorboard")
+    began = time.time()
+    s = trained(Logger(TensorBoard(tmp_path / "log"), private=private))
+    events = read_events(tmp_path / "log")
+    assert set(events.Tags()["scalars"]) == PUBLIC | (PRIVATE if private else set())
+    found = events.Scalars("epsilon")
+    assert [event.step for event in found] == [1, 2, 3, 4, 5, 6]
+    assert found[-1].value == pytest.approx(s.epsilon, rel=1e-5)
+    # The time of a step follows the size of its batch.
+    assert len({event.wall_time for event in found}) == 1 and found[0].wall_time >= began
+    if private:
+        assert (tmp_path / "log").stat().st_mode & 0o077 == 0
+
+
+def test_tensorboard_in_a_run_folder(tmp_path) -> None:
+    pytest.importorskip("tensorboard")
+    settings = {"recipe": "digits", "method": "dp-sgd", "accountant": "rdp", "epsilon": 3.0}
+    for private in (False, True):
+        folder = tmp_path / f"run-{private}"
+        with remembered():
+            result = run(
+                RunConfig(
+                    **settings,
+                    steps=3,
+                    expected_batch_size=48,
+                    log="tensorboard",
+                    log_private=private,
+                    out=str(folder),
+                )
+            )
+        events = read_events(folder / "log")
+        assert set(events.Tags()["scalars"]) == PUBLIC | (PRIVATE if private else set())
+        assert len(events.Scalars("epsilon")) == result.steps == 3
+        card = (folder / "privacy_card.json").read_text("utf-8")
+        assert ("callbacks: batch_size, clipped_fraction" in card) is private
+        verify_ledger(folder / "ledger.jsonl")
+
+
+def test_mlflow(tmp_path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    for _ in range(2):
+        s = trained(Logger(MLflow("digits", uri, name="first")))
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    experiment = client.get_experiment_by_name("digits").experiment_id
+    first, second = client.search_runs([experiment])
+    assert first.info.status == "FINISHED" and first.info.run_name == "first"
+    assert set(first.data.metrics) == PUBLIC
+    assert first.data.params["plan_hash"] == s.plan.hash
+    history = client.get_metric_history(first.info.run_id, "epsilon")
+    assert [metric.step for metric in history] == [1, 2, 3, 4, 5, 6]
+    assert len({metric.timestamp for metric in history}) == 1
+
+
+def test_wandb_records_neither_console_nor_machine(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    trained(Logger(WandB(tmp_path / "log", name="first")))
+    (folder,) = (tmp_path / "log" / "wandb").glob("offline-run-*")
+    records = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    assert b"epsilon" in records and b"learning_rate" in records
+    assert b"not_private" not in records and b"clipped_fraction" not in records
+    assert not list(folder.rglob("output.log"))
+
+
+def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, tmp_path) -> None:
+    rows, made = [], {}
+    kept = SimpleNamespace(log=lambda row, step: rows.append((step, row)), finish=lambda: None)
+
+    def init(**options):
+        made.update(options)
+        return kept
+
+    fake = SimpleNamespace(Settings=lambda **settings: settings, init=init)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    trained(Logger(WandB(tmp_path, project="mine", mode="offline")))
+    assert made["settings"] == {"console": "off", "x_disable_stats": True, "x_disable_meta": True}
+    assert made["project"] == "mine" and made["config"]["delta"] == 1e-3
+    assert [step for step, _ in rows] == [1, 2, 3, 4, 5, 6]
+    assert len({row["_timestamp"] for _, row in rows}) == 1
+    assert set(rows[0][1]) == PUBLIC | {"_timestamp"}
+    with pytest.raises(ValueError, match="takes no settings="):
+        WandB(settings={"console": "wrap"})

@@ -1,0 +1,534 @@
+"""What scripts read of the objects that Opacus wraps: it works, or it is one short error that names
+the line to write, before any budget is spent.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import dpkfc.integrations.opacus as ours
+from dpkfc.checkpoint import CheckpointError
+from dpkfc.integrations._opacus_idioms import IMPORTS
+from dpkfc.integrations.opacus import BatchMemoryManager, ModuleValidator, PrivacyEngine
+from tests.integrations.opacus_cases import (
+    B,
+    N,
+    backward,
+    data,
+    loader,
+    mlp,
+    private,
+    sgd,
+    train,
+    weights,
+    with_epsilon,
+)
+
+# -- the model -------------------------------------------------------------------------------------
+
+
+def test_the_model_is_its_own_module_and_standard_module() -> None:
+    engine, model, optimizer, batches = private()
+    names = list(model.state_dict())
+    train(model, optimizer, batches, 2)
+    assert model._module is model
+    assert model._module._module is model
+    assert list(model._module.state_dict()) == names == list(mlp().state_dict())
+    assert [name for name, _ in model.named_modules()] == ["", "0", "1", "2"]
+    standard = model.to_standard_module()
+    assert standard is model and not model._forward_pre_hooks
+    assert optimizer.noise_multiplier == 0.0 and model._module is model
+    torch.jit.script(standard)
+    with pytest.raises(RuntimeError, match="closed; make the model private again"):
+        next(iter(batches))
+    assert engine.get_epsilon(1e-3) == math.inf and engine.ledger.count == 2
+    engine.close()
+    assert not hasattr(model, "_module") and not hasattr(optimizer, "original_optimizer")
+
+
+def test_copies_and_pickles_of_a_private_model_are_their_own_modules(tmp_path) -> None:
+    engine, model, optimizer, batches = private()
+    train(model, optimizer, batches, 1)
+    torch.save(model, tmp_path / "model.pt")
+    for other in (
+        copy.deepcopy(model),
+        torch.load(tmp_path / "model.pt", weights_only=False),
+        copy.deepcopy(model._module),
+    ):
+        assert other._module is other and other is not model
+        assert other.to_standard_module() is other
+        assert torch.equal(weights(other), weights(model))
+    train(model, optimizer, batches, 1)
+    assert engine.ledger.count == 2
+
+
+def test_a_model_keeps_attributes_of_its_own() -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._module = mlp()
+
+        def forward(self, x):
+            return self._module(x)
+
+        def cleanup(self) -> str:
+            return "its own"
+
+    model = Wrapped()
+    inner = model._module
+    engine, _, optimizer, batches = private(model)
+    train(model, optimizer, batches, 1)
+    assert model._module is inner and model.cleanup() == "its own"
+    engine.close()
+    assert model._module is inner and model.cleanup() == "its own"
+
+
+def test_a_second_engine_takes_the_model_after_to_standard_module() -> None:
+    _, model, optimizer, batches = private()
+    train(model, optimizer, batches, 1)
+    model.to_standard_module()
+    engine, model, optimizer, batches = private(model)
+    train(model, optimizer, batches, 1)
+    model.to_standard_module()
+    assert engine.ledger.count == 1 and not model._forward_hooks
+
+
+def test_wrap_model_may_be_false_and_its_result_cleans_up() -> None:
+    engine, hooks, optimizer, batches = private(wrap_model=False)
+    train(hooks, optimizer, batches, 1)
+    hooks.cleanup()
+    assert not hooks._forward_pre_hooks
+
+
+# -- the optimizer ---------------------------------------------------------------------------------
+
+
+def test_numbers_and_objects_of_a_private_optimizer() -> None:
+    _, model, optimizer, batches = private(noise_multiplier=2.0)
+    assert optimizer.original_optimizer is optimizer
+    assert optimizer.expected_batch_size == B and optimizer.max_grad_norm == 1.0
+    assert optimizer.noise_multiplier == 2.0 and optimizer.loss_reduction == "mean"
+    assert [id(p) for p in optimizer.params] == [id(p) for p in model.parameters()]
+    assert batches.sample_rate == B / N
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer.original_optimizer, 1, gamma=0.5)
+    train(model, optimizer, batches, 1)
+    schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 0.05
+    assert "original_optimizer" not in optimizer.state_dict()
+    assert not hasattr(copy.deepcopy(optimizer), "original_optimizer")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, optimizer: optimizer.signal_skip_step(),
+        lambda model, optimizer: optimizer.virtual_step(),
+        lambda model, optimizer: optimizer.clip_and_accumulate(),
+        lambda model, optimizer: optimizer.add_noise(),
+        lambda model, optimizer: optimizer.scale_grad(),
+        lambda model, optimizer: optimizer.pre_step(),
+        lambda model, optimizer: optimizer.grad_samples[0],
+        lambda model, optimizer: [g.norm() for g in optimizer.grad_samples],
+        lambda model, optimizer: len(optimizer.grad_samples),
+        lambda model, optimizer: model.allow_grad_accumulation(),
+        lambda model, optimizer: model.disable_hooks(),
+        lambda model, optimizer: model.enable_hooks(),
+    ],
+)
+def test_parts_of_a_step_are_one_error_and_spend_nothing(use) -> None:
+    engine, model, optimizer, batches = private()
+    before = weights(model)
+    batch = next(iter(batches))
+    backward(model, batch)
+    with pytest.raises(RuntimeError, match="optimizer|write|engine.close|BatchMemory") as caught:
+        use(model, optimizer)
+    assert len(str(caught.value)) <= 160
+    assert engine.ledger.count == 0 and torch.equal(weights(model), before)
+    optimizer.step()
+    assert engine.ledger.count == 1
+
+
+def test_a_step_hook_sees_each_release_once_and_before_the_step() -> None:
+    engine, model, optimizer, batches = private(noise_multiplier=1.0)
+    seen = []
+
+    def hook(given) -> None:
+        gradients = torch.cat([p.grad.flatten() for p in given.params])
+        seen.append((weights(model), gradients, given.noise_multiplier))
+
+    optimizer.attach_step_hook(
+        lambda given: seen.append("the first hook, which the second replaces")
+    )
+    optimizer.attach_step_hook(hook)
+    start = weights(model)
+    with BatchMemoryManager(
+        data_loader=batches, max_physical_batch_size=2, optimizer=optimizer
+    ) as physical:
+        for x, y in physical:
+            backward(model, (x, y))
+            optimizer.step()
+            if engine.ledger.count == 1:
+                break
+    ((before, release, noise),) = seen
+    assert torch.equal(before, start) and noise == 1.0
+    torch.testing.assert_close(start - 0.1 * release, weights(model))
+
+
+def test_a_step_hook_that_fails_leaves_a_run_that_goes_on() -> None:
+    engine, model, optimizer, batches = private()
+
+    def fail(given) -> None:
+        raise OSError("no space")
+
+    optimizer.attach_step_hook(fail)
+    with pytest.raises(OSError, match="no space"):
+        train(model, optimizer, batches, 1)
+    assert engine.ledger.count == 1
+    optimizer.attach_step_hook(None)
+    train(model, optimizer, batches, 2)
+    assert engine.ledger.count == 3
+
+
+def test_a_step_hook_cannot_change_what_the_optimizer_sees() -> None:
+    """A backward pass inside the hook would add raw gradients to the release."""
+    engine, model, optimizer, batches = private(noise_multiplier=1.0)
+    batch = next(iter(batches))
+
+    def add_gradients(given) -> None:
+        nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    def clear(given) -> None:
+        given.zero_grad()
+
+    def scale(given) -> None:
+        given.params[0].grad.data.mul_(2)
+
+    before = weights(model)
+    for done, hook in enumerate((add_gradients, clear, scale), 1):
+        optimizer.attach_step_hook(hook)
+        with pytest.raises(RuntimeError, match="may read releases") as caught:
+            train(model, optimizer, batches, 1)
+        assert len(str(caught.value)) <= 160 and engine.ledger.count == done
+        assert torch.equal(weights(model), before)
+        assert all(p.grad is None for p in model.parameters())
+    optimizer.attach_step_hook(None)
+    train(model, optimizer, batches, 1)
+
+
+def test_gradients_after_a_step_are_the_release_until_the_next_batch() -> None:
+    _, model, optimizer, batches = private(noise_multiplier=1.0)
+    start = weights(model)
+    stream = iter(batches)
+    backward(model, next(stream))
+    assert all(p.grad is None for p in model.parameters())
+    optimizer.step()
+    release = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(start - 0.1 * release, weights(model))
+    optimizer.zero_grad(set_to_none=False)
+    assert not any(p.grad.any() for p in model.parameters())
+    batch = next(stream)
+    assert all(p.grad is None for p in model.parameters())
+    backward(model, batch)
+    optimizer.step()
+
+
+def test_a_gradient_that_is_added_to_a_release_reaches_no_step() -> None:
+    engine, model, optimizer, batches = private()
+    train(model, optimizer, batches, 1)
+    before = weights(model)
+    model.eval()
+    backward(model, data()[:8])
+    with pytest.raises(RuntimeError, match="without a new batch"):
+        optimizer.step()
+    assert torch.equal(weights(model), before) and engine.ledger.count == 1
+    assert all(p.grad is None for p in model.parameters())
+
+
+# -- the loader ------------------------------------------------------------------------------------
+
+
+def test_a_private_loader_may_be_handed_in_again() -> None:
+    _, model, optimizer, batches = private()
+    train(model, optimizer, batches)
+    with pytest.warns(UserWarning, match="ε of runs on the same examples add up"):
+        second, model, optimizer, again = private(data_loader=batches)
+    assert again.source is batches.source
+    train(model, optimizer, again)
+    cut = again.cut(3)
+    with pytest.warns(UserWarning, match="add up"):
+        third, model, optimizer, last = private(data_loader=cut)
+    assert last.source is batches.source and len(last) == N // B
+    assert second.ledger.count == N // B and third.ledger.count == 0
+    with pytest.warns(UserWarning, match="add up"):
+        with_epsilon(data_loader=last)
+
+
+def test_objects_that_opacus_has_wrapped_are_refused_by_the_object_inside() -> None:
+    opacus = pytest.importorskip("opacus")
+    from opacus.data_loader import DPDataLoader
+
+    wrapped = opacus.GradSampleModule(mlp())
+    _, theirs, optimizer, _ = (
+        None,
+        *opacus.PrivacyEngine().make_private(
+            module=(model := mlp()),
+            optimizer=sgd(model),
+            data_loader=loader(),
+            noise_multiplier=1.0,
+            max_grad_norm=1.0,
+        ),
+    )
+    for settings, line in (
+        ({"model": wrapped}, "module=model.to_standard_module()"),
+        ({"model": mlp(), "optimizer": optimizer}, "optimizer=optimizer.original_optimizer"),
+        ({"data_loader": DPDataLoader.from_data_loader(loader())}, "DataLoader that it was made"),
+    ):
+        with pytest.raises(
+            ValueError, match=line.replace("(", r"\(").replace(")", r"\)")
+        ) as caught:
+            private(**settings)
+        assert len(str(caught.value)) <= 160
+    standard = theirs.to_standard_module()
+    engine, model, optimizer, batches = private(standard, optimizer=optimizer.original_optimizer)
+    train(model, optimizer, batches, 1)
+    assert engine.ledger.count == 1
+
+
+def test_the_memory_manager_of_opacus_names_this_one() -> None:
+    pytest.importorskip("opacus")
+    from opacus.utils.batch_memory_manager import BatchMemoryManager as Theirs
+
+    engine, model, optimizer, batches = private()
+    with (
+        pytest.raises(RuntimeError, match="write: from dpkfc.integrations.opacus import") as caught,
+        Theirs(data_loader=batches, max_physical_batch_size=3, optimizer=optimizer) as physical,
+    ):
+        train(model, optimizer, physical)
+    assert len(str(caught.value)) <= 160 and engine.ledger.count == 0
+    train(model, optimizer, batches)
+    assert engine.ledger.count == N // B
+
+
+# -- the accountant --------------------------------------------------------------------------------
+
+
+def test_history_state_and_precision_of_the_accountant() -> None:
+    engine, model, optimizer, batches = private(
+        engine=PrivacyEngine(accountant="rdp"),
+        noise_multiplier=2.0,
+        test_mode_seed=None,
+    )
+    accountant = engine.accountant
+    assert accountant.history == [] and accountant.state_dict()["history"] == []
+    optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(sample_rate=B / N))
+    train(model, optimizer, batches, 3)
+    assert accountant.history == [(2.0, B / N, 3)] and len(accountant) == 3
+    target: dict = {"epoch": 1}
+    state = accountant.state_dict(target)
+    assert state is target and state["mechanism"] == "rdp" and state["epoch"] == 1
+    epsilon = engine.get_epsilon(1e-3)
+    assert accountant.get_epsilon(delta=1e-3, alphas=[2.0, 8.0]) == epsilon
+    assert accountant.get_epsilon(1e-3, eps_error=0.1, delta_error=1e-9) == epsilon
+    spent, order = accountant.get_privacy_spent(delta=1e-3, alphas=[2.0])
+    assert spent == epsilon and math.isnan(order)
+    accountant.load_state_dict(state)
+    assert engine.get_epsilon(1e-3) == epsilon
+    with pytest.raises(RuntimeError, match="optimizer.step"):
+        accountant.step(noise_multiplier=1.0, sample_rate=0.1)
+
+
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        ({}, "no 'history'"),
+        ({"mechanism": "rdp"}, "no 'history'"),
+        (
+            {"history": [(1.0, B / N, 1)], "mechanism": "rdp"},
+            r"make_private\(ledger_path=..., resume=True\)",
+        ),
+    ],
+)
+def test_a_state_that_the_ledger_does_not_hold_is_refused(state, match: str) -> None:
+    engine, model, optimizer, batches = private(noise_multiplier=2.0)
+    for releases in (0, 1):
+        with pytest.raises(ValueError, match=match) as caught:
+            engine.accountant.load_state_dict(state)
+        assert len(str(caught.value)) <= 160
+        train(model, optimizer, batches, 1)
+        assert engine.ledger.count == releases + 1
+
+
+# -- checkpoints -----------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_from_a_checkpoint_and_its_ledger(tmp_path) -> None:
+    paths = {"ledger_path": tmp_path / "ledger.jsonl", "noise_multiplier": 2.0}
+    engine, model, optimizer, batches = private(**paths)
+    train(model, optimizer, batches)
+    engine.save_checkpoint(
+        path=tmp_path / "model.pt",
+        module=model,
+        optimizer=optimizer,
+        checkpoint_dict={"epoch": 1},
+    )
+    assert not list(tmp_path.glob("*.pkl"))
+    after, momentum = weights(model), list(optimizer.state.values())[0]["momentum_buffer"].clone()
+    spent = engine.get_epsilon(1e-3)
+    engine.close()
+
+    engine, model, optimizer, batches = private(**paths, resume=True)
+    found = engine.load_checkpoint(path=tmp_path / "model.pt", module=model, optimizer=optimizer)
+    assert found["epoch"] == 1 and "module_state_dict" in found
+    assert torch.equal(weights(model), after) and engine.get_epsilon(1e-3) == spent
+    assert torch.equal(list(optimizer.state.values())[0]["momentum_buffer"], momentum)
+    train(model, optimizer, batches)
+    assert engine.ledger.count == 2 * (N // B)
+
+
+def test_a_checkpoint_without_its_ledger_is_refused_and_changes_nothing(tmp_path) -> None:
+    engine, model, optimizer, batches = private(noise_multiplier=2.0)
+    train(model, optimizer, batches)
+    engine.save_checkpoint(path=tmp_path / "saved", module=model, optimizer=optimizer)
+    engine, model, optimizer, batches = private(noise_multiplier=2.0)
+    before = weights(model)
+    with pytest.raises(ValueError, match="ledger_path"):
+        engine.load_checkpoint(path=tmp_path / "saved", module=model, optimizer=optimizer)
+    assert torch.equal(weights(model), before) and not optimizer.state
+    assert engine.ledger.count == 0
+
+
+def test_a_checkpoint_of_another_model_and_a_path_that_is_a_file_are_refused(tmp_path) -> None:
+    engine, model, optimizer, batches = private()
+    engine.save_checkpoint(path=tmp_path / "saved", module=model)
+    other = nn.Linear(3, 3)
+    before = weights(other)
+    with pytest.raises(CheckpointError, match="another model"):
+        engine.load_checkpoint(path=tmp_path / "saved", module=other)
+    assert torch.equal(weights(other), before)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(CheckpointError, match="give the name of a new one"):
+        engine.save_checkpoint(path=tmp_path / "file", module=model)
+    assert (tmp_path / "file").read_text() == "mine"
+    with pytest.raises(ValueError, match="fixed for the whole run"):
+        engine.save_checkpoint(path=tmp_path / "saved", module=model, noise_scheduler=object())
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        engine.load_checkpoint(path=tmp_path / "absent", module=model)
+
+
+# -- the validator ---------------------------------------------------------------------------------
+
+
+def block() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 24, 3),
+        nn.BatchNorm2d(24, eps=1e-3),
+        nn.InstanceNorm2d(24, track_running_stats=True),
+    )
+
+
+def test_the_validator_finds_and_replaces_what_mixes_examples() -> None:
+    model = nn.Sequential(block(), nn.Flatten(), nn.Linear(24 * 4, 3)).double()
+    (found,) = ModuleValidator.validate(model, strict=False)
+    assert "BatchNorm" in str(found) and not ModuleValidator.is_valid(model)
+    with pytest.raises(ValueError, match="GroupNorm"):
+        ModuleValidator.validate(model, strict=True)
+    fixed = ModuleValidator.fix(model)
+    assert ModuleValidator.validate(fixed, strict=True) == [] and ModuleValidator.is_valid(fixed)
+    norm = fixed[0][1]
+    assert (norm.num_groups, norm.num_channels, norm.eps) == (8, 24, 1e-3)
+    assert norm.weight.dtype is torch.float64 and isinstance(model[0][1], nn.BatchNorm2d)
+    assert torch.equal(fixed[2].weight, model[2].weight) and fixed[2] is not model[2]
+    engine = PrivacyEngine()
+    assert engine.is_compatible(module=fixed, optimizer=None, data_loader=None)
+    assert isinstance(PrivacyEngine.get_compatible_module(nn.BatchNorm1d(6)), nn.GroupNorm)
+    engine, fixed, optimizer, batches = private(
+        fixed, data_loader=DataLoader(data(shape=(1, 4, 4)), batch_size=B)
+    )
+    train(fixed, optimizer, batches, 1)
+
+
+def test_frozen_norms_in_eval_mode_stay_and_an_optimizer_made_before_is_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    model[1].eval().requires_grad_(False)
+    assert ModuleValidator.fix(model) is model
+    trained = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+    optimizer = sgd(trained)
+    with pytest.raises(ValueError, match="does not hold trainable parameter"):
+        private(ModuleValidator.fix(trained), optimizer=optimizer)
+
+
+# -- schedules, imports ----------------------------------------------------------------------------
+
+
+def test_a_schedule_of_the_noise_is_refused_at_the_next_step_and_loses_nothing() -> None:
+    schedulers = pytest.importorskip("opacus.schedulers")
+    engine, model, optimizer, batches = private(noise_multiplier=1.0)
+    schedule = schedulers.ExponentialNoise(optimizer, gamma=0.9)
+    train(model, optimizer, batches, 1)
+    schedule.step()
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="plan is fixed") as caught:
+        train(model, optimizer, batches, 1)
+    assert len(str(caught.value)) <= 160
+    assert torch.equal(weights(model), before) and engine.ledger.count == 1
+    optimizer.noise_multiplier = 1.0
+    train(model, optimizer, batches, 1)
+    assert engine.ledger.count == 2
+
+
+@pytest.mark.parametrize("name", sorted(IMPORTS))
+def test_an_import_of_another_name_of_opacus_names_the_line_to_write(name: str) -> None:
+    with pytest.raises(ImportError, match=name) as caught:
+        exec(f"from dpkfc.integrations.opacus import {name}")
+    assert len(str(caught.value)) <= 160
+    assert IMPORTS[name] in str(caught.value)
+
+
+def test_an_unknown_name_is_an_ordinary_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Privacy'"):
+        _ = ours.Privacy
+    assert not hasattr(ours, "nothing")
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew", "ghost"])
+def test_every_way_to_take_gradients_gives_the_same_step(mode: str) -> None:
+    reference = private(max_grad_norm=0.1)
+    train(*reference[1:], 1)
+    _, model, optimizer, *rest = private(max_grad_norm=0.1, grad_sample_mode=mode)
+    train(model, optimizer, rest[-1], 1)
+    torch.testing.assert_close(weights(model), weights(reference[1]))
+
+
+def test_bounds_of_layers_name_one_bound() -> None:
+    with pytest.raises(ValueError, match=r"write max_grad_norm=5, the norm of the list"):
+        private(clipping="per_layer", max_grad_norm=[3.0, 4.0])
+    engine, model, optimizer, batches = private(clipping="per_layer", max_grad_norm=5.0)
+    train(model, optimizer, batches, 1)
+
+
+def test_a_loop_over_runs_that_reuses_every_name() -> None:
+    """`--n-runs 2` of the digits example: the loader of one run goes into the next."""
+    rows = TensorDataset(torch.randn(40, 6, dtype=torch.float64), torch.randint(3, (40,)))
+    batches = DataLoader(rows, batch_size=8)
+    spent = []
+    with pytest.warns(UserWarning, match="add up"):
+        for _ in range(2):
+            model = mlp()
+            optimizer = sgd(model)
+            engine = PrivacyEngine(accountant="rdp")
+            model, optimizer, batches = engine.make_private(
+                module=model,
+                optimizer=optimizer,
+                data_loader=batches,
+                noise_multiplier=1.0,
+                max_grad_norm=1.0,
+            )
+            train(model, optimizer, batches)
+            spent.append(engine.get_epsilon(delta=1e-3))
+    assert spent[0] == spent[1] > 0

@@ -1,0 +1,183 @@
+"""Callbacks see a session and can neither stop it, spend its budget nor learn more than asked."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+
+import dpkfc
+from dpkfc.callbacks import Callback, StepReport
+from dpkfc.privacy.ledger import verify
+from dpkfc.report.card import session_card, to_markdown
+from dpkfc.session import PRIVATE_FIGURES
+from tests.test_session import kfac, loss_fn, net, plan, session, train, weights
+
+
+class Recorder(Callback):
+    """Keeps the names and values of all calls."""
+
+    def __init__(self, private: bool = False, fails_in: str = "", error: type = OSError) -> None:
+        self.private = private
+        self.calls: list[tuple[str, object]] = []
+        self._fails_in, self._error = fails_in, error
+
+    def _note(self, name: str, value: object) -> None:
+        self.calls.append((name, value))
+        if name == self._fails_in:
+            raise self._error(f"{name} has failed")
+
+    def on_start(self, session) -> None:
+        self._note("start", session.steps_done)
+
+    def on_step(self, report) -> None:
+        self._note("step", report)
+
+    def on_refresh(self, state) -> None:
+        self._note("refresh", state.step)
+
+    def on_end(self, session) -> None:
+        self._note("end", session.steps_done)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    @property
+    def reports(self) -> list[StepReport]:
+        return [value for name, value in self.calls if name == "step"]
+
+
+def test_every_call_comes_once_and_in_order() -> None:
+    recorder = Recorder()
+    with session(plan(1.0, preconditioner=kfac()), net(), callbacks=[recorder]) as s:
+        assert recorder.calls == []
+        train(s, 4)
+        epsilon = s.epsilon
+    expected = ["start", "refresh", "step", "step", "refresh", "step", "step", "end"]
+    assert recorder.names == expected
+    assert [v for n, v in recorder.calls if n == "refresh"] == [0, 2]
+    last = recorder.reports[-1]
+    assert (last.step, last.release, last.learning_rate) == (3, 4, 0.1)
+    assert last.noise_multiplier == 1.0 and epsilon <= last.epsilon <= s.plan.epsilon()
+    bounds = [report.epsilon for report in recorder.reports]
+    assert bounds == sorted(bounds)
+
+
+def test_only_a_callback_that_asks_sees_numbers_of_the_batch() -> None:
+    public, private = Recorder(), Recorder(private=True)
+    with session(plan(1.0), net(), callbacks=[public, private]) as s:
+        records = [s.step(batch, loss_fn) for batch in s.batches()]
+    for record, seen, whole in zip(records, public.reports, private.reports, strict=True):
+        assert seen.private is None
+        assert whole.private == {name: getattr(record, name) for name in PRIVATE_FIGURES}
+        assert vars(seen) | {"private": whole.private} == vars(whole)
+
+
+def test_public_reports_do_not_depend_on_the_data() -> None:
+    """The same plan on other records, of other batch sizes and norms: the same reports."""
+    seen = []
+    for scale in (1.0, 100.0):
+        recorder = Recorder()
+        x, y = torch.randn(40, 6, dtype=torch.float64) * scale, torch.zeros(40, dtype=torch.long)
+        settings = plan(1.0, test_mode_seed=int(scale))
+        with session(settings, net(), dataset=(x, y), callbacks=[recorder]) as s:
+            train(s)
+        seen.append(recorder.reports)
+    assert seen[0] == seen[1]
+
+
+def test_a_session_with_callbacks_computes_the_same() -> None:
+    models = []
+    for callbacks in ((), (Recorder(), Recorder(private=True))):
+        model = net()
+        with session(plan(1.0), model, callbacks=callbacks) as s:
+            train(s)
+        models.append(weights(model))
+    assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("where", ["step", "refresh", "end"])
+def test_a_callback_that_fails_is_left_out_and_the_run_goes_on(where, caplog, tmp_path) -> None:
+    bad, good = Recorder(fails_in=where), Recorder()
+    model, reference = net(), net()
+    ledger = tmp_path / "ledger.jsonl"
+    settings = plan(1.0, preconditioner=kfac())
+    with caplog.at_level(logging.WARNING):
+        s = session(settings, model, callbacks=[bad, good], ledger_path=ledger)
+        with s:
+            train(s, 3)
+            s.save(tmp_path / "checkpoint")
+            train(s)
+    assert "the callback Recorder has failed; the run goes on without it" in caplog.text
+    assert f"{where} has failed" in caplog.text
+    assert good.names.count("step") == 6 and good.names[-1] == "end" and bad.names[-1] == "end"
+    assert bad.names.count(where) == 1
+    assert len(verify(ledger).releases) == 6
+    with session(settings, reference) as s:
+        train(s)
+    assert torch.equal(weights(model), weights(reference))
+
+
+def test_a_callback_that_cannot_start_ends_the_run_before_any_budget(tmp_path) -> None:
+    ledger = tmp_path / "ledger.jsonl"
+    bad = Recorder(fails_in="start", error=ConnectionError)
+    with session(plan(1.0), net(), callbacks=[bad], ledger_path=ledger) as s:
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match="start has failed"):
+                train(s)
+        assert s.steps_done == 0
+    assert bad.names == ["start", "start"] and not verify(ledger).releases
+
+
+def test_an_interrupt_in_a_callback_leaves_a_run_that_goes_on(tmp_path) -> None:
+    bad = Recorder(fails_in="step", error=KeyboardInterrupt)
+    with session(plan(1.0), net(), callbacks=[bad], ledger_path=tmp_path / "ledger.jsonl") as s:
+        with pytest.raises(KeyboardInterrupt):
+            train(s)
+        s.save(tmp_path / "checkpoint")
+        assert s.steps_done == 1
+        bad._fails_in = ""
+        train(s)
+        assert s.steps_done == 6
+
+
+def test_a_restored_preconditioner_is_no_refresh(tmp_path) -> None:
+    settings = plan(1.0, preconditioner=kfac(every=4))
+    paths = {"ledger_path": tmp_path / "ledger.jsonl"}
+    with session(settings, net(), **paths) as s:
+        train(s, 2)
+        s.save(tmp_path / "checkpoint")
+    recorder = Recorder()
+    with session(settings, net(), callbacks=[recorder], **paths) as s:
+        s.restore(tmp_path / "checkpoint")
+        train(s)
+    assert recorder.names == ["start", "step", "step", "refresh", "step", "step", "end"]
+    assert recorder.calls[0] == ("start", 2)
+
+
+@pytest.mark.parametrize("wrong", [print, Recorder, object()])
+def test_what_is_no_callback_is_refused(wrong) -> None:
+    with pytest.raises(ValueError, match="derive it from dpkfc.Callback") as caught:
+        session(plan(1.0), net(), callbacks=[wrong])
+    assert len(str(caught.value)) <= 160
+
+
+def test_the_card_names_the_numbers_that_a_callback_was_given() -> None:
+    for callbacks, is_named in (([Recorder()], False), ([Recorder(private=True)], True)):
+        with session(plan(1.0, test_mode_seed=None), net(), callbacks=callbacks) as s:
+            train(s)
+        card = session_card(s, title="a net", chosen_by="nobody", not_private={"mine": "a reason"})
+        names = [name for name in card["not_private"] if name.startswith("callbacks: ")]
+        assert len(names) == is_named and "mine" in card["not_private"]
+        if is_named:
+            assert "median_norm" in names[0] and "Recorder" in card["not_private"][names[0]]
+            assert "median_norm" in to_markdown(card)
+
+
+def test_the_public_names() -> None:
+    assert dpkfc.Callback is Callback
+    assert isinstance(Recorder(), Callback)
+    assert not math.isnan(StepReport(0, 1, 1.0, 0.1, 1.0).epsilon)

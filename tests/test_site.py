@@ -1,0 +1,75 @@
+"""The documentation site: every page, link and docstring builds without a warning, every public
+module has its entry, and every notebook runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import forked
+from tests.documents import ROOT
+
+pytest.importorskip("myst_nb")
+pytest.importorskip("furo")
+pytest.importorskip("sphinx_design")
+pytest.importorskip("sphinx_copybutton")
+
+DOCS = ROOT / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+# A notebook calls the command line, which lies beside the interpreter.
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def _build(out: Path) -> None:
+    from sphinx.cmd.build import main
+
+    # Everything is read and every reference is resolved; no page is written.
+    sys.exit(main(["-q", "-W", "--keep-going", "-b", "dummy", str(DOCS), str(out)]))
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    env = {**os.environ, "DPKFC_DOCS_NOTEBOOKS": "off"}
+    done = forked.call(_build, tmp_path, env=env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def test_every_module_for_other_libraries_is_in_the_reference() -> None:
+    page = (DOCS / "api" / "integrations.rst").read_text("utf-8")
+    for path in (ROOT / "src" / "dpkfc" / "integrations").glob("[a-z]*.py"):
+        assert f":: dpkfc.integrations.{path.stem}\n" in page, (
+            f"write an entry for {path.stem} into docs/api/integrations.rst"
+        )
+
+
+def _execute(path: Path, folder: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    env = {**os.environ, "PATH": PATH}
+    done = forked.call(_execute, path, tmp_path, env=env)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_holds_no_output(path: Path) -> None:
+    import nbformat
+
+    for cell in nbformat.read(path, as_version=4).cells:
+        assert not cell.get("outputs"), "clear the outputs; the site is built with fresh ones"
+
+
+def test_there_are_eight_notebooks() -> None:
+    assert len(NOTEBOOKS) >= 8

@@ -1,0 +1,213 @@
+"""The scikit-learn estimators: what they release, refuse, and do not look at."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+
+from sklearn.base import clone
+from sklearn.datasets import make_blobs
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.utils.estimator_checks import check_estimator
+
+from dpkfc.report.verify import verify_ledger
+from dpkfc.sklearn import (
+    DPLogisticRegression,
+    DPMLPClassifier,
+    DPMLPRegressor,
+    expected_failed_checks,
+)
+
+ESTIMATORS = [DPLogisticRegression, DPMLPClassifier, DPMLPRegressor]
+QUIET = {"bounds": (-10, 10), "classes": [0, 1, 2]}
+
+
+@pytest.fixture(scope="module")
+def blobs() -> tuple[np.ndarray, np.ndarray]:
+    return make_blobs(200, centers=3, random_state=0, cluster_std=0.5)
+
+
+@pytest.fixture(scope="module")
+def fitted(blobs) -> DPLogisticRegression:
+    return DPLogisticRegression(epsilon=3, steps=30, **QUIET).fit(*blobs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ESTIMATORS)
+def test_scikit_learn_finds_no_fault_that_is_not_listed(kind):
+    estimator = kind(steps=20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = check_estimator(
+            estimator,
+            expected_failed_checks=expected_failed_checks(estimator),
+            on_fail=None,
+            on_skip=None,
+        )
+    failed = [r["check_name"] for r in results if r["status"] == "failed"]
+    assert not failed
+    assert sum(r["status"] == "passed" for r in results) >= 35
+
+
+def test_a_fit_states_what_it_spent(fitted, blobs):
+    assert 2.9 < fitted.epsilon_ <= 3 and fitted.delta_ == 1e-5
+    assert fitted.n_iter_ == 30 == fitted.plan_.steps
+    assert fitted.plan_.certified
+    assert fitted.score(*blobs) > 0.7
+    assert fitted.predict_proba(blobs[0]).sum(axis=1) == pytest.approx(np.ones(200))
+    assert fitted.plan_.epsilon(2 * 30) < 2 * fitted.epsilon_
+
+
+def test_noise_has_no_seed(blobs):
+    estimator = DPLogisticRegression(random_state=0, steps=3, **QUIET)
+    first = clone(estimator).fit(*blobs)
+    second = clone(estimator).fit(*blobs)
+    assert not np.array_equal(first.coef_, second.coef_)
+    assert first.plan_.hash == second.plan_.hash
+
+
+def test_initial_weights_follow_from_random_state():
+    estimator = DPMLPClassifier(random_state=0, steps=1, learning_rate=1e-9, **QUIET)
+    rows, labels = make_blobs(100, centers=3, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = clone(estimator).fit(rows, labels).decision_function(rows)
+        second = clone(estimator).fit(rows, labels).decision_function(rows)
+    assert np.allclose(first, second, atol=1e-5)
+
+
+def test_coefficients_are_those_of_the_features(fitted, blobs):
+    rows = blobs[0]
+    expected = rows @ fitted.coef_.T + fitted.intercept_
+    assert np.allclose(fitted.decision_function(rows), expected)
+
+
+def test_what_lies_outside_counts_as_the_bound_and_nan_as_the_middle(fitted):
+    rows = np.array([[np.inf, -1e9], [10, -10], [np.nan, 2.0], [0.0, 2.0]])
+    scores = fitted.decision_function(rows)
+    assert np.array_equal(scores[0], scores[1])
+    assert np.array_equal(scores[2], scores[3])
+
+
+def test_private_values_raise_no_error(blobs):
+    rows, labels = blobs[0].copy(), blobs[1].copy()
+    rows[:5] = np.nan
+    labels[5:9] = 7
+    DPLogisticRegression(steps=2, **QUIET).fit(rows, labels)
+    targets = labels.astype(float)
+    targets[:3] = np.nan
+    targets[3] = np.inf
+    regressor = DPMLPRegressor(bounds=(-10, 10), target_bounds=(0, 2), steps=2).fit(rows, targets)
+    predictions = regressor.predict(rows)
+    assert np.isfinite(predictions).all()
+    assert predictions.min() >= 0 and predictions.max() <= 2
+
+
+def test_a_label_outside_the_classes_contributes_nothing(blobs):
+    """Without noise to speak of, such rows leave the weights where they began."""
+    rows = blobs[0]
+    settings = {**QUIET, "steps": 2, "epsilon": 100}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimator = DPLogisticRegression(**settings).fit(rows, np.full(len(rows), 7))
+    assert np.abs(estimator.decision_function(rows)).max() < 0.05
+
+
+def test_class_weights_are_public_numbers(blobs):
+    rows = blobs[0]
+    labels = np.where(blobs[1] == 2, 1, 0)
+    settings = {"bounds": (-10, 10), "classes": [0, 1], "epsilon": 100, "max_grad_norm": 10}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = DPLogisticRegression(**settings).fit(rows, labels)
+        weighted = DPLogisticRegression(class_weights={0: 0.1}, **settings).fit(rows, labels)
+    assert weighted.predict(rows).mean() >= plain.predict(rows).mean()
+    assert weighted.predict_proba(rows)[:, 1].mean() > plain.predict_proba(rows)[:, 1].mean()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bounds": (1, 1)}, "bounds of column 0 must be low < high"),
+        ({"bounds": [(0, 1)] * 3}, r"bounds must be a pair or have shape \(2, 2\)"),
+        ({"bounds": "wide"}, "bounds must hold numbers"),
+        ({"bounds": (0, np.inf)}, "bounds of column 0"),
+        ({"epsilon": 0}, "epsilon"),
+        ({"delta": 2}, "delta"),
+        ({"method": "sgd"}, "method must be one of dp-kfc, dp-sgd"),
+        ({"steps": 0}, "steps"),
+        ({"learning_rate": -1}, "learning_rate must be positive"),
+        ({"classes": [1]}, "two classes or more"),
+        ({"class_weights": {9: 1.0}}, "names 9"),
+        ({"class_weights": {0: -1.0}}, "must be finite and >= 0"),
+    ],
+)
+def test_bad_settings_are_one_error(blobs, settings, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        DPLogisticRegression(**{**QUIET, **settings}).fit(*blobs)
+    assert len(str(caught.value)) <= 200
+
+
+def test_what_is_taken_as_public_is_said(blobs):
+    with pytest.warns(UserWarning, match="labels in y is taken as public"):
+        DPLogisticRegression(bounds=(-10, 10), steps=1).fit(*blobs)
+    with pytest.warns(UserWarning, match="bounds= is not given"):
+        DPLogisticRegression(classes=[0, 1, 2], steps=1).fit(*blobs)
+    with pytest.warns(UserWarning, match="target_bounds= is not given"):
+        DPMLPRegressor(bounds=(-10, 10), steps=1).fit(blobs[0], blobs[0][:, 0])
+
+
+def test_complete_settings_give_no_warning_and_a_second_fit_does(blobs):
+    estimator = DPLogisticRegression(steps=2, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimator.fit(*blobs)
+    with pytest.warns(UserWarning, match="fit number 2 of this estimator spends ε = 1 again"):
+        estimator.fit(*blobs)
+
+
+def test_equal_rows_are_no_news(blobs):
+    rows = np.repeat(blobs[0][:50], 4, axis=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DPLogisticRegression(steps=1, **QUIET).fit(rows, np.repeat(blobs[1][:50], 4))
+
+
+def test_a_search_counts_every_fit(blobs):
+    search = GridSearchCV(
+        DPLogisticRegression(steps=2, **QUIET), {"learning_rate": [0.5, 1.0]}, cv=2
+    )
+    search.fit(*blobs)
+    assert search.best_estimator_.epsilon_ <= 1
+
+
+def test_the_card_and_its_ledger_agree(fitted, tmp_path: Path):
+    folder = tmp_path / "card"
+    fitted.write_card(folder)
+    facts = verify_ledger(folder / "ledger.jsonl")
+    assert facts["releases"] == 30
+    assert facts["privacy card"] == "states what the ledger shows"
+    assert facts["weights"] == "those of the card (SHA-256)"
+    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    assert card["guarantee"]["epsilon"] == fitted.epsilon_
+    assert card["public_seeds"]
+    with pytest.raises(ValueError, match="holds files"):
+        fitted.write_card(folder)
+    with pytest.raises(NotFittedError):
+        DPLogisticRegression().write_card(tmp_path / "other")
+
+
+def test_an_estimator_holds_no_row_and_survives_pickle(fitted, blobs):
+    content = pickle.dumps(fitted)
+    scaled = fitted._scale(blobs[0]).astype(np.float32)
+    assert scaled[7].tobytes() not in content and blobs[0][7].tobytes() not in content
+    again = pickle.loads(content)
+    assert np.array_equal(again.predict(blobs[0]), fitted.predict(blobs[0]))
