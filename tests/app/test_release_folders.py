@@ -217,7 +217,7 @@ def refused(session: Any, folder: Path) -> str:
 def test_a_script_that_is_run_twice_writes_no_card(tmp_path: Path) -> None:
     with open_session(tmp_path / "ledger.jsonl") as session:
         train(session)
-    with open_session(tmp_path / "ledger.jsonl") as again:
+    with open_session(tmp_path / "ledger.jsonl", resume=True) as again:
         train(again)
         assert "come from no release" in refused(again, tmp_path / "card")
 
@@ -247,7 +247,7 @@ def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path: Path)
     with open_session(tmp_path / "ledger.jsonl") as session:
         train(session).save(tmp_path / "checkpoint")
         expected = session.released_state()
-    with open_session(tmp_path / "ledger.jsonl") as again:
+    with open_session(tmp_path / "ledger.jsonl", resume=True) as again:
         again.restore(tmp_path / "checkpoint")
         again.write_card(tmp_path, **SAID)
     found = load_file(tmp_path / "model.safetensors")
