@@ -40,10 +40,11 @@ def plan_of(**changed: Any) -> Any:
     return PrivacyConfig(**settings).with_noise(2.0, 1e-3, N)
 
 
-def open_session(path: Path | None = None, **changed: Any) -> Session:
+def open_session(path: Path | None = None, *, resume: bool = False, **changed: Any) -> Session:
     model = nn.Linear(6, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return Session(plan_of(**changed), model, optimizer, (X, Y), ledger_path=path)
+    plan = plan_of(**changed)
+    return Session(plan, model, optimizer, (X, Y), ledger_path=path, resume=resume)
 
 
 def train(session: Session, steps: int = 4) -> Session:

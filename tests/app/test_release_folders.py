@@ -14,7 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.settings import ConfigError, read_choices, to_toml
+from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError
+from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.optimizers import WeightEMA
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import session_card, to_markdown, write_card_files
@@ -213,7 +217,7 @@ def refused(session: Any, folder: Path) -> str:
 def test_a_script_that_is_run_twice_writes_no_card(tmp_path: Path) -> None:
     with open_session(tmp_path / "ledger.jsonl") as session:
         train(session)
-    with open_session(tmp_path / "ledger.jsonl") as again:
+    with open_session(tmp_path / "ledger.jsonl", resume=True) as again:
         train(again)
         assert "come from no release" in refused(again, tmp_path / "card")
 
@@ -243,7 +247,7 @@ def test_a_restored_session_writes_the_weights_of_its_checkpoint(tmp_path: Path)
     with open_session(tmp_path / "ledger.jsonl") as session:
         train(session).save(tmp_path / "checkpoint")
         expected = session.released_state()
-    with open_session(tmp_path / "ledger.jsonl") as again:
+    with open_session(tmp_path / "ledger.jsonl", resume=True) as again:
         again.restore(tmp_path / "checkpoint")
         again.write_card(tmp_path, **SAID)
     found = load_file(tmp_path / "model.safetensors")
@@ -281,3 +285,38 @@ def test_a_card_names_no_file_with_other_weights(tmp_path: Path) -> None:
         path.write_bytes(b"no weights")
         with pytest.raises(ValueError, match="is no safetensors file"):
             session_card(session, **SAID, weights=path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (30, 1000), (133, 257)])
+def test_any_change_of_a_weight_is_seen(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.randn(7, *shape, dtype=dtype)[3])
+    known = ReleasedWeights(model)
+    known.record()
+    known.check()
+    if not model.weight.numel():
+        return
+    flat = model.weight.data.view(-1)
+    for changed in (lambda x: -x, lambda x: x.flip(0) if x.numel() > 1 else x + 1):
+        before = flat.clone()
+        flat.copy_(changed(before))
+        with pytest.raises(RuntimeError, match="'weight' is not as the last release"):
+            known.check()
+        flat.copy_(before)
+        known.check()
+    flat[-1] += 1
+    with pytest.raises(RuntimeError, match="'weight'"):
+        known.check()
+
+
+def test_the_fields_are_settings_of_their_own_section(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\nrecipe = "digits"\n[card]\nowner = "Ward 3"\ncontact = "us"\n', "utf-8")
+    config = run_config(read_choices(path, {"purpose": "predict readmission"}))
+    assert config.declared == Declared(owner="Ward 3", contact="us", purpose="predict readmission")
+    assert '[card]\nowner = "Ward 3"' in to_toml(config)
+    with pytest.raises(ConfigError, match="owner of a card must be one line"):
+        run_config({"recipe": "digits", "owner": "two\nlines"})
+    plain = run_config({"recipe": "digits"})
+    assert prepare(plain).plan.hash == prepare(config).plan.hash

@@ -1317,14 +1317,11 @@ class WeightGuard:
                 handle.remove()
 
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
 class ReleasedWeights:
     """Knows the weights that a session released last, and tells all others from them.
 
-    Sums over the bits of each tensor stand for its values, so that a write through `.data` is seen
-    too. The weights are released, and nothing here reads private data.
+    Values are compared, so that a write through `.data` is seen too. The weights are released, and
+    nothing here reads private data.
 
     Args:
         model: whose parameters and saved buffers count.
@@ -1332,7 +1329,7 @@ class ReleasedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._sums: dict[str, Tensor] = {}
+        self._known: dict[str, Tensor] = {}
         self._trained: dict[str, Tensor] = {}
 
     def record(self) -> None:
@@ -1341,11 +1338,11 @@ class ReleasedWeights:
         Frozen tensors are read once, since no release changes them.
         """
         changed = self._trained
-        if not self._sums:
+        if not self._known:
             changed = self._tensors()
             self._trained = {name: x for name, x in changed.items() if x.requires_grad}
         for name, x in changed.items():
-            self._sums[name] = _sum_bits(x)
+            self._known[name] = _fingerprint(x)
 
     def check(self) -> None:
         """Raise unless the model holds the weights that were released last.
@@ -1353,16 +1350,19 @@ class ReleasedWeights:
         Raises:
             RuntimeError: nothing was released or restored, or a tensor differs, by its name.
         """
-        if not self._sums:
+        if not self._known:
             raise RuntimeError(
                 "these weights come from no release: train, or restore() a checkpoint, before a"
                 " card is written"
             )
         reshard(self._model)
         now = self._tensors()
-        for name in sorted(now.keys() | self._sums.keys()):
-            is_known = name in now and name in self._sums
-            if not is_known or _sum_bits(now[name]).tolist() != self._sums[name].tolist():
+        for name in sorted(now.keys() | self._known.keys()):
+            known, found = self._known.get(name), now.get(name)
+            is_same = False
+            if known is not None and found is not None:
+                is_same = torch.equal(_fingerprint(found).cpu(), known.cpu())
+            if not is_same:
                 raise RuntimeError(
                     f"'{name}' is not as the last release left it; a card is for released weights:"
                     " write it before they change, or restore() them"
@@ -1377,10 +1377,35 @@ class ReleasedWeights:
         return tensors
 
 
-def _sum_bits(x: Tensor) -> Tensor:
-    """Return sums of the bits of a tensor, read as integers: exact in every order `[2]`."""
+_WIDTH = 1024
+_WORD = 8
+_SMALL = 1 << 16  # bytes of a tensor that is kept as it is
+
+
+def _fingerprint(x: Tensor) -> Tensor:
+    """Return the bytes of a small tensor, or weighted sums of the bits of a large one `[3]`.
+
+    The sums are of integers, so they are exact in every order. Rows of 1,024 words are added up
+    first, so that two passes over the tensor are enough.
+    """
     values = local(x).detach()
     if values.is_complex():
         values = torch.view_as_real(values)
-    bits = values.view(_INTEGERS[values.element_size()])
-    return torch.stack([bits.sum(dtype=torch.int64), bits.abs().sum(dtype=torch.int64)])
+    flat = values.contiguous().flatten()
+    if flat.nbytes <= _SMALL:
+        return flat.clone().view(torch.uint8)
+    if flat.storage_offset() * flat.element_size() % _WORD:
+        flat = flat.clone()
+    every_byte = flat.view(torch.uint8)
+    end = every_byte.numel() // _WORD * _WORD
+    words = every_byte[:end].view(torch.int64)
+    weights = torch.arange(1, _WIDTH + 1, device=words.device)
+
+    def add_up(x: Tensor) -> Tensor:
+        whole = x.numel() // _WIDTH * _WIDTH
+        rest = x[whole:]
+        columns = x[:whole].view(-1, _WIDTH).sum(0)
+        return (columns * weights).sum() + (rest * weights[: rest.numel()]).sum()
+
+    # A change of signs moves the highest bits alone, whose sums cancel.
+    return torch.stack([add_up(words), add_up(words < 0), add_up(every_byte[end:])])

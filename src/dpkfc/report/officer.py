@@ -244,15 +244,12 @@ def _total_text(total: Mapping[str, Any] | None) -> str:
 def _check_lines(card: Mapping[str, Any], failed: Sequence[str]) -> list[str]:
     promise, accounts = card["guarantee"], card.get("accounting") or {}
     epsilon_by = accounts.get("epsilon_by") or promise.get("epsilon_by") or {}
-    names = [name.upper() for name, value in epsilon_by.items() if value is not None]
+    used = str(accounts.get("accountant", "pld"))
+    others = [name for name, value in epsilon_by.items() if value is not None and name != used]
+    checked = f" and checked by {' and '.join(others).upper()}" if others else ""
     certified = "yes" if promise.get("certified") is True else "NO"
     mechanism, settings = card["mechanism"], card.get("hyper_parameters") or {}
-    lines = [
-        f"- **Certified:** {certified}. ε was computed by {' and '.join(names)}, two independent"
-        " methods that do not contradict each other."
-        if len(names) > 1
-        else f"- **Certified:** {certified}. ε was computed by {' '.join(names)}."
-    ]
+    lines = [f"- **Certified:** {certified}. ε was computed by {used.upper()}{checked}."]
     if noise := mechanism.get("noise_generator"):
         lines.append(f"- **Noise:** {_cell(noise)}.")
     if gradients := settings.get("gradients"):
