@@ -199,7 +199,7 @@ def recipe_world(
 
     with pytest.MonkeyPatch.context() as patched, listening() as lines, remembered():
         sums = freeze(patched, victim if neighbour == "removed" else None)
-        patched.setattr(recipe_train, "find_recipe", lambda name: replace(recipe, load=load))
+        patched.setattr(recipe_train, "recipe_of", lambda config: replace(recipe, load=load))
         advance = recipe_train.TrainingProgress.advance
 
         def spied(self: Any, **figures: Any) -> None:
