@@ -20,9 +20,8 @@ from typing import Any
 
 from common import RESULTS, read_json
 
-Accuracies = Mapping[
-    str, Mapping[str, Sequence[float]]
-]  # data set to arm to accuracies on the test set, %
+# data set to arm to accuracies on the test set, %
+Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
 
 ARMS = {
     "DP-SGD, clip C=1": "dp-sgd",
@@ -207,11 +206,12 @@ def measured(folder: Path) -> Accuracies:
         found["IMDB, twenty trials"] = {
             arm: imdb[arm] for arm in ("dp-ngd", "dp-sgd") if arm in imdb
         }
+    # the latter two beside the grid's DP-KFC: another damping and clip
     for arm in (
         "dp-ngd",
         "dp-kfc-random",
         "dp-kfc-oracle",
-    ):  # the latter two beside the grid's DP-KFC: another damping and clip
+    ):
         imdb.pop(arm, None)
     for name, (recipe, arms) in GRIDS.items():
         store = Store(folder / "grids" / f"{name}.json")

@@ -38,9 +38,8 @@ def main() -> None:
     torch.manual_seed(0)  # every process: the same data, the same model
     x = torch.randn(4000, 16)
     data = (x, (x @ torch.randn(16, 4)).argmax(1))
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(
-        device
-    )  # bare: no DistributedDataParallel
+    # bare: no DistributedDataParallel
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
     torch.manual_seed(1 + rank)  # dropout and augmentation: other numbers on every process
 
@@ -50,9 +49,8 @@ def main() -> None:
     plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))
     FOLDER.mkdir(parents=True, exist_ok=True)
     with Session(plan, model, optimizer, data, ledger_path=FOLDER / "ledger.jsonl") as session:
-        if exists(
-            FOLDER / "checkpoint"
-        ):  # torchrun --max-restarts=3 starts all processes again when one has died
+        # torchrun --max-restarts=3 starts all processes again when one has died
+        if exists(FOLDER / "checkpoint"):
             session.restore(FOLDER / "checkpoint")
         for batch in session.batches():
             session.step(batch, loss_fn)

@@ -320,7 +320,8 @@ class Session:
         ValueError: an uncovered parameter, an optimizer of other parameters, a dataset of another
             size.
 
-    Guarantee: Each `step` is one release of the plan's event, in the ledger before it exists. The
+    Guarantee:
+        Each `step` is one release of the plan's event, in the ledger before it exists. The
         optimizer sees that release and nothing else. `plan.steps` releases cost at most the plan's
         (ε, δ).
     """

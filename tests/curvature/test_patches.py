@@ -48,9 +48,8 @@ CONVS = {
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
-    monkeypatch.setattr(
-        layer_factors, "_CHUNK_ELEMENTS", 300
-    )  # two examples' patches, so that there are several chunks
+    # two examples' patches, so that there are several chunks
+    monkeypatch.setattr(layer_factors, "_CHUNK_ELEMENTS", 300)
 
 
 def block_of(name: str) -> Patched:

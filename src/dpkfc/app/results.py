@@ -102,7 +102,7 @@ def _scores(prepared: Prepared, last: Row) -> dict[str, Any]:
     if task.also is not None and last.accuracy is not None and last.loss is not None:
         figures |= task.also(Judged(last.accuracy, last.loss))
     scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
-    return {**scores, f"{measured_on} examples": len(_split_held_out(prepared)[1])}
+    return {**scores, f"{measured_on} examples": len(_choose_evaluation_examples(prepared)[1])}
 
 
 def _card_settings(config: RunConfig) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def _title(prepared: Prepared) -> str:
     return title
 
 
-def _split_held_out(prepared: Prepared) -> Examples:
+def _choose_evaluation_examples(prepared: Prepared) -> Examples:
     data = prepared.data
     if prepared.config.eval_on == "validation" and data.validation:
         return data.validation

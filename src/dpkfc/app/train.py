@@ -426,9 +426,9 @@ class _Loop:
         self._session, self._metrics = session, metrics
         self._ranks, self._watch = ranks, watch
         config, data = prepared.config, prepared.data
-        self._split_held_out = data.test
+        self._evaluation_examples = data.test
         if config.eval_on == "validation" and data.validation:
-            self._split_held_out = data.validation
+            self._evaluation_examples = data.validation
         epoch = max(1, round(len(data.train[1]) / config.expected_batch_size))
         self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
 
@@ -499,7 +499,9 @@ class _Loop:
     def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
         """Return a row with the score and the mean loss on held-out examples."""
         with evaluated_weights(self._session):
-            judged = self._prepared.recipe.task.judge(self._prepared.model, self._split_held_out)
+            judged = self._prepared.recipe.task.judge(
+                self._prepared.model, self._evaluation_examples
+            )
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss)
 

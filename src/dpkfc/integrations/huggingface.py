@@ -1,8 +1,12 @@
 """Train with a `transformers.Trainer` whose training loop is a `Session`.
 
-    plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(epsilon=3.0, delta=1e-5,
-    dataset_size=len(train)) trainer = PrivateTrainer(model, TrainingArguments("out"), plan=plan,
-    train_dataset=train, eval_dataset=test) trainer.train()
+    plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(
+        epsilon=3.0, delta=1e-5, dataset_size=len(train)
+    )
+    trainer = PrivateTrainer(
+        model, TrainingArguments("out"), plan=plan, train_dataset=train, eval_dataset=test
+    )
+    trainer.train()
 
 The session samples, clips, adds noise and writes the ledger. The Trainer's own step is closed,
 because it would pass the gradient of a batch to the optimizer. Evaluation, metrics, callbacks, the
@@ -262,7 +266,7 @@ class ClosedTrainer(Trainer):
     plan: Plan
     session: Session | None = None
     ledger_path: Path
-    _split_held_out: Sequence[Any] = ()  # data sets that were compared with the private one
+    _compared_datasets: Sequence[Any] = ()  # data sets that were compared with the private one
 
     # -- closed ------------------------------------------------------------------------------------
 
@@ -301,9 +305,9 @@ class ClosedTrainer(Trainer):
             held_out = self.eval_dataset
         elif isinstance(eval_dataset, str):
             held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
-        if held_out is not None and not any(held_out is x for x in self._split_held_out):
+        if held_out is not None and not any(held_out is x for x in self._compared_datasets):
             check_held_out(held_out, self.train_dataset, "eval_dataset")
-            self._split_held_out = [*self._split_held_out, held_out]
+            self._compared_datasets = [*self._compared_datasets, held_out]
         return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(
@@ -405,8 +409,9 @@ def per_example_cross_entropy(
         labels: `[N]` or `[N, positions]`; positions labelled -100 are masked.
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
 
-    Returns: `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss
-        depends on its own example only, unlike a mean over all positions of a batch.
+    Returns:
+        `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss depends
+        on its own example only, unlike a mean over all positions of a batch.
     """
     n = logits.shape[0]
     classes = logits.shape[-1]
@@ -604,13 +609,11 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             " where releases were made "
             "before the first checkpoint begin anew in another output_dir"
         )
-    loader: Any = (
-        trainer.get_train_dataloader()
-    )  # for its dataset without unused columns, and its collate function
+    # for its dataset without unused columns, and its collate function
+    loader: Any = trainer.get_train_dataloader()
     collate = AsDict(loader.collate_fn)
-    if (
-        trainer.args.activation_checkpointing
-    ):  # spares memory where most layers are frozen, as with adapters
+    # spares memory where most layers are frozen, as with adapters
+    if trainer.args.activation_checkpointing:
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
@@ -671,9 +674,8 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
         for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
             trainer.lr_scheduler.step()
     passes, asked = math.ceil(plan.steps / steps_per_epoch(plan)), trainer.args.num_train_epochs
-    if (
-        trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps
-    ):  # the default, or given as such
+    # the default, or given as such
+    if trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps:
         _log.warning(
             "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g"
             " plays no part",
@@ -714,8 +716,9 @@ class PrivateTrainer(ClosedTrainer):
     Raises:
         ValueError: arguments that do not go with private training, naming each fix.
 
-    Guarantee: That of `Session`: every step of the optimizer is one release, in the ledger before
-        it exists.
+    Guarantee:
+        That of `Session`: every step of the optimizer is one release, in the ledger before it
+        exists.
     """
 
     def __init__(
@@ -812,9 +815,8 @@ class PrivateTrainer(ClosedTrainer):
             set_training_mode(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
-            if (
-                self._losses and record.batch_size
-            ):  # those before are of the check of the first step
+            # those before are of the check of the first step
+            if self._losses and record.batch_size:
                 self._private_loss = float(torch.cat(self._losses)[-record.batch_size :].mean())
                 self._losses.clear()
             self.lr_scheduler.step()

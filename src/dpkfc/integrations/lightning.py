@@ -271,8 +271,9 @@ class PrivateTraining(pl.Callback):
     Attributes:
         session: of the fit, None before it.
 
-    Guarantee: That of `Session`. The Trainer's own optimization is closed: automatic optimization
-        is refused, and a step of the optimizer without a release is an error.
+    Guarantee:
+        That of `Session`. The Trainer's own optimization is closed: automatic optimization is
+        refused, and a step of the optimizer without a release is an error.
     """
 
     def __init__(

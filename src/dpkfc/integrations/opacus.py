@@ -486,9 +486,10 @@ class PrivacyEngine:
     Raises:
         ValueError: another accountant, or secure_mode=True.
 
-    Guarantee: Each `optimizer.step()` that ends a logical batch is one release of the plan's event,
-        in the ledger before it exists. A loss that is no mean (or sum, as declared) of per-example
-        losses is refused, before its batch contributes.
+    Guarantee:
+        Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the
+        ledger before it exists. A loss that is no mean (or sum, as declared) of per-example losses
+        is refused, before its batch contributes.
     """
 
     def __init__(self, *, accountant: str = "pld", secure_mode: bool = False) -> None:
@@ -520,8 +521,9 @@ class PrivacyEngine:
             max_grad_norm: C, in the coordinates of the preconditioner.
             options: see `Options`.
 
-        Returns: The same module, the same optimizer and a private loader; with
-            grad_sample_mode="ghost" the criterion before the loader.
+        Returns:
+            The same module, the same optimizer and a private loader; with grad_sample_mode="ghost"
+            the criterion before the loader.
 
         Raises:
             ValueError: what cannot be made private, naming the fix; nothing has been changed then.

@@ -42,8 +42,11 @@ def register_batch_rule(name: str, rule: Rule) -> None:
     Raises:
         ValueError: a name without its library.
 
-    Example: register_batch_rule("my_library::scale_rows", lambda operation:
-        operation.axis(operation.args[0]))
+    Example:
+        def scale_rows_axis(operation):
+            return operation.axis(operation.args[0])
+
+        register_batch_rule("my_library::scale_rows", scale_rows_axis)
     """
     if "::" not in name:
         raise ValueError(f"batch rule {name!r}: name the library too, for example 'aten::{name}'")

@@ -33,13 +33,14 @@ from dpkfc.privacy.ledger import LedgerError
 # What one worker of a study does: cells, one after the other, and what became of each as plain
 # values.
 
+# what no setting of a cell brings about
 _MACHINE = (
     OSError,
     MemoryError,
     CheckpointError,
     LedgerError,
     RunFolderError,
-)  # what no setting of a cell brings about
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk that takes nothing more
 
 

@@ -28,6 +28,7 @@ from dpkfc.privacy.ledger import version
 # Which code a result came from: rows outlive changes of a method, and nothing else in them would
 # tell.
 
+# what decides no figure of a run
 _LEFT_OUT = {
     "audit",
     "federated",
@@ -36,7 +37,7 @@ _LEFT_OUT = {
     "cli.py",
     "html",
     "tuning",
-}  # what decides no figure of a run
+}
 
 
 @functools.cache
@@ -532,9 +533,8 @@ class Run:
         return found
 
 
-Report = Callable[
-    [int, float], bool
-]  # (number of the evaluation from 1, accuracy) to whether the run goes on
+# (number of the evaluation from 1, accuracy) to whether the run goes on
+Report = Callable[[int, float], bool]
 
 
 def run_cell(
@@ -555,7 +555,8 @@ def run_cell(
         public: folder for the files of public examples that cells of a study share.
         report: sees every evaluation, for the operator only, and may end the run.
 
-    Returns: A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that
+    Returns:
+        A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that
         `evaluate_on` names, its course, ε, δ, σ, accounting, steps, mean clipped fraction (NOT
         PRIVATE), seconds and the machine.
 

@@ -162,9 +162,8 @@ def composed(
     runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str
 ) -> float:
     """ε of runs one after the other, each chosen after those before it: what is safe to say of an adaptive search, by RDP."""
-    if all(
-        one == runs[0][0] for one, _ in runs
-    ):  # also where RDP knows the event, and not a composition of it
+    # also where RDP knows the event, and not a composition of it
+    if all(one == runs[0][0] for one, _ in runs):
         return epsilon(runs[0][0], sum(count for _, count in runs), delta, "rdp", relation)
     event = dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(one, count) for one, count in runs]
