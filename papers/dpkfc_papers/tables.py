@@ -307,10 +307,8 @@ def timed(what: str, results: Mapping[str, Any]) -> Timed | None:
 LEAST = 0.3
 RULE = (
     "The tolerance is two standard errors of the difference of the means, at least 0.3 points."
-    " better: our mean is above the "
-    "published one by more than the tolerance; reproduced: within it; not reproduced: below by"
-    " more. A missing published "
-    "deviation is taken to be ours."
+    " better: our mean is above the published one by more than the tolerance; reproduced: within"
+    " it; not reproduced: below by more. A missing published deviation is taken to be ours."
 )
 NOT_YET = "not yet run"
 

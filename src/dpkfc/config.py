@@ -264,8 +264,7 @@ class Plan(PlanBase):
         if not self.sampler.certified:
             yield (
                 "UNCERTIFIED: shuffled batches; epsilon is that of Poisson sampling at the same"
-                " rate, which these "
-                "batches can exceed several times over"
+                " rate, which these batches can exceed several times over"
             )
 
     @cached_property
@@ -568,15 +567,13 @@ class PrivacyConfig:
         if most is not None and unit is not None and unit > most:
             raise ValueError(
                 f"max_physical_batch_size={most} is less than max_records_per_unit={unit}, but the"
-                " records of a unit are "
-                f"clipped together and never split; make the first at least {unit}, or the second"
-                " smaller"
+                " records of a unit are clipped together and never split; make the first at least"
+                f" {unit}, or the second smaller"
             )
         if most is not None and multiple is not None and most % multiple:
             raise ValueError(
                 f"max_physical_batch_size={most} must be a multiple of pad_to_multiple={multiple},"
-                " to which micro-batches are "
-                "padded"
+                " to which micro-batches are padded"
             )
 
     @property
@@ -616,8 +613,7 @@ class PrivacyConfig:
         if self.sampler == "shuffle" and not self.uncertified:
             raise ValueError(
                 "sampler='shuffle' has no certified guarantee; use 'poisson' or 'fixed', or set"
-                " uncertified=True "
-                "to run it anyway with that stamped on the privacy card"
+                " uncertified=True to run it anyway with that stamped on the privacy card"
             )
         if self.accountant is not None:
             check_one_of("accountant", self.accountant, ACCOUNTANTS)
@@ -708,8 +704,7 @@ class PrivacyConfig:
         if self.expected_batch_size > dataset_size:
             raise ValueError(
                 f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size}"
-                " examples of the "
-                f"dataset; choose at most {dataset_size}"
+                f" examples of the dataset; choose at most {dataset_size}"
             )
         if self.sampler == "poisson":
             return Poisson(self.expected_batch_size / dataset_size, dataset_size)

@@ -383,8 +383,7 @@ def _rank_lost(error: Exception) -> RankLost:
     reason = reason.split(". This is typically")[0][:300]
     return RankLost(
         "another process of the group died or did not answer in time; start all processes again"
-        " and "
-        f"restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
+        f" and restore the last checkpoint (docs/how-to-distributed.md). The backend says: {reason}"
     )
 
 

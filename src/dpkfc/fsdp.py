@@ -94,8 +94,7 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
     if automatic:
         raise ValueError(
             "max_physical_batch_size='auto' tries again on one process, but processes of a sharded"
-            " model "
-            "must make the same passes; give max_physical_batch_size as a number"
+            " model must make the same passes; give max_physical_batch_size as a number"
         )
     names = {id(p): name for name, p in model.named_parameters()}
     for unit in units:
@@ -155,9 +154,8 @@ def refuse_layers(layers: Iterable[Layer]) -> None:
         if any(_units(module) for module in layer.modules):
             kind = type(layer.module).__name__
             raise ValueError(
-                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which"
-                " runs "
-                "again for single examples; apply fully_shard to modules around it"
+                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which runs"
+                " again for single examples; apply fully_shard to modules around it"
             )
 
 

@@ -152,8 +152,7 @@ class MicroBatchSize:
                 smallest = f"the least micro-batch, {self.least} rows,"
             raise RuntimeError(
                 f"{smallest} does not fit into memory ({reason}); nothing was released. Use a"
-                " smaller "
-                "model, shorter inputs or another device"
+                " smaller model, shorter inputs or another device"
             ) from error
         half = 1 << ((size - 1).bit_length() - 1)
         self.bound = max(self.least, self._round_down(half))

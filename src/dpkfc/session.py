@@ -57,9 +57,8 @@ from dpkfc.verification.public_rows import PublicRows
 
 _log = logging.getLogger(__name__)
 _ONLY_NOISE = (
-    "private: do not share. Every record of every step had a non-finite gradient; the releases"
-    " hold "
-    "noise only. Look for missing values (NaN)."
+    "private: do not share. Every record of every step had a non-finite gradient; the releases hold"
+    " noise only. Look for missing values (NaN)."
 )
 
 
@@ -123,8 +122,7 @@ class Batch:
         """Refuse by a TypeError to be read as data: the session loads it."""
         raise TypeError(
             "a batch of session.batches() holds indices, no data; call session.step(batch,"
-            " loss_fn), "
-            "where loss_fn(model, data) gets the tensors"
+            " loss_fn), where loss_fn(model, data) gets the tensors"
         )
 
 
@@ -223,21 +221,18 @@ def check_dataset(dataset: Any) -> None:
     if isinstance(dataset, DataLoader):
         raise ValueError(
             "a Session samples its batches itself; pass loader.dataset in the place of the"
-            " DataLoader "
-            "(and its collate_fn= and num_workers=)"
+            " DataLoader (and its collate_fn= and num_workers=)"
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
-            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors,"
-            " each "
-            "torch.as_tensor(frame[columns].to_numpy())"
+            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each"
+            " torch.as_tensor(frame[columns].to_numpy())"
         )
     is_mapping = isinstance(dataset, Mapping)
     if is_mapping and not all(isinstance(key, int) for key in dataset):
         raise ValueError(
             f"a {kind} of columns is indexed by their names, not by records; pass a tuple of"
-            " tensors, "
-            "tuple(columns.values()), or a list with a dict for each record"
+            " tensors, tuple(columns.values()), or a list with a dict for each record"
         )
 
 
@@ -588,8 +583,7 @@ class Session:
         if self._is_sharded and unproved is not None:
             raise ValueError(
                 f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
-                " needs "
-                "a proved batch axis: register_batch_rule"
+                " needs a proved batch axis: register_batch_rule"
             )
         self._verified.add(program)
         self._proof.operation = unproved
@@ -794,9 +788,8 @@ class Session:
             )
         if self._pending is not None and meta["step"] != self._step:
             raise RuntimeError(
-                f"a batch was drawn for step {self._step} and not passed to session.step(); pass"
-                " it "
-                f"first, or restore step {meta['step']} into a new session"
+                f"a batch was drawn for step {self._step} and not passed to session.step(); pass it"
+                f" first, or restore step {meta['step']} into a new session"
             )
         with checkpoint.fitting(folder):
             self._ranks.run_on_all(lambda: self._load(tensors, meta))

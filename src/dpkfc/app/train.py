@@ -107,9 +107,8 @@ def pretrain(
         if head.bias is not None:
             head.bias.zero_()
     return (
-        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared"
-        " public "
-        f"by its user (accuracy there {accuracy:.1%}); the head begins anew"
+        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public"
+        f" by its user (accuracy there {accuracy:.1%}); the head begins anew"
     )
 
 

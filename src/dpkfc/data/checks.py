@@ -66,8 +66,7 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
         named += ", …"
     raise ValueError(
         f"{name} and the private dataset share {len(rows)} rows (public rows {named}): ε does not"
-        " cover curvature or weights "
-        "of them; remove them from one"
+        " cover curvature or weights of them; remove them from one"
     )
 
 
@@ -201,8 +200,7 @@ def check_once(dataset: Any) -> None:
     if repeats:
         raise ValueError(
             f"{repeats} records stand in the dataset more than once, and each would count several"
-            " times: leave repeats out, or "
-            "pass units= and max_records_per_unit"
+            " times: leave repeats out, or pass units= and max_records_per_unit"
         )
     tensors = tensors_of(dataset)
     if tensors is not None and _has_equal_rows(tensors):
@@ -234,9 +232,8 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
         return
     if held_out is private or _has_common_rows(held_out, private) or _is_slice(held_out, private):
         raise ValueError(
-            f"{name} holds records of the train_dataset, and ε does not cover metrics without"
-            " noise of them. Evaluate on "
-            "other data"
+            f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
+            " of them. Evaluate on other data"
         )
 
 

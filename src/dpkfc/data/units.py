@@ -106,8 +106,7 @@ def _check_ids(ids: Any) -> NDArray[Any]:
     if missing.size:
         raise ValueError(
             f"record {missing[0]} has no unit ({missing.size} records in all), so no guarantee"
-            " covers it: leave it out, or "
-            "give it a unit of its own"
+            " covers it: leave it out, or give it a unit of its own"
         )
     if column.dtype == object and len({type(x) for x in column.tolist()}) > 1:
         raise ValueError("the ids of units are of mixed types; make them all integers or all texts")
@@ -183,8 +182,7 @@ def make_units(config: Any, dataset: Any, column: Any, records: int, expected: i
         if records != expected:
             raise ValueError(
                 f"the plan was calibrated for {expected} examples but the dataset has {records};"
-                " calibrate with "
-                "dataset_size=len(dataset)"
+                " calibrate with dataset_size=len(dataset)"
             )
         return None
     if column is None:
@@ -200,7 +198,6 @@ def make_units(config: Any, dataset: Any, column: Any, records: int, expected: i
     if len(units) != expected:
         raise ValueError(
             f"the plan was calibrated for {expected} {config.unit}s but the dataset has"
-            f" {len(units)}; calibrate with "
-            "dataset_size=the number of distinct ids"
+            f" {len(units)}; calibrate with dataset_size=the number of distinct ids"
         )
     return units

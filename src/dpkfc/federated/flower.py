@@ -548,9 +548,8 @@ def _check_types(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if p.requires_grad and p.dtype not in FLOATS:
             raise ValueError(
-                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert "
-                "the model, or use App.here. "
-                "Nothing was charged"
+                f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert"
+                " the model, or use App.here. Nothing was charged"
             )
 
 
@@ -762,9 +761,8 @@ def _report_unreachable() -> Iterator[None]:
         yield
     except Exception as error:
         raise Unreachable(
-            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on "
-            "the disk: start the SuperLink "
-            "and this run again to resume"
+            f"the SuperLink does not answer ({type(error).__name__}); ledger and checkpoint are on"
+            " the disk: start the SuperLink and this run again to resume"
         ) from error
 
 

@@ -114,9 +114,8 @@ class LocalModel:
         self._is_verified = False
         if isinstance(plan.config.local, FedNewStep) and self.numbers > _MAX_FISHER:
             raise ValueError(
-                f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their "
-                "square; "
-                f"use a head of at most {_MAX_FISHER:,}"
+                f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their"
+                f" square; use a head of at most {_MAX_FISHER:,}"
             )
 
     @property

@@ -285,9 +285,8 @@ class KeyExchange:
         if len(self.sampled) < needed:
             return ()
         raise TooFewKeys(
-            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} "
-            f"needs {needed}; "
-            "nothing was charged. Call request_keys again"
+            f"{len(clients)} of {len(self.sampled)} clients sent keys and round {self.number} needs"
+            f" {needed}; nothing was charged. Call request_keys again"
         )
 
     def round_fields(self, client: int) -> Message:

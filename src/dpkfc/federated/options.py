@@ -313,9 +313,8 @@ class LocalSteps:
         """
         if privacy.unit == "example" and not privacy.has_full_noise:
             raise ValueError(
-                f"{type(self).__name__} depend on a client's own last step, which no noise of "
-                "other clients covers; "
-                "use PerUpload(), ClientLevel() or LocalGradient()"
+                f"{type(self).__name__} depend on a client's own last step, which no noise of other"
+                " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
             )
 
     def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:

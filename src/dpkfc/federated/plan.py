@@ -419,15 +419,13 @@ class FederatedConfig:
             )
         if self.example_rate < 1 and self.local.bound(1.0, self.privacy) != 1.0:
             raise ValueError(
-                f"example_rate={self.example_rate} does not go with "
-                f"local={type(self.local).__name__}, "
-                "whose contribution is clipped as one; use 1"
+                f"example_rate={self.example_rate} does not go with"
+                f" local={type(self.local).__name__}, whose contribution is clipped as one; use 1"
             )
         if is_client_level and self.client_rate < 1 and self.privacy.noise_by != "server":
             raise ValueError(
-                f"client_rate={self.client_rate} hides no client from a server that knows which "
-                "clients it sampled; "
-                "use ClientLevel(TrustedServer()), or 1"
+                f"client_rate={self.client_rate} hides no client from a server that knows which"
+                " clients it sampled; use ClientLevel(TrustedServer()), or 1"
             )
 
     def _check_survivors(self) -> None:
@@ -444,9 +442,8 @@ class FederatedConfig:
             )
         if self.shares_noise and fewest <= self.known_shares:
             raise ValueError(
-                f"min_survivors={fewest} must exceed colluding={self.known_shares}: "
-                "raise min_survivors, or give colluding=0, and ε does not hold against other "
-                "clients"
+                f"min_survivors={fewest} must exceed colluding={self.known_shares}: raise"
+                " min_survivors, or give colluding=0, and ε does not hold against other clients"
             )
 
     def _check_preconditioner(self) -> None:
@@ -476,15 +473,13 @@ class FederatedConfig:
         is_clipped_whole = is_over_clients and self.privacy.unit == "client"
         if is_clipped_whole or isinstance(self.local, FedNewStep):
             raise ValueError(
-                f"local={type(self.local).__name__} is clipped in parameter space, where a "
-                "preconditioner would do nothing; "
-                "use local=LocalGradient()"
+                f"local={type(self.local).__name__} is clipped in parameter space, where a"
+                " preconditioner would do nothing; use local=LocalGradient()"
             )
         if is_over_clients and self.readout != "whitened":
             raise ValueError(
-                f"readout={self.readout!r} does not go with local steps, which are taken in "
-                "preconditioned space; "
-                "use readout='whitened'"
+                f"readout={self.readout!r} does not go with local steps, which are taken in"
+                " preconditioned space; use readout='whitened'"
             )
 
     def _check_filters(self) -> None:
@@ -493,9 +488,8 @@ class FederatedConfig:
         needs_variance = [type(step).__name__ for step in steps if step.needs_variance]
         if needs_variance and self.has_private_steps:
             raise ValueError(
-                f"{needs_variance[0]} needs the variance of the noise, which private local steps "
-                "do not give; "
-                "use local=LocalGradient(), or another filter"
+                f"{needs_variance[0]} needs the variance of the noise, which private local steps do"
+                " not give; use local=LocalGradient(), or another filter"
             )
         if chain.has_lookahead:
             raise ValueError(

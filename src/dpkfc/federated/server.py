@@ -496,9 +496,8 @@ class Server:
             raise RuntimeError("a round is in progress; close it first")
         if len(self.enrolled) < needed:
             raise RuntimeError(
-                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more "
-                "clients, "
-                "or make a plan with a smaller min_survivors"
+                f"{len(self.enrolled)} clients are enrolled and a round needs {needed}; start more"
+                " clients, or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
             spent = (
@@ -684,9 +683,8 @@ class Server:
             )
         if not self.ledger.contains(meta["ledger_count"], meta["ledger_head"]):
             raise checkpoint.CheckpointError(
-                f"the ledger does not contain the {meta['ledger_count']} releases before the "
-                f"checkpoint {path}; "
-                "resume with the ledger of the same run"
+                f"the ledger does not contain the {meta['ledger_count']} releases before the"
+                f" checkpoint {path}; resume with the ledger of the same run"
             )
         with checkpoint.fitting(folder):
             checkpoint.check_same_tensors(

@@ -177,9 +177,8 @@ def check_unused(server: Server) -> None:
     """
     if server.ledger.count:
         raise ValueError(
-            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its "
-            "checkpoint (resume=True), "
-            "or choose another ledger: the two ε add up"
+            f"the ledger holds {server.ledger.count} releases of an earlier run; resume from its"
+            " checkpoint (resume=True), or choose another ledger: the two ε add up"
         )
 
 

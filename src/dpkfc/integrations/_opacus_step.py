@@ -103,8 +103,7 @@ class PendingBatchGuard:
             self._has_failed = True
             raise RuntimeError(
                 "the last batch was not followed by optimizer.step(), which voids ε; step every"
-                " batch "
-                "(larger ones: BatchMemoryManager), then begin a new loop over the loader"
+                " batch (larger ones: BatchMemoryManager), then begin a new loop over the loader"
             )
         if self._is_open:
             self._skip()
@@ -145,8 +144,7 @@ class PendingBatchGuard:
         if not self._is_training and (self._has_skipped or self._skipped_before):
             raise RuntimeError(
                 "an earlier batch was skipped in evaluation mode, so the choice may depend on"
-                " private "
-                "data; call model.train() before the loop over the loader"
+                " private data; call model.train() before the loop over the loader"
             )
 
     def record_step(self, is_last: bool) -> None:
@@ -214,9 +212,8 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     for name in SHOWN:
         if hasattr(optimizer, name):
             raise ValueError(
-                f"the optimizer has an attribute '{name}', so it belongs to another privacy"
-                " engine; "
-                "pass a new torch optimizer"
+                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
+                " pass a new torch optimizer"
             )
 
 
@@ -398,10 +395,9 @@ class PrivateStep:
             return False
         if not self._has_ended:
             warnings.warn(
-                f"all {self.ledger.max_releases} releases of the plan are spent, "
-                f"{self._releases_before} of them before this run went on: the loader ends here,"
-                " and "
-                "further passes over it are empty",
+                f"all {self.ledger.max_releases} releases of the plan are spent,"
+                f" {self._releases_before} of them before this run went on: the loader ends here,"
+                " and further passes over it are empty",
                 UserWarning,
                 stacklevel=3,
             )
@@ -516,15 +512,13 @@ class PrivateStep:
             if hasattr(optimizer, "grad_scale"):
                 raise RuntimeError(
                     "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
-                    " needs "
-                    "none"
+                    " needs none"
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
-                    f"all {self.ledger.max_releases} releases of the plan are spent, "
-                    f"{self._releases_before} of them in the ledger before this run; end the loop"
-                    " where "
-                    "engine.ledger.remaining is 0"
+                    f"all {self.ledger.max_releases} releases of the plan are spent,"
+                    f" {self._releases_before} of them in the ledger before this run; end the loop"
+                    " where engine.ledger.remaining is 0"
                 )
             self._contribute(untracked)
         except BaseException:
@@ -547,9 +541,8 @@ class PrivateStep:
         physical = self._physical
         if physical is None:
             raise RuntimeError(
-                "optimizer.step() without a new batch: each batch of the private loader is"
-                " released "
-                "once; step once for every batch, inside the loop over the loader"
+                "optimizer.step() without a new batch: each batch of the private loader is released"
+                " once; step once for every batch, inside the loop over the loader"
             )
         self._pending_batch.check(physical.logical)
         if not physical.first and self._summer is None:
@@ -588,8 +581,7 @@ class PrivateStep:
         if recording.passes > 1:
             raise RuntimeError(
                 f"{recording.passes} losses were differentiated before one optimizer.step(); add"
-                " them "
-                "and call backward() once"
+                " them and call backward() once"
             )
         if physical.size and not recording.passes:
             raise RuntimeError(

@@ -86,8 +86,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if isinstance(train, IterableDataset) or has_no_index:
         raise ValueError(
             f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
-            " dataset with a length and "
-            "an index"
+            " dataset with a length and an index"
         )
     held_out = settings.get("eval_dataset")
     named = {"eval_dataset": held_out}
@@ -136,14 +135,12 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
     if callable(getattr(optimizer, "train", None)):
         raise ValueError(
             f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
-            " which is not supported; choose "
-            "another optimizer"
+            " which is not supported; choose another optimizer"
         )
     if isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR":
         raise ValueError(
             f"{type(schedule).__name__} reads a metric; a private run steps its learning rate"
-            " schedule on releases. Choose "
-            "another one"
+            " schedule on releases. Choose another one"
         )
 
 
@@ -153,24 +150,19 @@ def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     yield (
         size not in (_DEFAULT_BATCH, logical, physical),
         f"TrainingArguments.per_device_train_batch_size is {size}, but the plan draws {logical}"
-        " examples a step in expectation "
-        f"and computes them {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size"
-        " and max_physical_batch_size "
-        "and leave this one out",
+        f" examples a step in expectation and computes them {physical or 'all'} at a time; set"
+        " PrivacyConfig.expected_batch_size and max_physical_batch_size and leave this one out",
     )
     yield (
         args.gradient_accumulation_steps != 1,
         f"TrainingArguments.gradient_accumulation_steps is {args.gradient_accumulation_steps}; a"
-        " logical batch is drawn and "
-        "clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and"
-        " max_physical_batch_size to what fits "
-        "in memory",
+        " logical batch is drawn and clipped as one. Set PrivacyConfig.expected_batch_size to the"
+        " whole batch and max_physical_batch_size to what fits in memory",
     )
     yield (
         args.max_steps > 0 and args.max_steps != plan.steps,
         f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for"
-        f" {plan.steps} releases; leave it "
-        "out, and set PrivacyConfig.steps",
+        f" {plan.steps} releases; leave it out, and set PrivacyConfig.steps",
     )
     epochs = args.num_train_epochs
     yield (
@@ -216,8 +208,7 @@ def _check_machine(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.fp16,
         "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private"
-        " gradients, before they are "
-        "clipped; use bf16=True, which needs no scaling",
+        " gradients, before they are clipped; use bf16=True, which needs no scaling",
     )
     yield (
         (args.activation_checkpointing_kwargs or {"use_reentrant": False})
@@ -476,9 +467,8 @@ class ModelLoss:
             return per_example_cross_entropy(logits, labels, label_smoothing)
         if label_smoothing:
             raise ValueError(
-                "label_smoothing_factor is for labels that are classes, not those of"
-                f" {self._name}; leave it out or pass "
-                "per_example_loss="
+                f"label_smoothing_factor is for labels that are classes, not those of {self._name};"
+                " leave it out or pass per_example_loss="
             )
         wide = logits if logits.dtype == torch.float64 else logits.float()
         if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
@@ -488,8 +478,7 @@ class ModelLoss:
             return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
         raise ValueError(
             f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of"
-            " no "
-            "known task; pass per_example_loss=, a function of (model, inputs)"
+            " no known task; pass per_example_loss=, a function of (model, inputs)"
         )
 
     @torch.no_grad()
@@ -514,8 +503,7 @@ class ModelLoss:
             if getattr(single.get("input_ids"), "ndim", 2) > 2:
                 raise ValueError(
                     f"an example of {self._name} holds several sequences (choices); pass"
-                    " per_example_loss=, a function of "
-                    "(model, inputs)"
+                    " per_example_loss=, a function of (model, inputs)"
                 )
             try:
                 outputs = model(**single)
@@ -537,8 +525,7 @@ class ModelLoss:
             if not matching:
                 raise ValueError(
                     f"{self._name} computes another loss than the cross-entropy of its logits and"
-                    " labels; "
-                    "pass per_example_loss=, a function of (model, inputs)"
+                    " labels; pass per_example_loss=, a function of (model, inputs)"
                 )
             self._shifted = matching[0]
             return
@@ -551,9 +538,8 @@ class ModelLoss:
             raise ValueError(message) from failed
         if logits is not None and logits.dim() > 2:
             raise ValueError(
-                f"{self._name} computes no loss from which to tell whether logits are for the"
-                " label at or after their "
-                "position; pass per_example_loss="
+                f"{self._name} computes no loss from which to tell whether logits are for the label"
+                " at or after their position; pass per_example_loss="
             )
 
 
@@ -660,8 +646,7 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
     if folder is None and session.steps_done:
         raise ValueError(
             f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier"
-            " run; "
-            "continue with resume_from_checkpoint=True, or choose another output_dir"
+            " run; continue with resume_from_checkpoint=True, or choose another output_dir"
         )
     handler, plan = trainer.callback_handler, trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]

@@ -58,8 +58,7 @@ class Accountant:
         if name not in _ACCOUNTANTS:
             raise ValueError(
                 f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a"
-                " central-limit accountant "
-                "as 'gdp' is no upper bound)"
+                " central-limit accountant as 'gdp' is no upper bound)"
             )
         self.name = _ACCOUNTANTS[name]
         self._run: tuple[Plan, Ledger] | None = None
@@ -285,8 +284,7 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         options.noise_generator is not None,
         "noise_generator is not supported: the noise is keyed by the operating system; leave it"
-        " out, or use "
-        "test_mode_seed= for a repeatable run that is not private",
+        " out, or use test_mode_seed= for a repeatable run that is not private",
     )
     yield (
         options.grad_sample_mode not in ("hooks", "ghost"),
@@ -302,10 +300,8 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         options.rand_on_empty,
         "rand_on_empty=True is not supported; leave it out: an empty batch has a leading axis of"
-        " size 0. Where the model cannot "
-        "take that (packed sequences), call only optimizer.step() when the batch is empty: if"
-        " len(y) == 0: optimizer.step(); "
-        "continue",
+        " size 0. Where the model cannot take that (packed sequences), call only optimizer.step()"
+        " when the batch is empty: if len(y) == 0: optimizer.step(); continue",
     )
 
 
@@ -313,8 +309,7 @@ def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         not options.poisson_sampling and not options.uncertified,
         "poisson_sampling=False has no certified guarantee: leave it out, or set uncertified=True"
-        " to run shuffled "
-        "batches with that stamped on the ledger",
+        " to run shuffled batches with that stamped on the ledger",
     )
     yield (
         options.poisson_sampling and options.uncertified,
@@ -323,8 +318,7 @@ def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         options.criterion is not None and not isinstance(options.criterion, nn.Module),
         "criterion must be a torch module, whose calls can be seen, got"
-        f" {type(options.criterion).__name__}; wrap the function "
-        "in one, or leave criterion out",
+        f" {type(options.criterion).__name__}; wrap the function in one, or leave criterion out",
     )
     reduction = getattr(options.criterion, "reduction", options.loss_reduction)
     yield (
@@ -351,8 +345,7 @@ def check_mode(secure_mode: bool) -> None:
     if secure_mode:
         raise ValueError(
             "secure_mode=True is not supported; leave it out (noise always comes from a cipher)."
-            " Against "
-            "floating-point attacks use a Session with PrivacyConfig(noise='rounded')"
+            " Against floating-point attacks use a Session with PrivacyConfig(noise='rounded')"
         )
 
 
@@ -430,8 +423,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     if (processes := DistributedContext.current().world_size) > 1:
         raise ValueError(
             f"this script runs in {processes} processes, which would spend {processes} times the"
-            " budget; "
-            "run it in one, or use dpkfc.Session, which shares each batch"
+            " budget; run it in one, or use dpkfc.Session, which shares each batch"
         )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
@@ -453,8 +445,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         raise ValueError(
             f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass"
-            " the plain torch optimizer, "
-            "and leave optimizer and loader out of accelerator.prepare"
+            " the plain torch optimizer, and leave optimizer and loader out of accelerator.prepare"
         )
     check_loader(data_loader)
     find_layers(module)
@@ -644,8 +635,7 @@ class PrivacyEngine:
         """Refuse to save: a checkpoint needs no state of the engine."""
         raise NotImplementedError(
             "save model.state_dict() and optimizer.state_dict() as in plain torch; continue the"
-            " ledger "
-            "with make_private(ledger_path=...)"
+            " ledger with make_private(ledger_path=...)"
         )
 
     load_checkpoint = save_checkpoint

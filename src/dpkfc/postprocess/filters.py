@@ -266,8 +266,7 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
     if not (isinstance(kappa, (int, float)) and 0 < kappa <= 1):
         raise ValueError(
             f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new"
-            " release; 1 switches the "
-            "filter off"
+            " release; 1 switches the filter off"
         )
     if init not in INITS:
         raise ValueError(f"init of {name} must be one of {', '.join(INITS)}; got {init!r}")
@@ -331,14 +330,12 @@ class DiSK(PostProcessBase):
         if not (math.isfinite(self.gamma) and self.gamma != 0):
             raise ValueError(
                 f"gamma of DiSK must be finite and not 0, got {self.gamma}: at 0 both points are"
-                " the same; use "
-                "mode='look_ahead' or EMA(kappa=...)"
+                " the same; use mode='look_ahead' or EMA(kappa=...)"
             )
         if self.mode != "two_point" and not math.isclose(self.gamma, self._lookahead):
             raise ValueError(
                 f"mode={self.mode!r} of DiSK means gamma={self._lookahead:.6g}, got {self.gamma};"
-                " leave gamma out or use "
-                "mode='two_point'"
+                " leave gamma out or use mode='two_point'"
             )
 
     @property
@@ -454,8 +451,7 @@ class LowPass(PostProcessBase):
         if slowest >= 1 - 1e-9:
             raise ValueError(
                 f"the filter is unstable: a has a root of size {slowest:.6g}, and all must lie"
-                " inside the unit circle; use "
-                "LowPass.butterworth()"
+                " inside the unit circle; use LowPass.butterworth()"
             )
         self._check_answer(slowest)
 
@@ -471,8 +467,7 @@ class LowPass(PostProcessBase):
         if not (answer * sign > 1e-9 * abs(answer).max()).all():
             raise ValueError(
                 "the filter's answer to a constant vanishes or turns its sign, so it cannot be"
-                " divided out; use "
-                "LowPass.first_order(0.1) or LowPass.butterworth()"
+                " divided out; use LowPass.first_order(0.1) or LowPass.butterworth()"
             )
 
     @classmethod

@@ -63,8 +63,7 @@ class AdamBC(PostProcessBase):
         elif not (self.floor > 0 and math.isfinite(self.floor)):
             raise ValueError(
                 f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise"
-                " can be negative; use "
-                "the size of the squared signal, or 'auto'"
+                " can be negative; use the size of the squared signal, or 'auto'"
             )
         if not (self.resolution > 0 and math.isfinite(self.resolution)):
             raise ValueError(

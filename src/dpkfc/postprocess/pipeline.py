@@ -304,14 +304,12 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
         if step.needs_variance and optimizer_steps:
             raise ValueError(
                 f"{name} needs the variance of the noise, which is not known behind the adaptive"
-                f" step {optimizer_steps[0]}; "
-                "keep one of them"
+                f" step {optimizer_steps[0]}; keep one of them"
             )
         if step.needs_variance and len(filters) > 1:
             raise ValueError(
                 f"{name} needs the variance of the noise, which is not known behind two filters"
-                f" ({' and '.join(filters)}); "
-                "keep one of them"
+                f" ({' and '.join(filters)}); keep one of them"
             )
         if step.is_filter and optimizer_steps:
             raise ValueError(
@@ -340,14 +338,12 @@ def check_fields(preconditioner: Any, weight_average: Any) -> None:
     if isinstance(preconditioner, PostProcess):
         raise ValueError(
             f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
-            " preconditioner: give it as "
-            "postprocess=(...,)"
+            " preconditioner: give it as postprocess=(...,)"
         )
     if weight_average is not None and not isinstance(weight_average, WeightEMA):
         raise ValueError(
             f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__};"
-            " averages of gradients "
-            "belong into postprocess="
+            " averages of gradients belong into postprocess="
         )
 
 

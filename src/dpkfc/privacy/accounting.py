@@ -497,8 +497,7 @@ class EpsilonCurve:
         if not pld_resolves(self.event, count, self.delta):
             raise ValueError(
                 f"PLD cannot resolve delta = {self.delta} after {count:,} releases, whose rounding"
-                f" may reach {rounding:.1e}; "
-                "choose a larger delta, or accountant='rdp'"
+                f" may reach {rounding:.1e}; choose a larger delta, or accountant='rdp'"
             )
         return self.delta - rounding
 
@@ -538,8 +537,7 @@ def _check_pair(event: dp_accounting.DpEvent, accountant: str, relation: str) ->
     if is_without_replacement != (relation == "replace_one"):
         raise ValueError(
             f"the event {event} cannot be accounted for under {relation!r}; use 'replace_one' for"
-            " sampling without "
-            "replacement, 'add_or_remove_one' otherwise"
+            " sampling without replacement, 'add_or_remove_one' otherwise"
         )
     if accountant == "rdp" and is_truncated(event):
         # Its two parts are accounted for.

@@ -141,8 +141,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
             f"the ledger {name} belongs to the plan {found['plan_hash']}, this run to the plan"
-            f" {wanted['plan_hash']}; "
-            "use another folder, or the settings the run was begun with"
+            f" {wanted['plan_hash']}; use another folder, or the settings the run was begun with"
         )
     for key in ("certified", "rng"):
         if found.get(key) != wanted[key] and not (
@@ -150,8 +149,7 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
         ):
             raise LedgerError(
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
-                f" {wanted[key]!r}; "
-                "use another folder"
+                f" {wanted[key]!r}; use another folder"
             )
 
 
@@ -388,8 +386,7 @@ class Ledger:
         if self.max_releases is not None and self.count >= self.max_releases:
             raise BudgetExhausted(
                 f"the plan allows {self.max_releases} releases and {self.count} are charged in"
-                f" {self._name}; "
-                "calibrate a plan with more steps, nothing was released"
+                f" {self._name}; calibrate a plan with more steps, nothing was released"
             )
         record = {
             "release": self.count + 1,
@@ -548,9 +545,8 @@ def _give_back(descriptor: int, *, unlock: bool) -> None:
 
 def _unwritable(path: Path, error: OSError) -> LedgerError:
     return LedgerError(
-        f"the ledger {path} cannot be written ({error}); without it nothing may be released:"
-        " choose a folder that "
-        "exists and can be written"
+        f"the ledger {path} cannot be written ({error}); without it nothing may be released: choose"
+        " a folder that exists and can be written"
     )
 
 

@@ -88,8 +88,7 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
     if not stddev * _MAX_DEVIATIONS / grid <= MOST_STEPS:
         raise ValueError(
             f"noise of standard deviation {stddev:.3g} is too large for noise='rounded' with"
-            f" sensitivity {sensitivity:.3g}; "
-            "lower noise_multiplier, or use noise='gaussian'"
+            f" sensitivity {sensitivity:.3g}; lower noise_multiplier, or use noise='gaussian'"
         )
     return grid
 
@@ -140,8 +139,7 @@ def compute_keystream(
     if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= counter + blocks <= 1 << 32:
         raise ValueError(
             "ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got"
-            f" {len(key)}, {len(nonce)} and "
-            f"{counter} + {blocks}"
+            f" {len(key)}, {len(nonce)} and {counter} + {blocks}"
         )
     first = b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce
     words = torch.from_numpy(np.frombuffer(first, "<i4").astype(np.int32)).to(device)

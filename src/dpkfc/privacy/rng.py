@@ -66,9 +66,8 @@ class _Stream:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} is never copied or pickled: its replay exposes the"
-            " difference of two sums; make a new one "
-            "with .secure() on resume"
+            f"a {type(self).__name__} is never copied or pickled: its replay exposes the difference"
+            " of two sums; make a new one with .secure() on resume"
         )
 
     def __getstate__(self) -> Any:

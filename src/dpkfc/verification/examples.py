@@ -186,8 +186,7 @@ def check_on_public_rows(
                 if max_rows == 2:
                     raise RuntimeError(
                         "the check on public rows needs two examples in memory, and they do not"
-                        " fit; nothing was released. Use a "
-                        "smaller model, or verify=False"
+                        " fit; nothing was released. Use a smaller model, or verify=False"
                     ) from error
             max_rows = max(2, max_rows // 2)
 
@@ -256,8 +255,7 @@ class _Check:
                 raise batch_error from None
         raise BatchSizeError(
             f"loss_fn takes each of {size} rows alone and fails on their batch"
-            f" ({_first_line(batch_error)}): it depends on "
-            "the batch size"
+            f" ({_first_line(batch_error)}): it depends on the batch size"
         ) from batch_error
 
     def _check_batch_of_one(self, rows: PublicRows) -> None:
@@ -267,9 +265,8 @@ class _Check:
             if is_out_of_memory(error):
                 raise
             raise ValueError(
-                f"loss_fn fails on a batch of one example ({_first_line(error)}); write"
-                " squeeze(-1) for squeeze(), and keep "
-                "the batch axis"
+                f"loss_fn fails on a batch of one example ({_first_line(error)}); write squeeze(-1)"
+                " for squeeze(), and keep the batch axis"
             ) from error
 
     # -- passes ------------------------------------------------------------------------------------
@@ -322,8 +319,7 @@ class _Check:
         if failure is not None and strict:
             raise UnknownOperation(
                 f"{failure.operation}: {failure.reason[:70]}; register its rule with"
-                " dpkfc.register_batch_rule, or drop "
-                "verify='strict'"
+                " dpkfc.register_batch_rule, or drop verify='strict'"
             )
         self._check_padding(rows)
         if not self._is_repeatable(rows, few, restarted=True):
@@ -539,8 +535,7 @@ class _Check:
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
-                " such): it receives noise alone; "
-                "freeze it with requires_grad_(False)",
+                " such): it receives noise alone; freeze it with requires_grad_(False)",
                 UserWarning,
                 stacklevel=7,
             )
@@ -598,8 +593,7 @@ class _Check:
         if self._losses_differ(in_batch[:1], alone):
             raise ValueError(
                 "an example that is padded to the length of a longer one has another loss than"
-                " alone: mask the padding, or pad "
-                "every batch to one length"
+                " alone: mask the padding, or pad every batch to one length"
             )
 
     def _check_memory(self, rows: PublicRows) -> None:
@@ -731,8 +725,7 @@ def _mixing_rows_message(name: str) -> str:
     """Return the message for a collate function or an augmentation that mixes rows."""
     return (
         f"{name} mixes the rows of a batch: a row changed when only the rows next to it did; one"
-        " example would then move the "
-        "gradients of others. Change each row on its own"
+        " example would then move the gradients of others. Change each row on its own"
     )
 
 

@@ -586,9 +586,8 @@ class StudyProgress:
         self._progress.stop()
         if self._stopped:
             _LOG.warning(
-                "the time given was up: stopped %s; what had finished is kept, and the same"
-                " command goes on, which begins the "
-                "stopped ones anew",
+                "the time given was up: stopped %s; what had finished is kept, and the same command"
+                " goes on, which begins the stopped ones anew",
                 "; ".join(self._stopped),
             )
 

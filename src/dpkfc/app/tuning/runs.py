@@ -192,8 +192,7 @@ def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
     if content.get("version") != VERSION:
         raise StudyError(
             f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
-            f" {VERSION}; use the version that "
-            "wrote it, or choose another --out"
+            f" {VERSION}; use the version that wrote it, or choose another --out"
         )
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
     if len(rows) < len(content["rows"]):
