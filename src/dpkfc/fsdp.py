@@ -262,11 +262,8 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     for name, p in model.named_parameters(remove_duplicate=False):
         if first_names.setdefault(id(p), name) != name:
             repeated.add(name)
-    state = {}
-    for name, x in model.state_dict().items():
-        if name not in repeated and isinstance(x, Tensor):
-            state[name] = x
-    return state
+    state = model.state_dict().items()
+    return {name: x for name, x in state if name not in repeated and isinstance(x, Tensor)}
 
 
 def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -723,10 +723,7 @@ class Session:
             "average": self._average.state_dict(),
             "past": dict(self._pipeline.preconditioning.past),
         }
-        for group, values in optional.items():
-            if values:
-                tensors[group] = values
-        return tensors
+        return tensors | {group: values for group, values in optional.items() if values}
 
     def _checkpoint_meta(self, extra: Any) -> dict[str, Any]:
         preconditioner = self.preconditioner

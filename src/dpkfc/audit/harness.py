@@ -600,10 +600,9 @@ def open_session(
     length = SHORT_STEP
     if any(step.evaluations is not None for step in plan.config.postprocess):
         length = LONG_STEP
-    trained: dict[str, Tensor] = {}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            trained[name] = p
+    trained: dict[str, Tensor] = {
+        name: p for name, p in model.named_parameters() if p.requires_grad
+    }
     walk = RandomWalk(trained, length=0.0 if still else length)
     options["augment"] = augment_with_ids(subject.augment)
     options["collate_fn"] = collate_with_ids(subject.collate_fn)

@@ -274,9 +274,8 @@ def _changed_names(
     for name, x in now.items():
         if name in _INTERNAL:
             continue
-        if name not in before:
-            names.add(name)
-        elif x is not before[name] and not Snapshot(before[name]).is_unchanged(x):
+        is_kept = name in before and (x is before[name] or Snapshot(before[name]).is_unchanged(x))
+        if not is_kept:
             names.add(name)
     for name, snapshot in snapshots.items():
         if name in now and not snapshot.is_unchanged(now[name], by_value=by_value):

@@ -910,10 +910,8 @@ class _Indices:
 
 def _indices(operation: Operation) -> _Indices:
     """Return the indices of an operation."""
-    given = {}
-    for dim, index in enumerate(operation.argument("indices")):
-        if index is not None:
-            given[dim] = index
+    indices = enumerate(operation.argument("indices"))
+    given = {dim: index for dim, index in indices if index is not None}
     dims = list(given)
     is_adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
     rank = max(index.dim() for index in given.values())
