@@ -22,10 +22,11 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
-    "core": (253_200, 9.0, 0.027, 16),
-    # The answer on a page's first screen took 1,050 tokens, the short help 350.
-    "app": (82_250, 7.95, 0.035, 2),
-    "papers": (29_000, 8.95, 0.043, 0),
+    # 806 below the bound of before, which counted commas before brackets and pieces of texts.
+    "core": (251_994, 8.97, 0.0255, 16),
+    # The answer on a page's first screen took 1,080 tokens, the short help 370.
+    "app": (81_700, 7.9, 0.029, 2),
+    "papers": (28_830, 8.91, 0.024, 0),
 }
 # Modules that one module of their folder imports, each an idea of its own.
 SINGLE_IMPORTERS = {

@@ -172,9 +172,7 @@ def gathered(layer: Layer) -> Iterator[None]:
     units: list[Any] = []
     if _gathered_by and _runs_again(layer):
         for module in layer.modules:
-            for inner in module.modules():
-                if inner in _gathered_by:
-                    units.append(_gathered_by[inner]())
+            units += [_gathered_by[x]() for x in module.modules() if x in _gathered_by]
         units = list(dict.fromkeys(units))
     for unit in units:
         unit.unshard()

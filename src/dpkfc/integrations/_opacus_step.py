@@ -627,9 +627,8 @@ class PrivateStep:
         for layer in self.layers:
             if layer.rule == "fallback" or self.model in layer.modules:
                 continue
-            for name in layer.parameters.values():
-                if self._parameters[name].grad is not None:
-                    untracked.append(name)
+            names = layer.parameters.values()
+            untracked += [name for name in names if self._parameters[name].grad is not None]
         return untracked
 
     def _check_unchanged(self) -> None:
