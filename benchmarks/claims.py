@@ -20,9 +20,8 @@ from typing import Any
 
 from common import RESULTS, read_json
 
-Accuracies = Mapping[
-    str, Mapping[str, Sequence[float]]
-]  # data set to arm to accuracies on the test set, %
+# data set to arm to accuracies on the test set, %
+Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
 
 ARMS = {
     "DP-SGD, clip C=1": "dp-sgd",
@@ -62,22 +61,22 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
     "mapped": (
         "mnist-cnn",
         {
-            "A only, dead leaves, mapped back": "leaves-mapped",
+            "A only, dead leaves, natural gradient": "leaves-mapped",
             "A only, dead leaves, along z, Adam": "leaves-along",
-            "both sides, dead leaves, mapped back": "leaves-both",
-            "A only, pink noise, mapped back": "pink-mapped",
-            "A only, same spectrum, random directions, mapped back": "random-mapped",
-            "A only, private oracle (NOT PRIVATE), mapped back": "oracle-mapped",
+            "both sides, dead leaves, natural gradient": "leaves-both",
+            "A only, pink noise, natural gradient": "pink-mapped",
+            "A only, same spectrum, random directions, natural gradient": "random-mapped",
+            "A only, private oracle (NOT PRIVATE), natural gradient": "oracle-mapped",
         },
     ),
     "fashion": (
         "fashion-mnist-cnn",
         {
-            "A only, dead leaves, mapped back": "leaves-mapped",
+            "A only, dead leaves, natural gradient": "leaves-mapped",
             "A only, dead leaves, along z, Adam": "leaves-along",
-            "A only, pink noise, mapped back": "pink-mapped",
-            "A only, same spectrum, random directions, mapped back": "random-mapped",
-            "A only, private oracle (NOT PRIVATE), mapped back": "oracle-mapped",
+            "A only, pink noise, natural gradient": "pink-mapped",
+            "A only, same spectrum, random directions, natural gradient": "random-mapped",
+            "A only, private oracle (NOT PRIVATE), natural gradient": "oracle-mapped",
         },
     ),
 }
@@ -138,12 +137,12 @@ CLAIMS = (
     ),
     Claim("", "DP-AdamBC behind it adds to it", "dp-kfc+adam-bc", "dp-kfc-noise"),
     Claim("AdaDPS", "scaling by public second moments beats DP-SGD", "adadps", "dp-sgd"),
-    Claim("DP-NGD", "clamped public curvature, mapped back, beats DP-SGD", "dp-ngd", "dp-sgd"),
+    Claim("DP-NGD", "clamped public curvature, natural gradient, beats DP-SGD", "dp-ngd", "dp-sgd"),
     Claim("DiSK", "filtering gradients over time beats DP-SGD", "disk", "dp-sgd"),
     Claim("DP-AdamBC", "second moments without the noise beat DP-Adam", "dp-adambc", "dp-adam"),
     Claim(
         "this project",
-        "a release mapped back beats a step along it (dead leaves)",
+        "the natural gradient beats a step along z (dead leaves)",
         "leaves-mapped",
         "leaves-along",
     ),
@@ -207,11 +206,12 @@ def measured(folder: Path) -> Accuracies:
         found["IMDB, twenty trials"] = {
             arm: imdb[arm] for arm in ("dp-ngd", "dp-sgd") if arm in imdb
         }
+    # the latter two beside the grid's DP-KFC: another damping and clip
     for arm in (
         "dp-ngd",
         "dp-kfc-random",
         "dp-kfc-oracle",
-    ):  # the latter two beside the grid's DP-KFC: another damping and clip
+    ):
         imdb.pop(arm, None)
     for name, (recipe, arms) in GRIDS.items():
         store = Store(folder / "grids" / f"{name}.json")

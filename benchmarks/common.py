@@ -130,9 +130,8 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
         for name, entry in results.get(part, {}).items():
             title = entry.get("title", name).partition(" (")[0] + told
             if entry.get("contenders") != {}:
-                own = entry.get(
-                    "hardware", {**last, "commit": None}
-                )  # the last run is not the one of this row
+                # the last run is not the one of this row
+                own = entry.get("hardware", {**last, "commit": None})
                 add(title, own, entry.get("date", results.get("date")), entry.get("load_before"))
             if memory and entry.get("memory"):
                 taken = entry.get("memory_taken", {})
@@ -198,10 +197,11 @@ def paired(top: Sequence[float], bottom: Sequence[float]) -> dict[str, Any]:
     """
     ratios = sorted(a / b for a, b in zip(top, bottom, strict=True))
     low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    # of few rounds they are extrapolated
     quartiles = [
         round(max(low, ratios[0]), 4),
         round(min(high, ratios[-1]), 4),
-    ]  # of few rounds they are extrapolated
+    ]
     return {
         "ratio": round(statistics.median(ratios), 4),
         "quartiles": quartiles,

@@ -11,7 +11,7 @@ batches and schedules. `refined`, `refined-fashion`: inputs that the released mo
 seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or
 mapped back to those of the weights. `varied`: root, interval of refreshes, labels and source of G,
 each by itself, two seeds on the validation split.
-`fashion`: mapped back and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε =
+`fashion`: natural gradients and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε =
 2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six of
 thirteen arms with one or two that ran to their end.
 """
@@ -209,7 +209,7 @@ IMDB = {
             *_each(lr=(1.25, 2.5, 4.0), damping=(0.01,), **_one(WORDS | SMALL)),
         ],
     ),
-    "DP-KFC, A only, mapped back, random words": (
+    "DP-KFC, A only, natural gradient, random words": (
         "dp-kfc-a",
         _each(lr=(0.1, 0.2, 0.4), damping=(0.01,), readout=("natural",), **_one(WORDS)),
     ),
@@ -308,7 +308,7 @@ GRIDS: dict[str, Grid] = {
             "dp-sgd": ("dp-sgd", SGD),
             "dp-adam": ("dp-adam", ADAM),
             "normalised dp-sgd": ("dp-sgd-normalised", _each(lr=(0.05, 0.1, 0.2))),
-            "DP-KFC, A only, mapped back, pink noise": (
+            "DP-KFC, A only, natural gradient, pink noise": (
                 "dp-kfc-a",
                 _each(lr=(0.03, 0.05, 0.1), **_one(MAPPED)),
             ),
@@ -354,7 +354,7 @@ GRIDS: dict[str, Grid] = {
                     *({**LEAVES, "lr": lr} for lr in (0.003, 0.002)),
                 ],
             ),
-            "DP-KFC, A only, mapped back": (
+            "DP-KFC, A only, natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.04, 0.08), **_one(MAPPED | LEAVES)),
             ),
@@ -380,15 +380,15 @@ GRIDS: dict[str, Grid] = {
         common=PROTOCOL,
         seeds=(0, 1, 2, 3, 4),
         arms={
-            "A only, dead leaves, mapped back": (
+            "A only, dead leaves, natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03, 0.015), **_one(MAPPED | DISCS)),
             ),
-            "A only, dead leaves refined, mapped back": (
+            "A only, dead leaves refined, natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03, 0.015), refine=(10,), **_one(MAPPED | DISCS)),
             ),
-            "A only, pink noise, mapped back": (
+            "A only, pink noise, natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED)),
             ),
@@ -400,15 +400,15 @@ GRIDS: dict[str, Grid] = {
                 "dp-kfc-a",
                 _each(lr=(0.002, 0.001, 0.004), **_one(DISCS)),
             ),
-            "both sides, dead leaves, mapped back": (
+            "both sides, dead leaves, natural gradient": (
                 "dp-kfc",
                 _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED | DISCS)),
             ),
-            "A only, same spectrum, random directions, mapped back": (
+            "A only, same spectrum, random directions, natural gradient": (
                 "dp-kfc-random",
                 _each(lr=(0.01, 0.03, 0.06, 0.12), sides=("input",), **_one(MAPPED | DISCS)),
             ),
-            "A only, private oracle (NOT PRIVATE), mapped back": (
+            "A only, private oracle (NOT PRIVATE), natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03, 0.015), source=("private-oracle",), **_one(MAPPED)),
             ),
@@ -419,17 +419,20 @@ GRIDS: dict[str, Grid] = {
         common=PROTOCOL,
         arms={
             "DP-SGD": ("dp-sgd", _each(lr=(0.06, 0.1, 0.2))),
-            "A only, dead leaves, mapped back": (
+            "A only, dead leaves, natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03, 0.05), **_one(MAPPED | DISCS)),
             ),
             "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002))),
-            "A only, pink noise, mapped back": ("dp-kfc-a", _each(lr=(0.02, 0.03), **_one(MAPPED))),
-            "A only, private oracle (NOT PRIVATE), mapped back": (
+            "A only, pink noise, natural gradient": (
+                "dp-kfc-a",
+                _each(lr=(0.02, 0.03), **_one(MAPPED)),
+            ),
+            "A only, private oracle (NOT PRIVATE), natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03), source=("private-oracle",), **_one(MAPPED)),
             ),
-            "A only, same spectrum, random directions, mapped back": (
+            "A only, same spectrum, random directions, natural gradient": (
                 "dp-kfc-random",
                 _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
             ),
@@ -447,7 +450,7 @@ GRIDS: dict[str, Grid] = {
         arms={
             "DP-SGD": ("dp-sgd", _each(lr=(0.1, 0.2, 0.4, 0.8, 1.6))),
             "normalised DP-SGD": ("dp-sgd-normalised", _each(lr=(0.4, 0.8, 1.6, 3.2))),
-            "A only, dead leaves, mapped back": (
+            "A only, dead leaves, natural gradient": (
                 "dp-kfc-natural",
                 _each(lr=(0.03, 0.06, 0.1), **_one(DISCS)),
             ),
@@ -456,7 +459,7 @@ GRIDS: dict[str, Grid] = {
                 _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016)),
             ),
             "DP-Adam": ("dp-adam", _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016))),
-            "A only, same spectrum, random directions, mapped back": (
+            "A only, same spectrum, random directions, natural gradient": (
                 "dp-kfc-random",
                 _each(lr=(0.03, 0.06, 0.12, 0.24, 0.48), sides=("input",), **_one(MAPPED | DISCS)),
             ),
@@ -470,7 +473,7 @@ GRIDS: dict[str, Grid] = {
                 ),
             ),
             "DP-NGD, dead leaves": ("dp-ngd", _each(lr=(0.024, 0.012), **_one(NGD | DISCS))),
-            "A only, pink noise, mapped back": (
+            "A only, pink noise, natural gradient": (
                 "dp-kfc-natural",
                 _each(lr=(0.06, 0.03), source=("pink",)),
             ),
@@ -485,7 +488,7 @@ GRIDS: dict[str, Grid] = {
                 "dp-kfc",
                 [{"lr": 0.002, **own} for own in (*VARIED, *OUTPUTS)],
             ),
-            "A only, dead leaves, mapped back": (
+            "A only, dead leaves, natural gradient": (
                 "dp-kfc-natural",
                 [
                     *({"lr": 0.03, **own} for own in (*VARIED, {"every": 2000}, SMALLER)),

@@ -179,16 +179,14 @@ def plan_table(
     plain, private, preconditioned = (
         x * batch / gpus / (petaflops * 1e15) for x in shape.counts(RANK)
     )
-    inputs = LAYERS * (
-        3 * WIDTH + WIDE
-    )  # of q, k and v; of the output map; of gate and up; of the down map
+    # of q, k and v; of the output map; of gate and up; of the down map
+    inputs = LAYERS * (3 * WIDTH + WIDE)
     outputs = LAYERS * (2 * WIDTH + 2 * KEYS + 2 * WIDE + WIDTH)
     tape = 2.0 * t * (inputs + outputs) / tensor / GIB
     sides = 4.0 * RANK * sum(m.count * (m.d_in + m.d_out) for m in shape.maps) / gpus / GIB
     sums = 4.0 * p / gpus / GIB
-    gather = (
-        2 * 2.0 * p / tensor * (replicas - 1) / replicas
-    )  # bytes a GPU receives for one micro-batch, forward and backward
+    # bytes a GPU receives for one micro-batch, forward and backward
+    gather = 2 * 2.0 * p / tensor * (replicas - 1) / replicas
     scatter = 4.0 * p / tensor * (replicas - 1) / replicas
     ratio, gathered, scattered = (
         preconditioned / private,

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-Make = Callable[
-    [], tuple[Any, Any]
-]  # the case and its preconditioner, or None; a function of a module, for a new process
+# the case and its preconditioner, or None; a function of a module, for a new process
+Make = Callable[[], tuple[Any, Any]]
 
 
 @contextmanager

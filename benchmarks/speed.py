@@ -74,9 +74,8 @@ def measure_times(
             for name in order.sample(list(live), len(live)):
                 built = live[name].built_at()
                 taken = timed(live[name].step, device)
-                if (
-                    number >= warmup and live[name].built_at() == built
-                ):  # a step that refreshed is not a plain step
+                # a step that refreshed is not a plain step
+                if number >= warmup and live[name].built_at() == built:
                     seconds[name][number] = taken[0]
                     processor[name].append(taken[1])
             gc.collect()

@@ -168,9 +168,8 @@ def _ratios(
         ]
         for name, entry in entries.items()
     ]
-    rows = [
-        row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}
-    ]  # a goal is owed an answer
+    # a goal is owed an answer
+    rows = [row for row in rows if any(TIMES[pair] for pair in pairs) or set(row[1:]) != {"–"}]
     return [heading, markdown(["model", *(named(*pair) for pair in pairs)], rows)] if pairs else []
 
 

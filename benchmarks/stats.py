@@ -29,6 +29,7 @@ NOT_CODE = {
     tokenize.ENCODING,
 }
 NOT_CODE |= {tokenize.ENDMARKER}
+CLOSING = {")", "]", "}"}
 # Words that name no action: participles, prepositions and adverbs.
 ODD_NAME = re.compile(
     r"^_*(told|held|found|drawn|begun|owed|tried|apart|beside|alike|kept|made|said|given|taken|shown|left|spent|asked"
@@ -67,12 +68,18 @@ class Counts:
         documents = docstring_lines(tree)
         self.files += 1
         rows = set()
+        earlier = ""
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type not in NOT_CODE and not (
-                token.type == tokenize.STRING and token.start[0] in documents
-            ):
-                self.tokens += 1
-                rows.add(token.start[0])
+            if token.type in NOT_CODE:
+                continue
+            is_text = token.type == tokenize.STRING
+            if is_text and token.start[0] in documents:
+                continue
+            rows.add(token.start[0])
+            # The formatter decides about a comma before a bracket and about pieces of one text.
+            self.tokens -= earlier == "," and token.string in CLOSING
+            self.tokens += not (is_text and earlier == "text")
+            earlier = "text" if is_text else token.string
         self.lines += len(rows)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

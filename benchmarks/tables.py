@@ -51,9 +51,8 @@ def speed_summary() -> str:
     results = read_json(RESULTS / "speed.json")
     if not results:
         return missing("make bench")
-    timed = {
-        name: entry for name, entry in results["models"].items() if entry["contenders"]
-    }  # others are in docs/speed.md
+    # others are in docs/speed.md
+    timed = {name: entry for name, entry in results["models"].items() if entry["contenders"]}
     rows = []
     for entry in timed.values():
         times, memory = entry["contenders"], entry.get("memory", {})

@@ -41,7 +41,7 @@ SIGMA, BATCH, LR, STAGES, HELD, PROBE, CHUNK = (
     512,
     256,
 )
-BACK = ", mapped back"
+BACK = ", natural gradient"
 Gradients = dict[str, Tensor]
 
 
@@ -221,7 +221,8 @@ def table(results: Mapping[str, Any]) -> str:
                 ]
                 lines.append([name, *parts, f"{1e3 * back['decrease']:.1f}" if back else ""])
     return markdown(
-        ["whitened", "signal", "curvature", "noise", "decrease of the loss", "… mapped back"], lines
+        ["whitened", "signal", "curvature", "noise", "decrease of the loss", "… natural gradient"],
+        lines,
     )
 
 

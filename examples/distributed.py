@@ -1,9 +1,4 @@
-"""DP-KFC on several processes.
-
-    torchrun --nproc-per-node=2 examples/distributed.py
-
-With `python` it runs on one.
-"""
+"""DP-KFC on one process, or several: torchrun --nproc-per-node=2 examples/distributed.py."""
 
 from __future__ import annotations
 
@@ -34,38 +29,30 @@ def main() -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-
     torch.manual_seed(0)  # every process: the same data, the same model
     x = torch.randn(4000, 16)
     data = (x, (x @ torch.randn(16, 4)).argmax(1))
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(
-        device
-    )  # bare: no DistributedDataParallel
+    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)  # no DDP
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
     torch.manual_seed(1 + rank)  # dropout and augmentation: other numbers on every process
 
-    config = PrivacyConfig(
-        expected_batch_size=400, steps=60, preconditioner=KFAC(probe=FeatureNoise(16))
-    )
+    kfac = KFAC(probe=FeatureNoise(16))
+    config = PrivacyConfig(expected_batch_size=400, steps=60, preconditioner=kfac)
     plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))
     FOLDER.mkdir(parents=True, exist_ok=True)
     ledger = FOLDER / "ledger.jsonl"
     with Session(plan, model, optimizer, data, ledger_path=ledger, resume=True) as session:
-        if exists(
-            FOLDER / "checkpoint"
-        ):  # torchrun --max-restarts=3 starts all processes again when one has died
+        # torchrun --max-restarts=3 starts all processes again when one has died
+        if exists(FOLDER / "checkpoint"):
             session.restore(FOLDER / "checkpoint")
         for batch in session.batches():
             session.step(batch, loss_fn)
             if session.steps_done % 20 == 0:
                 session.save(FOLDER / "checkpoint")  # on every process; the first one writes
         if rank == 0:
-            with torch.no_grad():
-                accuracy = (model(x.to(device)).argmax(1).cpu() == data[1]).float().mean()
-            print(
-                f"epsilon {session.epsilon:.2f}, accuracy on the training data {accuracy:.2f},"
-                f" {session.steps_done} steps"
-            )
+            with torch.no_grad():  # on the training data
+                score = (model(x.to(device)).argmax(1).cpu() == data[1]).float().mean()
+            print(f"ε {session.epsilon:.2f}, accuracy {score:.2f}, {session.steps_done} steps")
     if dist.is_initialized():
         dist.destroy_process_group()
 

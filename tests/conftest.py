@@ -89,9 +89,8 @@ def evidence() -> Callable[..., None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             content = {"section": section, "row": row, **figures}
             text = json.dumps(content, default=lambda x: x.item() if hasattr(x, "item") else str(x))
-            path.write_text(
-                re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"/]+/", "", text)
-            )  # no path of one machine
+            # no path of one machine
+            path.write_text(re.sub(re.escape(tempfile.gettempdir()) + r"/[^\s\"/]+/", "", text))
 
     return keep
 

@@ -65,7 +65,7 @@ def call(
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / name for name in ("stdout", "stderr")]
         process = started(
-            _told,
+            _report_result,
             *map(str, paths),
             str(cwd or Path.cwd()),
             dict(os.environ if env is None else env),
@@ -78,7 +78,7 @@ def call(
         return Done(process.exitcode, *(path.read_text("utf-8") for path in paths))
 
 
-def _told(
+def _report_result(
     stdout: str,
     stderr: str,
     cwd: str,

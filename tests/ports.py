@@ -7,10 +7,11 @@ import os
 import re
 import socket
 
+# below 32768, from where systems take the port of any connection that asks for none
 LOWEST, PORTS = (
     20_000,
     12_000,
-)  # below 32768, from where systems take the port of any connection that asks for none
+)
 _asked = itertools.count()
 
 

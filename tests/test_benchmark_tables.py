@@ -122,11 +122,12 @@ def test_a_ratio_is_the_median_over_rounds_of_the_ratio_within_a_round(tables: M
 
     top, bottom = [10.0, 20.0, 33.0, 40.0, 50.0], [10.0, 10.0, 30.0, 10.0, 50.0]
     found = paired(top, bottom)
+    # the medians' would be 33 / 10
     assert found == {
         "ratio": 1.1,
         "quartiles": [1.0, 3.0],
         "rounds": 5,
-    }  # the medians' would be 33 / 10
+    }
     assert judged(1.1, 1.05, found["quartiles"]) == "1.10 [1.00, 3.00] (≤ 1.05 ✗)"
     assert judged(1.1, None, (1, 3), rough=True) == "1.10 [1.00, 3.00]°"
     assert (

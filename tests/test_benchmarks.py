@@ -169,9 +169,8 @@ def test_the_growth_of_memory_is_that_of_the_process_that_takes_most():
         == "–"
         != memory["processes"]["from … to"]
     )
-    assert (
-        sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1
-    )  # without privacy
+    # without privacy
+    assert sum(cell.startswith("– (") for cell in memory["processes"].values()) == 1
 
 
 def test_the_phases_of_a_step_add_up_to_it():

@@ -205,9 +205,8 @@ def test_a_link_leads_to_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write(tmp_path / "c", {}, {"step": step})
         assert read(tmp_path / "c")[1] == read(tmp_path / "disk")[1] == {"step": step}
     assert (tmp_path / "c").is_symlink() and {x.name for x in tmp_path.iterdir()} == {"c", "disk"}
-    (tmp_path / "disk").rename(
-        tmp_path / "disk.old"
-    )  # as a crash between the two renames leaves it
+    # as a crash between the two renames leaves it
+    (tmp_path / "disk").rename(tmp_path / "disk.old")
     assert checkpoint.exists(tmp_path / "c") and read(tmp_path / "c")[1] == {"step": 2}
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

@@ -123,9 +123,8 @@ def test_noise_has_the_planned_law_in_every_step_and_every_parameter(
 
 def test_noise_of_two_sessions_shares_nothing() -> None:
     (first, *_), (second, *_) = (noise_of_a_run(1.0, steps=1)[0] for _ in range(2))
-    assert (
-        np.intersect1d(flat(first.values()), flat(second.values())).size <= 1
-    )  # by chance, of 120,600 numbers each
+    # by chance, of 120,600 numbers each
+    assert np.intersect1d(flat(first.values()), flat(second.values())).size <= 1
 
 
 def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
@@ -157,9 +156,8 @@ def test_every_parameter_gets_noise_of_its_own_type_and_place() -> None:
         assert set(handed) == trained
         assert all(bool((g != 0).all()) for g in handed.values())
         assert all(g.dtype == model.get_parameter(name).dtype for name, g in handed.items())
-    assert (
-        len({float(handed["gain"]) for handed in optimizer.handed}) >= 19
-    )  # in float32 two may be equal by chance
+    # in float32 two may be equal by chance
+    assert len({float(handed["gain"]) for handed in optimizer.handed}) >= 19
 
 
 @pytest.mark.parametrize("preconditioner", [None, kfac()], ids=["sgd", "kfac"])

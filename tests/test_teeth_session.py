@@ -300,9 +300,8 @@ class Exact(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", enabled=False):
-            rows = x.view(len(x), 1, WIDTH).expand(
-                -1, 5, -1
-            )  # several positions: the Gram and the materialised norm
+            # several positions: the Gram and the materialised norm
+            rows = x.view(len(x), 1, WIDTH).expand(-1, 5, -1)
             ids = torch.arange(5).expand(len(x), 5) % 4
             return self.norm(self.body(rows) + self.table(ids)).sum(1)
 

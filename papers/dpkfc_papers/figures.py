@@ -249,7 +249,7 @@ def reproduce_figures(
 
         def report() -> None:
             for figure in figures:
-                made[figure.name] = _write_figure(figure, folder, store, source.failures, small)
+                made[figure.name] = _make_figure(figure, folder, store, source.failures, small)
 
         with (
             reported(report),
@@ -266,7 +266,7 @@ def reproduce_figures(
     return made
 
 
-def _write_figure(
+def _make_figure(
     figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool
 ) -> Made:
     runs = figure.runs(small)

@@ -431,9 +431,8 @@ def _eigenpairs(factor: Factor) -> tuple[Tensor, Tensor]:
 
 # This text is in committed results.
 NOT_PRIVATE = (
-    "NOT PRIVATE: the oracle's factors are of the private training examples. A research "
-    "measurement on public benchmark data; it is not covered by ε and no private run may look at"
-    " it."
+    "NOT PRIVATE: the oracle's factors are of the private training examples. A research measurement"
+    " on public benchmark data; it is not covered by ε and no private run may look at it."
 )
 ORACLE = "oracle"
 AGAIN = "oracle, other examples"

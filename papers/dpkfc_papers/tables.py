@@ -246,9 +246,8 @@ def _checked(cell: Cell) -> Cell:
 # Ratios of step times next to a printed one: what `benchmarks/speed.py` has measured, and on what
 # machine.
 
-SHIPPED = (
-    Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "speed.json"
-)  # of a checkout; a package has none
+# of a checkout; a package has none
+SHIPPED = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "speed.json"
 
 
 @dataclass(frozen=True)
@@ -287,9 +286,8 @@ def timed(what: str, results: Mapping[str, Any]) -> Timed | None:
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
     found = entry.get("paired", {}).get(ratio)
-    value = (
-        found.get("ratio") if isinstance(found, Mapping) else found
-    )  # with quartiles, or of an older file without
+    # with quartiles, or of an older file without
+    value = found.get("ratio") if isinstance(found, Mapping) else found
     if value is None:
         return None
     own, every = (
@@ -367,13 +365,14 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     )
 
 
+# settings tuned under another do not fit
 _PROTOCOL = (
     "delta",
     "epochs",
     "steps",
     "expected_batch_size",
     "sampler",
-)  # settings tuned under another do not fit
+)
 
 
 def _protocol(run: Run) -> dict[str, Any]:

@@ -172,9 +172,7 @@ def gathered(layer: Layer) -> Iterator[None]:
     units: list[Any] = []
     if _gathered_by and _runs_again(layer):
         for module in layer.modules:
-            for inner in module.modules():
-                if inner in _gathered_by:
-                    units.append(_gathered_by[inner]())
+            units += [_gathered_by[x]() for x in module.modules() if x in _gathered_by]
         units = list(dict.fromkeys(units))
     for unit in units:
         unit.unshard()
@@ -262,11 +260,8 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
     for name, p in model.named_parameters(remove_duplicate=False):
         if first_names.setdefault(id(p), name) != name:
             repeated.add(name)
-    state = {}
-    for name, x in model.state_dict().items():
-        if name not in repeated and isinstance(x, Tensor):
-            state[name] = x
-    return state
+    state = model.state_dict().items()
+    return {name: x for name, x in state if name not in repeated and isinstance(x, Tensor)}
 
 
 def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -60,9 +60,8 @@ from dpkfc.verification.public_rows import PublicRows
 
 _log = logging.getLogger(__name__)
 _ONLY_NOISE = (
-    "private: do not share. Every record of every step had a non-finite gradient; the releases"
-    " hold "
-    "noise only. Look for missing values (NaN)."
+    "private: do not share. Every record of every step had a non-finite gradient; the releases hold"
+    " noise only. Look for missing values (NaN)."
 )
 
 
@@ -136,8 +135,7 @@ class Batch:
         """Refuse by a TypeError to be read as data: the session loads it."""
         raise TypeError(
             "a batch of session.batches() holds indices, no data; call session.step(batch,"
-            " loss_fn), "
-            "where loss_fn(model, data) gets the tensors"
+            " loss_fn), where loss_fn(model, data) gets the tensors"
         )
 
 
@@ -240,16 +238,14 @@ def check_dataset(dataset: Any) -> None:
         )
     if hasattr(dataset, "iloc"):
         raise ValueError(
-            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors,"
-            " each "
-            "torch.as_tensor(frame[columns].to_numpy())"
+            f"a {kind} is indexed by its columns, not by its records; pass a tuple of tensors, each"
+            " torch.as_tensor(frame[columns].to_numpy())"
         )
     is_mapping = isinstance(dataset, Mapping)
     if is_mapping and not all(isinstance(key, int) for key in dataset):
         raise ValueError(
             f"a {kind} of columns is indexed by their names, not by records; pass a tuple of"
-            " tensors, "
-            "tuple(columns.values()), or a list with a dict for each record"
+            " tensors, tuple(columns.values()), or a list with a dict for each record"
         )
 
 
@@ -390,7 +386,8 @@ class Session:
         BudgetExhausted: the ledger has spent the plan and `resume` is False, or the plan does not
             fit into the budget. Nothing was charged then.
 
-    Guarantee: Each `step` is one release of the plan's event, in the ledger before it exists. The
+    Guarantee:
+        Each `step` is one release of the plan's event, in the ledger before it exists. The
         optimizer sees that release and nothing else. `plan.steps` releases cost at most the plan's
         (ε, δ).
     """
@@ -744,8 +741,7 @@ class Session:
         if self._is_sharded and unproved is not None:
             raise ValueError(
                 f"{unproved.operation}: {unproved.reason[:60]}; a model divided by fully_shard"
-                " needs "
-                "a proved batch axis: register_batch_rule"
+                " needs a proved batch axis: register_batch_rule"
             )
         self._verified.add(program)
         self._proof.operation = unproved
@@ -957,10 +953,7 @@ class Session:
             "average": self._average.state_dict(),
             "past": dict(self._pipeline.preconditioning.past),
         }
-        for group, values in optional.items():
-            if values:
-                tensors[group] = values
-        return tensors
+        return tensors | {group: values for group, values in optional.items() if values}
 
     def _checkpoint_meta(self, extra: Any) -> dict[str, Any]:
         preconditioner = self.preconditioner
@@ -1022,9 +1015,8 @@ class Session:
             )
         if self._pending is not None and meta["step"] != self._step:
             raise RuntimeError(
-                f"a batch was drawn for step {self._step} and not passed to session.step(); pass"
-                " it "
-                f"first, or restore step {meta['step']} into a new session"
+                f"a batch was drawn for step {self._step} and not passed to session.step(); pass it"
+                f" first, or restore step {meta['step']} into a new session"
             )
         with checkpoint.fitting(folder):
             self._ranks.run_on_all(lambda: self._load(tensors, meta))

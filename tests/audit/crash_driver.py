@@ -111,9 +111,8 @@ class Scenarios:
         self.subject, self.root, self.mutant = subject, root, ""
         self.rng, self.report = random.Random(seed), Report()
         self.expected: list[str] = []
-        subject.train(
-            root / "warm"
-        )  # what is imported at first use, and calibrations, are there for all children
+        # what is imported at first use, and calibrations, are there for all children
+        subject.train(root / "warm")
         self._left_alone()
 
     def planted(self, mutant: str) -> Scenarios:

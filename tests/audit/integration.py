@@ -121,9 +121,8 @@ def contour_delta(
     seen = weight > 1e-20
     weight, loss = weight[seen], losses.loss[seen]
     spread = math.sqrt(count * float(weight @ (loss - weight @ loss) ** 2))
-    heights = np.linspace(
-        0, 40 / spread, points
-    )  # the integrand is nearly a Gaussian of standard deviation 1 / spread
+    # the integrand is nearly a Gaussian of standard deviation 1 / spread
+    heights = np.linspace(0, 40 / spread, points)
     transform = np.concatenate(
         [np.exp(1j * np.outer(u, loss)) @ weight for u in np.array_split(heights, points // 250)]
     )

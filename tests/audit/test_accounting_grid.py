@@ -103,9 +103,8 @@ def test_the_grid(group: tuple[float, int], evidence) -> None:
         assert by_pld <= by_rdp + 1e-3 + grid_slack(count, delta), point
         assert by_rdp >= integral - 1e-3, point
         slack = 2e-3 + 1e-3 * integral
-        resolved = integrated_epsilon(
-            event, count, delta - accounting._rounding(event, count)
-        )  # what PLD is asked for
+        # what PLD is asked for
+        resolved = integrated_epsilon(event, count, delta - accounting._rounding(event, count))
         assert integral - slack <= by_pld <= resolved + slack + grid_slack(count, delta), point
         if q >= 0.01 and 1 <= by_pld <= 15:
             assert by_rdp <= (1.4 if count > 1 else 2.0) * by_pld, point
@@ -424,9 +423,8 @@ def test_a_disagreement_stops_a_run_before_anything_is_charged(
 ) -> None:
     settings_, plant, factor = FAULTS[name]
     plan = PrivacyConfig(expected_batch_size=4, steps=37, **settings_).with_noise(6.3, 1e-4, 40)
-    monkeypatch.setattr(
-        accounting, "_values", {}
-    )  # what this process has computed, by the honest accountants
+    # what this process has computed, by the honest accountants
+    monkeypatch.setattr(accounting, "_values", {})
     with monkeypatch.context() as planted:
         plant(planted, factor)
         with pytest.raises(ValueError, match="the accountants disagree on 37 x .* do not train"):

@@ -197,9 +197,8 @@ def test_dp_accountings_own_value_is_larger() -> None:
         event = TruncatedPoisson(q, n, most).event(noise)
         theirs = pld.PLDAccountant().compose(event, count).get_epsilon(DELTA)
         alone = accounting.EpsilonCurve(event, DELTA)
-        assert (
-            alone.epsilon(count) <= theirs + 0.02 * theirs
-        )  # ours also covers the data set with one example more
+        # ours also covers the data set with one example more
+        assert alone.epsilon(count) <= theirs + 0.02 * theirs
 
 
 # -- units, joint releases, filters ----------------------------------------------------------------
@@ -215,11 +214,12 @@ def test_units_are_the_examples_of_the_integration() -> None:
     assert plan.sensitivity == 1.0
     worst = by_hand.epsilon_of_pair(by_hand.poisson(q, plan.stddev), 80, DELTA)
     assert plan.epsilon() == pytest.approx(worst, abs=2e-3)
+    # by which records of the unit were drawn
     for shifts in (
         (1.0, -1.0, 0.5),
         (1.0, 1.0, 1.0),
         (-0.2, 0.9, 1.0),
-    ):  # by which records of the unit were drawn
+    ):
         p = [(1 - q, 0.0), *((q / 3, s) for s in shifts)]
         assert (
             by_hand.epsilon_of_pair(by_hand.pair(p, [(1.0, 0.0)], plan.stddev), 80, DELTA)

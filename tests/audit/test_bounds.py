@@ -335,9 +335,8 @@ def test_ideal_canaries_buy_what_is_published(canaries: int, epsilon: int, evide
 
 
 def test_known_bounds_of_one_run():
-    assert one_run_epsilon(1000, 1000, 1000, 0.0, ALPHA) == pytest.approx(
-        5.81, abs=0.01
-    )  # all right: log(q / (1 − q))
+    # all right: log(q / (1 − q))
+    assert one_run_epsilon(1000, 1000, 1000, 0.0, ALPHA) == pytest.approx(5.81, abs=0.01)
     assert one_run_epsilon(500, 1000, 1000, 0.0, ALPHA) == 0.0
     assert one_run_epsilon(0, 10, 1000, DELTA, ALPHA) == 0.0
     with pytest.raises(ValueError, match="guess"):

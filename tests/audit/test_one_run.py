@@ -75,9 +75,8 @@ def record(evidence, row: str, result, **more: Any) -> None:
 
 # -- runs that keep their promise, and runs that do not --------------------------------------------
 
-NOISE = size(
-    1.4, 1.9
-)  # about ε = 4 in so many steps at this rate; the claim is what the accountant says
+# about ε = 4 in so many steps at this rate; the claim is what the accountant says
+NOISE = size(1.4, 1.9)
 METHODS: dict[str, dict[str, Any]] = {
     "DP-SGD": {},
     "DP-KFC": {"preconditioner": KFAC(sides="both", probe=PROBE, every=7)},
@@ -359,9 +358,8 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
         listener.observe(released, {} if entry is None else {layer.name: entry})
         expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
     plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
-    listener._is_solvable = lambda is_materialised: (
-        False
-    )  # the score itself, before canaries are told apart
+    # the score itself, before canaries are told apart
+    listener._is_solvable = lambda is_materialised: False
     assert np.allclose(listener.scores(plan), 10 * expected.numpy())
 
     kept = Listener(layer, u, a, 3)
@@ -385,9 +383,8 @@ def test_canaries_that_overlap_are_told_apart():
     plain._is_solvable = lambda is_materialised: False
     plan = settings(steps=steps, expected_batch_size=500).with_noise(1e-3, DELTA, 1000)
     for step in range(steps):
-        counted = (
-            coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40
-        )  # each has norm 1
+        # each has norm 1
+        counted = coins * torch.from_numpy((rng.random(m) < 0.5).astype(float)) / 40
         z = (1 - 2 * (step % 2)) * torch.einsum("m,mo,mi->oi", counted, u, a) / 500
         for each in (listener, plain):
             released = Released(

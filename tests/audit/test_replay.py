@@ -107,9 +107,8 @@ def test_canaries_come_for_every_layer_and_every_kind_of_input() -> None:
         names
     )
     assert "read: positions cancel" in canaries_of("long texts").names
-    assert any(
-        name.startswith("example ") for name in prepare_canaries(texts()).names
-    )  # ids are no numbers to scale
+    # ids are no numbers to scale
+    assert any(name.startswith("example ") for name in prepare_canaries(texts()).names)
 
 
 def test_a_replay_stops_at_the_first_departure_where_that_is_enough(

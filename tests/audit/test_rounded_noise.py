@@ -131,9 +131,8 @@ def test_rounding_keeps_to_the_widened_sensitivity_and_needs_it() -> None:
         for _ in range(size(20, 200)):
             direction = generator.choice([-1.0, 1.0], numbers) * (c / math.sqrt(numbers))
             steps = generator.integers(-1000, 1000, numbers)
-            lower = torch.from_numpy(
-                (steps + 0.5) * grid - np.sign(direction) * grid * 2.0**-20
-            )  # rounds away from its twin
+            # rounds away from its twin
+            lower = torch.from_numpy((steps + 0.5) * grid - np.sign(direction) * grid * 2.0**-20)
             upper = lower + torch.from_numpy(direction * (1 - 2.0**-40))
             distance = float((upper - lower).norm())
             ends = [
@@ -201,9 +200,8 @@ def test_the_law_is_the_gaussian_of_the_plan(dtype: torch.dtype, evidence) -> No
     for bound in (4.0, 4.5):
         found = int((z.abs() > bound * p.stddev).sum())
         assert stats.binomtest(found, numbers, 2 * stats.norm.sf(bound)).pvalue > 1e-9
-    if (
-        dtype == torch.float64
-    ):  # the last bits in steps of the grid are fair, each value as likely as the next
+    # the last bits in steps of the grid are fair, each value as likely as the next
+    if dtype == torch.float64:
         grid = grid_of(p.sensitivity, numbers, p.stddev)
         last = torch.remainder((z / grid).round(), 16).long()
         fair = stats.chisquare(torch.bincount(last, minlength=16).numpy()).pvalue

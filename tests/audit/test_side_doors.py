@@ -238,9 +238,8 @@ def test_a_run_folder_differs_in_marked_columns_alone(
     for method, (one, _, card) in recipe_base.items():
         other, _, _ = recipe_world(tmp_path / method, method, neighbour)
         found = {x.removeprefix("file ") if "progress" in x else x for x in one.against(other)}
-        digest = card["weights"][
-            "sha256"
-        ]  # of the file, in which the order of the remarks is drawn anew each time it is written
+        # of the file, in which the order of the remarks is drawn anew each time it is written
+        digest = card["weights"]["sha256"]
         found -= {f"file {place}" for place, held in one.files.items() if digest in str(held)}
         assert {x for x in found if not is_allowed(x)} == set()
         assert one.sums != other.sums

@@ -49,9 +49,8 @@ _OPAQUE = (
     types.WrapperDescriptorType,
 )
 _OPAQUE += (types.GetSetDescriptorType, types.MemberDescriptorType, types.CodeType)
-_PROCESS = frozenset(
-    {"_descriptor", "_pid", "_cdata", "id"}
-)  # numbers of the operating system, of memory and of hooks
+# numbers of the operating system, of memory and of hooks
+_PROCESS = frozenset({"_descriptor", "_pid", "_cdata", "id"})
 _DEPTH = 400
 
 Found = dict[str, str]
@@ -121,9 +120,8 @@ def _inside(path: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path + ".state", value.bit_generator.state
     elif isinstance(value, Mapping | weakref.WeakKeyDictionary | weakref.WeakValueDictionary):
         for i, (key, item) in enumerate(list(value.items())):
-            named = isinstance(key, _PLAIN) and not (
-                "hook" in path and isinstance(key, int)
-            )  # hooks are numbered by the process
+            # hooks are numbered by the process
+            named = isinstance(key, _PLAIN) and not ("hook" in path and isinstance(key, int))
             yield f"{path}[{key!r}]" if named else f"{path}[#{i}]", item
     elif isinstance(value, set | frozenset | weakref.WeakSet):
         yield (

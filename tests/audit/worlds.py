@@ -120,14 +120,14 @@ class Seen:
         """What tells two worlds apart."""
         found = {f"file {path}" for path in differing(self.files, other.files)}
         found |= {f"object {path}" for path in differing(self.objects, other.objects)}
+        # of accounting
         found |= {
             f"log {line}"
             for line in set(self.lines) ^ set(other.lines)
             if "(said once)" not in line
-        }  # of accounting
-        return found | {
-            f"tensor {x}" for x in other.left - self.left
-        }  # what the first run alone leaves is a cache
+        }
+        # what the first run alone leaves is a cache
+        return found | {f"tensor {x}" for x in other.left - self.left}
 
 
 class Lines(logging.Handler):
@@ -359,11 +359,12 @@ def neighbours_of(name: str) -> list[str]:
 
 Work = Callable[[Session, Any, Any], None]
 Plant = Callable[[pytest.MonkeyPatch], Work | None]
+# the data themselves: what a session was given
 INPUTS = (
     "session._dataset",
     "session._loader",
     "session._units",
-)  # the data themselves: what a session was given
+)
 
 
 def tensors_in(data: Any) -> list[Tensor]:

@@ -64,6 +64,7 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
         Eigen(torch.eye(19, dtype=F64), values[:19]), Damping(value=0.1, max_rank=5), F64
     )
     assert isinstance(narrow, Dense)
+    # of 24: between a quarter of the width and the width, and beyond it
     for rank in (
         6,
         7,
@@ -71,7 +72,7 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
         24,
         25,
         1000,
-    ):  # of 24: between a quarter of the width and the width, and beyond it
+    ):
         kept = damp_side(
             Eigen(torch.eye(d, dtype=F64), values), Damping(value=0.1, max_rank=rank), F64
         )

@@ -109,9 +109,8 @@ def test_an_embedding_has_the_expected_row_counts(sharing):
     else:
         exact = one_hot.mean(1).square().mean(0)
     assert isinstance(factors.sides["input"], DiagonalFactor)
-    exact = (
-        (exact + exact.sum() / 6) * 6 / (6 + 6)
-    )  # six tokens were read; one more read of each of six rows
+    # six tokens were read; one more read of each of six rows
+    exact = (exact + exact.sum() / 6) * 6 / (6 + 6)
     assert torch.allclose(factors.sides["input"].values, exact)
     b = block.b.flatten(0, 1) if sharing == "expand" else block.b.sum(1)
     assert torch.allclose(factors.sides["output"].dense(), b.T @ b / b.shape[0], atol=1e-5)

@@ -20,9 +20,8 @@ def test_every_example_has_the_mean_and_std_asked_for(shape):
     flat = x.double().flatten(1)
     assert flat.mean(1).tolist() == pytest.approx([0.3] * 16, abs=1e-5)
     std = flat.std(1, correction=0)
-    assert (
-        ((std - 2.0).abs() < 1e-4).logical_or(std < 1e-6).all()
-    )  # a leaf may cover all of a narrow image
+    # a leaf may cover all of a narrow image
+    assert ((std - 2.0).abs() < 1e-4).logical_or(std < 1e-6).all()
     assert (std > 1).float().mean() > 0.4
 
 

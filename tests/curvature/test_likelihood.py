@@ -276,10 +276,11 @@ def test_a_large_vocabulary_costs_one_copy_of_its_logits():
             for x in out if isinstance(out, (tuple, list)) else [out]:
                 if isinstance(x, torch.Tensor):
                     storage = x.untyped_storage()
+                    # held, so that no address comes twice
                     self.held[storage.data_ptr()] = (
                         storage.nbytes(),
                         x,
-                    )  # held, so that no address comes twice
+                    )
             return out
 
     logits = torch.randn(4, 8, 100_000).requires_grad_()

@@ -57,9 +57,8 @@ def test_a_zero_matrix_has_zero_eigenvalues_and_a_basis(d):
 
 def test_denormal_entries_keep_their_value():
     eigen = eigh(torch.diag(torch.tensor([1e-42, 3e-42])))
-    assert eigen.values.tolist() == pytest.approx(
-        [3e-42, 1e-42], rel=2e-3
-    )  # a denormal itself has few digits
+    # a denormal itself has few digits
+    assert eigen.values.tolist() == pytest.approx([3e-42, 1e-42], rel=2e-3)
 
 
 def test_a_matrix_of_rank_one():
@@ -207,9 +206,8 @@ def test_the_leading_pairs_act_as_those_of_the_whole_decomposition(dtype, spectr
         scale, tail = (eigen.values + shift).pow(-0.5), (eigen.floor + shift) ** -0.5
         v = eigen.vectors.double()
         roots.append((v * (scale - tail)) @ v.T + tail * torch.eye(d, dtype=torch.float64))
-    if (
-        spectrum == "flat"
-    ):  # any sixteen directions are as good: the root is the same multiple of the identity
+    # any sixteen directions are as good: the root is the same multiple of the identity
+    if spectrum == "flat":
         assert torch.allclose(roots[0], roots[1], atol=1e-3 * float(roots[1].max()))
     assert (
         float(

@@ -48,7 +48,7 @@ CONVS = {
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_factors, "LEAST_ROWS", 1)
-    # Two examples' patches, so that there are several chunks.
+    # two examples' patches, so that there are several chunks
     monkeypatch.setattr(blocks, "_CURVATURE_ELEMENTS", 300)
 
 

@@ -200,9 +200,8 @@ def test_a_layer_without_signal_is_the_identity_and_said_so():
         model[2].weight.zero_()
     built = _kfac(scale="raw").build(model, capture, 0)
     mean = float(built.spectra["2"]["G"].mean())
-    assert built.metric["0"].output == Identity(
-        pytest.approx((1.1 * mean) ** -0.5)
-    )  # in the units of the other layer
+    # in the units of the other layer
+    assert built.metric["0"].output == Identity(pytest.approx((1.1 * mean) ** -0.5))
     notes = {(r["layer"], r["side"]): r["note"] for r in built.report}
     assert "no signal" in notes["0", "output"] and notes["0", "input"] == ""
     assert all(

@@ -114,9 +114,8 @@ def test_of_a_side_that_is_cut_when_it_is_decomposed_as_many_are_found(ranks, ke
     if kept is None:
         assert isinstance(side, Dense)
         values = torch.linalg.eigvalsh(side.root.double())
-        assert (
-            torch.unique(values).numel() > 600
-        )  # the eigenvalues of all pairs, not the first few and a mean
+        # the eigenvalues of all pairs, not the first few and a mean
+        assert torch.unique(values).numel() > 600
     else:
         assert isinstance(side, LowRank) and side.vectors.shape == (651, kept)
 

@@ -82,9 +82,8 @@ def test_every_second_example_moves_as_in_a_loop():
     positions.
     """
     model, inner, steps, size = _model(), PinkNoise(SHAPE), 3, 0.3
-    model[-1].bias.data += torch.tensor(
-        [3.0, 0.0, 0.0, 0.0]
-    )  # labels drawn from the model would be others than uniform ones
+    # labels drawn from the model would be others than uniform ones
+    model[-1].bias.data += torch.tensor([3.0, 0.0, 0.0, 0.0])
     found = _seen(model, _run(Refined(inner, steps, size, smoothing=1)))
     drawn = inner.sample(7, public_generator(1, 4))[0].double()
     uniform = torch.rand(7, generator=public_generator(1, 4, "refine"), dtype=torch.float64)

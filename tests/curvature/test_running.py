@@ -82,9 +82,8 @@ def test_nothing_is_averaged_of_a_side_too_wide_for_a_matrix():
     later = past.decayed(0.9)
     later.merge(new)
     torch.testing.assert_close(matrix_of(later), matrix_of(new))
-    folded = sums_of(9, {"max_size": 4}).decayed(
-        0.5
-    )  # it became a diagonal, which costs nothing to keep
+    # it became a diagonal, which costs nothing to keep
+    folded = sums_of(9, {"max_size": 4}).decayed(0.5)
     folded.merge(sums_of(9, {"max_size": 4}, 1))
     want = (0.5 * rows(9).square().sum(0) + rows(9, seed=1).square().sum(0)) / 13.5
     torch.testing.assert_close(matrix_of(folded), torch.diag(want))

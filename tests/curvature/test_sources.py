@@ -105,9 +105,8 @@ def test_the_random_control_has_the_spectrum_and_other_directions() -> None:
         assert isinstance(one, Kronecker) and isinstance(other, Kronecker)
         for side in ("input", "output"):
             found = [eigenvalues(getattr(e, side)) for e in (one, other)]
-            found = [
-                x / x.prod() ** (1 / len(x)) for x in found
-            ]  # the scale on the probe is another
+            # the scale on the probe is another
+            found = [x / x.prod() ** (1 / len(x)) for x in found]
             torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=0)
         assert (
             float((one.input.root - other.input.root * one.input.norm / other.input.norm).norm())

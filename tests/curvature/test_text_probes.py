@@ -91,9 +91,8 @@ def _loop(model: nn.Module, kfac: KFAC, name: str) -> tuple[torch.Tensor, torch.
         handle.remove()
         u = uniform[n : n + 1] if model.pooled else uniform[n : n + 1, :length]
         target = (torch.softmax(logits.detach(), -1).cumsum(-1) < u.unsqueeze(-1)).sum(-1)
-        loss = F.cross_entropy(
-            logits.flatten(0, -2), target.flatten()
-        )  # the mean over the example's own positions
+        # the mean over the example's own positions
+        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten())
         (b,) = torch.autograd.grad(loss, seen["z"])
         a = seen["a"].flatten(0, -2)
         a = torch.cat([a, a.new_ones(len(a), 1)], 1) if layer.bias is not None else a
@@ -226,9 +225,8 @@ def test_rows_met_by_chance_are_scaled_less_apart_than_without_smoothing():
     layer.add(block)
     values = layer.result().sides["input"].values
     assert values.sum().item() == pytest.approx(10.0)  # tokens an example, as without smoothing
-    assert float(values[0] / values[-1]) == pytest.approx(
-        2.0
-    )  # one read and one for all, against none and one for all
+    # one read and one for all, against none and one for all
+    assert float(values[0] / values[-1]) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
@@ -259,9 +257,8 @@ def test_a_tied_weight_has_one_factor_of_both_uses(sharing):
     factors = layer.result()
     assert factors.kind == "tied" and factors.shapes == {"input": (d,), "output": (v,)}
     assert torch.allclose(factors.sides["input"].dense(), exact, atol=1e-10)
-    assert factors.sides["output"].trace == pytest.approx(
-        1.0
-    )  # so that both traces multiply to E‖g‖²
+    # so that both traces multiply to E‖g‖²
+    assert factors.sides["output"].trace == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("missing", ["lookup", "head"])
@@ -384,9 +381,8 @@ def test_models_of_transformers_get_a_finite_metric(name):
         tied = built.metric["transformer.wte"]
         assert isinstance(tied.output, Identity) and not isinstance(tied.input, Identity)
         rows = {(r["layer"], r["side"]): r["dim"] for r in built.report}
-        assert (
-            rows["transformer.h.0.attn.c_attn", "input"] == 13
-        )  # the transposed weight, with a column for the bias
+        # the transposed weight, with a column for the bias
+        assert rows["transformer.h.0.attn.c_attn", "input"] == 13
 
 
 def test_padding_to_more_columns_changes_no_factor_of_a_transformer():

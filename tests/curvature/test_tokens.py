@@ -123,9 +123,8 @@ def test_bare_ids_are_a_tensor_and_know_their_padding():
     assert isinstance(ids, torch.Tensor) and torch.equal(
         ids, _text().sample(5, _stream())[0]["input_ids"]
     )
-    assert (
-        probe.padding_id == 0 and _text(pad_id=1).padding_id is None
-    )  # padding with the id of a special token says nothing
+    # padding with the id of a special token says nothing
+    assert probe.padding_id == 0 and _text(pad_id=1).padding_id is None
 
 
 @pytest.mark.parametrize(
@@ -226,9 +225,8 @@ def test_special_tokens_are_those_of_a_tokenizer():
         30,
         1,
     )
-    assert (
-        probe.exclude == (0, 1, 2) and probe.zipf_exponent == 1.0
-    )  # 99 lies outside the vocabulary
+    # 99 lies outside the vocabulary
+    assert probe.exclude == (0, 1, 2) and probe.zipf_exponent == 1.0
     plain = TokenNoise.of_tokenizer(_Tokenizer((), ()), 8, segments=0, pad_id=5)
     assert (plain.cls_id, plain.sep_id, plain.pad_id, plain.segments) == (None, None, 5, 0)
     with pytest.raises(ValueError, match="give cls_id and sep_id yourself"):

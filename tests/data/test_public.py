@@ -92,7 +92,7 @@ class InAProperty(_Held):
         return self._rows
 
 
-def of_a_class(rows: Tensor) -> Probe:
+def make_probe_with_class_attribute(rows: Tensor) -> Probe:
     return type("OfAClass", (_Held,), {"inputs": rows})()
 
 
@@ -116,7 +116,7 @@ class Derived(Preconditioner):
         raise NotImplementedError
 
 
-WAYS = [InAField, InASlot, InAProperty, of_a_class]
+WAYS = [InAField, InASlot, InAProperty, make_probe_with_class_attribute]
 
 
 @pytest.mark.parametrize("keep", WAYS, ids=lambda keep: keep.__name__)

@@ -121,9 +121,8 @@ def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(
     held = tmp_path / "run"
     shutil.rmtree(held / "checkpoint")
     for one in _run(tmp_path, *SETTINGS, "--out", "run"):
-        assert (
-            one["code"] == 2 and "holds no checkpoint to resume" in one["err"]
-        )  # three releases are spent
+        # three releases are spent
+        assert one["code"] == 2 and "holds no checkpoint to resume" in one["err"]
     header = (held / "ledger.jsonl").read_text().splitlines(keepends=True)[0]
     (held / "ledger.jsonl").write_text(header)
     found = _run(tmp_path, *SETTINGS, "--out", "run")

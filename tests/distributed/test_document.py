@@ -22,7 +22,7 @@ DOCUMENT, EXAMPLE = ROOT / "docs" / "how-to-distributed.md", ROOT / "examples" /
 def test_the_document_shows_the_example():
     (block,) = executed(DOCUMENT, "python")
     assert block.text.strip() == EXAMPLE.read_text("utf-8").strip()
-    assert block.text.count("\n") < 80
+    assert block.text.count("\n") < 60
 
 
 @pytest.mark.slow

@@ -73,9 +73,8 @@ def test_the_size_is_remembered() -> None:
         train(s, 3)
         failed = len(model[2].failed)
         train(s)
-        assert (
-            len(model[2].failed) == failed <= 4 + 2
-        )  # 40 → 16 → 8 → 4 at most, and in the check 32 → 6
+        # 40 → 16 → 8 → 4 at most, and in the check 32 → 6
+        assert len(model[2].failed) == failed <= 4 + 2
 
 
 def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
@@ -101,10 +100,11 @@ def test_running_out_in_the_middle_starts_the_whole_batch_again() -> None:
 
 def test_dropout_starts_from_the_same_numbers_again() -> None:
     results = []
+    # at 4 some attempts fail before the one that counts, and every one is of single rows
     for capacity in (
         N,
         4,
-    ):  # at 4 some attempts fail before the one that counts, and every one is of single rows
+    ):
         model = limited(N, nn.Dropout(0.5))
         with session(plan(1.0, max_physical_batch_size="auto"), model, verify=False) as s:
             s._size.bound, s._size._is_measured = 1, True

@@ -183,9 +183,8 @@ def test_the_noise_is_float32_and_is_rounded_only_for_the_optimizer(
         assert abs(float(noise.mean())) < 5 / math.sqrt(n)
         assert abs(float(noise.square().mean()) - 1) < 5 * math.sqrt(2 / n)
         rounded = noise.float().bfloat16().double()
-        assert (
-            float((noise == rounded).double().mean()) < 0.01
-        )  # not drawn in, or rounded to, bfloat16
+        # not drawn in, or rounded to, bfloat16
+        assert float((noise == rounded).double().mean()) < 0.01
     assert all(
         not torch.equal(*pair)
         for pair in zip(*[list(r.gradients.values()) for r in spy.releases], strict=True)

@@ -103,9 +103,8 @@ def test_a_zero_factor_leaves_its_side_a_multiple_of_the_identity(kind, scale):
         for n, e in built.metric.items()
         if isinstance(e, Kronecker) and _side(n) != "A"
     ]
-    assert (
-        min(alive) / 4 <= dead <= max(alive)
-    )  # a bound is that of the least direction, up to (1.1/0.1)^(1/2) the usual one
+    # a bound is that of the least direction, up to (1.1/0.1)^(1/2) the usual one
+    assert min(alive) / 4 <= dead <= max(alive)
     assert scale in ("probe", "raw") or max(alive) < 5 * dead
 
 

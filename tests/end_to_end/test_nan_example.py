@@ -48,9 +48,8 @@ def test_the_run_is_the_one_without_the_example(
                 s.step(batch, loss)
         results.append(weights(model))
     assert bool(torch.isfinite(results[0]).all())
-    if (
-        value != 1e300
-    ):  # an overflow in the inputs alone may still have a finite gradient, which is then clipped
+    # an overflow in the inputs alone may still have a finite gradient, which is then clipped
+    if value != 1e300:
         torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 

@@ -134,17 +134,19 @@ def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway()
         return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most)
 
     assert [held(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [1, 1, 3, 16, 32, 64, 64, 64]
+    # a number of the user's own, where a step holds it
     assert [held(most, chunk=8) for most in (3, 8, 4096)] == [
         2,
         8,
         8,
-    ]  # a number of the user's own, where a step holds it
+    ]
     assert held(100, chunk=256) == 100
+    # the whole probe at once has one pass
     assert [held(most, probe_size=24) for most in (23, 24, 30)] == [
         12,
         24,
         30,
-    ]  # the whole probe at once has one pass
+    ]
     assert held(30, decay=0.9, later_probe_size=24) == 30
     assert (
         refresh_microbatch_size(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12)
@@ -156,9 +158,8 @@ def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway()
         )
         == 12
     )
-    assert (
-        refresh_microbatch_size(_Own(), 12) == 12
-    )  # a user's own, which says nothing of its probe
+    # a user's own, which says nothing of its probe
+    assert refresh_microbatch_size(_Own(), 12) == 12
 
 
 class _Own(Preconditioner):
@@ -278,9 +279,8 @@ def test_micro_batches_stay_within_a_mini_batch_and_are_let_go() -> None:
         return blocks
 
     AdaDPS(probe=FeatureNoise(12), probe_size=60, batch_size=20, chunk=8).build(model, watched, 0)
-    assert seen == [4, 8, 8] * 3 + [4, 8, 8] * 3 and not any(
-        alive
-    )  # the last 60 once more for the scale
+    # the last 60 once more for the scale
+    assert seen == [4, 8, 8] * 3 + [4, 8, 8] * 3 and not any(alive)
     seen.clear()
     KFAC(probe=FeatureNoise(12), probe_size=20, chunk=8, sides="both").build(model, watched, 0)
     assert seen == [4, 8, 8, 4, 8, 8] and not any(alive)
@@ -378,9 +378,8 @@ def test_an_automatic_run_makes_its_refresh_smaller_and_goes_on(
         train(s)
         assert s.ledger.count == 4 and s._size.bound != 4  # what a step holds is another number
     assert max(model[-1].seen) == 4
-    assert model[-1].failed == [
-        6
-    ]  # half of the batch, in the first refresh; the second one remembers
+    # half of the batch, in the first refresh; the second one remembers
+    assert model[-1].failed == [6]
     torch.testing.assert_close(weights(model), weights(whole), rtol=1e-9, atol=1e-10)
 
 
@@ -470,10 +469,11 @@ def test_what_does_not_fit_on_one_process_is_made_smaller_on_all() -> None:
         train(s)
     (first, *refused), (second, *others) = run(_on_one, 2)
     assert first[:3] == second[:3] and first[1] == 3
+    # 4, half of a step's, was begun with on both, and 2 is what the second one can hold
     assert (first[3], second[3]) == (
         4,
         2,
-    )  # 4, half of a step's, was begun with on both, and 2 is what the second one can hold
+    )
     torch.testing.assert_close(
         torch.tensor(first[0], dtype=torch.float64), weights(whole), rtol=1e-9, atol=1e-10
     )

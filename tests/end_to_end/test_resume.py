@@ -111,12 +111,10 @@ def test_killed_at_any_moment_and_resumed(tmp_path: Path) -> None:
     seen = json.loads((tmp_path / "seen.json").read_text())
     ledger = verify(tmp_path / "ledger.jsonl")
     assert len(seen) == KILLS + 1 and all(seen)
-    assert (
-        sum(seen) <= len(ledger.releases) == STEPS
-    )  # every release is charged, and the plan is never exceeded
-    assert (
-        len(ledger.releases) - sum(seen) <= KILLS
-    )  # at most the one in whose middle the process ended is lost
+    # every release is charged, and the plan is never exceeded
+    assert sum(seen) <= len(ledger.releases) == STEPS
+    # at most the one in whose middle the process ended is lost
+    assert len(ledger.releases) - sum(seen) <= KILLS
     meta = json.loads((tmp_path / "checkpoint" / "manifest.json").read_text())["meta"]
     assert meta["ledger_count"] == STEPS and meta["ledger_head"] == ledger.heads[-1]
 
@@ -141,9 +139,8 @@ def test_a_save_that_was_cut_off_inside_a_file_stands_in_nobodys_way(tmp_path: P
     assert checkpoint.read(folder)[1] == {"step": 3}
     assert [x.name for x in tmp_path.iterdir()] == ["checkpoint"]
     (tmp_path / "any").touch()
-    assert {x.stat().st_mode for x in folder.iterdir()} == {
-        (tmp_path / "any").stat().st_mode
-    }  # those whom umask lets read it
+    # those whom umask lets read it
+    assert {x.stat().st_mode for x in folder.iterdir()} == {(tmp_path / "any").stat().st_mode}
 
 
 # -- bit for bit in test mode ----------------------------------------------------------------------
@@ -165,9 +162,8 @@ def tensor_rate(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def milestones(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.MultiStepLR(
-        optimizer, [2, 4, 5], gamma=0.5
-    )  # its state has integers for keys
+    # its state has integers for keys
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4, 5], gamma=0.5)
 
 
 def cosine(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
@@ -316,9 +312,8 @@ def test_a_drawn_batch_survives_a_restore(tmp_path: Path) -> None:
         assert torch.equal(weights(s.model), before)
         s.restore(tmp_path / "second")
         s.step(drawn, loss_fn)
-        s.restore(
-            tmp_path / "first"
-        )  # nothing is owed: an earlier state may be taken up, and its releases stay charged
+        # nothing is owed: an earlier state may be taken up, and its releases stay charged
+        s.restore(tmp_path / "first")
         assert s.steps_done == 2
         train(s)
     assert len(verify(tmp_path / "l.jsonl").releases) == 4

@@ -52,9 +52,8 @@ def test_what_holds_data_but_no_records_is_named(kind: str) -> None:
     }
     with pytest.raises(ValueError, match=named[kind]):
         step(net(), wrong[kind])
-    assert (
-        step(net(), dict(enumerate(zip(x, y, strict=True)))).steps_done == 1
-    )  # a mapping of records is a dataset
+    # a mapping of records is a dataset
+    assert step(net(), dict(enumerate(zip(x, y, strict=True)))).steps_done == 1
 
 
 def test_a_batch_of_indices_is_no_batch_of_data() -> None:

@@ -22,12 +22,13 @@ SHAPE = {
     "image_size": 8,
     "patch_size": 4,
 }
+# the others have modules with nothing below them that own a parameter
 FOLLOWED = (
     "ViT",
     "DeiT",
     "Beit",
     "CLIPVision",
-)  # the others have modules with nothing below them that own a parameter
+)
 
 
 def model_of(name: str) -> nn.Module:

@@ -141,9 +141,8 @@ def test_shared_noise_hides_from_any_other_client_too(privacy, clients: int):
     common = {"clients": clients, "rounds": 30, "expected_records": 600, "privacy": privacy}
     plan = FederatedConfig(**common).calibrate(3.0, 1e-4)
     t = plan.config.survivors
-    assert plan.hiding_stddev(t, 1) == pytest.approx(
-        plan.stddev, rel=1e-12
-    )  # of t − 1 shares: the own one is known
+    # of t − 1 shares: the own one is known
+    assert plan.hiding_stddev(t, 1) == pytest.approx(plan.stddev, rel=1e-12)
     assert (
         plan.epsilon_at(plan.hiding_stddev(t, 1)) == pytest.approx(plan.epsilon(), rel=1e-6)
         and ANOTHER not in plan.views()
@@ -194,9 +193,8 @@ def test_noise_of_nobody_else_is_refused_with_its_fix():
         FederatedConfig(**common)
     bare = FederatedConfig(**common, colluding=0).with_noise(2.0, 1e-4)
     assert bare.views()[ANOTHER] == math.inf
-    assert (
-        ANOTHER not in FederatedConfig(**{**common, "clients": 1}).with_noise(2.0, 1e-4).views()
-    )  # there is no other
+    # there is no other
+    assert ANOTHER not in FederatedConfig(**{**common, "clients": 1}).with_noise(2.0, 1e-4).views()
 
 
 def test_steps_on_single_examples_are_releases_each():

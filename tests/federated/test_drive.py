@@ -271,12 +271,10 @@ def test_a_survivor_set_is_answered_once_by_any_process(tmp_path):
     again = wires.node(100).answer({**ask, "survivors": torch.tensor([2, 1, 0])})
     assert torch.equal(again["shares"], one["shares"])
     (state,) = (tmp_path / "clients" / "client-0").glob("*/state")
-    assert (
-        state.stat().st_mode & 0o077 == 0 or state.parent.stat().st_mode & 0o077 == 0
-    )  # its shares are for nobody else
-    assert '"keys": null' in (state / "manifest.json").read_text(
-        "utf-8"
-    )  # the secrets of the round are forgotten
+    # its shares are for nobody else
+    assert state.stat().st_mode & 0o077 == 0 or state.parent.stat().st_mode & 0o077 == 0
+    # the secrets of the round are forgotten
+    assert '"keys": null' in (state / "manifest.json").read_text("utf-8")
 
 
 def test_settings_are_checked_by_name_and_kind(tmp_path):

@@ -155,9 +155,8 @@ def test_every_client_whitens_in_the_servers_coordinates(metric: str, decay: flo
             1e-12 if not privacy.masked else 1e-3
         )
     assert server.preconditioner is not None and bool(server.preconditioner.running) == (decay > 0)
-    assert (
-        replace(server.preconditioner, running=()).digest == clients[0].local.digest
-    )  # clients are not sent the past
+    # clients are not sent the past
+    assert replace(server.preconditioner, running=()).digest == clients[0].local.digest
 
 
 def test_clients_cannot_rebuild_an_average():

@@ -102,15 +102,15 @@ def test_a_server_killed_anywhere_keeps_its_ledger(tmp_path, stage: str, privacy
         federate(
             plan, head(), loss_fn, [], fault=lambda s, n, c: (s, n, c) == (stage, 2, -1), **common
         )
-    assert (
-        len(verify(tmp_path / "ledger.jsonl").releases) == 3
-    )  # the charge came before anything was sent
+    # the charge came before anything was sent
+    assert len(verify(tmp_path / "ledger.jsonl").releases) == 3
     run = federate(plan, head(5), loss_fn, [], resume=True, **common)
+    # the one in which it died has no record, and a charge
     assert [r.round for r in run.records] == [
         0,
         1,
         3,
-    ]  # the one in which it died has no record, and a charge
+    ]
     assert len(verify(tmp_path / "ledger.jsonl").releases) == 4
     assert not any(r.dropped for r in run.records) and run.server.epsilon == plan.curve.epsilon(4)
     assert all(c.ledger.count <= 4 for c in clients)

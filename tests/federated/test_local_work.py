@@ -187,9 +187,8 @@ def test_the_servers_control_variate_is_the_mean_of_the_clients(rate: float):
     }
     distance, control, own = quadratic_run({**common, "privacy": PerUpload(), "min_survivors": 0})
     assert float((control - own).norm()) < 1e-9 and distance < 1e-3
-    _, control, _ = quadratic_run(
-        {**common, "privacy": ClientLevel()}
-    )  # the rate stands for who was drawn in secret
+    # the rate stands for who was drawn in secret
+    _, control, _ = quadratic_run({**common, "privacy": ClientLevel()})
     assert float(control.norm()) < 1e-3
 
 
@@ -215,9 +214,8 @@ def test_the_control_variate_of_a_private_client_is_made_of_its_releases():
     sent = server.open_round()
     message = clients[0].answer(sent[0])
     change = vector({n: message[f"sum/{n}"] for n in server.shapes})
-    control = vector(
-        clients[0]._control
-    )  # c and c_i were zero: c_i⁺ is the mean of the two noisy gradients
+    # c and c_i were zero: c_i⁺ is the mean of the two noisy gradients
+    control = vector(clients[0]._control)
     assert float((control - change / (2 * 0.2)).abs().max()) < 1e-12
     assert clients[0].ledger.count == 2
 

@@ -49,9 +49,8 @@ from tests.federated.worlds import (
     world,
 )
 
-FEW_STEPS = (
-    2.0**55
-)  # a sum of a few small numbers in steps of the grid stays far below, a mask far above
+# a sum of a few small numbers in steps of the grid stays far below, a mask far above
+FEW_STEPS = 2.0**55
 SIZES = {"w": (7, 3), "b": (5,)}
 CONTRACT = "c" * 64
 SCOPE = round_scope(CONTRACT, 3)
@@ -314,10 +313,11 @@ def test_a_client_answers_for_one_survivor_set():
     server, clients, messages = masked_round(min_survivors=2)
     request = server.fix_survivors()[0]
     assert clients[0].answer(request)["kind"] == "shares"
+    # client 2 missing: the other kind of its shares
     other = {
         **request,
         "survivors": torch.tensor([0, 1]),
-    }  # client 2 missing: the other kind of its shares
+    }
     assert clients[0].answer(other)["reason"] == "repeated-round"
     for survivors in ([1], [1, 1, 1], [0, 2], [0, 1, 7]):
         assert (

@@ -157,9 +157,8 @@ def main(path: str) -> None:
     }
     for name, config in methods.items():
         told[name] = compared(deep(1), images, loss_fn, **config)
-    torch.manual_seed(
-        0
-    )  # or what rounding makes of these models depends on how many were drawn before
+    # or what rounding makes of these models depends on how many were drawn before
+    torch.manual_seed(0)
     ids = torch.utils.data.TensorDataset(torch.randint(0, 30, (8, 7)), torch.randint(0, 30, (8,)))
     tokens = dpkfc.TokenNoise(vocab_size=30, length=7, min_length=7, bare=True)
     for blocks in (1, 2):

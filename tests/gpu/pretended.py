@@ -66,8 +66,9 @@ def built() -> Path:
 def pretend() -> Any:
     """Load the device, and let `torch.cuda` speak of it.
 
-    Returns: `torch.ops.card`, whose `counts()` tells how often each operator ran and the host
-        waited, and `clear()` begins anew.
+    Returns:
+        `torch.ops.card`, whose `counts()` tells how often each operator ran and the host waited,
+        and `clear()` begins anew.
     """
     library = built()
     ctypes.CDLL(str(library))  # before torch, which asks once whether there is a device

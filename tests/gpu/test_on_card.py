@@ -62,15 +62,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.xdist_group("card")
 def test_a_session_on_a_card(told: dict[str, Any]) -> None:
     bounds = told.pop("bounds")
-    assert all(1 - 1e-12 <= ratio <= 10**0.5 for ratio in bounds), (
-        bounds
-    )  # above the norm, and by √d at most
+    # above the norm, and by √d at most
+    assert all(1 - 1e-12 <= ratio <= 10**0.5 for ratio in bounds), bounds
     assert bounds[0] < 1 + 1e-5
     cancelling = told.pop("cancelling")
     assert cancelling["difference"] < 1e-4
-    assert (
-        cancelling["waits"][2] > ALWAYS + MICRO_BATCHES
-    )  # what rounding leaves open is asked again
+    # what rounding leaves open is asked again
+    assert cancelling["waits"][2] > ALWAYS + MICRO_BATCHES
     for name, found in told.items():
         assert found["difference"] < 1e-5, (name, found)
         assert found["finite"], name

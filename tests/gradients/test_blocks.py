@@ -41,7 +41,7 @@ def looped(loss: Callable[[int], Tensor], *parameters: Tensor) -> list[Tensor]:
     return rows
 
 
-def as_matrix(rows: list[Tensor], d_out: int) -> list[Tensor]:
+def stack_as_matrix(rows: list[Tensor], d_out: int) -> list[Tensor]:
     """The entries of weight and bias in the order of one matrix, the bias as its last column."""
     return [torch.cat([g[:-d_out].view(d_out, -1), g[-d_out:, None]], 1).flatten() for g in rows]
 
@@ -50,14 +50,16 @@ def linear(positions: int) -> Made:
     module = nn.Linear(3, 4).double()
     x, b = torch.randn(N, positions, 3, dtype=F64), torch.randn(N, positions, 4, dtype=F64)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
-    return Outer(x, b, homogeneous=True), as_matrix(rows, 4)
+    return Outer(x, b, homogeneous=True), stack_as_matrix(rows, 4)
 
 
 def convolution(form: str) -> Made:
     module = nn.Conv2d(4, 6, 3, groups=2).double()
     x = torch.randn(N, VIEWS, 4, 5, 4, dtype=F64)
     b = torch.randn(N, VIEWS, *module(x[0]).shape[1:], dtype=F64)
-    rows = as_matrix(looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias), 6)
+    rows = stack_as_matrix(
+        looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias), 6
+    )
     block = conv_block(module, x.flatten(0, 1), b.flatten(0, 1)).merge_rows(N, VIEWS)
     if form == "materialised":
         return MaterializedGradients(block.outer().per_example(), module.groups), rows
@@ -68,7 +70,7 @@ def one_position() -> Made:
     module = nn.Conv1d(4, 6, 1, groups=2).double()
     x, b = torch.randn(N, 4, 1, dtype=F64), torch.randn(N, 6, 1, dtype=F64)
     rows = looped(lambda n: (module(x[n]) * b[n]).sum(), module.weight, module.bias)
-    return conv_block(module, x, b).outer(), as_matrix(rows, 6)
+    return conv_block(module, x, b).outer(), stack_as_matrix(rows, 6)
 
 
 def lookup() -> Made:
@@ -126,7 +128,7 @@ def summed(block: Any, weights: Tensor, excluded: Tensor | None = None) -> Tenso
     return total.flatten()
 
 
-def made(name: str) -> tuple[Any, Tensor]:
+def make_block(name: str) -> tuple[Any, Tensor]:
     torch.manual_seed(0)
     block, rows = KINDS[name]()
     return block, torch.stack(rows)
@@ -145,7 +147,7 @@ def span_of(block: Any, size: int) -> tuple[Span, Tensor]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_block_holds_the_gradients_of_single_examples(name: str) -> None:
-    block, rows = made(name)
+    block, rows = make_block(name)
     assert block.batch_size == N and block.num_entries == rows.shape[1]
     torch.testing.assert_close(flat(block), rows, **CLOSE)
 
@@ -153,7 +155,7 @@ def test_a_block_holds_the_gradients_of_single_examples(name: str) -> None:
 @pytest.mark.parametrize("start", range(N))
 @pytest.mark.parametrize("name", KINDS)
 def test_the_selected_examples_are_those_that_were_asked_for(name: str, start: int) -> None:
-    block, rows = made(name)
+    block, rows = make_block(name)
     for stop in range(start + 1, N + 1):
         part = block.select(slice(start, stop))
         assert part.batch_size == stop - start
@@ -163,7 +165,7 @@ def test_the_selected_examples_are_those_that_were_asked_for(name: str, start: i
 @pytest.mark.parametrize(("count", "size"), [(2, 3), (3, 2), (2, 2), (6, 1), (1, 5)])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_merged_rows_have_the_sum_of_their_gradients(name: str, count: int, size: int) -> None:
-    block, rows = made(name)
+    block, rows = make_block(name)
     expected = rows[: count * size].view(count, size, -1).sum(1)
     merged = block.merge_rows(count, size)
     assert merged.batch_size == count
@@ -174,7 +176,7 @@ def test_merged_rows_have_the_sum_of_their_gradients(name: str, count: int, size
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_the_weighted_sum_leaves_excluded_examples_out(name: str) -> None:
-    block, rows = made(name)
+    block, rows = make_block(name)
     weights = torch.rand(N, dtype=F64)
     torch.testing.assert_close(summed(block, weights), weights @ rows, **CLOSE)
     bad = torch.arange(N) == 2
@@ -205,7 +207,7 @@ def test_inner_products_are_those_of_the_gradients(
     name: str, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", elements)
-    block, rows = made(name)
+    block, rows = make_block(name)
     span, directions = span_of(block, rows.shape[1])
     found = block.inner_products(span)
     assert found.dtype == F64
@@ -218,10 +220,9 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(
-        "dpkfc.linalg.norms._is_kept", lambda *_: False
-    )  # formed once more for the sum
-    block, rows = made(name)
+    # formed once more for the sum
+    monkeypatch.setattr("dpkfc.linalg.norms._is_kept", lambda *_: False)
+    block, rows = make_block(name)
     found = per_example_norms(block, None, method)
     torch.testing.assert_close(found.norms, rows.norm(dim=1), rtol=1e-9, atol=0)
 
@@ -229,7 +230,7 @@ def test_norms_in_chunks_of_one_example_are_those_of_the_gradients(
 @pytest.mark.parametrize("method", [None, "materialised"])
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name: str, method: str | None) -> None:
-    block, _ = made(name)
+    block, _ = make_block(name)
     empty = block.select(slice(0, 0))
     found = per_example_norms(empty, None, method)
     assert found.norms.shape == (0,) and found.norms.dtype == F64
@@ -238,13 +239,13 @@ def test_a_block_of_no_example_has_no_norm_and_a_sum_of_zero(name: str, method: 
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_a_mask_selects_what_a_slice_of_the_same_examples_selects(name: str) -> None:
-    block, rows = made(name)
+    block, rows = make_block(name)
     mask = torch.arange(N) < 2
     assert torch.equal(flat(block.select(mask)), flat(block.select(slice(0, 2))))
 
 
 def test_every_kind_of_block_is_held_against_the_loop() -> None:
-    kinds = {type(made(name)[0]) for name in KINDS}
+    kinds = {type(make_block(name)[0]) for name in KINDS}
     assert kinds == {
         Outer,
         Patched,
@@ -297,7 +298,7 @@ def magnitude(one: Any) -> tuple[float, int]:
 
 @pytest.mark.parametrize("name", READ_BY_CLIPPING)
 def test_the_bound_on_rounding_covers_products_and_gradients_formed_again(name: str) -> None:
-    block, rows = made(name)
+    block, rows = make_block(name)
     span, _ = span_of(block, rows.shape[1])
     found = block.product_error(span, rows.norm(dim=1), GAIN)
     expected = rounding_by_definition(name, block, rows, span.length)

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from tests.gradients.loop import assert_equals_a_loop, examples, taped
 
+# as many positions as examples: a mask [T, T] must not be taken for one row an example
 N, T, D = (
     4,
     4,
     4,
-)  # as many positions as examples: a mask [T, T] must not be taken for one row an example
+)
 
 
 def loss_fn(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:

@@ -38,11 +38,10 @@ def _state() -> dict[str, Any]:
         "cuda": lambda: backends.cuda.matmul.allow_tf32,
     }
     for name, read in old.items():
+        # torch refuses to read the older switches of a state that the newer ones made
         try:
             state[name] = read()
-        except (
-            RuntimeError
-        ):  # torch refuses to read the older switches of a state that the newer ones made
+        except RuntimeError:
             state[name] = "unreadable"
     return state
 

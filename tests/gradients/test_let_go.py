@@ -221,9 +221,8 @@ def test_gradients_are_formed_a_few_examples_at_a_time(
     torch.manual_seed(0)
     make, metric, method = CHUNKED[name]
     block = make()
-    monkeypatch.setattr(
-        "dpkfc.linalg.norms._KEPT", 0
-    )  # gradients of this size would be kept for the sum
+    # gradients of this size would be kept for the sum
+    monkeypatch.setattr("dpkfc.linalg.norms._KEPT", 0)
     wide = per_example_norms(block, metric, method).norms
     bound = 4 * IN * OUT
     monkeypatch.setattr(blocks, "_CHUNK_ELEMENTS", bound)

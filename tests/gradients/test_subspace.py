@@ -190,9 +190,8 @@ def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
     summer, tape = ClippedSummer(layers, basis, Clip(1.0, basis.clipping)), Tape(model, layers)
     with tape:
         losses = loss_fn(model, batch)
-    assert (
-        len(summer.add(tape.backward(losses), 7, Groups(3, 2)).norms) == 3
-    )  # the seventh row only fills the shape
+    # the seventh row only fills the shape
+    assert len(summer.add(tape.backward(losses), 7, Groups(3, 2)).norms) == 3
     assert_sum_is(
         summer.result(), model, [stacked(rows[i] + rows[i + 1], matrix, basis) for i in (0, 2, 4)]
     )
@@ -289,9 +288,8 @@ def test_one_example_moves_the_stacked_sum_by_no_more_than_the_bound(
     assert change.norm() <= bound * (1 + slack)
     embedded = float((found[0][EMBEDDING] - found[1][EMBEDDING]).double().norm())
     assert embedded <= math.sqrt(2 * share) * (1 + slack)
-    if (
-        kind == "mixed"
-    ):  # both parts are clipped, so that the bound is reached and no larger one would be needed
+    # both parts are clipped, so that the bound is reached and no larger one would be needed
+    if kind == "mixed":
         assert change.norm() >= bound * 0.98
 
 
@@ -375,9 +373,8 @@ def test_a_basis_that_is_not_quite_orthonormal_keeps_the_bound() -> None:
     honest = _positions(
         model, replace(longer, defect=0.0), _gradient("inside", matrix).view(1, 40, 6)
     )
-    assert (
-        float(honest["weight"].norm()) > 1
-    )  # what the test would look like if the defect were not counted
+    # what the test would look like if the defect were not counted
+    assert float(honest["weight"].norm()) > 1
 
 
 def _doubled(block: AnyBlock, span: Span) -> Tensor:

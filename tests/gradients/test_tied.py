@@ -185,9 +185,8 @@ def test_norms_are_upper_bounds_in_float32_also_where_uses_cancel(seed, method, 
     g = torch.Generator().manual_seed(seed)
     n, s, d, v = 3, 8, 6, 12
     block = random_block(n, s, s, d, v, seed, torch.float32)
-    rows = torch.zeros(n, s, v).scatter_(
-        2, block.lookup.ids.unsqueeze(2), 1.0
-    )  # the head undoes what the table adds
+    # the head undoes what the table adds
+    rows = torch.zeros(n, s, v).scatter_(2, block.lookup.ids.unsqueeze(2), 1.0)
     outer = Outer(-block.lookup.b * magnitude + torch.randn(n, s, d, generator=g) * 1e-3, rows)
     block = Tied(Lookup(block.lookup.ids, block.lookup.b * magnitude, v), outer)
     metric = Kronecker(

@@ -31,13 +31,14 @@ from dpkfc.audit.statistics import check_low_bits, check_noise, check_run_noise,
 from tests.audit.sizes import size
 
 Detector = Callable[[Subject, Canaries], list[Finding]]
+# of a patch, not of a detector
 FAULTS = (
     "TypeError",
     "AttributeError",
     "KeyError",
     "NameError",
     "IndexError",
-)  # of a patch, not of a detector
+)
 
 
 def synced(subject: Subject, canaries: Canaries) -> list[Finding]:

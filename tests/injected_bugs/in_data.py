@@ -306,9 +306,8 @@ def with_the_checkpoint(m: pytest.MonkeyPatch) -> None:
         def save(*args: Any) -> None:
             while late:
                 book, line = late.pop(0)
-                if (
-                    book._descriptor is not None
-                ):  # a run that ended without a checkpoint has lost its own
+                # a run that ended without a checkpoint has lost its own
+                if book._descriptor is not None:
                     append(book, line)
             real(*args)
 

@@ -11,6 +11,7 @@ from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.integrations.opacus import PrivacyEngine
 
 N, B = 40, 8
+# of Rényi divergences; Opacus tries 150
 FEW_ORDERS = [
     1.4,
     1.6,
@@ -23,7 +24,7 @@ FEW_ORDERS = [
     4.0,
     5.0,
     6.0,
-]  # of Rényi divergences; Opacus tries 150
+]
 
 
 def data(

@@ -356,9 +356,8 @@ def test_a_run_that_is_cut_off_goes_on(preconditioned: bool, tmp_path) -> None:
         trainer_of(folder, plan=plan, **how).train()
     later = trainer_of(folder, plan=plan, **how)
     assert later.train(resume_from_checkpoint=True).global_step == 5
-    assert (
-        len(verify(folder / "ledger.jsonl").releases) == 5
-    )  # release 3 stays charged, so two are left after the checkpoint
+    # release 3 stays charged, so two are left after the checkpoint
+    assert len(verify(folder / "ledger.jsonl").releases) == 5
     assert later.lr_scheduler.last_epoch == 5
     clean = tmp_path / "clean"
     trainer_of(clean, plan=plan, callbacks=[Calls(stop_at=2)], **how).train()

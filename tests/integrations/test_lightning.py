@@ -94,9 +94,8 @@ def test_schedules_are_stepped_at_their_interval(
             configured["lr_scheduler"] |= {"interval": interval, "frequency": frequency}
             return configured
 
-    trainer, _, _ = fit(
-        tmp_path, Scheduled(), plan_of(steps=12)
-    )  # passes of five releases, and two more
+    # passes of five releases, and two more
+    trainer, _, _ = fit(tmp_path, Scheduled(), plan_of(steps=12))
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == stepped
 
 
@@ -264,9 +263,8 @@ def test_only_the_checkpoint_of_a_private_fit_is_continued(tmp_path) -> None:
         fit(tmp_path / "b", ckpt_path=tmp_path / "plain.ckpt")
     private = PrivateTraining(plan_of(), data(), ledger_path=tmp_path / "ledger.jsonl")
     trainer, module = trainer_of(tmp_path, private), Net()
-    trainer.validate(
-        module, DataLoader(data(12), 6), ckpt_path=tmp_path / "a.ckpt"
-    )  # is no resume of the next fit
+    # is no resume of the next fit
+    trainer.validate(module, DataLoader(data(12), 6), ckpt_path=tmp_path / "a.ckpt")
     trainer.fit(module)
     assert releases(tmp_path) == 7
 

@@ -84,9 +84,8 @@ def test_batches_are_poisson() -> None:
     sizes = torch.tensor([float(len(x)) for _ in range(30) for x, _ in batches])
     assert len(sizes) == 300
     expected, deviation = 40, (400 * 0.1 * 0.9) ** 0.5
-    assert (
-        abs(sizes.mean() - expected) < 7 * deviation / 300**0.5
-    )  # the order is secret: bounds that hold by far
+    # the order is secret: bounds that hold by far
+    assert abs(sizes.mean() - expected) < 7 * deviation / 300**0.5
     assert 0.7 < sizes.std() / deviation < 1.3
 
 

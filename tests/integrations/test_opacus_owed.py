@@ -125,15 +125,13 @@ def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
             model.train()
         counts.append(engine.ledger.count)
     assert not any(seen)
-    assert (
-        counts[-1] == counts[-4]
-    )  # each pass begins with the batch that is missing: no other takes its place
+    # each pass begins with the batch that is missing: no other takes its place
+    assert counts[-1] == counts[-4]
     assert counts[-1] < 12 * (N // B) // 2
     model.train()
     x, y = next(iter(batches))
-    assert (
-        bad(x) or way is skip_between_evaluation_and_training
-    )  # looked at, and no other may be trained on beside it
+    # looked at, and no other may be trained on beside it
+    assert bad(x) or way is skip_between_evaluation_and_training
     assert train(model, optimizer, [(x, y)]) == 1
 
 

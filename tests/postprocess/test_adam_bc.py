@@ -45,9 +45,8 @@ def test_the_automatic_floor_is_the_resolution_and_leaves_few_entries_above_it()
     value, _ = after_noise(adam, 700)
     floor = 2 * math.sqrt(2 * 0.01 / 1.99) * PHI
     assert float(adam._floor(torch.tensor(PHI).double(), 100_000)) == pytest.approx(floor, rel=1e-6)
-    assert (
-        0.955 < value.notes["adam_bc/floor_fraction"] < 0.985
-    )  # 0.977 of a normal lie below two deviations
+    # 0.977 of a normal lie below two deviations
+    assert 0.955 < value.notes["adam_bc/floor_fraction"] < 0.985
     assert float(value.gradients["w"].abs().max()) <= 6 * math.sqrt(PHI) / math.sqrt(floor)
     assert float(adam._floor(torch.tensor(PHI).double(), 1)) == pytest.approx(
         2 * math.sqrt(2) * PHI
@@ -108,9 +107,8 @@ def test_what_is_subtracted_is_the_mean_of_v_on_pure_noise(filter_: object, read
     runs, steps = 1500, 5
     adam = AdamBC(betas=(0.9, 0.9), floor=1e-9)
     total: dict[str, Tensor] = {}
-    for _ in range(
-        runs // 50
-    ):  # 50 independent runs at a time would need another model; entries are pooled instead
+    # 50 independent runs at a time would need another model; entries are pooled instead
+    for _ in range(runs // 50):
         chain = PostprocessPipeline([s for s in (filter_, adam) if s is not None], readout)
         for t in range(steps):
             noise = {n: 0.5 * torch.randn_like(p) for n, p in model.named_parameters()}

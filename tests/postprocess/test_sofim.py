@@ -89,9 +89,8 @@ def test_spare_memory_changes_no_result(direction):
     for t, g in enumerate(inputs(), 1):
         given = {name: x.clone() for name, x in g.items()}
         value, plain = sofim.apply(released(g, step=t), plain)
-        assert all(
-            torch.equal(g[name], x) for name, x in given.items()
-        )  # `apply` writes to no argument
+        # `apply` writes to no argument
+        assert all(torch.equal(g[name], x) for name, x in given.items())
         quick, reused = sofim.apply_in_place(released(given, step=t), reused)
         assert torch.equal(flat(value.gradients), flat(quick.gradients))
         assert all(torch.equal(plain[name], reused[name]) for name in plain)

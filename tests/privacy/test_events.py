@@ -312,10 +312,11 @@ def test_the_upper_bound_is_exact_at_the_counts_that_are_computed_anyway_and_nev
 def test_warnings_of_dp_accounting_are_said_once_by_our_logger(caplog, monkeypatch):
     monkeypatch.setattr(accounting, "_forwarded", set())
     monkeypatch.setattr(accounting, "_values", {})
+    # a command line that ran before in this process has quietened them
     for name in (
         "dpkfc",
         "dpkfc.privacy.accounting",
-    ):  # a command line that ran before in this process has quietened them
+    ):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
         monkeypatch.setattr(logging.getLogger(name), "handlers", [])

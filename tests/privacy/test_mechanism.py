@@ -20,12 +20,13 @@ from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, rele
 from dpkfc.privacy.rng import CHUNK, NoiseStream
 
 N, B = 1000, 50
+# 1,102,000 numbers, more than a chunk
 SIZES = {
     "a": (1000, 1040),
     "b": (50_000,),
     "c": (200, 50),
     "d": (2000,),
-}  # 1,102,000 numbers, more than a chunk
+}
 
 
 def make_plan(noise_multiplier=1.3, **changes):

@@ -57,9 +57,8 @@ def test_chunks_have_nothing_to_do_with_one_another():
     """
     z = NoiseStream.secure().normal(33 * CHUNK + 5, 0)
     chunks = z[: 33 * CHUNK].reshape(33, CHUNK).astype(float)
-    assert (
-        np.abs(np.corrcoef(chunks) - np.eye(33)).max() < 7 / CHUNK**0.5
-    )  # 528 pairs of secret noise
+    # 528 pairs of secret noise
+    assert np.abs(np.corrcoef(chunks) - np.eye(33)).max() < 7 / CHUNK**0.5
     assert np.isfinite(z).all() and len({chunk.tobytes() for chunk in chunks}) == 33
 
 

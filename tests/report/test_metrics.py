@@ -61,9 +61,8 @@ def test_a_damaged_file_is_named(tmp_path: Path):
 
 def test_epsilon_of_an_older_file_falls_nowhere_and_is_nowhere_too_small(tmp_path: Path):
     metrics = Metrics()
-    for step, epsilon in enumerate(
-        (0.0, 1.5, 1.2, 1.5, 2.9, 2.6, 2.9)
-    ):  # exact at 0, 2 and 5, a grid value elsewhere
+    # exact at 0, 2 and 5, a grid value elsewhere
+    for step, epsilon in enumerate((0.0, 1.5, 1.2, 1.5, 2.9, 2.6, 2.9)):
         metrics.add(Row(step=step, epsilon=epsilon))
     metrics.write(tmp_path / "m.parquet")
     told = [row.epsilon for row in Metrics.read(tmp_path / "m.parquet").rows]

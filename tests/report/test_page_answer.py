@@ -1,4 +1,4 @@
-"""The first screen of a page: which method is best, what it costs, which cannot be told apart."""
+"""The first screen of a page: which method is best, what it costs, which do not differ."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_an_interval_is_students_and_a_difference_welchs():
     assert difference([0.5, 0.5], [0.4, 0.4], 0.95) is None
 
 
-def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path):
+def test_methods_without_a_significant_difference_are_named(tmp_path: Path):
     scores = {
         "dp-sgd": (0.70, 0.71, 0.72),
         "dp-kfc": (0.80, 0.81, 0.82),
@@ -49,7 +49,11 @@ def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path):
     (answer,) = answers_of(tmp_path, rows)
     verdicts = {s.group.first.method: (s.is_tied, s.verdict) for s in answer.standings}
     assert verdicts["dp-kfc"][0] and verdicts["dp-ngd"][0] and not verdicts["dp-sgd"][0]
-    assert verdicts["dp-sgd"][1].startswith("behind the best by")
+    low, high = difference(scores["dp-kfc"], scores["dp-sgd"], 1 - 0.05 / 2)
+    assert verdicts["dp-sgd"][1] == (
+        f"behind the best by {100 * low:.1f} to {100 * high:.1f} points"
+    )
+    assert "Not significantly different: dp-" in answer.sentence
     assert "11 s of training" in answer.sentence
     assert answer.standings[0].half_width is not None
     rows.append(row("disk", accuracy=0.9))

@@ -119,12 +119,13 @@ def test_refreshes_take_a_twentieth_of_the_time_of_the_run(monkeypatch: pytest.M
         for size in (2, 4, 8, 4000)
     ]
     assert asked == [2, 4, 4, 4]  # no more rows than a batch has
+    # 19 × 0.95 / 0.1; steps of eight rows last twice as long; never below what is set
     assert every == [
         181,
         181,
         91,
         3,
-    ]  # 19 × 0.95 / 0.1; steps of eight rows last twice as long; never below what is set
+    ]
 
 
 def test_the_sides_that_are_timed_are_those_of_a_metric() -> None:

@@ -43,9 +43,8 @@ def test_a_run_that_was_killed_at_another_epsilon_is_charged_with_its_own_event(
     run_of(tmp_path, "a", WEAK, 2)
     run_of(tmp_path, "b", STRONG, 4)
     found = StudyLedgers.read(tmp_path)
-    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp(
-        (WEAK, 5), (STRONG, 4)
-    )  # of the killed one what it planned
+    # of the killed one what it planned
+    assert found.runs == 2 and found.epsilon(DELTA, OF_ALL) == by_rdp((WEAK, 5), (STRONG, 4))
     cost = cost_of(STRONG, found)
     assert cost.composed == found.epsilon(DELTA, OF_ALL) > 3 * STRONG.epsilon()
     assert "All 2 runs started compose" in cost.statement and not cost.unpublished

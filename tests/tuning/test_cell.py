@@ -64,9 +64,8 @@ def test_a_default_that_has_changed_is_told_apart_from_what_was_run_before():
     def hash_of(method, **more):
         return Run.of("mnist-cnn", method, {**settings, **more}, evaluate_on="validation").hash
 
-    assert (
-        hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"
-    )  # of a stored row, when 64 was the default
+    # of a stored row, when 64 was the default
+    assert hash_of("dp-kfc", max_rank=64) == "b5c0c00a786ce5aa"
     assert hash_of("dp-kfc") == hash_of("dp-kfc", max_rank=32) == "c90e195d99e70513"
     assert (
         hash_of("dp-kfc", sides="both")

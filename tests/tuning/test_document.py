@@ -64,9 +64,8 @@ def test_what_is_said_to_have_been_varied_was():
             f"{name} {at}": [r["accuracy"] for r in own if str(r["run"]["settings"][name]) == at]
             for at in points
         }
-    assert (
-        len(found) == 7 and max(statistics.mean(values) for values in found.values()) < 0.9586
-    )  # inputs alone, pink noise
+    # inputs alone, pink noise
+    assert len(found) == 7 and max(statistics.mean(values) for values in found.values()) < 0.9586
 
 
 def rows_of(path: Path) -> list[dict]:

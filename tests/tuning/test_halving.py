@@ -178,7 +178,6 @@ def test_tests_of_an_earlier_winner_are_told_no_more():
     fresh = row(run, "test", 0.75, tuned=new)
     assert winners_tests([*trials, later, *tests, fresh]) == [fresh]
     equal = row(run, "validation", 0.8, params=new, pruned=False)
-    assert (
-        winners_tests([equal, *trials, *tests]) == tests
-    )  # of two equal trials the one that was tested
+    # of two equal trials the one that was tested
+    assert winners_tests([equal, *trials, *tests]) == tests
     assert winners_tests(tests) == tests

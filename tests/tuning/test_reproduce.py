@@ -254,9 +254,8 @@ def test_settings_are_taken_from_trials_of_the_same_protocol_and_budget(tmp_path
     assert Tuning(stores).settings(one) == {"lr": 0.3}
     tuned(0.97, 9.8, epsilon=8.0)
     assert Tuning(stores).settings(one) == {"lr": 0.3}
-    assert Tuning(stores[1:]).settings(one) == {
-        "lr": 9.8
-    }  # one budget alone: its settings serve at others
+    # one budget alone: its settings serve at others
+    assert Tuning(stores[1:]).settings(one) == {"lr": 9.8}
     tuned(0.98, 9.7, epsilon=7.0)
     with pytest.raises(
         StudyError, match="tuned at ε = 7, 8, and not at 3; give one study's results"

@@ -517,9 +517,8 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     chosen = "a random search of dpkfc tune (geometric, mean 5) on a validation split; not in ε"
     assert words[words.index("--chosen-by") + 1] == chosen
     text = (tmp_path / "tune.md").read_text("utf-8")
-    told = re.compile(
-        r"(?<![\d.])13(?!\.?\d)"
-    )  # no decimals: an accuracy of 88.13 % tells no number of trials
+    # no decimals: an accuracy of 88.13 % tells no number of trials
+    told = re.compile(r"(?<![\d.])13(?!\.?\d)")
     numbers = [line for line in text.splitlines() if told.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
     table = _read_tuning(
@@ -552,10 +551,11 @@ def test_the_accuracy_study_tunes_then_tests_what_won_and_goes_on_where_it_stopp
     rest = answered(study.source(Store(store.path), tmp_path / "trials.sqlite3"))
     assert len(first) + len(rest) == len(arms) * (2 + 3 * 2)
     tests = [task for task in (*first, *rest) if task.run.evaluate_on == "test"]
+    # one seed of everything before the next
     at_one, later = (
         [(0, 1.0), (1, 1.0)],
         [(0, 2.0), (0, 8.0), (1, 2.0), (1, 8.0)],
-    )  # one seed of everything before the next
+    )
     assert [(task.run.seed, dict(task.run.settings)["epsilon"]) for task in tests] == [
         cell for cell in [*at_one, *later] for _ in arms
     ]

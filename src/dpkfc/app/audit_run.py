@@ -446,9 +446,8 @@ def _ledger_problem(ledger: Verified, plan: Plan) -> str:
 
 _MEASURED = "measured on private examples, without noise; for the operator, not for publication"
 _TRAINED = (
-    f"{_MEASURED}; the audit trained once more on the private examples, and what is published of"
-    " it "
-    "adds to ε"
+    f"{_MEASURED}; the audit trained once more on the private examples, and what is published of it"
+    " adds to ε"
 )
 
 

@@ -344,7 +344,7 @@ _SHORT_HELP = {
     },
 }
 _GROUP_OF = {name: group for group, texts in _SHORT_HELP.items() for name in texts}
-_SHOWN_FIRST = list(_GROUP_OF)
+_SHORT_ORDER = list(_GROUP_OF)
 
 
 def _show_all_help(context: typer.Context, is_asked: bool) -> None:
@@ -375,7 +375,7 @@ def _add_settings(
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
         fields.sort(key=_place_in_help)
 
-        def run_command(*, help_all: bool, **arguments: Any) -> None:  # noqa: ARG001
+        def run_command(*, help_all: bool, **arguments: Any) -> None:
             settings = {}
             for setting in fields:
                 text = arguments.pop(setting.name)
@@ -402,8 +402,8 @@ def _add_settings(
 def _place_in_help(setting: dataclasses.Field[Any]) -> int:
     """Return a key that puts the settings of the short help first, in its order."""
     if setting.name in _GROUP_OF:
-        return _SHOWN_FIRST.index(setting.name)
-    return len(_SHOWN_FIRST)
+        return _SHORT_ORDER.index(setting.name)
+    return len(_SHORT_ORDER)
 
 
 def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:

@@ -71,8 +71,7 @@ def _parse_shape(target: str, text: str) -> tuple[int, ...]:
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
         raise ConfigError(
             f"{target} returns a model alone: give the shape of one input, for example"
-            " --input-shape 3,32,32 "
-            f"(got {text!r}), or let it return (model, inputs)"
+            f" --input-shape 3,32,32 (got {text!r}), or let it return (model, inputs)"
         )
     return tuple(int(part) for part in parts)
 
@@ -237,8 +236,7 @@ def _advice(costs: Costs, every: int, probe_size: int) -> str:
         often = max(costs.interval(seconds), every * size // probe_size)
         lines.append(
             f"or a probe of {size} examples after the first refresh, averaged, {_ms(seconds)} ms"
-            " each: "
-            f"--later-probe-size {size} --factor-decay {decay:g} --every {often}"
+            f" each: --later-probe-size {size} --factor-decay {decay:g} --every {often}"
         )
     if costs.norm_methods:
         lines.append(f"faster norms: PrivacyConfig(norm_methods={costs.norm_methods})")

@@ -64,7 +64,7 @@ def _score_classes(prepared: Prepared) -> list[ClassScore]:
     score = prepared.recipe.task.classes
     if score is None:
         return []
-    return score(prepared.model, _split_held_out(prepared))
+    return score(prepared.model, _choose_evaluation_examples(prepared))
 
 
 def _facts(
@@ -120,7 +120,7 @@ def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dic
     if precisions:
         figures["lowest precision of a class"] = min(precisions)
     scores = {f"{name} on the {measured_on} set": value for name, value in figures.items()}
-    return {**scores, f"{measured_on} examples": len(_split_held_out(prepared)[1])}
+    return {**scores, f"{measured_on} examples": len(_choose_evaluation_examples(prepared)[1])}
 
 
 def _card_settings(config: RunConfig) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _title(prepared: Prepared) -> str:
     return title
 
 
-def _split_held_out(prepared: Prepared) -> Examples:
+def _choose_evaluation_examples(prepared: Prepared) -> Examples:
     data = prepared.data
     if prepared.config.eval_on == "validation" and data.validation:
         return data.validation

@@ -111,9 +111,8 @@ def pretrain(
         if head.bias is not None:
             head.bias.zero_()
     return (
-        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared"
-        " public "
-        f"by its user (accuracy there {accuracy:.1%}); the head begins anew"
+        f"{config.pretrain_epochs} epochs on {len(inputs)} examples of {path.name}, declared public"
+        f" by its user (accuracy there {accuracy:.1%}); the head begins anew"
     )
 
 
@@ -521,9 +520,9 @@ class _Loop:
         self._session, self._metrics = session, metrics
         self._ranks, self._watch = ranks, watch
         config, data = prepared.config, prepared.data
-        self._split_held_out = data.test
+        self._evaluation_examples = data.test
         if config.eval_on == "validation" and data.validation:
-            self._split_held_out = data.validation
+            self._evaluation_examples = data.validation
         epoch = max(1, round(data.size / config.expected_batch_size))
         self._every = config.evaluate_every or min(epoch, max(1, prepared.plan.steps // 5))
 
@@ -614,7 +613,9 @@ class _Loop:
     def _evaluate(self, row: Row, progress: TrainingProgress) -> Row:
         """Return a row with the score and the mean loss on held-out examples."""
         with evaluated_weights(self._session):
-            judged = self._prepared.recipe.task.judge(self._prepared.model, self._split_held_out)
+            judged = self._prepared.recipe.task.judge(
+                self._prepared.model, self._evaluation_examples
+            )
             public_loss = self._public_loss()
         progress.accuracy(judged.accuracy, self._prepared.config.eval_on)
         return replace(row, accuracy=judged.accuracy, loss=judged.loss, public_loss=public_loss)

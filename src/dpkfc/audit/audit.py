@@ -523,7 +523,7 @@ def _judge(
     size: int, units: _SizeUnits, changes: Iterator[_Change], departures: _Departures
 ) -> None:
     """Read the sums of one size and record the largest departures."""
-    if not _norm(next(changes).sums) == 0:
+    if _norm(next(changes).sums) != 0:
         departures.unequal.append(f"{size}")
     whole = next(changes)
     departures.additive_tolerance = max(

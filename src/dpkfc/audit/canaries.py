@@ -413,9 +413,7 @@ def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
     """
     size = len(dataset[0])
     copies = torch.arange(m) % size
-    columns = []
-    for x in dataset:
-        columns.append(torch.cat([x, x[copies.to(x.device)]]))
+    columns = [torch.cat([x, x[copies.to(x.device)]]) for x in dataset]
     no_canaries = torch.full((size,), NO_CANARY)
     ids = torch.cat([no_canaries, torch.arange(m)])
     return (*columns, ids.to(dataset[0].device))

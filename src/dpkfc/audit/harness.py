@@ -549,7 +549,7 @@ class RandomWalk(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, parameters: dict[str, Tensor], length: float = SHORT_STEP, seed: int = 0
+        self, parameters: Mapping[str, Tensor], length: float = SHORT_STEP, seed: int = 0
     ) -> None:
         super().__init__(list(parameters.values()), {"lr": 1.0})
         self._names = {p: name for name, p in parameters.items()}
@@ -600,10 +600,7 @@ def open_session(
     length = SHORT_STEP
     if any(step.evaluations is not None for step in plan.config.postprocess):
         length = LONG_STEP
-    trained: dict[str, Tensor] = {}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            trained[name] = p
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     walk = RandomWalk(trained, length=0.0 if still else length)
     options["augment"] = augment_with_ids(subject.augment)
     options["collate_fn"] = collate_with_ids(subject.collate_fn)

@@ -317,10 +317,7 @@ class World:
 def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     if one.keys() != other.keys():
         return False
-    for name, x in one.items():
-        if not torch.equal(x, other[name].to(x.dtype)):
-            return False
-    return True
+    return all(torch.equal(x, other[name].to(x.dtype)) for name, x in one.items())
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

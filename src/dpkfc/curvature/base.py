@@ -106,9 +106,8 @@ class PreconditionerState:
             ValueError: naming the first layer that is missing or has another shape.
         """
         problems = [(name, "is not in the model") for name in self.metric if name not in layers]
-        for name in layers:
-            if name not in self.metric and name not in self._identity_layers:
-                problems.append((name, "has no entry in it"))
+        known = {*self.metric, *self._identity_layers}
+        problems += [(name, "has no entry in it") for name in layers if name not in known]
         if not problems:
             for name, shape in self.shapes.items():
                 difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
@@ -214,8 +213,7 @@ class Preconditioner(ABC):
                 examples are not known.
         """
         values = {name: getattr(self, name, None) for name in ("probe", "output_probe")}
-        if hasattr(self, "__dict__"):
-            values |= vars(self)
+        values |= getattr(self, "__dict__", {})
         if is_dataclass(self):
             values |= {entry.name: getattr(self, entry.name) for entry in fields(self)}
         for name in ("probe", "output_probe"):

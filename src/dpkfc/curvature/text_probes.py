@@ -357,11 +357,9 @@ def generated_text(
             f"{length}"
         )
     generator = torch.Generator().manual_seed(seed)
-    parts = []
+    sizes = [min(chunk, n - first) for first in range(0, n, chunk)]
     with preserve_model(model), torch.no_grad():
-        for first in range(0, n, chunk):
-            parts.append(_write(model, min(chunk, n - first), length, start_id, generator))
-    ids = torch.cat(parts)
+        ids = torch.cat([_write(model, size, length, start_id, generator) for size in sizes])
     mask = torch.ones(n, length, dtype=torch.int64)
     if end_id is not None:
         ended = (ids[:, 1:] == end_id).long().cumsum(1)

@@ -352,9 +352,8 @@ def _has_equal_rows(tensors: tuple[Tensor, ...]) -> bool:
         words = _words(x)
         width = words.shape[1]
         factors = torch.from_numpy(generator.integers(-(2**63), 2**63, width)).to(x.device)
-        sums = []
-        for part in words.split(max(1, _HASHED_NUMBERS // max(1, width))):
-            sums.append(((part.long() ^ (part.long() >> 29)) * factors).sum(1))
+        parts = words.split(max(1, _HASHED_NUMBERS // max(1, width)))
+        sums = [((part.long() ^ (part.long() >> 29)) * factors).sum(1) for part in parts]
         hashes = (hashes * 31) ^ torch.cat(sums).cpu().numpy()
     order = np.argsort(hashes, kind="stable")
     places = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])[:_COMPARED_PAIRS]

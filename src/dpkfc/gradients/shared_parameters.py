@@ -346,7 +346,5 @@ def _vectorised(
         if is_out_of_memory(error):
             raise
     examples = [grad([g[i] for g in rows]) for i in range(size)]
-    stacked = []
-    for column in zip(*examples, strict=True):
-        stacked.append(None if column[0] is None else torch.stack(column))
-    return stacked
+    columns = zip(*examples, strict=True)
+    return [None if column[0] is None else torch.stack(column) for column in columns]

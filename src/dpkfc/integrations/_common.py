@@ -45,8 +45,7 @@ def refuse_unreleased_steps(
                     p.grad = None
             raise RuntimeError(
                 "optimizer.step() was called without a release of the session, so its gradients"
-                " have no "
-                "noise; leave backward() and step() to session.step(batch, loss_fn)"
+                " have no noise; leave backward() and step() to session.step(batch, loss_fn)"
             )
         steps_before = session.steps_done
 

@@ -883,7 +883,6 @@ def _agree(padded: Tensor, alone: Tensor) -> bool:
         backs.append(
             x[tuple(slice(s, s + k) for s, k in zip(starts, lengths, strict=True))].double()
         )
-    for a, b in (fronts, backs):
-        if torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
-            return True
-    return False
+    return any(
+        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in (fronts, backs)
+    )

@@ -264,9 +264,8 @@ def check_loader(loader: Any) -> None:
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with"
-            " a "
-            "length"
+            f"{type(dataset).__name__} cannot be sampled at random; pass a map-style dataset with a"
+            " length"
         )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise ValueError(
@@ -290,9 +289,8 @@ def check_loader(loader: Any) -> None:
         raise ValueError(f"{reason}; leave repeats out. Units need a Session") from None
     if not getattr(loader, "in_order", True):
         raise ValueError(
-            "data_loader has in_order=False, but batches must come in the order of the draws;"
-            " leave "
-            "in_order out"
+            "data_loader has in_order=False, but batches must come in the order of the draws; leave"
+            " in_order out"
         )
 
 
@@ -317,6 +315,5 @@ def _make_empty(batch: Any) -> Any:
     shape = f" of shape {tuple(batch.shape)}" if isinstance(batch, Tensor) else ""
     raise ValueError(
         f"the collate function makes a {type(batch).__name__}{shape} of one example; every part of"
-        " a "
-        "batch must be a tensor with the batch as its leading axis"
+        " a batch must be a tensor with the batch as its leading axis"
     )

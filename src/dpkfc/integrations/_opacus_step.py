@@ -115,8 +115,7 @@ class PendingBatchGuard:
             self._has_failed = True
             raise RuntimeError(
                 "the last batch was not followed by optimizer.step(), which voids ε; step every"
-                " batch "
-                "(larger ones: BatchMemoryManager), then begin a new loop over the loader"
+                " batch (larger ones: BatchMemoryManager), then begin a new loop over the loader"
             )
         if self._is_open:
             self._skip()
@@ -157,8 +156,7 @@ class PendingBatchGuard:
         if not self._is_training and (self._has_skipped or self._skipped_before):
             raise RuntimeError(
                 "an earlier batch was skipped in evaluation mode, so the choice may depend on"
-                " private "
-                "data; call model.train() before the loop over the loader"
+                " private data; call model.train() before the loop over the loader"
             )
 
     def record_step(self, is_last: bool) -> None:
@@ -226,9 +224,8 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
     for name in SHOWN:
         if hasattr(optimizer, name):
             raise ValueError(
-                f"the optimizer has an attribute '{name}', so it belongs to another privacy"
-                " engine; "
-                "pass a new torch optimizer"
+                f"the optimizer has an attribute '{name}', so it belongs to another privacy engine;"
+                " pass a new torch optimizer"
             )
 
 
@@ -435,10 +432,9 @@ class PrivateStep:
             return False
         if not self._has_ended:
             warnings.warn(
-                f"all {self.ledger.max_releases} releases of the plan are spent, "
-                f"{self._releases_before} of them before this run went on: the loader ends here,"
-                " and "
-                "further passes over it are empty",
+                f"all {self.ledger.max_releases} releases of the plan are spent,"
+                f" {self._releases_before} of them before this run went on: the loader ends here,"
+                " and further passes over it are empty",
                 UserWarning,
                 stacklevel=3,
             )
@@ -558,8 +554,7 @@ class PrivateStep:
             if hasattr(optimizer, "grad_scale"):
                 raise RuntimeError(
                     "a GradScaler steps this optimizer; remove it and train in bfloat16, which"
-                    " needs "
-                    "none"
+                    " needs none"
                 )
             if self.ledger.remaining == 0:
                 raise BudgetExhausted(
@@ -588,9 +583,8 @@ class PrivateStep:
         physical = self._physical
         if physical is None:
             raise RuntimeError(
-                "optimizer.step() without a new batch: each batch of the private loader is"
-                " released "
-                "once; step once for every batch, inside the loop over the loader"
+                "optimizer.step() without a new batch: each batch of the private loader is released"
+                " once; step once for every batch, inside the loop over the loader"
             )
         self._pending_batch.check(physical.logical)
         if not physical.first and self._summer is None:
@@ -648,8 +642,7 @@ class PrivateStep:
         if recording.passes > 1:
             raise RuntimeError(
                 f"{recording.passes} losses were differentiated before one optimizer.step(); add"
-                " them "
-                "and call backward() once"
+                " them and call backward() once"
             )
         if physical.size and not recording.passes:
             raise RuntimeError(
@@ -723,9 +716,8 @@ class PrivateStep:
         for layer in self.layers:
             if layer.rule == "fallback" or self.model in layer.modules:
                 continue
-            for name in layer.parameters.values():
-                if self._parameters[name].grad is not None:
-                    untracked.append(name)
+            names = layer.parameters.values()
+            untracked += [name for name in names if self._parameters[name].grad is not None]
         return untracked
 
     def _check_unchanged(self) -> None:

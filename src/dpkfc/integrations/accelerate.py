@@ -50,8 +50,7 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
     yield (
         scaled,
         "the Accelerator scales losses (mixed_precision='fp16') by a factor that follows overflows"
-        " of private gradients, "
-        "before they are clipped; use mixed_precision='bf16' or 'no'",
+        " of private gradients, before they are clipped; use mixed_precision='bf16' or 'no'",
     )
     yield (
         accelerator.gradient_accumulation_steps != 1,
@@ -71,8 +70,7 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
     yield (
         plain is not session.model,
         f"the session holds the model inside a {type(session.model).__name__}; build optimizer and"
-        " session from the plain "
-        "model, accelerator.unwrap_model(model)",
+        " session from the plain model, accelerator.unwrap_model(model)",
     )
     prepared = [
         accelerator.unwrap_model(model, keep_torch_compile=False) for model in accelerator._models
@@ -80,8 +78,7 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
     yield (
         bool(prepared) and all(model is not session.model for model in prepared),
         "accelerator.prepare was given another model than the session's; build optimizer and"
-        " session from the model that "
-        "prepare returned",
+        " session from the model that prepare returned",
     )
     held = [session.optimizer, *accelerator._optimizers]
     yield (
@@ -91,6 +88,5 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
             for x in held
         ),
         "the optimizer went through accelerator.prepare, which may skip its steps; leave it out of"
-        " prepare and give the plain "
-        "torch optimizer to the session",
+        " prepare and give the plain torch optimizer to the session",
     )

@@ -1,8 +1,12 @@
 """Train with a `transformers.Trainer` whose training loop is a `Session`.
 
-    plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(epsilon=3.0, delta=1e-5,
-    dataset_size=len(train)) trainer = PrivateTrainer(model, TrainingArguments("out"), plan=plan,
-    train_dataset=train, eval_dataset=test) trainer.train()
+    plan = PrivacyConfig(expected_batch_size=256, epochs=3).calibrate(
+        epsilon=3.0, delta=1e-5, dataset_size=len(train)
+    )
+    trainer = PrivateTrainer(
+        model, TrainingArguments("out"), plan=plan, train_dataset=train, eval_dataset=test
+    )
+    trainer.train()
 
 The session samples, clips, adds noise and writes the ledger. The Trainer's own step is closed,
 because it would pass the gradient of a batch to the optimizer. Evaluation, metrics, callbacks, the
@@ -83,8 +87,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     if isinstance(train, IterableDataset) or has_no_index:
         raise ValueError(
             f"train_dataset is a {type(train).__name__}, which cannot be sampled at random; pass a"
-            " dataset with a length and "
-            "an index"
+            " dataset with a length and an index"
         )
     held_out = settings.get("eval_dataset")
     named = {"eval_dataset": held_out}
@@ -133,14 +136,12 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
     if callable(getattr(optimizer, "train", None)):
         raise ValueError(
             f"{type(optimizer).__name__} exchanges the weights between training and evaluation,"
-            " which is not supported; choose "
-            "another optimizer"
+            " which is not supported; choose another optimizer"
         )
     if isinstance(schedule, ReduceLROnPlateau) or type(schedule).__name__ == "GreedyLR":
         raise ValueError(
             f"{type(schedule).__name__} reads a metric; a private run steps its learning rate"
-            " schedule on releases. Choose "
-            "another one"
+            " schedule on releases. Choose another one"
         )
 
 
@@ -150,24 +151,19 @@ def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     yield (
         size not in (_DEFAULT_BATCH, logical, physical),
         f"TrainingArguments.per_device_train_batch_size is {size}, but the plan draws {logical}"
-        " examples a step in expectation "
-        f"and computes them {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size"
-        " and max_physical_batch_size "
-        "and leave this one out",
+        f" examples a step in expectation and computes them {physical or 'all'} at a time; set"
+        " PrivacyConfig.expected_batch_size and max_physical_batch_size and leave this one out",
     )
     yield (
         args.gradient_accumulation_steps != 1,
         f"TrainingArguments.gradient_accumulation_steps is {args.gradient_accumulation_steps}; a"
-        " logical batch is drawn and "
-        "clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and"
-        " max_physical_batch_size to what fits "
-        "in memory",
+        " logical batch is drawn and clipped as one. Set PrivacyConfig.expected_batch_size to the"
+        " whole batch and max_physical_batch_size to what fits in memory",
     )
     yield (
         args.max_steps > 0 and args.max_steps != plan.steps,
         f"TrainingArguments.max_steps is {args.max_steps} but the noise was calibrated for"
-        f" {plan.steps} releases; leave it "
-        "out, and set PrivacyConfig.steps",
+        f" {plan.steps} releases; leave it out, and set PrivacyConfig.steps",
     )
     epochs = args.num_train_epochs
     yield (
@@ -213,8 +209,7 @@ def _check_machine(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.fp16,
         "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private"
-        " gradients, before they are "
-        "clipped; use bf16=True, which needs no scaling",
+        " gradients, before they are clipped; use bf16=True, which needs no scaling",
     )
     yield (
         (args.activation_checkpointing_kwargs or {"use_reentrant": False})
@@ -263,7 +258,7 @@ class ClosedTrainer(Trainer):
     plan: Plan
     session: Session | None = None
     ledger_path: Path
-    _split_held_out: Sequence[Any] = ()  # data sets that were compared with the private one
+    _compared_datasets: Sequence[Any] = ()  # data sets that were compared with the private one
 
     # -- closed ------------------------------------------------------------------------------------
 
@@ -302,9 +297,9 @@ class ClosedTrainer(Trainer):
             held_out = self.eval_dataset
         elif isinstance(eval_dataset, str):
             held_out = self.eval_dataset[eval_dataset]  # type: ignore[index]
-        if held_out is not None and not any(held_out is x for x in self._split_held_out):
+        if held_out is not None and not any(held_out is x for x in self._compared_datasets):
             check_held_out(held_out, self.train_dataset, "eval_dataset")
-            self._split_held_out = [*self._split_held_out, held_out]
+            self._compared_datasets = [*self._compared_datasets, held_out]
         return super().get_eval_dataloader(eval_dataset)
 
     def autocast_smart_context_manager(
@@ -416,8 +411,9 @@ def per_example_cross_entropy(
         labels: `[N]` or `[N, positions]`; positions labelled -100 are masked.
         label_smoothing: as in `torch.nn.functional.cross_entropy`.
 
-    Returns: `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss
-        depends on its own example only, unlike a mean over all positions of a batch.
+    Returns:
+        `[N]` in float32 or wider; 0 for an example without a labelled position. Each loss depends
+        on its own example only, unlike a mean over all positions of a batch.
     """
     n = logits.shape[0]
     classes = logits.shape[-1]
@@ -482,9 +478,8 @@ class ModelLoss:
             return per_example_cross_entropy(logits, labels, label_smoothing)
         if label_smoothing:
             raise ValueError(
-                "label_smoothing_factor is for labels that are classes, not those of"
-                f" {self._name}; leave it out or pass "
-                "per_example_loss="
+                f"label_smoothing_factor is for labels that are classes, not those of {self._name};"
+                " leave it out or pass per_example_loss="
             )
         wide = logits if logits.dtype == torch.float64 else logits.float()
         if labels.is_floating_point() and labels.numel() == logits.numel() and logits.dim() == 2:
@@ -494,8 +489,7 @@ class ModelLoss:
             return F.binary_cross_entropy_with_logits(wide, targets, reduction="none").mean(1)
         raise ValueError(
             f"labels {tuple(labels.shape)} and logits {tuple(logits.shape)} of {self._name} are of"
-            " no "
-            "known task; pass per_example_loss=, a function of (model, inputs)"
+            " no known task; pass per_example_loss=, a function of (model, inputs)"
         )
 
     @torch.no_grad()
@@ -520,8 +514,7 @@ class ModelLoss:
             if getattr(single.get("input_ids"), "ndim", 2) > 2:
                 raise ValueError(
                     f"an example of {self._name} holds several sequences (choices); pass"
-                    " per_example_loss=, a function of "
-                    "(model, inputs)"
+                    " per_example_loss=, a function of (model, inputs)"
                 )
             try:
                 outputs = model(**single)
@@ -543,8 +536,7 @@ class ModelLoss:
             if not matching:
                 raise ValueError(
                     f"{self._name} computes another loss than the cross-entropy of its logits and"
-                    " labels; "
-                    "pass per_example_loss=, a function of (model, inputs)"
+                    " labels; pass per_example_loss=, a function of (model, inputs)"
                 )
             self._shifted = matching[0]
             return
@@ -557,9 +549,8 @@ class ModelLoss:
             raise ValueError(message) from failed
         if logits is not None and logits.dim() > 2:
             raise ValueError(
-                f"{self._name} computes no loss from which to tell whether logits are for the"
-                " label at or after their "
-                "position; pass per_example_loss="
+                f"{self._name} computes no loss from which to tell whether logits are for the label"
+                " at or after their position; pass per_example_loss="
             )
 
 
@@ -615,13 +606,11 @@ def open_session(trainer: PrivateTrainer, resume: str | bool | None) -> Session:
             " where releases were made "
             "before the first checkpoint begin anew in another output_dir"
         )
-    loader: Any = (
-        trainer.get_train_dataloader()
-    )  # for its dataset without unused columns, and its collate function
+    # for its dataset without unused columns, and its collate function
+    loader: Any = trainer.get_train_dataloader()
     collate = AsDict(loader.collate_fn)
-    if (
-        trainer.args.activation_checkpointing
-    ):  # spares memory where most layers are frozen, as with adapters
+    # spares memory where most layers are frozen, as with adapters
+    if trainer.args.activation_checkpointing:
         trainer.model.activation_checkpointing_enable()
     _verify_default_loss(trainer, loader.dataset, collate)
     trainer.create_optimizer_and_scheduler(num_training_steps=trainer.plan.steps)
@@ -671,8 +660,7 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
     if folder is None and session.steps_done:
         raise ValueError(
             f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier"
-            " run; "
-            "continue with resume_from_checkpoint=True, or choose another output_dir"
+            " run; continue with resume_from_checkpoint=True, or choose another output_dir"
         )
     handler, plan = trainer.callback_handler, trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
@@ -685,9 +673,8 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
         for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
             trainer.lr_scheduler.step()
     passes, asked = math.ceil(plan.steps / steps_per_epoch(plan)), trainer.args.num_train_epochs
-    if (
-        trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps
-    ):  # the default, or given as such
+    # the default, or given as such
+    if trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps:
         _log.warning(
             "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g"
             " plays no part",
@@ -729,8 +716,9 @@ class PrivateTrainer(ClosedTrainer):
     Raises:
         ValueError: arguments that do not go with private training, naming each fix.
 
-    Guarantee: That of `Session`: every step of the optimizer is one release, in the ledger before
-        it exists.
+    Guarantee:
+        That of `Session`: every step of the optimizer is one release, in the ledger before it
+        exists.
     """
 
     def __init__(
@@ -831,9 +819,8 @@ class PrivateTrainer(ClosedTrainer):
             set_training_mode(self)
             refuse_gradient_hooks(self.model)
             record = session.step(batch, self.per_example_loss)
-            if (
-                self._losses and record.batch_size
-            ):  # those before are of the check of the first step
+            # those before are of the check of the first step
+            if self._losses and record.batch_size:
                 self._private_loss = float(torch.cat(self._losses)[-record.batch_size :].mean())
                 self._losses.clear()
             self.lr_scheduler.step()

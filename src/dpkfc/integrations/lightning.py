@@ -106,8 +106,7 @@ class PrivateModule(pl.LightningModule):
         if self._in_release and not name.endswith(MARK):
             raise ValueError(
                 f"per_example_loss logs '{name}', a private value that ε does not cover; leave it"
-                " out, or "
-                f"call it '{name} {MARK}'"
+                f" out, or call it '{name} {MARK}'"
             )
         if trainer is not None and trainer.training and not name.endswith((MARK, PUBLIC)):
             raise ValueError(
@@ -156,9 +155,8 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
     yield (
         not isinstance(module, PrivateModule),
         f"{name} has a training_step of its own, whose loss of a whole batch cannot be clipped for"
-        " each example; derive it from "
-        "dpkfc.integrations.lightning.PrivateModule and define per_example_loss(batch) -> [B]"
-        " instead",
+        " each example; derive it from dpkfc.integrations.lightning.PrivateModule and define"
+        " per_example_loss(batch) -> [B] instead",
     )
     yield (
         getattr(type(module), "per_example_loss", None) is PrivateModule.per_example_loss,
@@ -168,15 +166,13 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
         yield (
             own in vars(module)
             or getattr(type(module), own, None) is not getattr(PrivateModule, own),
-            f"{name} has a {own} of its own, from another base class or set on the object; leave"
-            " it to PrivateModule and define "
-            "per_example_loss(batch) -> [B]",
+            f"{name} has a {own} of its own, from another base class or set on the object; leave it"
+            " to PrivateModule and define per_example_loss(batch) -> [B]",
         )
     yield (
         module.automatic_optimization,
         f"{name}.automatic_optimization is True: the Trainer would step the optimizer without"
-        " noise; leave it False, as "
-        "PrivateModule sets it",
+        " noise; leave it False, as PrivateModule sets it",
     )
     yield (
         trainer.world_size > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy),
@@ -187,8 +183,7 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
     yield (
         str(trainer.precision).startswith("16"),
         f"precision={trainer.precision!r} scales losses by a factor that follows overflows of"
-        " private gradients; use "
-        "'bf16-mixed' or '32-true'",
+        " private gradients; use 'bf16-mixed' or '32-true'",
     )
     yield from _refused_callbacks(trainer)
     yield (
@@ -205,10 +200,9 @@ def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
             yield (
                 MARK in str(value),
                 f"{type(callback).__name__}({setting}={value!r}) reads what is computed from"
-                " private examples without noise: "
-                "when it stops, what it keeps and how it names it would tell of them, and ε does"
-                " not cover that; give it a "
-                "metric of validation data, or leave it out",
+                " private examples without noise: when it stops, what it keeps and how it names it"
+                " would tell of them, and ε does not cover that; give it a metric of validation"
+                " data, or leave it out",
             )
 
 
@@ -235,9 +229,8 @@ def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
     )
     yield (
         least > releases,
-        f"min_steps or min_epochs ask for {least} steps but the noise was calibrated for"
-        f" {releases} releases; leave them out, "
-        "and set PrivacyConfig.steps",
+        f"min_steps or min_epochs ask for {least} steps but the noise was calibrated for {releases}"
+        " releases; leave them out, and set PrivacyConfig.steps",
     )
 
 
@@ -274,8 +267,9 @@ class PrivateTraining(pl.Callback):
     Attributes:
         session: of the fit, None before it.
 
-    Guarantee: That of `Session`. The Trainer's own optimization is closed: automatic optimization
-        is refused, and a step of the optimizer without a release is an error.
+    Guarantee:
+        That of `Session`. The Trainer's own optimization is closed: automatic optimization is
+        refused, and a step of the optimizer without a release is an error.
     """
 
     def __init__(
@@ -309,8 +303,7 @@ class PrivateTraining(pl.Callback):
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
                 f"this callback made {self.session.steps_done} releases in an earlier fit, with a"
-                " ledger in "
-                "memory; give PrivateTraining a ledger_path, and resume with ckpt_path="
+                " ledger in memory; give PrivateTraining a ledger_path, and resume with ckpt_path="
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -335,8 +328,7 @@ class PrivateTraining(pl.Callback):
         elif session.steps_done:
             raise ValueError(
                 f"the ledger {self._ledger_path} holds {session.steps_done} releases of an earlier"
-                " run; "
-                "continue with trainer.fit(ckpt_path=...), or choose another ledger_path"
+                " run; continue with trainer.fit(ckpt_path=...), or choose another ledger_path"
             )
         session.optimizer = pl_module.optimizers()  # type: ignore[assignment]  # Lightning's own, which counts the steps
         refuse_unreleased_steps(session, plain)
@@ -353,8 +345,7 @@ class PrivateTraining(pl.Callback):
         if session is None or not isinstance(token, int):
             raise ValueError(
                 "the session draws the batches; call trainer.fit(module) without train_dataloaders"
-                " or "
-                "datamodule, and give the dataset to PrivateTraining"
+                " or datamodule, and give the dataset to PrivateTraining"
             )
         if session.steps_done >= self.plan.steps:
             raise BudgetExhausted(

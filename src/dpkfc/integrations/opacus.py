@@ -82,8 +82,7 @@ class Accountant:
         if name not in _ACCOUNTANTS:
             raise ValueError(
                 f"accountant={name!r} is not supported; choose one of {', '.join(_ACCOUNTANTS)} (a"
-                " central-limit accountant "
-                "as 'gdp' is no upper bound)"
+                " central-limit accountant as 'gdp' is no upper bound)"
             )
         self.name = _ACCOUNTANTS[name]
         self._run: tuple[Plan, Ledger] | None = None
@@ -557,8 +556,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     if (processes := DistributedContext.current().world_size) > 1:
         raise ValueError(
             f"this script runs in {processes} processes, which would spend {processes} times the"
-            " budget; "
-            "run it in one, or use dpkfc.Session, which shares each batch"
+            " budget; run it in one, or use dpkfc.Session, which shares each batch"
         )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
@@ -581,8 +579,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         raise ValueError(
             f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass"
-            " the plain torch optimizer, "
-            "and leave optimizer and loader out of accelerator.prepare"
+            " the plain torch optimizer, and leave optimizer and loader out of accelerator.prepare"
         )
     check_loader(data_loader)
     find_layers(module)
@@ -706,9 +703,10 @@ class PrivacyEngine:
     Raises:
         ValueError: another accountant, or secure_mode=True.
 
-    Guarantee: Each `optimizer.step()` that ends a logical batch is one release of the plan's event,
-        in the ledger before it exists. A loss that is no mean (or sum, as declared) of per-example
-        losses is refused, before its batch contributes.
+    Guarantee:
+        Each `optimizer.step()` that ends a logical batch is one release of the plan's event, in the
+        ledger before it exists. A loss that is no mean (or sum, as declared) of per-example losses
+        is refused, before its batch contributes.
     """
 
     def __init__(
@@ -744,8 +742,9 @@ class PrivacyEngine:
             max_grad_norm: C, in the coordinates of the preconditioner.
             options: see `Options`.
 
-        Returns: The same module, the same optimizer and a private loader; with
-            grad_sample_mode="ghost" the criterion before the loader.
+        Returns:
+            The same module, the same optimizer and a private loader; with grad_sample_mode="ghost"
+            the criterion before the loader.
 
         Raises:
             ValueError: what cannot be made private, naming the fix; nothing has been changed then.

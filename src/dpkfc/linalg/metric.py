@@ -705,7 +705,7 @@ class Span:
 
     @staticmethod
     def _form(tensors: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
-        return tensors[""] if "" in tensors else tensors
+        return tensors.get("", tensors)
 
     def to(self, device: torch.device | str) -> Span:
         """Return the same on a device."""

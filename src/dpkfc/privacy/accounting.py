@@ -186,11 +186,8 @@ def interval_of(event: dp_accounting.DpEvent) -> float:
     """Return the interval of the coarsest grid of a part of the event."""
     if is_truncated(event):
         return max(interval_of(part) for part in two_parts(event)[1:])
-    intervals = [0.0]
-    for part in events_in(event):
-        if "noise_multiplier" in field_names(part):
-            intervals.append(_interval_for_noise(part.noise_multiplier))
-    return max(intervals)
+    parts = [part for part in events_in(event) if "noise_multiplier" in field_names(part)]
+    return max((_interval_for_noise(part.noise_multiplier) for part in parts), default=0.0)
 
 
 def _interval_for_noise(noise: float) -> float:

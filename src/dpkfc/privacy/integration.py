@@ -67,8 +67,9 @@ def two_parts(
 ) -> tuple[float, dp_accounting.DpEvent, dp_accounting.DpEvent]:
     """Return the two parts of a truncated event.
 
-    Returns: The probability of a full batch, the event of a step with a smaller batch, and the
-        event of a step with a full batch.
+    Returns:
+        The probability of a full batch, the event of a step with a smaller batch, and the event of
+        a step with a full batch.
     """
     import dp_accounting
 

@@ -131,9 +131,8 @@ def record(raw: bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(raw)
         stated = found.pop("hash")
-        written, head = encode_line(
-            found
-        )  # not a number, and brackets inside brackets without end, cannot be written again
+        # not a number, and brackets inside brackets without end, cannot be written again
+        written, head = encode_line(found)
     except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
         raise LedgerError(f"{where} is damaged; {_UNKNOWN}") from error
     if head != stated or written != raw:
@@ -277,6 +276,7 @@ class Ledger:
         self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None
     ) -> None:
         self.path = path
+        # wherever the process goes from here
         self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases

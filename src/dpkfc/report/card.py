@@ -900,10 +900,7 @@ _ABOUT = (
 def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
     """Return check, measured value, bound, verdict and detail of every check of an audit."""
     sections = _mapping(audit)
-    rows = []
-    for part in ("ledger", "card"):
-        if part in sections:
-            rows.append(_finding_row(_mapping(sections[part])))
+    rows = [_finding_row(_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
     findings = _mapping(sections.get("step")).get("findings")
     if isinstance(findings, list):
         rows += [_finding_row(_mapping(finding)) for finding in findings]

@@ -82,10 +82,8 @@ class Timings:
         """
         if isinstance(path, Timings):
             return path
-        seconds = {}
-        for key, value in _read(path).get(_machine(), {}).items():
-            if isinstance(value, int | float) and value > 0:
-                seconds[key] = value
+        known = _read(path).get(_machine(), {}).items()
+        seconds = {key: x for key, x in known if isinstance(x, int | float) and x > 0}
         return cls(path, seconds, set(seconds) if again else set())
 
     def measure(self, key: str, work: Callable[[], Any]) -> float:

@@ -230,10 +230,7 @@ def _notes(layer: LayerFacts) -> list[str]:
         notes.append(f"frozen: {', '.join(layer.frozen)}")
     if layer.rule == "fallback":
         notes.append("no rule of its own: by torch.func, slower")
-    for side in layer.sides:
-        if side.note:
-            notes.append(f"{side.side}: {side.note}")
-    return notes
+    return notes + [f"{side.side}: {side.note}" for side in layer.sides if side.note]
 
 
 def _condition(value: float) -> str:

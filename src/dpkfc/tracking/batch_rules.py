@@ -42,8 +42,11 @@ def register_batch_rule(name: str, rule: Rule) -> None:
     Raises:
         ValueError: a name without its library.
 
-    Example: register_batch_rule("my_library::scale_rows", lambda operation:
-        operation.axis(operation.args[0]))
+    Example:
+        def scale_rows_axis(operation):
+            return operation.axis(operation.args[0])
+
+        register_batch_rule("my_library::scale_rows", scale_rows_axis)
     """
     if "::" not in name:
         raise ValueError(f"batch rule {name!r}: name the library too, for example 'aten::{name}'")
@@ -907,10 +910,8 @@ class _Indices:
 
 def _indices(operation: Operation) -> _Indices:
     """Return the indices of an operation."""
-    given = {}
-    for dim, index in enumerate(operation.argument("indices")):
-        if index is not None:
-            given[dim] = index
+    indices = enumerate(operation.argument("indices"))
+    given = {dim: index for dim, index in indices if index is not None}
     dims = list(given)
     is_adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
     rank = max(index.dim() for index in given.values())

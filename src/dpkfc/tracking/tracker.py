@@ -638,11 +638,12 @@ def _is_harmless() -> bool:
         module = frame.f_globals.get("__name__", "")
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
+        # a user's function reads what it wants
         if module.partition(".")[0] not in (
             "torch",
             "dpkfc",
             "transformers",
-        ):  # a user's function reads what it wants
+        ):
             return False
         frame = frame.f_back
     return False

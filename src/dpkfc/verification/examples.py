@@ -603,8 +603,7 @@ class _Check:
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
         batches = [rows.batch([0, 1])]
-        for i in range(min(4, len(rows))):
-            batches.append(rows.batch([i, i]))
+        batches += [rows.batch([i, i]) for i in range(min(4, len(rows)))]
         check_memory(
             self.model, self.state, lambda batch: self.losses(batch, 2), batches, self.device
         )

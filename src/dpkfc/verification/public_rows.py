@@ -61,8 +61,8 @@ def draw_public_rows(
     longer: list[Any] = []
     if len(lengths) == 1:
         base = lengths.pop()
-        for length in (max(1, base // 2), base + 3, max(1, base // 3)):
-            longer.append(draw.value_like(record, length))
+        sizes = (max(1, base // 2), base + 3, max(1, base // 3))
+        longer = [draw.value_like(record, length) for length in sizes]
     return PublicRows(records, collate, longer)
 
 

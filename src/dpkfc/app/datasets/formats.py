@@ -406,8 +406,7 @@ class Pixels:
             if labels.shape != (len(images),):
                 raise DatasetError(
                     f"{where}: {len(images)} images and labels of shape {labels.shape}; the two"
-                    " files "
-                    "do not belong together: replace them"
+                    " files do not belong together: replace them"
                 )
             if len(images) == 0:
                 raise DatasetError(f"{where}: no examples; replace the files")

@@ -11,7 +11,7 @@ from scipy import stats
 from dpkfc.app.html.read import Panel, RunGroup
 from dpkfc.app.html.text import count_text, epsilon_text, score_text
 
-# A pair is told apart where an interval of this level of their difference leaves out zero.
+# Two methods differ significantly where an interval of their difference leaves out zero.
 LEVEL = 0.95
 
 
@@ -24,7 +24,7 @@ class Standing:
         settings: number of settings that were tried at this ε.
         half_width: of the 95 % interval of the mean score, None of a single run.
         verdict: how it compares with the best mean.
-        is_tied: whether it has the best mean or cannot be told apart from it.
+        is_tied: whether it has the best mean or does not differ significantly from it.
     """
 
     group: RunGroup
@@ -137,11 +137,17 @@ def _compare(best: RunGroup, group: RunGroup, comparisons: int, score: str) -> t
     level = 1 - (1 - LEVEL) / comparisons
     ends = difference(scores_of(best), scores_of(group), level)
     if ends is None:
-        return True, "cannot be told apart from the best: too few runs"
+        return True, "not significantly different from the best: too few runs"
     if ends[0] <= 0:
-        return True, "cannot be told apart from the best"
-    low, high = score_text(ends[0], score, 1), score_text(ends[1], score, 1)
-    return False, f"behind the best by {low} to {high}"
+        return True, "not significantly different from the best"
+    return False, f"behind the best by {_difference_text(*ends, score)}"
+
+
+def _difference_text(low: float, high: float, score: str) -> str:
+    """Return a range of differences: percentage points of an accuracy, numbers of other scores."""
+    if "accuracy" in score:
+        return f"{100 * low:.1f} to {100 * high:.1f} points"
+    return f"{low:.2f} to {high:.2f}"
 
 
 def _sentence(standings: Sequence[Standing], score: str) -> str:
@@ -160,7 +166,7 @@ def _sentence(standings: Sequence[Standing], score: str) -> str:
     if len(standings) == 1:
         return f"{name} alone was run: {value} ({runs}{cost})."
     if not tied:
-        return text + " Every other method is behind it."
+        return text + " Every other method is significantly behind."
     if len(tied) > 3:
-        return text + f" {len(tied)} others cannot be told apart from it."
-    return text + f" Not told apart from it: {', '.join(tied)}."
+        return text + f" {len(tied)} others do not differ significantly."
+    return text + f" Not significantly different: {', '.join(tied)}."

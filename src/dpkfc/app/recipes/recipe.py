@@ -304,8 +304,7 @@ class Recipe:
         if self.variant is None:
             raise ConfigError(
                 f"pretrained = {folder!r}: the recipe {self.name!r} starts from no folder of"
-                " weights; "
-                "leave it out"
+                " weights; leave it out"
             )
         return self.variant(folder)
 

@@ -33,26 +33,19 @@ from dpkfc.curvature.probes import Probe, Sample
 # Words of general English in rough order of frequency.
 COMMON_WORDS = tuple(
     "the of and to a in is it that was for on with as i he be at by this had not are but from or"
-    " have an they which one you "
-    "were her all she there would their we him been has when who will more no if out so said what"
-    " up its about into than them "
-    "can only other new some could time these two may then do first any my now such like our over"
-    " man even most made after "
-    "also did many before must through back years where much your way well down should because"
-    " each just those people mr how "
-    "too little state good very make world still own see men work long get here between both life"
-    " being under never day same "
-    "another know while last might us great old year off come since against go came right used"
-    " take three states himself few "
-    "house use during without again place around however home small found mrs thought went say"
-    " part once general high upon "
-    "school every don't does got united left number course war until always away something fact"
-    " though water less public put "
-    "thing almost hand enough far took head yet government system better set told nothing night"
-    " end why called didn't eyes "
-    "find going look asked later knew point next city business give film movie story show seen"
-    " really watch plot love best "
-    "bad".split()
+    " have an they which one you were her all she there would their we him been has when who will"
+    " more no if out so said what up its about into than them can only other new some could time"
+    " these two may then do first any my now such like our over man even most made after also did"
+    " many before must through back years where much your way well down should because each just"
+    " those people mr how too little state good very make world still own see men work long get"
+    " here between both life being under never day same another know while last might us great old"
+    " year off come since against go came right used take three states himself few house use during"
+    " without again place around however home small found mrs thought went say part once general"
+    " high upon school every don't does got united left number course war until always away"
+    " something fact though water less public put thing almost hand enough far took head yet"
+    " government system better set told nothing night end why called didn't eyes find going look"
+    " asked later knew point next city business give film movie story show seen really watch plot"
+    " love best bad".split()
 )
 # Mandelbrot's form of the law is 1 / (rank + 2.7)^s.
 _SHIFT = 2.7

@@ -36,13 +36,14 @@ from dpkfc.privacy.ledger import LedgerError
 # What one worker of a study does: cells, one after the other, and what became of each as plain
 # values.
 
+# what no setting of a cell brings about
 _MACHINE = (
     OSError,
     MemoryError,
     CheckpointError,
     LedgerError,
     RunFolderError,
-)  # what no setting of a cell brings about
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # of a disk that takes nothing more
 
 
@@ -598,9 +599,8 @@ class StudyProgress:
         self._progress.stop()
         if self._stopped:
             _LOG.warning(
-                "the time given was up: stopped %s; what had finished is kept, and the same"
-                " command goes on, which begins the "
-                "stopped ones anew",
+                "the time given was up: stopped %s; what had finished is kept, and the same command"
+                " goes on, which begins the stopped ones anew",
                 "; ".join(self._stopped),
             )
 

@@ -31,6 +31,7 @@ from dpkfc.privacy.ledger import version
 # Which code a result came from: rows outlive changes of a method, and nothing else in them would
 # tell.
 
+# what decides no figure of a run
 _LEFT_OUT = {
     "audit",
     "federated",
@@ -39,7 +40,7 @@ _LEFT_OUT = {
     "cli.py",
     "html",
     "tuning",
-}  # what decides no figure of a run
+}
 
 
 @functools.cache
@@ -197,8 +198,7 @@ def _read_rows(path: Path) -> dict[str, dict[str, Any]]:
     if content.get("version") != VERSION:
         raise StudyError(
             f"results file {path} is of version {content.get('version')!r}, this dpkfc reads"
-            f" {VERSION}; use the version that "
-            "wrote it, or choose another --out"
+            f" {VERSION}; use the version that wrote it, or choose another --out"
         )
     rows = {key: row for key, row in content["rows"].items() if _is_row(row)}
     if len(rows) < len(content["rows"]):
@@ -540,9 +540,8 @@ class Run:
         return found
 
 
-Report = Callable[
-    [int, float], bool
-]  # (number of the evaluation from 1, accuracy) to whether the run goes on
+# (number of the evaluation from 1, accuracy) to whether the run goes on
+Report = Callable[[int, float], bool]
 
 
 def run_cell(
@@ -563,7 +562,8 @@ def run_cell(
         public: folder for the files of public examples that cells of a study share.
         report: sees every evaluation, for the operator only, and may end the run.
 
-    Returns: A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that
+    Returns:
+        A row of plain values: the run, accuracy in [0, 1] and mean loss on the set that
         `evaluate_on` names, its course, ε, δ, σ, accounting, steps, mean clipped fraction (NOT
         PRIVATE), seconds and the machine.
 

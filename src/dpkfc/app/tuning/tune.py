@@ -42,9 +42,8 @@ from dpkfc.report.numbers import rounded_up
 # all trials otherwise.
 
 SCOPE = (
-    "for examples of the training part: a score on the validation part follows from private"
-    " weights for them, and it is exact "
-    "for validation examples, which no ε protects"
+    "for examples of the training part: a score on the validation part follows from private weights"
+    " for them, and it is exact for validation examples, which no ε protects"
 )
 _LARGEST = 10_000
 
@@ -173,9 +172,8 @@ def composed(
 
     This is what is safe to say of an adaptive search.
     """
-    if all(
-        one == runs[0][0] for one, _ in runs
-    ):  # also where RDP knows the event, and not a composition of it
+    # also where RDP knows the event, and not a composition of it
+    if all(one == runs[0][0] for one, _ in runs):
         return epsilon(runs[0][0], sum(count for _, count in runs), delta, "rdp", relation)
     event = dp_accounting.ComposedDpEvent(
         [dp_accounting.SelfComposedDpEvent(one, count) for one, count in runs]
@@ -483,8 +481,7 @@ def cost_of(
     given = f"(ε = {rounded_up(spent)}, δ = {plan.delta:g})"
     lines = [
         f"**Tuning is NOT in ε.** A run with the chosen settings is {given} as if they had been"
-        " known beforehand; the search "
-        "looked at private examples for every trial.",
+        " known beforehand; the search looked at private examples for every trial.",
     ]
     total, together = _together(plan, begun)
     chosen = trained = None
@@ -493,8 +490,7 @@ def cost_of(
         lines += [together] if together else []
         lines.append(
             "The trials of this search were chosen after those before them (TPE, pruning), so no"
-            " tighter figure exists; a "
-            "random search (--search random) has one."
+            " tighter figure exists; a random search (--search random) has one."
         )
     else:
         unpublished = (
@@ -558,12 +554,10 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
         trained,
         (
             f"For one method whose number of trials was drawn beforehand ({law.name}, mean"
-            f" {law.mean:g}) the settings of the best "
-            f"trial cost ε = {rounded_up(chosen)}, and together with ONE further training with"
-            f" them ε = {rounded_up(trained)} "
-            f"(Papernot and Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number"
-            " of trials that were run stays "
-            "secret."
+            f" {law.mean:g}) the settings of the best trial cost ε = {rounded_up(chosen)}, and"
+            f" together with ONE further training with them ε = {rounded_up(trained)} (Papernot and"
+            f" Steinke, RDP, δ = {plan.delta:g}), {SCOPE}. Both hold while the number of trials"
+            " that were run stays secret."
         ),
     )
 
@@ -897,8 +891,7 @@ def _check_terms(
             ]
             raise StudyError(
                 f"{store.path} has trials of {arm.label} with {other} = {values[0]}, not"
-                f" {values[1]}; "
-                f"choose another --out, or set {other} back"
+                f" {values[1]}; choose another --out, or set {other} back"
             )
 
 
