@@ -11,9 +11,9 @@ batches and schedules. `refined`, `refined-fashion`: inputs that the released mo
 seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or
 mapped back to those of the weights. `varied`: root, interval of refreshes, labels and source of G,
 each by itself, two seeds on the validation split.
-`fashion`: natural gradients and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10 at ε =
-2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six of
-thirteen arms with one or two that ran to their end.
+`fashion`: natural gradients and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10
+at ε = 2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six
+of thirteen arms with one or two that ran to their end.
 """
 
 from __future__ import annotations

@@ -77,16 +77,22 @@ def listening(clock: Clock) -> Iterator[None]:
 
     from dpkfc import session
     from dpkfc.gradients import clipping, tape
+    from dpkfc.linalg import blocks
     from dpkfc.privacy import mechanism
     from dpkfc.privacy.ledger import Ledger
     from models import Case
 
+    block_types = [
+        kind
+        for kind in vars(blocks).values()
+        if isinstance(kind, type) and "weighted_sum" in vars(kind)
+    ]
     places: list[tuple[Any, str, str]] = [
         (Case, "losses", "forward"),
         (tape.Tape, "backward", "backward"),
         (torch.Tensor, "backward", "backward"),
         (clipping, "per_example_norms", "norms"),
-        (clipping, "weighted_sum", "sums"),
+        *[(kind, "weighted_sum", "sums") for kind in block_types],
         (mechanism, "gaussian_release", "noise"),
         (Ledger, "charge", "ledger"),
         (session.Session, "_apply", "optimizer"),

@@ -396,8 +396,9 @@ def check_run(
     if world_size is not None and before != world_size:
         noun = "process" if before == 1 else "processes"
         raise CheckpointError(
-            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; start as"
-            " many, or set any_world_size=True (docs/errors.md#processes)"
+            f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
+            f" --nproc-per-node={before}, or any_world_size=True, --any-world-size"
+            " (docs/errors.md#processes)"
         )
 
 

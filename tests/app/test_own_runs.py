@@ -286,7 +286,7 @@ def test_a_task_trains_and_is_evaluated(tmp_path: Path):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        ("my_task:fails", r"my_task:fails raised ZeroDivisionError: .*line 17 of"),
+        ("my_task:fails", r"my_task:fails raised ZeroDivisionError: .*line 19 of my_task.py"),
         ("my_task:wrong", "returned int; it must return a dpkfc.app.owndata.tasks.Task"),
         ("my_task:makes", "has no function 'makes'; did you mean 'make'"),
         ("my_broken_task:make", r"raised KeyError: .*no such table.*line 2 of"),

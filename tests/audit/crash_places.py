@@ -22,9 +22,9 @@ import pyarrow.parquet as pq
 import torch
 
 from dpkfc import checkpoint
-from dpkfc.app import results
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.ledger import Ledger
+from dpkfc.report import card
 from dpkfc.session import Session
 
 LIMIT_S = 120
@@ -148,7 +148,7 @@ def instrument(aim: Aim, place: Place, mutant: str) -> None:
     checkpoint.save_file = hooked(
         aim, "tensors of a checkpoint", checkpoint.save_file, _half_file(1)
     )
-    results.save_file = hooked(aim, "the released model", results.save_file, _half_file(1))
+    card.save_file = hooked(aim, "the released model", card.save_file, _half_file(1))
     pq.write_table = hooked(aim, "metrics", pq.write_table, _half_file(1))
     Path.write_text = hooked(aim, "a text", Path.write_text, _half_file(0))  # type: ignore[method-assign]
     for kind in (torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam):

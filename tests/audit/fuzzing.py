@@ -26,11 +26,13 @@ from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError
 from dpkfc.checkpoint import CheckpointError
+from dpkfc.privacy.budget import BudgetError
 from dpkfc.privacy.calibration import CalibrationError
 from dpkfc.privacy.ledger import LedgerError
 from dpkfc.report.verify import CardError
 
 OWN = (
+    BudgetError,
     CheckpointError,
     LedgerError,
     CardError,

@@ -13,6 +13,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def _prepared(config: RunConfig) -> object:
     plan = make_plan(config, recipe.input_shape, 1437, recipe.probe)
     learning_rate(config, 0, plan.steps)
     make_optimizer(config, _model())
-    return object()
+    return SimpleNamespace(config=config, plan=plan, recipe=recipe)
 
 
 @functools.cache

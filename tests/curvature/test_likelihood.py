@@ -219,7 +219,7 @@ def test_a_mask_is_read_for_sequences_alone_and_must_fit_them():
     )
     assert torch.equal(pooled, _loss("categorical", logits))
     with pytest.raises(
-        ValueError, match=r"mask of shape \(2, 3\).*a loss\(output, generator\) of your own"
+        ValueError, match=r"mask of shape \(2, 3\).*your own loss\(output, generator\)"
     ):
         likelihood_loss(
             "categorical",

@@ -271,13 +271,13 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "length": (
         "gpt2",
         TokenNoise(V, 3 * T, **ENDS),
-        "row 20 of the embedding 'transformer.wpe', which has 8 rows",
+        "row 20 of the embedding 'transformer.wpe', of 8 rows",
     ),
     "length of BERT": ("bert", TokenNoise(V, 3 * T, **ENDS), r"input_ids \(3, 21\) torch.int64"),
     "segments": (
         "bert-one-type",
         PAIR,
-        "row 1 of the embedding 'bert.embeddings.token_type_embeddings', which has 1 rows",
+        "row 1 of the embedding 'bert.embeddings.token_type_embeddings', of 1 rows",
     ),
     "negative": (
         "bert",
@@ -287,7 +287,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "names": (
         "bert",
         PublicData({"tokens": torch.ones(4, T).long()}, provenance="x"),
-        "names of the private examples",
+        "dtype and names of private examples",
     ),
     "dtype": (
         "bert",
@@ -297,7 +297,7 @@ BAD: dict[str, tuple[str, Any, str]] = {
     "shape": (
         "linear",
         FeatureNoise(5),
-        r"FeatureNoise gives it \(\(3, 5\) torch.float32\): .*6.*; the probe's inputs need",
+        r"FeatureNoise gives it \(\(3, 5\) torch.float32\): .*6.*; match shape",
     ),
     "image": ("linear", PinkNoise((1, 4, 4)), "PinkNoise gives it"),
     "integers": ("linear", PublicData(torch.ones(4, 6).long(), provenance="x"), "torch.int64"),

@@ -247,7 +247,7 @@ def test_another_number_of_processes_is_refused_unless_it_is_meant(
     folder = tmp_path / "run"
     folder.mkdir()
     assert run(_train, 2, NOWHERE, "store", folder=folder) == [True, True]
-    with CASE.open(folder / "ledger.jsonl")[0] as s:
+    with CASE.open(folder / "ledger.jsonl", resume=True)[0] as s:
         with pytest.raises(
             CheckpointError,
             match=r"by 2 processes, this run has 1.*--nproc-per-node=2.*any_world_size=True",

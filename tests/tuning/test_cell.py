@@ -122,7 +122,11 @@ def test_a_cell_is_trained_charged_and_leaves_its_ledger_alone(tmp_path):
     run = Run.of("digits", "dp-kfc", TINY, seed=3)
     row = run_cell(run, tmp_path / "runs")
     folder = tmp_path / "runs" / run.hash
-    assert sorted(path.name for path in folder.iterdir()) == ["config.toml", "ledger.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.toml",
+        "ledger.jsonl",
+        "ledger.weights.json",
+    ]
     assert len(verify(folder / "ledger.jsonl").releases) == 3 == row["steps"]
     assert 0 <= row["accuracy"] <= 1 and 0 < row["epsilon"] <= row["target_epsilon"] == 3.0
     assert (
@@ -185,6 +189,7 @@ def test_a_cell_that_fails_gives_its_space_back_and_keeps_its_ledger(tmp_path, m
     assert sorted(path.name for path in (tmp_path / run.hash).iterdir()) == [
         "config.toml",
         "ledger.jsonl",
+        "ledger.weights.json",
     ]
 
 

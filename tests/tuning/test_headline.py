@@ -41,8 +41,8 @@ def test_a_cell_is_the_mean_over_its_seeds(headline):
     table = headline.table(rows(CELLS)).splitlines()
     assert table[0] == "| MNIST, test % | its curvature sees | ε = 1 (seeds) | ε = 2 (seeds) |"
     assert table[2:] == [
-        "| DP-KFC, inputs | nothing: pink noise | 96.10 ± 0.14 (2) | – |",
-        "| DP-SGD | nothing | 94.00 ± 1.41 (2) | 95.00 (1) |",
+        "| DP-KFC, inputs | nothing: pink noise | 96.10\xa0±\xa00.14\xa0(2) | – |",
+        "| DP-SGD | nothing | 94.00\xa0±\xa01.41\xa0(2) | 95.00\xa0(1) |",
     ]
 
 

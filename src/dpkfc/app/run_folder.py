@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dpkfc.app.unpack_limit import UnpackedSizeError, check_unpacked_size
-from dpkfc.checkpoint import CheckpointError, place_file
+from dpkfc.checkpoint import CheckpointError, place_file, weights_record_path
 
 # The file that a finished run writes last.
 LAST_PLOT = "spectra.png"
@@ -208,7 +208,14 @@ class RunFolder:
         part = self.metrics.with_name(self.metrics.name + ".part")
         try:
             shutil.rmtree(new_checkpoint, ignore_errors=True)
-            for path in (self.ledger, self.metrics, part, self.schema, self.config):
+            for path in (
+                self.ledger,
+                weights_record_path(self.ledger),
+                self.metrics,
+                part,
+                self.schema,
+                self.config,
+            ):
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.path, error) from None

@@ -1372,7 +1372,9 @@ class ReleasedWeights:
         tensors: dict[str, Tensor] = dict(self._model.named_parameters())
         for path, module in self._model.named_modules():
             for name, buffer in module.named_buffers(path, recurse=False):
-                if name.rpartition(".")[2] not in module._non_persistent_buffers_set:
+                is_saved = name.rpartition(".")[2] not in module._non_persistent_buffers_set
+                # No release changes a sparse buffer, and safetensors has no form for one.
+                if is_saved and buffer.layout == torch.strided:
                     tensors[name] = buffer
         return tensors
 

@@ -211,6 +211,7 @@ _RARE = 1e-3  # of δ, for the loss of full batches
 # Calibration, the check before a run and the card ask for the same values of ε.
 _CACHE_SIZE = 4096
 _values: dict[tuple[Any, ...], float] = {}
+_divergences: dict[tuple[str, str], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 _forwarded: set[str] = set()
 
 
@@ -259,17 +260,20 @@ def total_epsilon(
     """
     import dp_accounting
 
-    counts: Counter[dp_accounting.DpEvent] = Counter()
+    counts: Counter[str] = Counter()
+    # A composed event holds a list, which has no hash.
+    events: dict[str, dp_accounting.DpEvent] = {}
     precision = 0.0
     for event, count in charges:
         if count and is_gaussian(event) and not has_no_noise(event):
             precision += count / event.noise_multiplier**2
-        else:
-            counts[event] += count
+            continue
+        events[repr(event)] = event
+        counts[repr(event)] += count
+    parts = [(events[text], count) for text, count in counts.items() if count]
     if precision:
         # Gaussian releases of full batches are together one Gaussian release.
-        counts[dp_accounting.GaussianDpEvent(precision**-0.5)] = 1
-    parts = [(event, count) for event, count in counts.items() if count]
+        parts.append((dp_accounting.GaussianDpEvent(precision**-0.5), 1))
     relations = {relation_of(event) for event, _ in parts} or {"add_or_remove_one"}
     if len(relations) > 1:
         raise ValueError(
@@ -713,7 +717,6 @@ def _composed(
     return _accountant(accountant, relation).compose(event, count)
 
 
-@functools.lru_cache(maxsize=8)
 def _rdp_of_one(
     event: dp_accounting.DpEvent, relation: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -721,6 +724,18 @@ def _rdp_of_one(
 
     dp-accounting would read a divergence of zero or below as an ε of zero.
     """
+    # A composed event holds a list, which has no hash.
+    key = (repr(event), relation)
+    if key not in _divergences:
+        if len(_divergences) >= _CACHE_SIZE:
+            _divergences.pop(next(iter(_divergences)), None)
+        _divergences[key] = _compute_rdp_of_one(event, relation)
+    return _divergences[key]
+
+
+def _compute_rdp_of_one(
+    event: dp_accounting.DpEvent, relation: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     import dp_accounting
 
     if is_truncated(event):

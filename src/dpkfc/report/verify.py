@@ -451,7 +451,7 @@ def _epsilon_of_releases(
     """
     try:
         return total_epsilon(charges_of(releases), delta, accountant)
-    except (ValueError, ArithmeticError, MemoryError) as error:
+    except (TypeError, ValueError, ArithmeticError, MemoryError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CardError(
             f"the chain of the ledger {path} holds, but its ε cannot be computed: {reason}"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -106,7 +107,7 @@ def _one_line(target: str, error: Exception) -> str:
         frame = frame.tb_next
     place = ""
     if frame is not None:
-        place = f" (line {frame.tb_lineno} of {frame.tb_frame.f_code.co_filename[-40:]})"
+        place = f" (line {frame.tb_lineno} of {Path(frame.tb_frame.f_code.co_filename).name[-40:]})"
     text = " ".join(str(error).split())
     text = text[:80]
     return f"{target} raised {type(error).__name__}: {text}{place}"

@@ -33,7 +33,7 @@ from dpkfc.app.tuning.search import (
     other_kind_error,
 )
 from dpkfc.privacy import ledger
-from dpkfc.privacy.accounting import EpsilonCurve, epsilon, event_from_dict, quiet_accountants
+from dpkfc.privacy.accounting import EpsilonCurve, event_from_dict, quiet_accountants, total_epsilon
 from dpkfc.privacy.ledger import LedgerError, Verified
 from dpkfc.report.numbers import rounded_up
 
@@ -165,22 +165,6 @@ def bound_selection(
         return float(accountant.get_epsilon(delta))
 
 
-def composed(
-    runs: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, relation: str
-) -> float:
-    """Bound ε of runs of which each was chosen after those before it, by RDP.
-
-    This is what is safe to say of an adaptive search.
-    """
-    # also where RDP knows the event, and not a composition of it
-    if all(one == runs[0][0] for one, _ in runs):
-        return epsilon(runs[0][0], sum(count for _, count in runs), delta, "rdp", relation)
-    event = dp_accounting.ComposedDpEvent(
-        [dp_accounting.SelfComposedDpEvent(one, count) for one, count in runs]
-    )
-    return epsilon(event, 1, delta, "rdp", relation)
-
-
 # --------------------------------------------------------------------------------------------------
 # What the runs of a study may have released, by their ledgers.
 
@@ -237,8 +221,8 @@ class StudyLedgers:
         if not self.releases:
             return 0.0
         try:
-            return composed(self.releases, delta, relation)
-        except ValueError:  # RDP knows each of the events, and not a composition of them
+            return total_epsilon(self.releases, delta, "rdp")
+        except ValueError:
             return None
 
 
