@@ -57,7 +57,7 @@ ROWS = (
             "dp-sgd": "DP-SGD",
             "dp-adam": "DP-Adam",
             "dp-kfc-a": "A only, pink noise, along z, Adam",
-            "natural": "A only, dead leaves, mapped back",
+            "natural": "A only, dead leaves, natural gradient",
             "dp-ngd": "DP-NGD, 500 public images of CIFAR-100",
         },
     ),
@@ -66,14 +66,14 @@ ROWS = (
         "1",
         "MNIST, MLP",
         grid="mlp",
-        labels={"natural": "DP-KFC, A only, mapped back, pink noise"},
+        labels={"natural": "DP-KFC, A only, natural gradient, pink noise"},
     ),
     Row(
         "IMDB, logistic regression",
         "1",
         "IMDB, logistic regression",
         grid="imdb",
-        labels={"natural": "DP-KFC, A only, mapped back, random words"},
+        labels={"natural": "DP-KFC, A only, natural gradient, random words"},
     ),
 )
 

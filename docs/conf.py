@@ -109,6 +109,19 @@ def read_page(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = STARRED.sub(lambda entry: entry[0] if [*page.glob(entry[1])] else "", source[0])
 
 
+def mark_code(
+    app: Sphinx, what: str, name: str, module: object, options: object, lines: list[str]
+) -> None:
+    """Mark the indented blocks of a module's docstring as code."""
+    if what != "module":
+        return
+    for number in reversed(range(1, len(lines))):
+        is_first = not lines[number - 1] and not lines[number - 2].startswith("    ")
+        if lines[number].startswith("    ") and is_first:
+            lines[number:number] = ["::", ""]
+
+
 def setup(app: Sphinx) -> None:
-    """Register the reading of pages."""
+    """Register the reading of pages and docstrings."""
     app.connect("source-read", read_page)
+    app.connect("autodoc-process-docstring", mark_code)

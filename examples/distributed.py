@@ -35,7 +35,6 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)  # no DDP
     optimizer = torch.optim.SGD(model.parameters(), lr=2.0)
     torch.manual_seed(1 + rank)  # dropout and augmentation: other numbers on every process
-
     kfac = KFAC(probe=FeatureNoise(16))
     config = PrivacyConfig(expected_batch_size=400, steps=60, preconditioner=kfac)
     plan = config.calibrate(epsilon=3.0, delta=1e-5, dataset_size=len(x))

@@ -28,7 +28,6 @@ from dpkfc import checkpoint, fsdp
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.data.checks import check_probes
 from dpkfc.data.loading import MicroBatches, layout
 from dpkfc.data.units import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
@@ -447,7 +446,6 @@ class Session:
         self._dataset = dataset
         self._augment = augment
         self._units = make_units(config, dataset, units, len(self._loader), plan.dataset_size)
-        check_probes(config.preconditioner, dataset)
         check_with_optimizer(config.postprocess, optimizer)
         self._size = MicroBatchSize(*config.micro_batch)
         self._clip = config.clip(layer.name for layer in self.layers)

@@ -129,11 +129,7 @@ class _PrivateEstimator(BaseEstimator):
         for target in public_targets:
             features = 2 * torch.rand(data[0].shape[1], generator=generator) - 1
             public_records.append((features, target))
-        with warnings.catch_warnings():
-            # Rows of a table are often equal, the more so after clamping.
-            warnings.filterwarnings("ignore", message="some records of the dataset are equal")
-            session = Session(plan, module, optimizer, data, public_records=public_records)
-        with session:
+        with Session(plan, module, optimizer, data, public_records=public_records) as session:
             for batch in session.batches():
                 session.step(batch, loss_fn)
             with session.averaged_weights():

@@ -165,20 +165,6 @@ def test_wrong_settings_are_refused(
     assert not (tmp_path / "run" / "ledger.jsonl").exists()
 
 
-def test_public_data_that_are_private_are_refused(tmp_path: Path) -> None:
-    from dpkfc.app.recipes.catalogue import find_recipe
-
-    train = find_recipe("digits").data(run_config(QUICK)).train
-    save_file(
-        {"inputs": train[0][:30].clone(), "labels": train[1][:30].clone()},
-        tmp_path / "public.safetensors",
-    )
-    chosen = {**QUICK, "public_data": str(tmp_path / "public.safetensors")}
-    for method in ({"method": "adadps"}, {"method": "dp-sgd-pt", "pretrain_epochs": 1}):
-        with pytest.raises(ValueError, match="share 30 rows"):
-            run(run_config({**chosen, **method, "out": str(tmp_path / str(method["method"]))}))
-
-
 def test_an_oracle_is_stamped(tmp_path: Path) -> None:
     chosen = {**QUICK, "method": "dp-kfc", "source": "private-oracle", "out": str(tmp_path / "run")}
     with pytest.warns(UserWarning, match="NOT PRIVATE"):

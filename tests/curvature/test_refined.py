@@ -246,10 +246,8 @@ def test_a_session_takes_it_and_goes_on_from_a_checkpoint(tmp_path):
         assert session.epsilon == epsilon and session.preconditioner.digest != expected.digest
 
 
-def test_private_rows_are_found_behind_it_and_an_oracle_stays_one(tmp_path):
+def test_an_oracle_stays_one():
     x = torch.randn(40, *SHAPE, generator=_stream(9))
-    with pytest.raises(ValueError, match="the probe of KFAC and the private dataset share 3 rows"):
-        _session(tmp_path, Refined(PublicData(x[:3], provenance="somewhere")))
     oracle = KFAC(
         sides="both", probe=Refined(PrivateOracle((x, torch.zeros(40, dtype=torch.long))))
     )

@@ -1,10 +1,6 @@
-"""Rows that a public and a private dataset share are found whatever holds them, and refused by
-name.
-"""
+"""Rows that a public and a private dataset share are found where a user asks, and only there."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,13 +9,13 @@ from torch import Tensor
 from dpkfc import PrivacyConfig
 from dpkfc.curvature import (
     KFAC,
-    FeatureNoise,
     Preconditioner,
     PreconditionerState,
-    Probe,
     PublicData,
 )
-from dpkfc.data.checks import check_disjoint, check_probes, shared_rows
+from dpkfc.data.checks import check_disjoint, shared_rows
+from dpkfc.integrations.opacus import PrivacyEngine
+from dpkfc.session import Session
 
 X = torch.randn(20, 2, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(20) % 3
@@ -63,39 +59,6 @@ def test_shared_rows_are_refused_by_name() -> None:
         check_disjoint(X[:1], (X, Y), "the probe of NGD")
 
 
-class _Held(Probe):
-    """A probe of stored inputs, kept in one of the ways that Python has."""
-
-    def sample(self, n: int, generator: torch.Generator) -> tuple[Tensor, None]:
-        return self.inputs[:n], None
-
-    def describe(self) -> dict[str, object]:
-        return {"source": "public", "name": type(self).__name__}
-
-
-@dataclass(frozen=True)
-class InAField(_Held):
-    inputs: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class InASlot(_Held):
-    inputs: Tensor
-
-
-class InAProperty(_Held):
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    @property
-    def inputs(self) -> Tensor:
-        return self._rows
-
-
-def make_probe_with_class_attribute(rows: Tensor) -> Probe:
-    return type("OfAClass", (_Held,), {"inputs": rows})()
-
-
 class Derived(Preconditioner):
     """A preconditioner of a user, with its probe in a property or wherever."""
 
@@ -116,21 +79,6 @@ class Derived(Preconditioner):
         raise NotImplementedError
 
 
-WAYS = [InAField, InASlot, InAProperty, make_probe_with_class_attribute]
-
-
-@pytest.mark.parametrize("keep", WAYS, ids=lambda keep: keep.__name__)
-@pytest.mark.parametrize(
-    "outer", [lambda probe: KFAC(probe=probe), Derived], ids=["KFAC", "own preconditioner"]
-)
-def test_private_rows_are_found_however_a_probe_keeps_its_inputs(
-    keep: object, outer: object
-) -> None:
-    rows = torch.randn(20, 3)
-    with pytest.raises(ValueError, match="private dataset share 20 rows"):
-        check_probes(outer(keep(rows)), (rows, Y))
-
-
 def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own() -> None:
     class Duck:
         inputs = torch.randn(20, 3)
@@ -141,72 +89,36 @@ def test_what_is_no_probe_is_refused_in_a_preconditioner_of_ones_own() -> None:
         PrivacyConfig(expected_batch_size=4, steps=1, preconditioner=Derived(Duck()))
 
 
-def test_probes_of_a_preconditioner_are_looked_at() -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_training_tells_whether_a_public_row_is_private(
+    shared: bool, recwarn: pytest.WarningsRecorder
+) -> None:
     rows = X.flatten(1)
-    public, noise = PublicData(rows[:2], provenance="rows"), FeatureNoise(6)
-    check_probes(KFAC(probe=public), (rows[2:], Y[2:]))
-    check_probes(KFAC(probe=noise), (rows, Y))
-    check_probes(None, (rows, Y))
-    whole = torch.utils.data.TensorDataset(rows, Y)
-    check_probes(KFAC(probe=public), torch.utils.data.Subset(whole, range(2, 20)))
-    check_probes(KFAC(probe=public), Loaded(whole))  # would be read through
-    listed = [whole[i] for i in range(20)]
-    held = [
-        (rows, Y),
-        [rows.numpy(), Y.numpy()],
-        whole,
-        listed,
-        torch.utils.data.Subset(whole, range(5)),
-    ]
-    for config, name in (
-        (KFAC(probe=public), "probe"),
-        (KFAC(probe=noise, output_probe=public), "output probe"),
-    ):
-        for private in held:
-            with pytest.raises(
-                ValueError, match=f"the {name} of KFAC and the private dataset share 2 rows"
-            ):
-                check_probes(config, private)
-    check_probes(KFAC(probe=public), [object()] * 3)  # examples of a kind that cannot be compared
-
-
-class Loaded(torch.utils.data.Dataset):
-    """A dataset that might read its examples from a disk."""
-
-    def __init__(self, inner: torch.utils.data.TensorDataset) -> None:
-        self.inner = inner
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, ...]:
-        return self.inner[i]
-
-
-def test_every_way_to_train_compares_the_probe_with_tensors_that_lie_in_a_dataset() -> None:
-    from dpkfc.config import PrivacyConfig
-    from dpkfc.integrations.opacus import PrivacyEngine
-    from dpkfc.session import Session
-
-    rows, labels = X.flatten(1), Y
-    config = KFAC(probe=PublicData(rows[:2], provenance="rows"), probe_size=2)
-    model, dataset = torch.nn.Linear(6, 3), torch.utils.data.TensorDataset(rows, labels)
+    public = rows[:2].clone() if shared else torch.randn(2, 6)
+    kfac = KFAC(probe=PublicData(public, provenance="rows"), probe_size=2)
+    dataset = torch.utils.data.TensorDataset(rows, Y)
+    config = PrivacyConfig(expected_batch_size=5, steps=1, preconditioner=kfac)
+    model = torch.nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    plan = PrivacyConfig(expected_batch_size=5, steps=1, preconditioner=config).with_noise(
-        1.0, 1e-3, 20
+    with Session(config.with_noise(1.0, 1e-3, 20), model, optimizer, dataset) as session:
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+    model = torch.nn.Linear(6, 3)
+    engine = PrivacyEngine()
+    engine.make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        data_loader=torch.utils.data.DataLoader(dataset, batch_size=5),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        preconditioner=kfac,
     )
-    with pytest.raises(ValueError, match="share 2 rows"):
-        Session(plan, model, optimizer, dataset)
-    with pytest.raises(ValueError, match="share 2 rows"):
-        PrivacyEngine().make_private(
-            module=model,
-            optimizer=optimizer,
-            data_loader=torch.utils.data.DataLoader(dataset, batch_size=5),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-            preconditioner=config,
-        )
-    assert not model._forward_pre_hooks and not optimizer._optimizer_step_pre_hooks
+    engine.close()
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def loss_fn(model: torch.nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def test_minus_zero_and_shape() -> None:

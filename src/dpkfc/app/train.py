@@ -50,7 +50,6 @@ from dpkfc.app.settings import (
     read_toml,
     to_toml,
 )
-from dpkfc.data.checks import check_disjoint
 from dpkfc.distributed import DistributedContext
 from dpkfc.early_stopping import EarlyStopping
 from dpkfc.gradients.state import check_finite
@@ -70,32 +69,24 @@ from dpkfc.session import Batch, Session, StepRecord
 _BATCH = 50
 
 
-def pretrain(
-    config: RunConfig, model: nn.Module, input_shape: tuple[int, ...], private: tuple[Tensor, ...]
-) -> str:
+def pretrain(config: RunConfig, model: nn.Module, input_shape: tuple[int, ...]) -> str:
     """Train a model on `public_data` in place, and give its head new weights.
 
     Args:
         config: `public_data`, `pretrain_epochs`, `pretrain_lr` and the public `seed`.
         model: with its initial weights.
         input_shape: of one input.
-        private: the private training set, which may share no row with the public one.
 
     Returns:
         One line for the privacy card.
 
     Raises:
-        ConfigError: no labels, labels outside the head, shared rows, or a model without a linear
-            head.
+        ConfigError: no labels, labels outside the head, or a model without a linear head.
     """
     path = Path(config.public_data)
     inputs, labels = read_public_data(path, input_shape)
     if labels is None:
         raise ConfigError(f"public_data {path} has no `labels`; pre-training needs them")
-    try:
-        check_disjoint(inputs, private, f"public_data {path.name}")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     head = _head_of(model)
     labels = labels.long()
     least, most = int(labels.min()), int(labels.max())
@@ -245,7 +236,7 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         raise ConfigError(f"device {config.device!r} cannot be used ({reason}); try cpu") from None
     start = ""
     if config.pretrain_epochs:
-        start = pretrain(config, model, recipe.input_shape, data.train)
+        start = pretrain(config, model, recipe.input_shape)
     return Prepared(
         config=config,
         recipe=recipe,
@@ -253,17 +244,15 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         model=model,
         plan=plan,
         start=start,
-        stopping=_make_stopping(config, recipe.input_shape, data.train),
+        stopping=_make_stopping(config, recipe.input_shape),
     )
 
 
-def _make_stopping(
-    config: RunConfig, input_shape: tuple[int, ...], private: tuple[Tensor, ...]
-) -> EarlyStopping | None:
+def _make_stopping(config: RunConfig, input_shape: tuple[int, ...]) -> EarlyStopping | None:
     """Return what ends a run early, None without `patience`.
 
     Raises:
-        ConfigError: no labels, or rows of the private training set.
+        ConfigError: the data have no labels.
     """
     if not config.patience:
         return None
@@ -271,10 +260,6 @@ def _make_stopping(
     inputs, labels = read_public_data(path, input_shape, "public_validation")
     if labels is None:
         raise ConfigError(f"public_validation {path} has no `labels`; an early end needs them")
-    try:
-        check_disjoint(inputs, private, f"public_validation {path.name}")
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     if inputs.is_floating_point():
         inputs = inputs.float()
     device = torch.device(config.device)

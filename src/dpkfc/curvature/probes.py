@@ -154,14 +154,6 @@ class Probe(ABC):
         """Return plain values, with `source` either `synthetic` or `public`."""
 
     @property
-    def stored_inputs(self) -> Inputs | None:
-        """Examples that the probe holds, checked against the private data; None without any.
-
-        The default is the attribute `inputs`.
-        """
-        return getattr(self, "inputs", None)
-
-    @property
     def stored_labels(self) -> Tensor | None:
         """All labels that the probe holds; None without any.
 
@@ -610,11 +602,6 @@ class Refined(Probe):
             raise ValueError(
                 f"Refined: step_size must be positive and finite, got {self.step_size}"
             )
-
-    @property
-    def stored_inputs(self) -> Inputs | None:
-        """Examples that the other probe holds."""
-        return self.probe.stored_inputs
 
     @property
     def is_refined(self) -> bool:

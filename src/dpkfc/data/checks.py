@@ -1,16 +1,15 @@
-"""Check that a public and a private dataset share no rows, and that no record repeats.
+"""Compare a public with a private dataset where a user asks for it; refuse repeated records.
 
-Curvature of a private example is not public curvature. Rows are compared by a hash of the bytes of
-every tensor or number in their input. Equal rows are therefore found, and near-duplicates (another
-crop, another precision) are not.
+Curvature of a private example is not public curvature. No training compares rows by itself: whether
+it ran would tell whether a public record is in the private data. Rows are compared by a hash of the
+bytes of every tensor or number in their input. Equal rows are therefore found, and near-duplicates
+(another crop, another precision) are not.
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -50,6 +49,8 @@ def shared_rows(public: Any, private: Any) -> list[tuple[int, int]]:
 def check_disjoint(public: Any, private: Any, name: str = "the public data") -> None:
     """Refuse a public dataset that shares rows with a private one; arguments as in `shared_rows`.
 
+    The outcome is PRIVATE, as that of `shared_rows`. Call it for yourself, before any plan is made.
+
     Args:
         public: the data of curvature or pretraining.
         private: the data to protect.
@@ -68,37 +69,6 @@ def check_disjoint(public: Any, private: Any, name: str = "the public data") -> 
         f"{name} and the private dataset share {len(rows)} rows (public rows {named}): ε does not"
         " cover curvature or weights of them; remove them from one"
     )
-
-
-def check_probes(preconditioner: Any, private: Any) -> None:
-    """Refuse a probe with public examples that are rows of a private dataset in memory.
-
-    A dataset that loads its examples is not read for this check; call `check_disjoint` for it.
-
-    Args:
-        preconditioner: the settings, None for none; the stored inputs of its probes are checked.
-        private: the dataset.
-
-    Raises:
-        ValueError: as `check_disjoint`.
-    """
-    if preconditioner is None or not is_in_memory(private):
-        return
-    for role, probe in preconditioner.probes.items():
-        if probe.stored_inputs is not None:
-            name = f"the {role.replace('_', ' ')} of {type(preconditioner).__name__}"
-            check_disjoint(probe.stored_inputs, private, name)
-
-
-def is_in_memory(data: Any) -> bool:
-    """Return whether a dataset is tensors with one leading axis, a list, or their subset."""
-    while isinstance(data, Subset):
-        data = data.dataset
-    if _columns(data) is not None:
-        return True
-    if not isinstance(data, list) or not data:
-        return False
-    return isinstance(_input_of(data[0]), (Tensor, np.ndarray, str, bytes, Mapping))
 
 
 def _columns(data: Any) -> Sequence[Any] | None:
@@ -174,14 +144,10 @@ def _row_bytes(row: Any) -> Iterator[bytes]:
 
 _Rows = NDArray[np.int64]
 _ATOMS = (str, bytes, int, float, complex, type(None))  # equal ones may be one object
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_COMPARED_RECORDS = 8  # of held-out data
-_HASHED_NUMBERS = 1 << 20  # at a time
-_COMPARED_PAIRS = 1000  # of rows with one hash
 
 
 def check_once(dataset: Any) -> None:
-    """Refuse a dataset in which a record stands twice, and warn where rows of tensors are equal.
+    """Refuse a dataset in which a record stands twice.
 
     An example that stands in a dataset k times is drawn k times, and moves a sum by k C. The check
     does not read the examples. It sees torch's views (`Subset`, `ConcatDataset`), objects around a
@@ -202,23 +168,12 @@ def check_once(dataset: Any) -> None:
             f"{repeats} records stand in the dataset more than once, and each would count several"
             " times: leave repeats out, or pass units= and max_records_per_unit"
         )
-    tensors = tensors_of(dataset)
-    if tensors is not None and _has_equal_rows(tensors):
-        warnings.warn(
-            "some records of the dataset are equal, byte for byte. Where one was copied, each copy"
-            " counts, and ε is that of "
-            "one: leave copies out, or protect the original record with units=",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def check_held_out(held_out: Any, private: Any, name: str) -> None:
     """Refuse data for evaluation that is, or holds, records of the private dataset.
 
-    Common records are found as in `check_once`. A few records, spread over the held-out ones, are
-    also compared with those in the same places from the beginning and from the end of the private
-    dataset: a copied slice is found too.
+    Common records are found as in `check_once`; no record is read.
 
     Args:
         held_out: map-style dataset.
@@ -230,7 +185,7 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
     """
     if not all(hasattr(x, "__len__") and hasattr(x, "__getitem__") for x in (held_out, private)):
         return
-    if held_out is private or _has_common_rows(held_out, private) or _is_slice(held_out, private):
+    if held_out is private or _has_common_rows(held_out, private):
         raise ValueError(
             f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
             " of them. Evaluate on other data"
@@ -252,19 +207,6 @@ def _has_common_rows(dataset: Any, other: Any) -> bool:
     other_rows = _rows_by_storage(other)
     shared = rows.keys() & other_rows.keys()
     return any(np.isin(rows[storage], other_rows[storage]).any() for storage in shared)
-
-
-def _is_slice(dataset: Any, other: Any) -> bool:
-    if not 0 < len(dataset) <= len(other):
-        return False
-    rows = np.unique(np.linspace(0, len(dataset) - 1, _COMPARED_RECORDS).astype(int)).tolist()
-    # Records without numbers and texts are not compared.
-    with suppress(TypeError, ValueError, RuntimeError):
-        hashes = [hash_row(dataset[i]) for i in rows]
-        for start in (0, len(other) - len(dataset)):
-            if hashes == [hash_row(other[i + start]) for i in rows]:
-                return True
-    return False
 
 
 def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
@@ -340,35 +282,3 @@ def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], int, int]:
     """Return the addresses of a chunk's buffers, its offset in them and its length."""
     addresses = tuple(x.address for x in chunk.buffers() if x is not None)
     return addresses, chunk.offset, len(chunk)
-
-
-def _has_equal_rows(tensors: tuple[Tensor, ...]) -> bool:
-    """Return whether two rows of all tensors are equal; neighbours with one hash are compared."""
-    hashes = np.zeros(len(tensors[0]), dtype=np.int64)
-    generator = np.random.default_rng(0)
-    for x in tensors:
-        if x.layout != torch.strided or x.is_complex() or not len(x):
-            return False
-        words = _words(x)
-        width = words.shape[1]
-        factors = torch.from_numpy(generator.integers(-(2**63), 2**63, width)).to(x.device)
-        parts = words.split(max(1, _HASHED_NUMBERS // max(1, width)))
-        sums = [((part.long() ^ (part.long() >> 29)) * factors).sum(1) for part in parts]
-        hashes = (hashes * 31) ^ torch.cat(sums).cpu().numpy()
-    order = np.argsort(hashes, kind="stable")
-    places = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])[:_COMPARED_PAIRS]
-    first = torch.from_numpy(order[places])
-    second = torch.from_numpy(order[places + 1])
-    is_equal = torch.ones(len(places), dtype=torch.bool)
-    for x in tensors:
-        words = _words(x)
-        is_equal &= (words[first.to(x.device)] == words[second.to(x.device)]).all(1).cpu()
-    return bool(is_equal.any())
-
-
-def _words(x: Tensor) -> Tensor:
-    """Return the bytes of each row as integers."""
-    rows = x.detach().reshape(len(x), -1).contiguous()
-    if rows.dtype != torch.bool and rows.shape[1] * rows.element_size() % 8 == 0:
-        return rows.view(torch.int64)
-    return rows.view(_INTEGERS[rows.element_size()])

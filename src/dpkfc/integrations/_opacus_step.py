@@ -26,7 +26,6 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
-from dpkfc.data.checks import check_probes
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
@@ -286,8 +285,6 @@ class PrivateStep:
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_optimizer(optimizer, self._parameters)
         check_not_private(model, optimizer)
-        if source is not None:
-            check_probes(preconditioner, source.dataset)
         self._clip = plan.config.clip(layer.name for layer in self.layers)
         self._reduction = loss_reduction
         self._verify = verify
