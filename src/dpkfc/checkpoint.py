@@ -397,8 +397,7 @@ def check_run(
         noun = "process" if before == 1 else "processes"
         raise CheckpointError(
             f"{Path(folder)} was written by {before} {noun}, this run has {world_size}; use"
-            f" --nproc-per-node={before}, or any_world_size=True, --any-world-size"
-            " (docs/errors.md#processes)"
+            f" --nproc-per-node={before}, or any_world_size=True (--any-world-size)"
         )
 
 
