@@ -96,6 +96,14 @@ def test_lines_of_text(tmp_path: Path):
     ]
 
 
+def test_text_and_class_of_a_line_are_told_apart(tmp_path: Path):
+    schema = Schema(target="c", classes=tuple(f"k{number}" for number in range(12)))
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"text": "dose 1", "c": "k0"}\n{"text": "dose ", "c": "k10"}\n', "utf-8")
+    first, second = encode_texts(path, schema).contents
+    assert first != second
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from dpkfc.app.owndata.records import Records, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
     Column,
+    Schema,
     SchemaNoise,
     is_identifier,
     read_schema,
@@ -131,6 +133,26 @@ def test_one_more_record_moves_no_other_record():
         for value in fewer:
             left.remove(value)
         assert len(set(left)) <= 2  # the two values of one unit
+
+
+def test_one_more_row_without_a_person_moves_no_other_row(tmp_path: Path):
+    schema = Schema(
+        target="y",
+        classes=("0", "1"),
+        unit="who",
+        columns={"a": Column(kind="number", bounds=(0, 1000))},
+    )
+
+    def train_of(rows: list[str]) -> Counter[float]:
+        path = tmp_path / "t.csv"
+        path.write_text("a,y,who\n" + "\n".join(rows) + "\n", "utf-8")
+        data = split_records(encode_table(path, schema), 0, 0, "t")
+        assert data.size == len(data.train[1])  # each row is a unit of its own
+        return Counter(data.train[0][:, 0].tolist())
+
+    rows = [f"{row // 2},0," for row in range(200)]
+    before, after = train_of(rows), train_of(["999,0,", *rows])
+    assert not before - after and (after - before).total() <= 1
 
 
 def test_rows_of_a_person_stay_together(tmp_path: Path):

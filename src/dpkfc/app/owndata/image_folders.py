@@ -57,9 +57,9 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
     Raises:
         DatasetError: a file cannot be read and `broken` is "error", or there are no images.
     """
-    units: list[str] = []
+    people: list[str | None] = []
     if labels is not None:
-        paths, numbers, units = _read_labels(folder, schema, labels)
+        paths, numbers, people = _read_labels(folder, schema, labels)
     else:
         paths = _find_images(folder)
         number_of = {name: number for number, name in enumerate(schema.classes)}
@@ -82,20 +82,20 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
     labels_kept = []
     names = []
     contents = []
-    units_kept = []
+    people_kept = []
     for row, image in zip(kept, images, strict=True):
         labels_kept.append(numbers[row])
         names.append(str(paths[row].relative_to(folder)))
         contents.append(image.tobytes() + b"%d" % numbers[row])
-        if units:
-            units_kept.append(units[row])
+        if people:
+            people_kept.append(people[row])
     broken = 1 - len(kept) / len(paths)
     return Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(labels_kept),
         names=names,
         contents=contents,
-        units=units_kept,
+        units=unit_names(people_kept, contents) if people else (),
         figures={("broken", "files"): broken},
     )
 
@@ -113,7 +113,7 @@ def _find_images(folder: Path) -> list[Path]:
 
 def _read_labels(
     folder: Path, schema: Schema, labels: Path
-) -> tuple[list[Path], list[int], list[str]]:
+) -> tuple[list[Path], list[int], list[str | None]]:
     kinds, _ = read_header(labels, schema.delimiter)
     first = next(iter(kinds))
     names = [first, schema.target]
@@ -124,11 +124,8 @@ def _read_labels(
     paths = [folder / str(name) for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
-    units: list[str] = []
-    if schema.unit:
-        units = unit_names(columns[2])
     numbers = encode_labels(schema, columns[1])
-    return paths, numbers.tolist(), units
+    return paths, numbers.tolist(), columns[2] if schema.unit else []
 
 
 def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:

@@ -83,7 +83,7 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     records = records.labelled()
     keys = [unit.encode() for unit in records.units]
     if not keys:
-        keys = _numbered(records.contents)
+        keys = number_equal(records.contents)
     places = [_place(key, seed, b"test") for key in keys]
     is_test = np.array(places) < TEST_SHARE
     is_validation = np.zeros(len(keys), bool)
@@ -115,7 +115,7 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     )
 
 
-def _numbered(contents: Sequence[bytes]) -> list[bytes]:
+def number_equal(contents: Sequence[bytes]) -> list[bytes]:
     """Return the contents, equal ones told apart by a count."""
     seen: Counter[bytes] = Counter()
     keys = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ import pyarrow.parquet as pa_parquet
 import torch
 
 from dpkfc.app.datasets.formats import DatasetError, damaged_error, unreadable_error
-from dpkfc.app.owndata.records import UNKNOWN, Records
+from dpkfc.app.owndata.records import UNKNOWN, Records, number_equal
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.unpack_limit import check_unpacked_size
 
@@ -208,13 +209,13 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         labels = encode_labels(schema, targets)
     else:
         labels = np.full(table.num_rows, UNKNOWN, np.int64)
-    units: list[str] = []
-    if schema.unit in table.column_names:
-        people = column_texts(path, table, schema.unit)
-        units = unit_names(people)
     contents = []
     for row, label in zip(inputs, labels.tolist(), strict=True):
         contents.append(row.tobytes() + b"%d" % label)
+    units: list[str] = []
+    if schema.unit in table.column_names:
+        people = column_texts(path, table, schema.unit)
+        units = unit_names(people, contents)
     return Records(
         inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
@@ -253,10 +254,19 @@ def encode_labels(schema: Schema, values: Sequence[str | None]) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def unit_names(values: Sequence[str | None]) -> list[str]:
-    """Return the unit of each record; a record without one is a unit of its own."""
+def unit_names(values: Sequence[str | None], contents: Sequence[bytes]) -> list[str]:
+    """Return the unit of each record; a record without one is a unit of its own.
+
+    Its name follows from its content, so that no other record moves it to another side of a split.
+    """
+    alone = []
+    for value, content in zip(values, contents, strict=True):
+        if value is None or not value.strip():
+            alone.append(content)
+    digests = [hashlib.blake2b(key, digest_size=16).hexdigest() for key in number_equal(alone)]
+    left = iter(digests)
     names = []
-    for row, value in enumerate(values):
+    for value in values:
         text = "" if value is None else value.strip()
-        names.append(f"unit {text}" if text else f"row {row}")
+        names.append(f"unit {text}" if text else f"record {next(left)}")
     return names

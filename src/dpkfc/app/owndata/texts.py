@@ -58,16 +58,18 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         inputs = minilm_vectors(texts, schema.text.length)
     else:
         inputs = hashed_texts(texts, schema.text.buckets)
-    pairs = zip(texts, labels, strict=True)
+    contents = []
+    for text, label in zip(texts, labels, strict=True):
+        contents.append(f"{label}\0{text}".encode("utf-8", "surrogatepass"))
     empty = sum(not text.strip() for text in texts)
     units: list[str] = []
     if schema.unit in columns:
-        units = unit_names(columns[schema.unit])
+        units = unit_names(columns[schema.unit], contents)
     return Records(
         inputs=inputs,
         labels=torch.tensor(labels),
         names=[str(number) for number in numbers],
-        contents=[f"{text}{label}".encode() for text, label in pairs],
+        contents=contents,
         units=units,
         figures={("empty", "texts"): empty / len(texts)},
     )
