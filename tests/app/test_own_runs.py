@@ -18,6 +18,7 @@ from dpkfc.app.html.render import write_page
 from dpkfc.app.owndata.predictions import evaluate_examples, load_run
 from dpkfc.app.owndata.tasks import load_task
 from dpkfc.app.recipes.catalogue import RECIPES, recipe_of, run_config
+from dpkfc.app.recipes.recipe import cross_entropy, evaluate, score_classes
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, read_settings, resume, run
@@ -196,6 +197,35 @@ def test_people_are_the_unit(tmp_path: Path):
         audit_folder(result.folder, ["one-run"], canaries=20)
     smoke = prepare(run_config({**chosen, "smoke": True}))
     assert smoke.data.units is not None and len(smoke.data.units) == len(smoke.data.train[1])
+
+
+def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path: Path):
+    """The number of rows is public, so a batch of all rows is accepted or refused by it alone."""
+    path, schema = write_patients(tmp_path)
+    chosen = {**QUICK, "data": str(path), "schema": str(schema)}
+    rows = patients()
+    for row in rows[::3]:
+        row[-1] = "perhaps"
+    write_rows(path, rows)
+    prepared = prepare(run_config(chosen))
+    assert prepared.plan.dataset_size + len(prepared.data.test[1]) == 200
+    assert run(run_config({**chosen, "out": str(tmp_path / "run")})).steps == 2
+    code, text = _call("evaluate", str(tmp_path / "run"))
+    assert code == 0 and "without a known class left out" in text
+
+
+def test_a_label_outside_of_the_classes_has_no_loss():
+    model = torch.nn.Linear(3, 2)
+    inputs = torch.randn(4, 3)
+    labels = torch.tensor([1, 7, -1, -100])
+    losses = cross_entropy(model, (inputs, labels))
+    plain = torch.nn.functional.cross_entropy(model(inputs[:1]), labels[:1])
+    assert losses.tolist() == [pytest.approx(float(plain)), 0, 0, 0]
+    losses[1:].sum().backward()
+    assert not model.weight.grad.any()
+    judged = evaluate(model, (inputs, labels))
+    assert judged.loss == pytest.approx(float(plain)) and judged.accuracy in (0, 1)
+    assert sum(score.examples for score in score_classes(model, (inputs, labels))) == 1
 
 
 def test_a_class_with_one_example(tmp_path: Path):

@@ -19,7 +19,7 @@ import torch
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.forms import empty_schema
-from dpkfc.app.owndata.records import Records, split_records
+from dpkfc.app.owndata.records import TEST_SHARE, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
     Column,
@@ -299,11 +299,21 @@ def test_a_target_outside_of_the_header_is_named(tmp_path: Path):
         encode_table(path, schema)
 
 
-def test_rows_without_a_known_class_are_left_out(tmp_path: Path):
+def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path: Path):
     path, schema_path = write_patients(tmp_path)
     rows = patients()
     rows[7][-1], rows[8][-1] = "perhaps", ""
     write_rows(path, rows)
-    records = encode_table(path, read_schema(schema_path)).labelled()
-    assert len(records) == 198 and "8" not in records.names
-    assert np.isclose(records.figures["without a known class", "records"], 0.01)
+    records = encode_table(path, read_schema(schema_path))
+    known = records.labelled()
+    assert len(known) == 198 and "8" not in known.names
+    data = split_records(records, 20, 0, "rows")
+    assert data.validation is not None
+    assert data.size + len(data.test[1]) + len(data.validation[1]) == 200
+    assert np.isclose(data.figures["without a known class", "records"], 0.01)
+    units = replace(records, units=[f"{row // 2}\0" for row in range(200)])
+    assert split_records(units, 0, 0, "rows").size == len(train_units(units))
+
+
+def train_units(records: Records) -> set[str]:
+    return {unit for unit in records.units if _place(unit.encode(), 0, b"test") >= TEST_SHARE}

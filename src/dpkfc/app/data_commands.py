@@ -110,7 +110,7 @@ def evaluate_run(
     console = open_console()
     task = trained.recipe.task
     figures = f"{task.score} {found.judged.accuracy:.4f}, {task.mean_loss} {found.judged.loss:.4f}"
-    left_out = f"; {found.unlabelled:,} without a known class left out" if data else ""
+    left_out = f"; {found.unlabelled:,} without a known class left out" if found.unlabelled else ""
     console.print(f"{figures}, {found.examples:,} records{left_out}", highlight=False)
     if found.classes:
         table = Table(header_style="bold")

@@ -160,6 +160,9 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
     rows: list[ClassRow] = []
     count = trained.recipe.num_classes
     if task.judge is CLASSIFICATION.judge and count > 1:
+        is_known = (examples[1] >= 0) & (examples[1] < count)
+        unlabelled += int((~is_known).sum())
+        examples = examples[0][is_known], examples[1][is_known]
         scores = probabilities(trained.model, examples[0])
         guesses = scores.argmax(1)
         names = trained.recipe.classes

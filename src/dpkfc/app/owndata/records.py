@@ -52,7 +52,6 @@ class Records:
         is_known = self.labels != UNKNOWN
         kept = is_known.nonzero().squeeze(1)
         rows = kept.tolist()
-        share = 1 - len(rows) / max(1, len(self))
         units: Sequence[str] = ()
         if self.units:
             units = [self.units[row] for row in rows]
@@ -62,14 +61,15 @@ class Records:
             names=[self.names[row] for row in rows],
             contents=[self.contents[row] for row in rows],
             units=units,
-            figures={**self.figures, ("without a known class", "records"): share},
+            figures=self.figures,
         )
 
 
 def split_records(records: Records, validation_size: int, seed: int, source: str) -> ExampleSet:
     """Split records into training, validation and test examples by public hashes.
 
-    About a fifth become the test split. Of a unit all records fall on one side.
+    About a fifth become the test split. Of a unit all records fall on one side. A record without a
+    known class stays, with loss 0, so that no private value decides the number of records.
 
     Args:
         records: of a file.
@@ -80,8 +80,7 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     Raises:
         DatasetError: a side has no records.
     """
-    records = records.labelled()
-    keys = [unit.encode() for unit in records.units]
+    keys = [unit.encode("utf-8", "surrogatepass") for unit in records.units]
     if not keys:
         keys = number_equal(records.contents)
     places = [_place(key, seed, b"test") for key in keys]
@@ -98,20 +97,22 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not is_test.any():
         raise DatasetError(
-            f"{source}: {len(keys)} records with a known class leave a side of the split empty;"
-            " check classes and validation_size, or give more"
+            f"{source}: {len(keys)} records leave a side of the split empty; lower"
+            " validation_size, or give more"
         )
     train_rows = np.flatnonzero(is_train)
     validation = None
     if validation_size:
         validation = _select(records, np.flatnonzero(is_validation))
+    unknown = (records.labels == UNKNOWN).double().mean()
+    figures = {**records.figures, ("without a known class", "records"): float(unknown)}
     return ExampleSet(
         train=_select(records, train_rows),
         test=_select(records, np.flatnonzero(is_test)),
         validation=validation,
         source=source,
         units=_unit_numbers(records, train_rows),
-        figures=records.figures,
+        figures=figures,
     )
 
 
@@ -143,8 +144,9 @@ def _unit_numbers(records: Records, rows: np.ndarray) -> Tensor | None:
     if not records.units:
         return None
     units = [records.units[row] for row in rows]
-    _, numbers = np.unique(units, return_inverse=True)
-    return torch.from_numpy(numbers)
+    # An array of texts would drop null characters at their ends.
+    number_of = {unit: number for number, unit in enumerate(sorted(set(units)))}
+    return torch.tensor([number_of[unit] for unit in units])
 
 
 def describe_figures(figures: Figures) -> str:

@@ -45,14 +45,33 @@ class Judged:
 
 
 def cross_entropy(model: nn.Module, batch: Examples) -> Tensor:
-    """Return the per-example losses `[B]` of a batch (inputs `[B, ...]`, labels `[B]`)."""
+    """Return the per-example losses `[B]` of a batch (inputs `[B, ...]`, labels `[B]`).
+
+    An example whose label is no class has loss 0: a private label must not end a run.
+    """
     inputs, labels = batch
-    return functional.cross_entropy(model(inputs), labels, reduction="none")
+    outputs = model(inputs)
+    known = _known_labels(labels, outputs.shape[1])
+    return functional.cross_entropy(outputs, known, reduction="none", ignore_index=_NO_CLASS)
+
+
+_NO_CLASS = -100
+
+
+def _known_labels(labels: Tensor, classes: int) -> Tensor:
+    """Return labels with `_NO_CLASS` where one is no class; shares of classes stay."""
+    if labels.is_floating_point():
+        return labels
+    labels = labels.long()
+    is_known = (labels >= 0) & (labels < classes)
+    return labels.where(is_known, _NO_CLASS)
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     """Return accuracy and mean cross-entropy, and restore the model's mode afterwards.
+
+    Examples whose label is no class are left out.
 
     Args:
         model: on any device.
@@ -63,14 +82,18 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     device = next(model.parameters()).device
     model.eval()
     right = 0
+    total = 0
     loss = 0.0
     for inputs, batch in zip(examples[0].split(chunk), examples[1].split(chunk), strict=True):
-        labels = batch.to(device)
         output = model(inputs.to(device))
+        labels = _known_labels(batch.to(device), output.shape[1])
         right += int((output.argmax(1) == labels).sum())
-        loss += float(functional.cross_entropy(output, labels, reduction="sum"))
+        total += int((labels != _NO_CLASS).sum())
+        losses = functional.cross_entropy(output, labels, reduction="sum", ignore_index=_NO_CLASS)
+        loss += float(losses)
     model.train(training)
-    return Judged(right / len(examples[1]), loss / len(examples[1]))
+    total = max(1, total)
+    return Judged(right / total, loss / total)
 
 
 @dataclass(frozen=True)
@@ -110,8 +133,9 @@ def score_classes(model: nn.Module, examples: Examples, chunk: int = 250) -> lis
         count = output.shape[1]
         answers.append(output.argmax(1).cpu())
     model.train(training)
-    labels = examples[1].cpu()
-    given = torch.cat(answers)
+    labels = _known_labels(examples[1].cpu(), count)
+    given = torch.cat(answers)[labels != _NO_CLASS]
+    labels = labels[labels != _NO_CLASS]
     scores = []
     for label in range(count):
         of_class = int((labels == label).sum())
