@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.forms import empty_schema
 from dpkfc.app.owndata.image_folders import encode_folder
-from dpkfc.app.owndata.records import UNKNOWN
+from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.owndata.texts import encode_texts
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
@@ -38,15 +39,35 @@ def test_a_folder_a_class(tmp_path: Path):
     assert grey.inputs.shape == (60, 1, 16, 16)
 
 
-def test_a_broken_image_is_named_or_left_out(tmp_path: Path):
+def test_a_broken_image_counts_as_one_without_a_class(tmp_path: Path):
     folder = write_images(tmp_path / "pets")
     whole = (folder / "cat" / "0.png").read_bytes()
     (folder / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
     (folder / "dog" / "text.jpg").write_text("no image")
+    records = encode_folder(folder, SCHEMA)
+    assert len(records) == 61 and records.figures["broken", "files"] == pytest.approx(2 / 61)
+    broken = records.labels == UNKNOWN
+    assert broken.sum() == 2 and not records.inputs[broken].any()
+    assert len(encode_folder(folder, SCHEMA, with_broken=False)) == 59
     with pytest.raises(DatasetError, match=r"cat/0.png: is no whole PNG or JPEG"):
+        encode_folder(folder, replace(SCHEMA, images=ImageForm(size=16, broken="error")))
+    for path in folder.rglob("*.*"):
+        path.write_text("no image")
+    with pytest.raises(DatasetError, match="no PNG or JPEG image that can be read"):
         encode_folder(folder, SCHEMA)
-    left = encode_folder(folder, replace(SCHEMA, images=ImageForm(size=16, broken="skip")))
-    assert len(left) == 59 and left.figures["broken", "files"] == pytest.approx(2 / 61)
+
+
+def test_the_decoder_warns_of_no_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = write_images(tmp_path / "pets", 2)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not (encode_folder(folder, SCHEMA).labels == UNKNOWN).any()
+    table = tmp_path / "labels.csv"
+    names = [path for path in folder.rglob("*.*")]
+    table.write_text(f"file,animal\n{names[0]},cat\nnone.png,dog\n", "utf-8")
+    records = encode_folder(folder, replace(SCHEMA, target="animal"), table)
+    assert records.labels.tolist() == [0, UNKNOWN]
 
 
 def test_a_table_of_labels_and_patients(tmp_path: Path):
@@ -109,18 +130,45 @@ def test_text_and_class_of_a_line_are_told_apart(tmp_path: Path):
     [
         ("", "is empty"),
         ("\n\n", "empty lines alone"),
-        ('{"note": "a", "code": 1}\n[1]\n', "line 2 is no JSON object"),
-        ('{"note": "a", "code": 1}\n{"note"\n', "line 2 is no JSON object"),
-        ('\n{"code": 1}\n', "line 2 has no key 'note'"),
-        ('{"note": "a"}\n', "line 1 has no key 'code'"),
+        ('[1]\n{"note"\n', "no line is a JSON object"),
+        ('\n{"code": 1}\n', "no line has a key 'note'"),
+        ('{"note": "a"}\n', "no line has a key 'code'"),
     ],
 )
-def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, content: str, message: str):
+def test_a_file_without_records_is_one_error(tmp_path: Path, content: str, message: str):
     path, schema = tmp_path / "notes.jsonl", tmp_path / "notes.toml"
     schema.write_text(TEXT_SCHEMA, "utf-8")
     path.write_text(content, "utf-8")
     with pytest.raises(DatasetError, match=message):
         encode_texts(path, read_schema(schema))
+
+
+@pytest.mark.parametrize(
+    ("line", "label"),
+    [
+        (b"[1]", UNKNOWN),
+        (b'{"note"', UNKNOWN),
+        (b'{"note": "M\xfcller", "code": 1, "id": 1}', UNKNOWN),
+        (b'{"note": 1' + b"0" * 5000 + b"}", UNKNOWN),
+        (b'{"note": "no code"}', UNKNOWN),
+        (b'{"note": "", "code": "\\ud800", "id": "\\ud800"}', UNKNOWN),
+        (b'{"note": "caf\\ud800", "code": 1}', 1),
+        (b'{"code": 1}', 1),
+    ],
+)
+@pytest.mark.parametrize("unit", ["", "id"])
+def test_one_line_does_not_decide_whether_a_run_begins(
+    tmp_path: Path, line: bytes, label: int, unit: str
+):
+    path, schema_path = write_texts(tmp_path / "notes.jsonl"), tmp_path / "notes.toml"
+    schema_path.write_text(TEXT_SCHEMA, "utf-8")
+    schema = replace(read_schema(schema_path), unit=unit)
+    before = encode_texts(path, schema)
+    path.write_bytes(line + b"\n" + path.read_bytes())
+    records = encode_texts(path, schema)
+    assert len(records) == 121 and records.labels[0] == label
+    assert torch.equal(records.inputs[1:], before.inputs)
+    split_records(records, 10, 0, "notes")
 
 
 @pytest.mark.slow

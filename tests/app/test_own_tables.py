@@ -19,7 +19,7 @@ import torch
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.forms import empty_schema
-from dpkfc.app.owndata.records import TEST_SHARE, Records, _place, split_records
+from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
     Column,
@@ -260,7 +260,7 @@ def test_without_a_schema_the_error_is_the_command(tmp_path: Path):
         (b"\n", "no header"),
         (b"age,outcome\n", "has no column 'sex'"),
         (",".join(HEADER).encode() + b"\n", "a header and no rows"),
-        (",".join(HEADER).encode() + b"\n1,2,3\n", "row 2 has not the 7 cells"),
+        (",".join(HEADER).encode() + b"\n1,2,3\n", "no row has the 7 cells"),
         (b"age,age\n1,2\n", "two columns are named 'age'"),
         (b"\xff\xfe\x00", "not UTF-8"),
         (b"PAR1", "has no column"),
@@ -273,6 +273,52 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, content: bytes, mes
     with pytest.raises(DatasetError, match=message) as caught:
         encode_table(path, schema)
     assert "bad.csv" in str(caught.value) and len(str(caught.value)) < 160 + len(str(path))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"1,2,3",
+        b'1,50,male,cook,yes,"open,no',
+        b'1,50,male,cook,yes,"open"quote,no',
+        b"1,50,male,cook,yes,M\xfcller,no",
+        b"1,50,male,cook,yes,a comma, too,no",
+        b"1,50,male,cook,yes," + b"a" * 200_000 + b",no",
+    ],
+)
+def test_a_row_without_a_form_counts_as_one_without_values(tmp_path: Path, row: bytes):
+    path, schema_path = write_patients(tmp_path)
+    schema = read_schema(schema_path)
+    whole = encode_table(path, schema)
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([header, *lines[:9], row + b"\n", *lines[9:]]))
+    records = encode_table(path, schema)
+    others = [place for place in range(201) if place != 9]
+    assert len(records) == 201 and records.labels[9] == UNKNOWN
+    assert records.inputs[9].count_nonzero() == len(schema.features)  # indicators alone
+    assert torch.equal(records.inputs[others], whole.inputs)
+    assert torch.equal(records.labels[others], whole.labels)
+    assert records.figures["unreadable", "rows"] == 1 / 201
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_quoted_cell_may_have_several_lines(tmp_path: Path, end: str):
+    schema = Schema(target="y", classes=("0", "1"), columns={"t": Column(kind="text", buckets=16)})
+    path = tmp_path / "t.csv"
+    lines = ["t,y", '"one', 'two",1', "", "three,0"]
+    path.write_bytes(end.join(lines).encode())
+    records = encode_table(path, schema)
+    assert records.labels.tolist() == [1, 0]
+    assert torch.equal(records.inputs[:, :-1], hashed_texts(["one two", "three"], 16))
+
+
+def test_a_typed_value_that_is_no_text_is_missing(tmp_path: Path):
+    schema = Schema(target="y", classes=("0",), columns={"t": Column(kind="text", buckets=16)})
+    path = tmp_path / "t.parquet"
+    pa.parquet.write_table(pa.table({"t": [b"one", b"\xff"], "y": ["0", "0"]}), path)
+    records = encode_table(path, schema)
+    assert torch.equal(records.inputs[:1, :-1], hashed_texts(["one"], 16))
+    assert records.inputs[:, -1].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["none.csv", "none.parquet"])

@@ -72,11 +72,13 @@ def predict(
     Example: dpkfc predict runs/first --data new.csv --out predictions.csv
     """
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
+    from dpkfc.app.owndata.records import describe_figures
 
     trained = load_run(run)
     records = read_records(trained, data, run)
     count = write_predictions(trained, records, out)
     open_console().print(f"{count:,} predictions: {out}", soft_wrap=True)
+    open_console().print(describe_figures(records.figures), soft_wrap=True, highlight=False)
 
 
 def evaluate_run(

@@ -15,7 +15,7 @@ _IMAGE_FORM = """\
 [images]
 size = 32  # pixels of each side
 channels = 3  # 1 for grey
-broken = "error"  # or "skip"
+broken = "skip"  # or "error"
 """
 _IMAGE_UNIT = """\
 # unit = "patient"  # a column of the label file; ε then protects all images of one patient

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from dpkfc.app.datasets.formats import DatasetError, unreadable_error
-from dpkfc.app.owndata.records import UNKNOWN, Records
+from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import (
     column_texts,
@@ -42,24 +44,28 @@ def folder_classes(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> Records:
+def encode_folder(
+    folder: Path, schema: Schema, labels: Path | None = None, *, with_broken: bool = True
+) -> Records:
     """Read the images of a folder.
 
     Args:
         folder: with one folder a class, or with the files that `labels` names.
         schema: public size, channels and classes.
         labels: a table whose first column names files.
+        with_broken: whether files that cannot be read count, as they must in training.
 
     Returns:
         Images float32 `[N, C, size, size]`, pixels from −1 to 1. Files outside of a folder of a
-        class have no label.
+        class have no label, and neither has a file that cannot be read, whose pixels are 0.
 
     Raises:
         DatasetError: a file cannot be read and `broken` is "error", or there are no images.
     """
     people: list[str | None] = []
+    figures: Figures = {}
     if labels is not None:
-        paths, numbers, people = _read_labels(folder, schema, labels)
+        paths, numbers, people, figures = _read_labels(folder, schema, labels)
     else:
         paths = _find_images(folder)
         number_of = {name: number for number, name in enumerate(schema.classes)}
@@ -69,15 +75,20 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
             numbers.append(number_of.get(parts[0], UNKNOWN))
     images = []
     kept = []
+    broken = 0
     form = schema.images
+    nothing = np.zeros((form.channels, form.size, form.size), np.float32)
     bytes_each = 4 * form.channels * form.size**2
     check_unpacked_size(folder, len(paths) * bytes_each)
     for row, path in enumerate(paths):
         pixels = _read_image(path, form)
-        if pixels is not None:
-            images.append(pixels)
+        if pixels is None:
+            broken += 1
+            numbers[row] = UNKNOWN
+        if pixels is not None or with_broken:
+            images.append(nothing if pixels is None else pixels)
             kept.append(row)
-    if not images:
+    if broken == len(paths):
         raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
     labels_kept = []
     names = []
@@ -85,18 +96,17 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
     people_kept = []
     for row, image in zip(kept, images, strict=True):
         labels_kept.append(numbers[row])
-        names.append(str(paths[row].relative_to(folder)))
+        names.append(os.path.relpath(paths[row], folder))
         contents.append(image.tobytes() + b"%d" % numbers[row])
         if people:
             people_kept.append(people[row])
-    broken = 1 - len(kept) / len(paths)
     return Records(
         inputs=torch.from_numpy(np.stack(images)),
         labels=torch.tensor(labels_kept),
         names=names,
         contents=contents,
         units=unit_names(people_kept, contents) if people else (),
-        figures={("broken", "files"): broken},
+        figures={**figures, ("broken", "files"): broken / len(paths)},
     )
 
 
@@ -113,23 +123,25 @@ def _find_images(folder: Path) -> list[Path]:
 
 def _read_labels(
     folder: Path, schema: Schema, labels: Path
-) -> tuple[list[Path], list[int], list[str | None]]:
+) -> tuple[list[Path], list[int], list[str | None], Figures]:
     kinds, _ = read_header(labels, schema.delimiter)
     first = next(iter(kinds))
     names = [first, schema.target]
     if schema.unit:
         names.append(schema.unit)
-    table = read_table(labels, names, schema.delimiter)
+    table, figures = read_table(labels, names, schema.delimiter)
     columns = [column_texts(labels, table, name) for name in names]
-    paths = [folder / str(name) for name in columns[0]]
+    # The folder itself is no image.
+    paths = [folder / (name or "") for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
     numbers = encode_labels(schema, columns[1])
-    return paths, numbers.tolist(), columns[2] if schema.unit else []
+    people = columns[2] if schema.unit else []
+    return paths, numbers.tolist(), people, figures
 
 
 def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
-    """Return pixels float32 `[C, size, size]`, None for a broken file that may be left out."""
+    """Return pixels float32 `[C, size, size]`, None for a file that cannot be read."""
     try:
         from PIL import Image
     except ImportError:
@@ -137,11 +149,14 @@ def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
     mode = "RGB" if form.channels == 3 else "L"
     shape = form.size, form.size
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            check_unpacked_size(path, image.width * image.height * 4)
-            scaled = image.convert(mode).resize(shape)
+        # A warning would tell of one image.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                check_unpacked_size(path, image.width * image.height * 4)
+                scaled = image.convert(mode).resize(shape)
     # Whatever a decoder says about a damaged file.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:
         if form.broken == "skip":
             return None
         raise DatasetError(

@@ -209,7 +209,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
             **public_facts(schema),
             "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
         },
-        read=lambda other: image_folders.encode_folder(other, schema),
+        read=lambda other: image_folders.encode_folder(other, schema, with_broken=False),
     )
     return _with_schema(recipe, schema)
 

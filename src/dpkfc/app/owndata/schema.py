@@ -225,7 +225,7 @@ def _encode_categories(column: Column, values: list[str]) -> _Rows:
 
 
 def _bucket(text: str, buckets: int) -> int:
-    digest = hashlib.blake2b(text.encode(), digest_size=8, key=_HASH_KEY)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, key=_HASH_KEY)
     return int.from_bytes(digest.digest(), "big") % buckets
 
 
@@ -262,12 +262,13 @@ class ImageForm:
     Attributes:
         size: pixels of each side, to which every image is scaled.
         channels: 3 for colours, 1 for grey.
-        broken: "error" names a file that cannot be read and ends; "skip" leaves it out.
+        broken: "skip" lets a file that cannot be read count as an image without a class; "error"
+            names it and ends, which one person's file then decides.
     """
 
     size: int = 32
     channels: int = 3
-    broken: str = "error"
+    broken: str = "skip"
 
 
 @dataclass(frozen=True, kw_only=True)

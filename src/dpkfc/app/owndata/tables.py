@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 import torch
 
 from dpkfc.app.datasets.formats import DatasetError, damaged_error, unreadable_error
-from dpkfc.app.owndata.records import UNKNOWN, Records, number_equal
+from dpkfc.app.owndata.records import UNKNOWN, Figures, Records, number_equal
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.unpack_limit import check_unpacked_size
 
@@ -81,17 +80,26 @@ def check_file(path: Path) -> None:
 
 
 def _read_first_line(path: Path, delimiter: str) -> tuple[list[str], str]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            line = file.readline()
-    except (OSError, ValueError) as error:
-        raise damaged_error(path, f"is not UTF-8 text ({type(error).__name__})") from None
+    # Bytes of later lines that are no UTF-8 are a matter of their rows.
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        line = file.readline()
+    if not is_unicode(line):
+        raise damaged_error(path, "has a header that is not UTF-8 text")
     if not delimiter:
         delimiter = max((",", ";", "\t", "|"), key=line.count)
     names = next(csv.reader([line], delimiter=delimiter), [])
     if not any(name.strip() for name in names):
         raise DatasetError(f"{path}: has no header; its first line must name the columns")
     return names, delimiter
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text has a form in UTF-8: bytes that were none are lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stored_schema(path: Path) -> pa.Schema:
@@ -115,8 +123,14 @@ def _kind_of_type(kind: pa.DataType) -> str:
     return ""
 
 
-def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> pa.Table:
+def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[pa.Table, Figures]:
     """Read these columns of a file.
+
+    A row of a CSV file that has no form counts as a row without values: what one person's row holds
+    must not decide whether a run begins.
+
+    Returns:
+        The table, and the share of such rows, which is PRIVATE.
 
     Raises:
         DatasetError: a column is missing, or the file is damaged. No message repeats a row.
@@ -131,8 +145,8 @@ def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> pa.Tab
         if path.suffix.lower() in DELIMITED:
             return _read_delimited(path, list(kinds), names, delimiter)
         if path.suffix.lower() == ".parquet":
-            return pa_parquet.read_table(path, columns=list(names))
-        return pa_feather.read_table(path, columns=list(names))
+            return pa_parquet.read_table(path, columns=list(names)), {}
+        return pa_feather.read_table(path, columns=list(names)), {}
     except OSError as error:
         raise unreadable_error(path, error) from None
     except pa.ArrowException:
@@ -146,32 +160,50 @@ def _shorten(names: list[str]) -> str:
 
 def _read_delimited(
     path: Path, header: list[str], names: Sequence[str], delimiter: str
-) -> pa.Table:
+) -> tuple[pa.Table, Figures]:
     """Read columns of a CSV file as texts, so that no type follows from the rows."""
-    wrong: list[Any] = []
-
-    def note(row: Any) -> str:
-        wrong.append(row.number)
-        return "skip"
-
-    table = pa_csv.read_csv(
-        path,
-        read_options=pa_csv.ReadOptions(use_threads=False, column_names=header, skip_rows=1),
-        parse_options=pa_csv.ParseOptions(
-            delimiter=delimiter, newlines_in_values=True, invalid_row_handler=note
-        ),
-        convert_options=pa_csv.ConvertOptions(
-            column_types=dict.fromkeys(header, pa.string()),
-            include_columns=list(names),
-            strings_can_be_null=False,
-        ),
-    )
-    if wrong:
+    text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    # The header tells how lines end, and no row.
+    end = re.search(r"\r(?!\n)|\n", text)
+    lines = text.split(end[0])[1:] if end else []
+    rows: list[list[str] | None] = []
+    place = 0
+    while place < len(lines):
+        if lines[place].strip("\r"):
+            row, used = _read_row(lines, place, len(header), delimiter)
+            rows.append(row)
+            place += used
+        else:
+            place += 1
+    broken = rows.count(None)
+    if rows and broken == len(rows):
         raise DatasetError(
-            f"{path}: row {wrong[0]} has not the {len(header)} cells of the header"
-            f" ({len(wrong)} such rows); mend or remove them"
+            f"{path}: no row has the {len(header)} cells of the header; check the delimiter"
         )
-    return table
+    columns = {}
+    for name in names:
+        cell = header.index(name)
+        values = [None if row is None else row[cell] for row in rows]
+        columns[name] = pa.array(values, pa.string())
+    return pa.table(columns), {("unreadable", "rows"): broken / max(1, len(rows))}
+
+
+def _read_row(
+    lines: Sequence[str], place: int, cells: int, delimiter: str
+) -> tuple[list[str] | None, int]:
+    """Return the row that begins at a line, and how many lines it takes.
+
+    A row without a form is None and takes one line. So an open quote takes no other row with it.
+    """
+    left = (lines[number] + "\n" for number in range(place, len(lines)))
+    reader = csv.reader(left, delimiter=delimiter, strict=True)
+    try:
+        row = next(reader)
+    except csv.Error:
+        return None, 1
+    if len(row) != cells or not is_unicode("".join(row)):
+        return None, 1
+    return row, reader.line_num
 
 
 def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
@@ -190,10 +222,10 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     for wanted in (schema.target, schema.unit):
         if wanted and (with_target or wanted in kinds):
             names.append(wanted)
-    table = read_table(path, names, schema.delimiter)
+    table, unreadable = read_table(path, names, schema.delimiter)
     if not table.num_rows:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
-    figures = {}
+    figures = dict(unreadable)
     parts = []
     for name, column in schema.features.items():
         encoded = column.encode(column_texts(path, table, name))
@@ -227,21 +259,35 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
 
 
 def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
-    """Return a column as texts, None where a value is null.
+    """Return a column as texts, None where a value is null or has no form as text.
 
     Raises:
         DatasetError: its type has no form as text.
     """
     column = table.column(name)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
     try:
-        texts = column.cast(pa.string())
+        # The type decides, and no value.
+        column.slice(0, 0).cast(pa.string())
     except pa.ArrowException:
         raise DatasetError(
             f"{path}: column {name!r} has the type {column.type}, which is no text or number; set"
             " kind = 'ignore', or store it as text"
         ) from None
-    values: list[str | None] = texts.to_pylist()
+    try:
+        values: list[str | None] = column.cast(pa.string()).to_pylist()
+    except (pa.ArrowException, ValueError):
+        values = [_text_at(column, row) for row in range(len(column))]
     return values
+
+
+def _text_at(column: pa.ChunkedArray, row: int) -> str | None:
+    try:
+        text: str | None = column.slice(row, 1).cast(pa.string())[0].as_py()
+    except (pa.ArrowException, ValueError):
+        return None
+    return text
 
 
 def encode_labels(schema: Schema, values: Sequence[str | None]) -> np.ndarray:
@@ -249,8 +295,8 @@ def encode_labels(schema: Schema, values: Sequence[str | None]) -> np.ndarray:
     number_of = {name: number for number, name in enumerate(schema.classes)}
     numbers = []
     for value in values:
-        text = "" if value is None else value.strip()
-        numbers.append(number_of.get(text, UNKNOWN))
+        number = UNKNOWN if value is None else number_of.get(value.strip(), UNKNOWN)
+        numbers.append(number)
     return np.array(numbers, np.int64)
 
 

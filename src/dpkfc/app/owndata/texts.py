@@ -10,9 +10,9 @@ import torch
 
 from dpkfc.app.datasets.formats import DatasetError, unreadable_error
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.records import UNKNOWN, Records
+from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.owndata.tables import check_file, encode_labels, unit_names
+from dpkfc.app.owndata.tables import check_file, encode_labels, is_unicode, unit_names
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 
 SUFFIXES = (".jsonl", ".ndjson")
@@ -29,13 +29,16 @@ def text_width(schema: Schema) -> int:
 def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
     """Read a file of texts and encode it. Empty lines are ignored.
 
+    A key that a line lacks is a missing value, and a line that is no object lacks all of them: what
+    one person's line holds must not decide whether a run begins.
+
     Args:
         path: of the file.
         schema: public; keys that it does not name are ignored.
-        with_target: whether each line must have the target.
+        with_target: whether the target must be there.
 
     Raises:
-        DatasetError: the file cannot be read, a line is no object, or it lacks a key. No message
+        DatasetError: the file cannot be read, no line is an object, or none has a key. No message
             repeats a line.
     """
     numbers, objects = _read_objects(path)
@@ -44,18 +47,16 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         wanted.append(schema.target)
         if schema.unit:
             wanted.append(schema.unit)
-    columns: dict[str, list[str | None]] = {key: [] for key in wanted}
-    for number, entry in zip(numbers, objects, strict=True):
-        for key, values in columns.items():
-            values.append(_text(path, number, entry, key))
-    found = columns[schema.text.key]
-    texts = [text or "" for text in found]
-    labels = [UNKNOWN] * len(texts)
-    if all(schema.target in entry for entry in objects):
-        targets = [_plain(entry[schema.target]) for entry in objects]
-        labels = encode_labels(schema, targets).tolist()
+    for key in wanted:
+        if not any(key in entry for entry in objects):
+            raise DatasetError(f"{path}: no line has a key {key!r}; check --text and --target")
+    texts = [_plain(entry.get(schema.text.key)) or "" for entry in objects]
+    targets = [_plain(entry.get(schema.target)) for entry in objects]
+    labels = encode_labels(schema, targets).tolist()
     if schema.text.encoder == "sentences":
-        inputs = minilm_vectors(texts, schema.text.length)
+        # A tokenizer takes no lone surrogates.
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]
+        inputs = minilm_vectors(whole, schema.text.length)
     else:
         inputs = hashed_texts(texts, schema.text.buckets)
     contents = []
@@ -63,52 +64,62 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         contents.append(f"{label}\0{text}".encode("utf-8", "surrogatepass"))
     empty = sum(not text.strip() for text in texts)
     units: list[str] = []
-    if schema.unit in columns:
-        units = unit_names(columns[schema.unit], contents)
+    if schema.unit:
+        people = [_plain(entry.get(schema.unit)) for entry in objects]
+        units = unit_names(people, contents)
+    unreadable = objects.count({})
     return Records(
         inputs=inputs,
         labels=torch.tensor(labels),
         names=[str(number) for number in numbers],
         contents=contents,
         units=units,
-        figures={("empty", "texts"): empty / len(texts)},
+        figures={
+            ("empty", "texts"): empty / len(texts),
+            ("unreadable", "lines"): unreadable / len(texts),
+        },
     )
 
 
 def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
-    """Return the numbers of the lines with an object, and the objects."""
+    """Return the numbers of the lines that are not empty, and their objects.
+
+    A line without a form gives an empty object.
+    """
     check_file(path)
-    numbers, objects = [], []
+    numbers: list[int] = []
+    objects: list[Entry] = []
     try:
-        lines = path.read_text("utf-8-sig").split("\n")
+        content = path.read_bytes()
     except OSError as error:
         raise unreadable_error(path, error) from None
-    except ValueError:
-        raise DatasetError(f"{path}: is not UTF-8 text; store it as UTF-8") from None
+    # Bytes that are no UTF-8 become lone surrogates, of which a line that is UTF-8 has none.
+    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if not isinstance(entry, dict):
-            raise DatasetError(f"{path}: line {number} is no JSON object; mend or remove it")
         numbers.append(number)
-        objects.append(entry)
+        objects.append(_parse(line))
     if not objects:
         raise DatasetError(f"{path}: holds empty lines alone; give a file with records")
+    if not any(objects):
+        raise DatasetError(f"{path}: no line is a JSON object; give one object a line")
     return numbers, objects
 
 
-def _text(path: Path, number: int, entry: Entry, key: str) -> str | None:
-    if key not in entry:
-        raise DatasetError(f"{path}: line {number} has no key {key!r}; check --text and --target")
-    return _plain(entry[key])
+def _parse(line: str) -> Entry:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) and is_unicode(line) else {}
 
 
 def _plain(value: Any) -> str | None:
     """Return a value as a text, as it stands in the file."""
     if value is None or isinstance(value, str):
         return value
-    return json.dumps(value)
+    try:
+        return json.dumps(value)
+    except (ValueError, RecursionError):
+        return None
