@@ -19,6 +19,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import check_estimator
 
 from dpkfc.report.verify import verify_ledger
+from dpkfc.session import Session
 from dpkfc.sklearn import (
     DPLogisticRegression,
     DPMLPClassifier,
@@ -111,6 +112,38 @@ def test_private_values_raise_no_error(blobs):
     assert predictions.min() >= 0 and predictions.max() <= 2
 
 
+@pytest.mark.parametrize("cell", ["HIV+", 10**400, 1.7e308, None, {"a": 1}, [1], "é\ud800"])
+def test_a_cell_that_is_no_number_counts_as_missing(blobs, cell):
+    rows = blobs[0].astype(object)
+    rows[7, 1] = cell
+    targets = blobs[0][:, 0].astype(object)
+    targets[7] = cell
+    narrow = {**QUIET, "bounds": (0, 1e-3)}
+    regressor = DPMLPRegressor(bounds=(0, 1e-3), target_bounds=(0, 1e-3), steps=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        estimator = DPLogisticRegression(steps=1, **narrow).fit(rows, blobs[1])
+        scores = estimator.decision_function(rows)
+        regressor.fit(rows, targets)
+    rows[7, 1] = 1.0 if cell == 1.7e308 else np.nan
+    assert np.array_equal(scores, estimator.decision_function(rows.astype(float)))
+
+
+@pytest.mark.parametrize("odd", ["?", None, 7.5, [0, 1], float("nan")])
+def test_a_label_of_another_type_turns_off_its_own_row_alone(blobs, monkeypatch, odd):
+    seen = []
+    monkeypatch.setattr(
+        DPLogisticRegression, "_train", lambda self, rows, codes, *rest, **other: seen.append(codes)
+    )
+    labels = [int(label) for label in blobs[1]]
+    estimator = DPLogisticRegression(**QUIET)
+    estimator.fit(blobs[0], labels)
+    estimator.fit(blobs[0], [*labels[:-1], odd])
+    before, after = seen
+    assert before.tolist() == labels
+    assert after.tolist() == [*labels[:-1], -1]
+
+
 def test_a_label_outside_the_classes_contributes_nothing(blobs):
     """Without noise to speak of, such rows leave the weights where they began."""
     rows = blobs[0]
@@ -174,6 +207,20 @@ def test_complete_settings_give_no_warning_and_a_second_fit_does(blobs):
         estimator.fit(*blobs)
 
 
+def test_a_fit_that_is_cut_off_counts(blobs, monkeypatch):
+    estimator = DPLogisticRegression(steps=2, **QUIET)
+
+    def interrupt(session, batch, loss_fn):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            estimator.fit(*blobs)
+    with pytest.warns(UserWarning, match="fit number 2 of this estimator"):
+        estimator.fit(*blobs)
+
+
 def test_equal_rows_are_no_news(blobs):
     rows = np.repeat(blobs[0][:50], 4, axis=0)
     with warnings.catch_warnings():
@@ -199,10 +246,19 @@ def test_the_card_and_its_ledger_agree(fitted, tmp_path: Path):
     card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
     assert card["guarantee"]["epsilon"] == fitted.epsilon_
     assert card["public_seeds"]
+    assert json.loads((folder / "card.json").read_text("utf-8"))
     with pytest.raises(ValueError, match="holds files"):
         fitted.write_card(folder)
     with pytest.raises(NotFittedError):
         DPLogisticRegression().write_card(tmp_path / "other")
+
+
+def test_no_card_is_written_for_other_weights(blobs, tmp_path: Path):
+    estimator = DPLogisticRegression(steps=1, **QUIET).fit(*blobs)
+    estimator.module_.weight.data.fill_(7)
+    with pytest.raises(ValueError, match="module_ was changed since the fit"):
+        estimator.write_card(tmp_path / "card")
+    assert not (tmp_path / "card").exists()
 
 
 def test_an_estimator_holds_no_row_and_survives_pickle(fitted, blobs):

@@ -7,7 +7,6 @@ before noise depends on statistics of the rows: bounds, classes and weights are 
 from __future__ import annotations
 
 import copy
-import json
 import operator
 import os
 import warnings
@@ -19,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
@@ -28,14 +26,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
-from dpkfc.checkpoint import file_digest
+from dpkfc.checkpoint import digest_weights
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess.optimizers import WeightEMA
-from dpkfc.privacy.ledger import Ledger, encode_line
-from dpkfc.report.card import session_card, to_markdown
+from dpkfc.privacy.ledger import Ledger, parse
+from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_release
 from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 
@@ -69,18 +67,19 @@ class _PrivateEstimator(BaseEstimator):
     """Holds what all estimators do: public scales, one session a fit, and the card."""
 
     def __sklearn_tags__(self) -> Any:
-        """Return scikit-learn's tags: noise is never seeded, and NaN is a value like others."""
+        """Return scikit-learn's tags: noise is never seeded; NaN and texts count as missing."""
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True
         tags.input_tags.allow_nan = True
+        tags.input_tags.string = True
         return tags
 
     def _read_rows(self, X: Any, *, reset: bool) -> NDArray[np.float64]:
         """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked."""
         rows = validate_data(
-            self, X, reset=reset, dtype=np.float64, ensure_all_finite=False, estimator=self
+            self, X, reset=reset, dtype=None, ensure_all_finite=False, estimator=self
         )
-        return np.asarray(rows)
+        return parse_numbers(np.asarray(rows))
 
     def _set_scale(self) -> None:
         """Set centre and half width of every feature from public bounds alone."""
@@ -91,8 +90,7 @@ class _PrivateEstimator(BaseEstimator):
 
     def _scale(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return rows clamped to the bounds and mapped to [-1, 1]; NaN becomes 0, the middle."""
-        scaled = np.nan_to_num((rows - self.centers_) / self.half_widths_, nan=0.0)
-        return scaled.clip(-1.0, 1.0)
+        return np.nan_to_num(scale(rows, self.centers_, self.half_widths_), nan=0.0)
 
     @abstractmethod
     def _build_module(self, outputs: int) -> nn.Module:
@@ -130,6 +128,8 @@ class _PrivateEstimator(BaseEstimator):
             features = 2 * torch.rand(data[0].shape[1], generator=generator) - 1
             public_records.append((features, target))
         with Session(plan, module, optimizer, data, public_records=public_records) as session:
+            # Before the first release, so that a fit that is cut off counts.
+            self._fits = self._fit_count() + 1
             for batch in session.batches():
                 session.step(batch, loss_fn)
             with session.averaged_weights():
@@ -140,8 +140,8 @@ class _PrivateEstimator(BaseEstimator):
         self.n_iter_ = session.steps_done
         self.module_ = trained.double().eval()
         self.card_ = self._describe(session, seed)
-        self._ledger_lines = encode_ledger(session.ledger)
-        self._fits = self._fit_count() + 1
+        self._ledger_lines = ledger_bytes(session.ledger)
+        self._released = digest_weights(self.module_.state_dict())
 
     def _plan(self, count: int, seed: int, likelihood: str) -> Plan:
         """Return the plan of one fit of `count` rows."""
@@ -207,22 +207,18 @@ class _PrivateEstimator(BaseEstimator):
 
         Raises:
             NotFittedError: there was no fit.
-            ValueError: the folder holds files.
+            ValueError: the folder holds files, or `module_` holds other weights than those of the
+                fit.
         """
         check_is_fitted(self)
+        state = self.module_.state_dict()
+        if digest_weights(state) != self._released:
+            raise ValueError("module_ was changed since the fit, which a card is about; fit again")
         path = Path(folder)
         if path.is_dir() and any(path.iterdir()):
             raise ValueError(f"folder={str(path)!r} holds files; give a new or empty folder")
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "ledger.jsonl").write_bytes(b"".join(self._ledger_lines))
-        weights = path / "model.safetensors"
-        tensors = {name: x.contiguous() for name, x in self.module_.state_dict().items()}
-        save_file(tensors, weights)
-        card = dict(self.card_)
-        card["ledger"] = {**card["ledger"], "file": "ledger.jsonl"}
-        card["weights"] = {"file": weights.name, "sha256": file_digest(weights)}
-        (path / "privacy_card.json").write_text(json.dumps(card, indent=2), "utf-8")
-        (path / "privacy_card.md").write_text(to_markdown(card), "utf-8")
+        ledger = Ledger(parse(self._ledger_lines, LEDGER), None, None, None)
+        write_release(path, state, ledger, self.card_)
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> NDArray[np.float64]:
@@ -256,8 +252,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         if len(classes) < 2:
             raise ValueError(f"a classifier needs two classes or more, got 1 class: {classes}")
         weights = read_class_weights(self.class_weights, classes)
-        positions = {label: position for position, label in enumerate(classes)}
-        codes = torch.tensor([positions.get(label, _NO_CLASS) for label in labels.tolist()])
+        codes = torch.tensor(encode_classes(labels.tolist(), classes))
 
         def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
             features, codes = batch
@@ -281,10 +276,10 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
 
     def _read_labels(self, y: Any, count: int) -> NDArray[Any]:
         """Return the labels `[n]`, and set `classes_`."""
-        labels = read_targets(self, y, count)
         if self.classes is not None:
             self.classes_ = np.unique(np.asarray(self.classes))
-            return labels
+            return read_targets(self, keep_types(y), count)
+        labels = read_targets(self, y, count)
         check_classification_targets(labels)
         self.classes_ = np.unique(labels)
         warnings.warn(
@@ -497,12 +492,12 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
             ValueError: shapes, types or settings that do not go together; before ε is spent.
         """
         rows = self._read_rows(X, reset=True)
-        targets = read_targets(self, y, len(rows)).astype(np.float64)
+        targets = parse_numbers(read_targets(self, keep_types(y), len(rows)))
         self._set_scale()
         low, high = read_bounds("target_bounds", self.target_bounds, 1)[0]
         self.target_center_ = (low + high) / 2
         self.target_half_width_ = (high - low) / 2
-        scaled = ((targets - self.target_center_) / self.target_half_width_).clip(-1.0, 1.0)
+        scaled = scale(targets, self.target_center_, self.target_half_width_)
 
         def loss_fn(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
             features, targets = batch
@@ -590,6 +585,40 @@ def read_targets(estimator: BaseEstimator, y: Any, count: int) -> NDArray[Any]:
     return targets
 
 
+def keep_types(y: Any) -> Any:
+    """Return a list as an array of objects: one text among numbers would make texts of all."""
+    return np.asarray(y, dtype=object) if isinstance(y, list | tuple) else y
+
+
+def parse_numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return numbers of the same shape, NaN where a value is none.
+
+    Each value is read alone: one that is no number gives neither an error nor a warning.
+    """
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        if values.dtype.kind in "biuf":
+            return values.astype(np.float64)
+        numbers = [_parse_number(value) for value in values.ravel().tolist()]
+    return np.array(numbers, np.float64).reshape(values.shape)
+
+
+def _parse_number(value: Any) -> float:
+    try:
+        return float(value)
+    # Whatever an object says that is no number.
+    except Exception:
+        return float("nan")
+
+
+def scale(values: NDArray[np.float64], center: Any, half_width: Any) -> NDArray[np.float64]:
+    """Return values clamped to public bounds and mapped to [-1, 1]; NaN stays."""
+    with np.errstate(all="ignore"):
+        clamped = values.clip(center - half_width, center + half_width)
+        scaled: NDArray[np.float64] = (clamped - center) / half_width
+    return scaled.clip(-1.0, 1.0)
+
+
 def build_network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
     """Return linear layers with tanh between them."""
     widths = [inputs, *(operator.index(width) for width in hidden)]
@@ -599,20 +628,25 @@ def build_network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequen
     return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
+def encode_classes(labels: Sequence[Any], classes: Sequence[Any]) -> list[int]:
+    """Return the place of each label among the classes, `_NO_CLASS` for another label."""
+    positions = {label: position for position, label in enumerate(classes)}
+    codes = []
+    for label in labels:
+        try:
+            code = positions.get(label, _NO_CLASS)
+        except TypeError:
+            # A label without a hash, such as a list.
+            code = _NO_CLASS
+        codes.append(code)
+    return codes
+
+
 def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     """Return a module whose initial weights are a function of a public seed alone."""
     with preserve_generators():
         seed_generators(seed)
         return build()
-
-
-def encode_ledger(ledger: Ledger) -> tuple[bytes, ...]:
-    """Return the lines that a file of this ledger would hold."""
-    lines = []
-    for content in (ledger.header, *ledger.releases):
-        line, _ = encode_line({name: x for name, x in content.items() if name != "hash"})
-        lines.append(line)
-    return tuple(lines)
 
 
 def expected_failed_checks(estimator: BaseEstimator) -> dict[str, str]:

@@ -225,7 +225,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     table, unreadable = read_table(path, names, schema.delimiter)
     if not table.num_rows:
         raise DatasetError(f"{path}: has a header and no rows; give a file with records")
-    figures = dict(unreadable)
+    figures = {}
     parts = []
     for name, column in schema.features.items():
         encoded = column.encode(column_texts(path, table, name))
@@ -254,7 +254,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         names=[str(row) for row in range(1, len(labels) + 1)],
         contents=contents,
         units=units,
-        figures=figures,
+        figures={**figures, **unreadable},
     )
 
 
