@@ -112,7 +112,11 @@ def test_private_values_raise_no_error(blobs):
     assert predictions.min() >= 0 and predictions.max() <= 2
 
 
-@pytest.mark.parametrize("cell", ["HIV+", 10**400, 1.7e308, None, {"a": 1}, [1], "é\ud800"])
+@pytest.mark.parametrize(
+    "cell",
+    ["HIV+", 10**400, 1.7e308, None, {"a": 1}, [1], "\ud800"],
+    ids=lambda cell: f"{cell!a:.9}",
+)
 def test_a_cell_that_is_no_number_counts_as_missing(blobs, cell):
     rows = blobs[0].astype(object)
     rows[7, 1] = cell
