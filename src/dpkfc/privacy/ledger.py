@@ -146,7 +146,8 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
     Other fields of a header are in the hash of the plan, or have no consequence.
 
     Raises:
-        LedgerError: another plan, or another kind of noise.
+        LedgerError: another plan, kind of noise, or number of releases (None is no limit; a header
+            of an older version may lack it).
     """
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
@@ -162,6 +163,12 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
                 f" {wanted[key]!r}; use another folder"
             )
+    limit = wanted.get("steps")
+    if found.get("steps", limit) != limit:
+        raise LedgerError(
+            f"the ledger {name} was begun for {found['steps'] or 'unlimited'} releases, this run is"
+            f" for {limit or 'unlimited'}; use another ledger_path, or the call of that run"
+        )
 
 
 def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -299,9 +306,9 @@ class Ledger:
         Args:
             path: the file; its folder must exist.
             plan_hash: hash of the plan of this run.
-            header: what else the first line says: "certified" (bool) and "rng" ("secure" or
-                "repeatable"), in which a ledger that exists must agree, and anything else that JSON
-                can hold.
+            header: what else the first line says: "certified" (bool), "rng" ("secure" or
+                "repeatable") and "steps" (as `max_releases`), in which a ledger that exists must
+                agree, and anything else that JSON can hold.
             max_releases: releases that the plan allows.
 
         Raises:

@@ -386,7 +386,7 @@ def verify_ledger(
     facts["certified"] = header.get("certified")
     facts["noise generator"] = header.get("rng")
     for key, name in _STATED.items():
-        if key in header:
+        if header.get(key) is not None:
             facts[name] = str(header[key])
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
