@@ -59,8 +59,8 @@ from dpkfc.verification.public_rows import PublicRows
 
 _log = logging.getLogger(__name__)
 _ONLY_NOISE = (
-    "private: do not share. Every record of every step had a non-finite gradient; the releases hold"
-    " noise only. Look for missing values (NaN)."
+    "private: do not share. Since this run began or went on, every record had a non-finite"
+    " gradient; the releases hold noise only. Look for NaN."
 )
 
 
@@ -177,6 +177,7 @@ class GradientTally:
     def __init__(self) -> None:
         # The flag stays on the device until the warning, so that no step waits for it.
         self._any_finite: Tensor | None = None
+        self._has_warned = False
 
     def add(self, norms: Tensor) -> None:
         """Count records by their norms `[N]`, before noise."""
@@ -189,11 +190,14 @@ class GradientTally:
             self._any_finite = self._any_finite | finite.to(self._any_finite.device)
 
     def warn(self) -> None:
-        """Warn once if there were records and none had a finite gradient; never raise."""
+        """Warn once at the end of a run with records but no finite gradient; never raise.
+
+        Calls before the end would tell a private bit about each part of the run.
+        """
         only_noise = self._any_finite is not None and not bool(self._any_finite)
-        self._any_finite = None
-        if not only_noise:
+        if self._has_warned or not only_noise:
             return
+        self._has_warned = True
         try:
             warnings.warn(_ONLY_NOISE, UserWarning, stacklevel=3)
         except UserWarning:

@@ -443,7 +443,6 @@ class PrivateStep:
         if token is self._token:
             self._end_recording()
             self._pending_batch.finish_pass()
-            self._tally.warn()
 
     # -- the model --------------------------------------------------------------------------------
 
@@ -605,6 +604,8 @@ class PrivateStep:
             self._tally.add(norms)
         if physical.last:
             self._release(self._summer)
+            if self.ledger.remaining == 0:
+                self._tally.warn()
         self._pending_batch.record_step(physical.last)
         self._physical = None
         self._end_recording()
