@@ -975,6 +975,8 @@ class Session:
         }
         if self._ranks.world_size > 1:
             meta["world_size"] = self._ranks.world_size
+        if self._callbacks.takers:
+            meta["takers"] = list(self._callbacks.takers)
         plain = checkpoint.plain_entries(self.model.state_dict())
         if plain:
             meta["plain"] = plain
@@ -1045,6 +1047,7 @@ class Session:
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
+        self._callbacks.add_takers(meta.get("takers", []))
         self._weights.accept()
         self._released.record()
         preconditioning.current = preconditioner
