@@ -907,13 +907,15 @@ class Session:
         All processes of a sharded model call this method.
 
         Raises:
-            RuntimeError: as `check_released`.
+            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
         """
         self.check_released()
         has_average = self.plan.config.weight_average
         with self.averaged_weights() if has_average else nullcontext():
             state = self._model_state() if self._is_sharded else self.model.state_dict()
-            return checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
+            tensors = checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
+        self._released.check_names(tensors)
+        return tensors
 
     # -- checkpoints ------------------------------------------------------------------------------
 

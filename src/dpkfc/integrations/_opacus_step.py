@@ -693,10 +693,12 @@ class PrivateStep:
         """Return the released weights.
 
         Raises:
-            RuntimeError: as `check_released`.
+            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
         """
         self.check_released()
-        return copy_tensors(self.model.state_dict())
+        tensors = copy_tensors(self.model.state_dict())
+        self._released.check_names(tensors)
+        return tensors
 
     def _optimizer_parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -270,8 +270,8 @@ def _statements_of_accountants(
             continue  # it does not treat the event
         shown = cost(releases, card.delta, name)
         figure = float(stated[name])
-        is_close = figure == shown or math.isclose(figure, shown, rel_tol=_GRID)
-        statements.append((f"ε by {name.upper()}", figure, figure if is_close else shown))
+        if not math.isclose(figure, shown, rel_tol=_GRID):
+            statements.append((f"ε by {name.upper()}", figure, shown))
     return statements
 
 
