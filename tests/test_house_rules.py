@@ -23,8 +23,9 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # At most so many code tokens, tokens a line, share of odd names and messages over 160 characters.
 BOUNDS = {
     # Budgets, the officer's card in every host, idioms of Opacus, callbacks, loggers and the
-    # scikit-learn estimators took 22,000 tokens.
-    "core": (271_660, 8.89, 0.0135, 0),
+    # scikit-learn estimators took 22,000 tokens; a charge that follows its ledger, and more of a
+    # card compared with its ledger, 2,200.
+    "core": (273_830, 8.89, 0.0135, 0),
     # Own data on the command line took 14,000 tokens; the answer on a page, the short help, class
     # scores, an early end and the card command the rest.
     "app": (97_290, 7.9, 0.005, 0),
