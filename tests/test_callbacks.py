@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import dpkfc
-from dpkfc.callbacks import Callback, StepReport
+from dpkfc import checkpoint
+from dpkfc.callbacks import _REASON, Callback, StepReport
 from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import session_card, to_markdown
 from dpkfc.session import PRIVATE_FIGURES
@@ -74,6 +75,36 @@ def test_only_a_callback_that_asks_sees_numbers_of_the_batch() -> None:
         assert seen.private is None
         assert whole.private == {name: getattr(record, name) for name in PRIVATE_FIGURES}
         assert vars(seen) | {"private": whole.private} == vars(whole)
+
+
+def test_a_card_remembers_who_was_given_private_numbers(tmp_path) -> None:
+    settings = plan(1.0, test_mode_seed=None)
+    here = {"ledger_path": tmp_path / "ledger.jsonl"}
+    taker = Recorder(private=True)
+    with session(settings, net(), callbacks=[taker], **here) as s:
+        assert s.unprotected_figures == {}
+        train(s, 2)
+        taker.private = False
+        first = s.unprotected_figures
+        train(s, 1)
+        assert [report.private is None for report in taker.reports] == [False, False, True]
+        s.save(tmp_path / "checkpoint")
+    assert list(first.values()) == [f"{_REASON} Recorder"]
+    with session(settings, net(), **here) as s:
+        s.restore(tmp_path / "checkpoint")
+        assert s.unprotected_figures == first
+        train(s)
+        s.save(tmp_path / "checkpoint")
+    tensors, meta = checkpoint.read(tmp_path / "checkpoint")
+    for takers in (["Recorder", 3], "Recorder"):
+        checkpoint.write(tmp_path / "other", tensors, meta | {"takers": takers})
+        with pytest.raises(checkpoint.CheckpointError, match="takers does not fit"):
+            checkpoint.read_session(tmp_path / "other")
+    del meta["takers"]  # as an older version
+    checkpoint.write(tmp_path / "other", tensors, meta)
+    with session(settings, net(), **here, resume=True) as s:
+        s.restore(tmp_path / "other")
+        assert s.unprotected_figures == {}
 
 
 def test_public_reports_do_not_depend_on_the_data() -> None:

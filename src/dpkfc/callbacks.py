@@ -78,6 +78,10 @@ class CallbackCalls:
         callbacks: in the order in which they are called.
         ranks: the processes of the session.
 
+    Attributes:
+        takers: names of the callbacks that were given private numbers, in earlier parts of the run
+            too.
+
     Raises:
         ValueError: an object that is no callback.
     """
@@ -90,6 +94,7 @@ class CallbackCalls:
                     f"callbacks: {callback!r:.50} is no callback; derive it from"
                     " dpkfc.Callback, and pass an instance in a list"
                 )
+        self.takers: list[str] = []
         self._callbacks = list(callbacks)
         self._active: list[Callback] = []
         self._ranks = ranks
@@ -128,9 +133,15 @@ class CallbackCalls:
             return
         public = make_report()
         whole = StepReport(**{**vars(public), "private": dict(private)})
-        self._call_all(
-            self._active, lambda callback: callback.on_step(whole if callback.private else public)
-        )
+
+        def call(callback: Callback) -> None:
+            if not callback.private:
+                callback.on_step(public)
+                return
+            self.add_takers([type(callback).__name__])
+            callback.on_step(whole)
+
+        self._call_all(self._active, call)
 
     def end(self, session: Any) -> None:
         """Call `on_end` once, also of callbacks that have failed before."""
@@ -154,8 +165,11 @@ class CallbackCalls:
                 self._active = [other for other in self._active if other is not callback]
 
     def unprotected_figures(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the private numbers that callbacks are given, with the reason, for the card."""
-        takers = [type(callback).__name__ for callback in self._callbacks if callback.private]
-        if not takers:
+        """Return the private numbers that callbacks were given, with the reason, for the card."""
+        if not self.takers:
             return {}
-        return {f"callbacks: {', '.join(names)}": f"{_REASON} {', '.join(takers)}"}
+        return {f"callbacks: {', '.join(names)}": f"{_REASON} {', '.join(self.takers)}"}
+
+    def add_takers(self, names: Sequence[str]) -> None:
+        """Remember callbacks that were given private numbers."""
+        self.takers += [name for name in names if name not in self.takers]

@@ -367,6 +367,9 @@ def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | N
     state = meta.get("torch_rng", _NO_STATE)
     if not isinstance(state, Tensor) or state.dtype != torch.uint8 or state.numel() % world_size:
         return "torch_rng"
+    takers = meta.get("takers", [])
+    if not isinstance(takers, list) or not all(isinstance(name, str) for name in takers):
+        return "takers"
     return None
 
 

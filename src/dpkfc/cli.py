@@ -250,6 +250,10 @@ def budget(
         float | None, typer.Option("--delta", "-d", help="δ of all runs; begins a budget.")
     ] = None,
     people: Annotated[str, typer.Option(help="Whose data it is; left out: the file's name.")] = "",
+    moved: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="A ledger file was moved, so its charge moves too."),
+    ] = None,
 ) -> None:
     """Show what runs were charged to the budget of a dataset, and what is left; or begin one.
 
@@ -257,7 +261,7 @@ def budget(
     """
     from dpkfc.report.total import budget_table
 
-    open_console().print(budget_table(path, epsilon, delta, people))
+    open_console().print(budget_table(path, epsilon, delta, people, moved))
 
 
 def _add_commands() -> None:

@@ -59,8 +59,8 @@ from dpkfc.verification.public_rows import PublicRows
 
 _log = logging.getLogger(__name__)
 _ONLY_NOISE = (
-    "private: do not share. Every record of every step had a non-finite gradient; the releases hold"
-    " noise only. Look for missing values (NaN)."
+    "private: do not share. Since this run began or went on, every record had a non-finite"
+    " gradient; the releases hold noise only. Look for NaN."
 )
 
 
@@ -177,6 +177,7 @@ class GradientTally:
     def __init__(self) -> None:
         # The flag stays on the device until the warning, so that no step waits for it.
         self._any_finite: Tensor | None = None
+        self._has_warned = False
 
     def add(self, norms: Tensor) -> None:
         """Count records by their norms `[N]`, before noise."""
@@ -189,11 +190,14 @@ class GradientTally:
             self._any_finite = self._any_finite | finite.to(self._any_finite.device)
 
     def warn(self) -> None:
-        """Warn once if there were records and none had a finite gradient; never raise."""
+        """Warn once at the end of a run with records but no finite gradient; never raise.
+
+        Calls before the end would tell a private bit about each part of the run.
+        """
         only_noise = self._any_finite is not None and not bool(self._any_finite)
-        self._any_finite = None
-        if not only_noise:
+        if self._has_warned or not only_noise:
             return
+        self._has_warned = True
         try:
             warnings.warn(_ONLY_NOISE, UserWarning, stacklevel=3)
         except UserWarning:
@@ -903,13 +907,15 @@ class Session:
         All processes of a sharded model call this method.
 
         Raises:
-            RuntimeError: as `check_released`.
+            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
         """
         self.check_released()
         has_average = self.plan.config.weight_average
         with self.averaged_weights() if has_average else nullcontext():
             state = self._model_state() if self._is_sharded else self.model.state_dict()
-            return checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
+            tensors = checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
+        self._released.check_names(tensors)
+        return tensors
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -971,6 +977,8 @@ class Session:
         }
         if self._ranks.world_size > 1:
             meta["world_size"] = self._ranks.world_size
+        if self._callbacks.takers:
+            meta["takers"] = list(self._callbacks.takers)
         plain = checkpoint.plain_entries(self.model.state_dict())
         if plain:
             meta["plain"] = plain
@@ -1041,6 +1049,7 @@ class Session:
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
             torch.set_rng_state(states[self._ranks.rank % len(states)].clone())
+        self._callbacks.add_takers(meta.get("takers", []))
         self._weights.accept()
         self._released.record()
         preconditioning.current = preconditioner

@@ -59,7 +59,7 @@ def of_session(folder: Path) -> Path:
     return folder / "card"
 
 
-def of_engine(folder: Path) -> Path:
+def train_engine(folder: Path) -> PrivacyEngine:
     model, engine = nn.Linear(6, 2), PrivacyEngine(accountant="rdp")
     _, optimizer, loader = engine.make_private(
         module=model,
@@ -74,7 +74,11 @@ def of_engine(folder: Path) -> Path:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
     engine.close()
-    engine.write_card(folder / "card", **SAID)
+    return engine
+
+
+def of_engine(folder: Path) -> Path:
+    train_engine(folder).write_card(folder / "card", **SAID)
     return folder / "card"
 
 
@@ -98,13 +102,17 @@ def of_lightning(folder: Path) -> Path:
     return folder / "card"
 
 
-def of_server(folder: Path) -> Path:
+def train_server() -> Any:
     from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn
 
     config = FederatedConfig(
         clients=CLIENTS, rounds=2, expected_records=RECORDS, privacy=TrustedServer()
     )
-    run = federate(config.calibrate(2.0, 1e-3), head(), loss_fn, datasets())
+    return federate(config.calibrate(2.0, 1e-3), head(), loss_fn, datasets())
+
+
+def of_server(folder: Path) -> Path:
+    run = train_server()
     run.server.write_card(folder / "card", run.records, **SAID)
     return folder / "card"
 

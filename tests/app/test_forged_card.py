@@ -88,6 +88,44 @@ def test_an_edited_promise_passes_neither_verify_nor_audit(folder: Path, change,
     )
 
 
+def mechanism(**changed: object) -> Callable[[dict[str, Any]], object]:
+    return lambda card: card["mechanism"].update(changed)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda card: card.pop("layout"), "it has no layout"),
+        (lambda card: card.pop("dates"), "was changed, or is damaged (KeyError: 'dates')"),
+        (guarantee(neighbours_differ_in="ten added or removed"), "another difference of"),
+        (guarantee(planned_steps=999), "another planned number of releases"),
+        (guarantee(target_epsilon=0.01), "another target of ε"),
+        (lambda card: card["accounting"].update(epsilon_by={}), "another set of accountants"),
+        (
+            lambda card: card["accounting"].update(epsilon_by={"pld": 0.01, "rdp": 0.01}),
+            "another ε by PLD",
+        ),
+        (mechanism(divisor=1), "another divisor"),
+        (mechanism(sampler={"kind": "x"}), "another sampled dataset"),
+        (lambda card: card["mechanism"]["sampler"].update(sample_rate=0.5), "another sample_rate"),
+        (mechanism(event={"type": "GaussianDpEvent", "noise_multiplier": 9.0}), "another event"),
+        (
+            lambda card: card.update(total={"epsilon": 0.01, "delta": 1e-5, "runs": ["a"]}),
+            "this run alone has",
+        ),
+        (lambda card: card.update(total={"epsilon": 99.0}), "KeyError: 'delta'"),
+    ],
+)
+def test_an_edited_card_with_fitting_pages_does_not_pass(folder: Path, change, said: str) -> None:
+    path = folder / "privacy_card.json"
+    card = json.loads(path.read_text())
+    change(card)
+    path.write_text(json.dumps(card))
+    for name in ("privacy_card.md", "card.json"):
+        (folder / name).unlink()
+    assert said in refused("ledger", "verify", folder)
+
+
 @pytest.mark.parametrize(
     ("change", "where"),
     [

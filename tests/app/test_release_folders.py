@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.recipes.catalogue import run_config
@@ -20,12 +21,12 @@ from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.optimizers import WeightEMA
-from dpkfc.privacy.ledger import verify
+from dpkfc.privacy.ledger import encode_line, verify
 from dpkfc.report.card import session_card, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
 from dpkfc.report.verify import CardError, verify_ledger
 from tests.app.finished import call
-from tests.app.hosts import HOSTS, SAID, open_session, train
+from tests.app.hosts import HOSTS, SAID, open_session, train, train_engine, train_server
 
 Folder = Callable[[str], Path]
 
@@ -160,8 +161,12 @@ def test_a_total_over_runs_is_on_page_one() -> None:
         card = session_card(
             train(session), **SAID, total={"epsilon": 2.5, "delta": 1e-3, "runs": ["a", "b"]}
         )
-    page = to_markdown(card).partition("# Annex")[0]
-    assert "**Total over several runs:** ε = 2.5000, δ = 0.001 for a, b." in page
+        page = to_markdown(card).partition("# Annex")[0]
+        assert "**Total over several runs:** ε = 2.5000, δ = 0.001 for a, b." in page
+        for total in ({"epsilon": 0.001, "delta": 1e-3}, {"epsilon": 2.5, "delta": 1e-12}):
+            with pytest.raises(ValueError, match="this run alone has") as error:
+                session_card(session, **SAID, total=total | {"runs": ["a"]})
+            assert len(str(error.value)) <= 160
 
 
 @pytest.mark.parametrize("value", ["two\nlines", 3, "x" * 201, "\u202e"])
@@ -183,12 +188,29 @@ def test_the_command_fills_in_fields_and_shows_page_one(made: Folder, tmp_path: 
     assert empty.exit_code == 2 and "holds no privacy_card.json" in empty.stderr
 
 
+def take_id_away(path: Path) -> str:
+    """Write a ledger as versions wrote it whose cards had no layout; its head."""
+    head = None
+    lines = []
+    for text in path.read_text("utf-8").splitlines():
+        content = json.loads(text)
+        for name in ("id", "hash"):
+            content.pop(name, None)
+        if head is not None:
+            content["prev"] = head
+        line, head = encode_line(content)
+        lines.append(line)
+    path.write_bytes(b"".join(lines))
+    return str(head)
+
+
 def test_the_command_gives_an_older_card_its_first_page(made: Folder, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
     path = folder / "privacy_card.json"
     card = json.loads(path.read_text("utf-8"))
     for name in ("layout", "declared", "dates", "meaning", "total"):
         del card[name]
+    card["ledger"]["head"] = take_id_away(folder / "ledger.jsonl")
     path.write_text(json.dumps(card), "utf-8")
     told = verify_ledger(folder / "ledger.jsonl")
     assert told["pages of the card"].startswith("not compared: another version")
@@ -308,6 +330,63 @@ def test_any_change_of_a_weight_is_seen(dtype: torch.dtype, shape: tuple[int, ..
     flat[-1] += 1
     with pytest.raises(RuntimeError, match="'weight'"):
         known.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_values_that_changed_places_are_seen(dtype: torch.dtype) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(torch.randn(70, 8192, dtype=dtype))
+    known = ReleasedWeights(model)
+    for special in (False, True):
+        weight = model.weight.data
+        if special:
+            # Values of one sign, which differ in their highest bits alone.
+            weight.copy_(torch.randint(2, weight.shape) + 1.0)
+        known.record()
+        for one, other in (
+            ((0,), (1,)),
+            ((3,), (67,)),
+            ((slice(None), 0), (slice(None), 4096)),
+            ((0, slice(0, 2048)), (0, slice(4096, 6144))),
+            ((0, slice(0, 4)), (2, slice(0, 4))),
+        ):
+            before = weight.clone()
+            weight[one], weight[other] = before[other], before[one]
+            if not torch.equal(weight, before):
+                with pytest.raises(RuntimeError, match="'weight' is not as the last release"):
+                    known.check()
+            weight.copy_(before)
+            known.check()
+
+
+@pytest.mark.parametrize("host", ["session", "engine", "server"])
+def test_a_hook_of_the_state_dict_adds_nothing_to_the_weights(host: str, tmp_path: Path) -> None:
+    if host == "session":
+        trained: Any = train(open_session())
+    else:
+        trained = train_engine(tmp_path)._private if host == "engine" else train_server().server
+    model = trained.model
+    model.register_buffer("own", torch.ones(2), persistent=False)
+    for added in ("rows", "own"):
+        handle = model.register_state_dict_post_hook(
+            lambda m, state, prefix, local, added=added: state.update({added: torch.ones(2)})
+        )
+        with pytest.raises(RuntimeError, match=f"'{added}' of the state dict is no parameter"):
+            trained.released_state()
+        handle.remove()
+    assert set(trained.released_state()) == set(model.state_dict())
+
+
+def test_tied_and_sparse_tensors_of_a_state_dict_are_known() -> None:
+    inner = torch.nn.Linear(3, 3)
+    model = torch.nn.ModuleDict({"one": inner, "two": inner})
+    model.register_buffer("sparse", torch.eye(3).to_sparse())
+    known = ReleasedWeights(model)
+    known.check_names(model.state_dict())
+    wrapped = checkpoint_wrapper(torch.nn.Linear(3, 3))
+    model = torch.nn.ModuleDict({"part": wrapped})
+    assert "part.weight" in model.state_dict()
+    ReleasedWeights(model).check_names(model.state_dict())
 
 
 def test_the_fields_are_settings_of_their_own_section(tmp_path: Path) -> None:

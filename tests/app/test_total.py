@@ -74,6 +74,21 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     assert total["delta"] == 1e-5 and [run["releases"] for run in total["runs"]] == [3, 3]
 
 
+def test_a_ledger_that_was_moved_keeps_its_charge(tmp_path: Path) -> None:
+    path = tmp_path / "digits.toml"
+    call("budget", path, "--epsilon", "1.4", "--delta", "1e-5")
+    run = PrivacyConfig(expected_batch_size=8, steps=2, max_grad_norm=1.0).calibrate(1.0, 1e-5, 64)
+    old, new = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    with run.open_ledger(old) as ledger:
+        Budget(path).charge(run, ledger)
+    old.rename(new)
+    assert "no charge of" in refused("budget", path, "--moved", new.with_name("c"), new)
+    assert call("budget", path, "--moved", old, new).exit_code == 0
+    with run.open_ledger(new) as ledger:
+        Budget(path).charge(run, ledger)
+    assert [charge.path for charge in Budget(path).charges] == [str(new)]
+
+
 def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path: Path) -> None:
     said = refused(*RUN, "--budget", tmp_path / "none.toml", "--out", tmp_path / "run")
     assert "there is no budget" in said and not list(tmp_path.iterdir())

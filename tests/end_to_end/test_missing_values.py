@@ -48,7 +48,8 @@ def by_session(missing: int) -> list[StepRecord]:
 
 def by_engine(missing: int) -> None:
     model = net()
-    model, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
+    engine = PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), 0.1),
         noise_multiplier=1.0,
@@ -60,6 +61,35 @@ def by_engine(missing: int) -> None:
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
+    engine.close()
+
+
+def test_passes_of_an_engine_say_nothing_about_their_records() -> None:
+    """A warning after each pass would be a private bit of each, also where others have noise
+    alone."""
+    model = net()
+    rows = TensorDataset(*table(N))
+    engine = PrivacyEngine(accountant="rdp")
+    model, optimizer, loader = engine.make_private_with_epsilon(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), 0.1),
+        target_epsilon=5.0,
+        target_delta=1e-3,
+        epochs=3,
+        max_grad_norm=1.0,
+        data_loader=DataLoader(rows, batch_size=N // 2),
+        verify=False,
+    )
+    said = []
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for x, y in loader:
+                F.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        said.append(sum(ONLY_NOISE in str(warning.message) for warning in caught))
+    engine.close()
+    assert said == [0, 0, 1]
 
 
 def test_the_record_of_a_step_holds_the_fraction_of_records_that_are_not_finite() -> None:

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from dpkfc import Callback
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import run
+from dpkfc.integrations import loggers
 from dpkfc.integrations.loggers import (
     LOGGERS,
     Logger,
@@ -131,6 +133,22 @@ def test_tensorboard(private: bool, tmp_path) -> None:
         assert (tmp_path / "log").stat().st_mode & 0o077 == 0
 
 
+def test_a_folder_that_gets_private_numbers_is_closed_to_others(tmp_path, monkeypatch) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir(0o755)
+    loggers._make_folder(folder, private=False)
+    assert folder.stat().st_mode & 0o777 == 0o755
+    loggers._make_folder(folder, private=True)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(type(folder), "chmod", refuse)
+    with pytest.raises(ValueError, match="belongs to another user"):
+        loggers._make_folder(folder, private=True)
+
+
 def test_tensorboard_in_a_run_folder(tmp_path) -> None:
     pytest.importorskip("tensorboard")
     settings = {"recipe": "digits", "method": "dp-sgd", "accountant": "rdp", "epsilon": 3.0}
@@ -171,6 +189,32 @@ def test_mlflow(tmp_path) -> None:
     assert len({metric.timestamp for metric in history}) == 1
 
 
+def test_mlflow_gets_the_begin_for_the_end(monkeypatch) -> None:
+    times = []
+    info = SimpleNamespace(run_id="run")
+
+    class Client:
+        def __init__(self, tracking_uri=None) -> None: ...
+        def get_experiment_by_name(self, name): ...
+        def log_param(self, *values) -> None: ...
+
+        def create_experiment(self, name):
+            return "0"
+
+        def create_run(self, experiment, run_name=None):
+            return SimpleNamespace(info=info)
+
+        def log_metric(self, run, name, value, time, step) -> None:
+            times.append(time)
+
+        def set_terminated(self, run, status=None, end_time=None) -> None:
+            times.append(end_time)
+
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=Client))
+    trained(Logger(MLflow()))
+    assert len(set(times)) == 1 and times[0] > 0
+
+
 def test_wandb_records_neither_console_nor_machine(tmp_path, monkeypatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -183,7 +227,7 @@ def test_wandb_records_neither_console_nor_machine(tmp_path, monkeypatch) -> Non
 
 
 def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, tmp_path) -> None:
-    rows, made = [], {}
+    rows, made, waiting = [], {}, []
     kept = SimpleNamespace(log=lambda row, step: rows.append((step, row)), finish=lambda: None)
 
     def init(**options):
@@ -192,7 +236,16 @@ def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, 
 
     fake = SimpleNamespace(Settings=lambda **settings: settings, init=init)
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    trained(Logger(WandB(tmp_path, project="mine", mode="offline")))
+
+    class Watch(Callback):
+        def on_step(self, report) -> None:
+            waiting.append(len(rows))
+
+    logger = Logger(WandB(tmp_path, project="mine", mode="offline"))
+    with session(plan(1.0, test_mode_seed=None), net(), callbacks=[logger, Watch()]) as s:
+        train(s)
+    # The tool notes when a row arrives.
+    assert waiting == [0] * 6
     assert made["settings"] == {"console": "off", "x_disable_stats": True, "x_disable_meta": True}
     assert made["project"] == "mine" and made["config"]["delta"] == 1e-3
     assert [step for step, _ in rows] == [1, 2, 3, 4, 5, 6]

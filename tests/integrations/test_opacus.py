@@ -389,6 +389,23 @@ def test_an_engine_charges_its_whole_plan_and_records_its_weights(tmp_path) -> N
     assert read_weights_record(path) == record
 
 
+def test_a_charged_ledger_is_not_opened_without_its_limit(tmp_path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ward = Budget(tmp_path / "ward.toml", epsilon=50.0, delta=1e-3)
+    settings = {"epochs": 1, "target_delta": 1e-5, "ledger_path": path}
+    engine, *_ = with_epsilon(charging(ward), **settings)
+    noise = engine.plan.noise_multiplier
+    engine.close()
+    unlimited = {"noise_multiplier": noise, "test_mode_seed": None}
+    with pytest.raises(LedgerError, match="begun for 5 releases, this run is for unlimited"):
+        private(engine=PrivacyEngine(accountant="rdp"), **unlimited, ledger_path=path, resume=True)
+    free = tmp_path / "free.jsonl"
+    private(engine=PrivacyEngine(accountant="rdp"), **unlimited, ledger_path=free)[0].close()
+    with pytest.raises(LedgerError, match="begun for unlimited releases, this run is for 5"):
+        with_epsilon(charging(ward), **settings | {"ledger_path": free}, resume=True)
+    assert len(ward.charges) == 1
+
+
 def test_an_engine_that_does_not_fit_leaves_nothing_behind(tmp_path) -> None:
     ward = Budget(tmp_path / "ward.toml", epsilon=0.01, delta=1e-3)
     model = mlp()

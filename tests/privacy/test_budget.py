@@ -136,10 +136,76 @@ def test_a_run_that_goes_on_is_charged_once(tmp_path: Path) -> None:
             receipt = Budget(ward.path).charge(RUN, opened)
             opened.charge(0, RUN.event, 10.0, 10.0, 1.0)
     assert len(ward.charges) == 1 and receipt.before == 0.0
-    (tmp_path / "run.jsonl").rename(tmp_path / "moved.jsonl")
-    with ledger(tmp_path / "moved.jsonl") as opened:
+
+
+def reopen(ward: Budget, path: Path, releases: int = 0) -> int:
+    """Charge a run that goes on with a ledger; the number of charges."""
+    with ledger(path) as opened:
         ward.charge(RUN, opened)
-    assert len(ward.charges) == 1
+        for _ in range(releases):
+            opened.charge(0, RUN.event, 10.0, 10.0, 1.0)
+    return len(ward.charges)
+
+
+def test_a_moved_ledger_is_charged_again_unless_the_budget_knows(tmp_path: Path) -> None:
+    ward = budget(tmp_path, 9.0)
+    old, new, third = tmp_path / "run.jsonl", tmp_path / "new.jsonl", tmp_path / "third.jsonl"
+    reopen(ward, old, releases=1)
+    kept = old.read_bytes()
+    with pytest.raises(BudgetError, match=r"run\.jsonl is still there"):
+        ward.move(old, new)
+    old.rename(new)
+    with pytest.raises(BudgetError, match=r"no charge of new\.jsonl has the path other\.jsonl"):
+        ward.move(tmp_path / "other.jsonl", new)
+    text = ward.path.read_text("utf-8")
+    ward.move(old, new)
+    assert ward.path.read_text("utf-8").count("\n") == text.count("\n")
+    assert reopen(ward, new, releases=1) == 1
+    new.rename(third)
+    for copy in (old, new):
+        copy.write_bytes(kept)
+    assert reopen(ward, old) == 2  # a copy, where the charged file was first
+    assert reopen(ward, new) == 3  # an earlier state, where it was last
+    new.unlink()
+    third.rename(new)
+    assert reopen(ward, new) == 3
+    new.rename(third)
+    new.write_bytes(kept)
+    assert reopen(ward, third) == 4  # moved, and nobody said so
+
+
+def test_an_earlier_state_of_a_ledger_is_charged_again(tmp_path: Path, caplog) -> None:
+    ward = budget(tmp_path, 9.0)
+    path = tmp_path / "run.jsonl"
+    reopen(ward, path, releases=1)
+    kept = path.read_bytes()
+    assert reopen(ward, path, releases=2) == 1
+    assert (ward.charges[0].released, caplog.text) == (3, "")
+    path.write_bytes(kept)
+    assert reopen(ward, path, releases=1) == 2
+    assert "--moved OLD NEW" in caplog.text
+    assert reopen(ward, path) == 2
+    assert [charge.released for charge in ward.charges] == [3, 2]
+    # The last release of a plan is noted also where nobody closes the ledger.
+    opened = ledger(path)
+    ward.charge(RUN, opened)
+    for _ in range(2):
+        opened.charge(0, RUN.event, 10.0, 10.0, 1.0)
+    assert ward.charges[1].released == 4
+    ward.path.unlink()
+    opened.close()
+    assert "does not know the end" in caplog.text
+
+
+def test_charges_of_an_older_version_pay_for_their_path(tmp_path: Path) -> None:
+    ward = budget(tmp_path, 9.0)
+    path = tmp_path / "run.jsonl"
+    reopen(ward, path, releases=1)
+    lines = ward.path.read_text("utf-8").splitlines(keepends=True)
+    older = [line for line in lines if not line.startswith(("released", "head"))]
+    ward.path.write_text("".join([*older, "# the pilot\n"]), "utf-8")
+    assert reopen(ward, path) == 1
+    assert ward.charges[0].released == 1 and "# the pilot" in ward.path.read_text("utf-8")
 
 
 def test_a_copy_of_a_ledger_and_a_second_ledger_are_charged(tmp_path: Path) -> None:
@@ -212,6 +278,7 @@ def test_a_missing_budget_is_one_error_and_no_file(tmp_path: Path) -> None:
         ("releases = 4", "releases = -4"),
         ("releases = 4", 'releases = "4"'),
         ("releases = 4\n", ""),
+        ("released = 0", "released = -1"),
         ("epsilon = 3.0", "epsilon = nan"),
         ("\n[[charge]]", "\n[[charges]]"),
         ("GaussianDpEvent", "NoSuchEvent"),

@@ -400,3 +400,15 @@ def test_a_killed_process_has_charged_all_that_left_it(tmp_path):
     assert done.returncode == 0, done.stderr
     released, charged = map(int, done.stdout.split())
     assert 12 <= released <= charged
+
+
+def test_a_ledger_keeps_the_limit_that_it_was_begun_with(tmp_path):
+    for name, first, then in (("a", 3, None), ("b", None, 3), ("c", 3, 4)):
+        with Ledger.open(tmp_path / name, PLAN, {"steps": first}, first):
+            pass
+        with pytest.raises(LedgerError, match="was begun for .* releases, this run is") as error:
+            Ledger.open(tmp_path / name, PLAN, {"steps": then}, then)
+        assert f"for {then or 'unlimited'};" in str(error.value)
+        Ledger.open(tmp_path / name, PLAN, {"steps": first}, first).close()
+    Ledger.open(tmp_path / "old", PLAN).close()
+    Ledger.open(tmp_path / "old", PLAN, {"steps": 3}, 3).close()

@@ -681,7 +681,9 @@ class Server:
             RuntimeError: no round was released, or the model does not hold what was released last.
         """
         self._released_weights.check()
-        return checkpoint.copy_tensors(self.model.state_dict())
+        tensors = checkpoint.copy_tensors(self.model.state_dict())
+        self._released_weights.check_names(tensors)
+        return tensors
 
     def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
         """Write a checkpoint between rounds.

@@ -1368,6 +1368,26 @@ class ReleasedWeights:
                     " write it before they change, or restore() them"
                 )
 
+    def check_names(self, names: Collection[str]) -> None:
+        """Raise unless every name is that of a parameter or a saved buffer, tied ones included.
+
+        Hooks of a state dict can add tensors that no release has made.
+
+        Raises:
+            RuntimeError: another name.
+        """
+        known = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+        for path, module in self._model.named_modules(remove_duplicate=False):
+            saved = module._buffers.keys() - module._non_persistent_buffers_set
+            known |= {f"{path}.{name}" if path else name for name in saved}
+        # torch saves the weights of a checkpointed module without the name of its wrapper.
+        known |= {name.replace("_checkpoint_wrapped_module.", "") for name in known}
+        if other := sorted(set(names) - known):
+            raise RuntimeError(
+                f"'{other[0]}' of the state dict is no parameter and no buffer, so no release made"
+                " it; remove the hook that adds it"
+            )
+
     def _tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = dict(self._model.named_parameters())
         for path, module in self._model.named_modules():
@@ -1381,14 +1401,17 @@ class ReleasedWeights:
 
 _WIDTH = 1024
 _WORD = 8
+# So many rows stay in the cache of a processor, and of a card.
+_ROWS, _ROWS_ON_CARD = 64, 4096
 _SMALL = 1 << 16  # bytes of a tensor that is kept as it is
 
 
 def _fingerprint(x: Tensor) -> Tensor:
-    """Return the bytes of a small tensor, or weighted sums of the bits of a large one `[3]`.
+    """Return the bytes of a small tensor, or weighted sums of the bits of a large one `[5]`.
 
-    The sums are of integers, so they are exact in every order. Rows of 1,024 words are added up
-    first, so that two passes over the tensor are enough.
+    The bits are words in rows of 1,024. Sums over columns and over rows, each weighted by its
+    number, tell where a word stands. Sums of integers are exact in every order; those of the upper
+    halves do not wrap around either. Memory is read once, a few rows at a time.
     """
     values = local(x).detach()
     if values.is_complex():
@@ -1401,13 +1424,19 @@ def _fingerprint(x: Tensor) -> Tensor:
     every_byte = flat.view(torch.uint8)
     end = every_byte.numel() // _WORD * _WORD
     words = every_byte[:end].view(torch.int64)
-    weights = torch.arange(1, _WIDTH + 1, device=words.device)
+    whole = words.numel() // _WIDTH * _WIDTH
+    last = nn.functional.pad(words[whole:], (0, whole + _WIDTH - words.numel()))
+    count = _ROWS if values.is_cpu else _ROWS_ON_CARD
+    blocks = [*words[:whole].view(-1, _WIDTH).split(count), last[None]]
+    columns = words.new_zeros(2, _WIDTH)
+    rows = []
+    for block in blocks:
+        parts = (block, block >> 32)
+        columns += torch.stack([part.sum(0) for part in parts])
+        rows.append(torch.stack([part.sum(1) for part in parts]))
 
-    def add_up(x: Tensor) -> Tensor:
-        whole = x.numel() // _WIDTH * _WIDTH
-        rest = x[whole:]
-        columns = x[:whole].view(-1, _WIDTH).sum(0)
-        return (columns * weights).sum() + (rest * weights[: rest.numel()]).sum()
+    def weigh(sums: Tensor) -> Tensor:
+        return (sums * torch.arange(1, sums.shape[-1] + 1, device=sums.device)).sum(-1)
 
-    # A change of signs moves the highest bits alone, whose sums cancel.
-    return torch.stack([add_up(words), add_up(words < 0), add_up(every_byte[end:])])
+    tail = weigh(every_byte[end:].long())
+    return torch.cat([weigh(columns), weigh(torch.cat(rows, 1)), tail[None]])

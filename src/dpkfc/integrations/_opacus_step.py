@@ -443,7 +443,6 @@ class PrivateStep:
         if token is self._token:
             self._end_recording()
             self._pending_batch.finish_pass()
-            self._tally.warn()
 
     # -- the model --------------------------------------------------------------------------------
 
@@ -605,6 +604,8 @@ class PrivateStep:
             self._tally.add(norms)
         if physical.last:
             self._release(self._summer)
+            if self.ledger.remaining == 0:
+                self._tally.warn()
         self._pending_batch.record_step(physical.last)
         self._physical = None
         self._end_recording()
@@ -692,10 +693,12 @@ class PrivateStep:
         """Return the released weights.
 
         Raises:
-            RuntimeError: as `check_released`.
+            RuntimeError: as `check_released`, or a tensor that is no parameter and no buffer.
         """
         self.check_released()
-        return copy_tensors(self.model.state_dict())
+        tensors = copy_tensors(self.model.state_dict())
+        self._released.check_names(tensors)
+        return tensors
 
     def _optimizer_parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -105,7 +105,7 @@ class TensorBoard:
     """Writes event files of TensorBoard.
 
     Args:
-        folder: of the event files, one a run.
+        folder: of the event files, one a run; readable by its owner alone if the logger is private.
 
     Raises:
         ImportError: the package is not installed.
@@ -121,7 +121,7 @@ class TensorBoard:
         """Open an event file and write the parameters as a text."""
         # torch's module imports tensorboard.
         tensorboard = _import("torch.utils.tensorboard")
-        self._folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        _make_folder(self._folder, private)
         self._writer = tensorboard.SummaryWriter(self._folder)
         self._began = time.time()
         rows = [f"|{name}|{value}|" for name, value in parameters.items()]
@@ -178,18 +178,20 @@ class MLflow:
             self._client.log_metric(self._run, name, float(value), self._began, step)
 
     def close(self) -> None:
-        """End the run."""
-        self._client.set_terminated(self._run)
+        """End the run, without the time: how long it took follows private batches."""
+        self._client.set_terminated(self._run, end_time=self._began)
 
 
 class WandB:
     """Writes a run of Weights & Biases; account, project and mode are those of its own settings.
 
     What the console shows and how much memory and processor a run takes follow private batches, so
-    neither is recorded.
+    neither is recorded. The tool notes when a row arrives (`_runtime`), so rows wait for the end of
+    the run unless the logger is private. How long the whole run took remains in the tool's files.
 
     Args:
-        folder: of the files of the run; None takes the present one.
+        folder: of the files of the run, readable by its owner alone if the logger is private; None
+            takes the present one.
         options: further arguments of `wandb.init`, such as `project` and `mode`; not `settings`.
 
     Raises:
@@ -206,25 +208,53 @@ class WandB:
         self._folder, self._options = folder, options
         self._run: Any = None
         self._began = 0.0
+        self._is_live = False
+        self._rows: list[tuple[dict[str, float], int]] = []
 
     def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
         """Begin a run with the parameters as its configuration."""
+        self._is_live = private
         wandb = _import("wandb")
         settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True)
         folder = None if self._folder is None else Path(self._folder)
         if folder is not None:
-            folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+            _make_folder(folder, private)
         options = {"project": "dpkfc", **self._options}
         self._run = wandb.init(dir=folder, config=dict(parameters), settings=settings, **options)
         self._began = time.time()
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         """Write the numbers as one row of the history."""
-        self._run.log({**figures, "_timestamp": self._began}, step=step)
+        self._rows.append(({**figures, "_timestamp": self._began}, step))
+        if self._is_live:
+            self._hand_over()
 
     def close(self) -> None:
-        """End the run."""
+        """Hand over what waits, and end the run."""
+        self._hand_over()
         self._run.finish()
+
+    def _hand_over(self) -> None:
+        for row, step in self._rows:
+            self._run.log(row, step=step)
+        self._rows = []
+
+
+def _make_folder(folder: Path, private: bool) -> None:
+    """Make a folder; close it to others if it gets private numbers.
+
+    Raises:
+        ValueError: it belongs to another user.
+    """
+    folder.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+    try:
+        if private:
+            folder.chmod(0o700)
+    except PermissionError:
+        raise ValueError(
+            f"the log folder {folder.name} belongs to another user, who could read private numbers;"
+            " name another folder"
+        ) from None
 
 
 LOGGERS = ("tensorboard", "mlflow", "wandb")

@@ -485,7 +485,7 @@ def attach(
     """
     plan.check_accounting()
     module, optimizer, source = parts
-    header = {**plan.ledger_header, **({} if limit is None else {"steps": limit})}
+    header = {**plan.ledger_header, "steps": limit}
     with ExitStack() as undo:
         if options.ledger_path is None:
             ledger = Ledger.in_memory(plan.hash, header, limit)

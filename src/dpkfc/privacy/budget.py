@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import json
 import logging
 import math
 import os
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.privacy.accounting import event_from_dict, event_to_dict, total_epsilon
-from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, sync_folder, verify
+from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
 
 try:
     import fcntl
@@ -82,6 +84,8 @@ class Charge:
         event: of one release, as JSON.
         epsilon: ε of this run alone, at the budget's δ.
         before, after: total ε without and with this run, at the budget's δ.
+        released, head: of the ledger, when the run was last opened or closed; "" where an older
+            version wrote the charge.
     """
 
     ledger: str
@@ -95,6 +99,8 @@ class Charge:
     epsilon: float
     before: float
     after: float
+    released: int = 0
+    head: str = ""
 
     @property
     def cost(self) -> tuple[dp_accounting.DpEvent, int]:
@@ -188,10 +194,12 @@ class Budget:
     def charge(self, plan: PlannedRun, ledger: Ledger) -> Receipt:
         """Charge a whole plan once for each ledger. When this returns, the disk has the charge.
 
+        The charge follows the ledger: it notes the last release when the run begins and ends.
+
         Args:
             plan: of the run.
             ledger: of the run, open. A run that goes on with its ledger is not charged again; one
-                that goes on with a copy is.
+                that goes on with a copy, a moved file or an earlier state of it is.
 
         Raises:
             BudgetError: a run that this budget cannot count, or a file that cannot be written.
@@ -202,15 +210,76 @@ class Budget:
                 "a budget counts runs with a planned end; make_private has none: use"
                 " make_private_with_epsilon"
             )
-        path = "" if ledger.place is None else str(ledger.place.resolve())
+        path = _path_of(ledger)
         with _locked(self.path):
             state = self._read()
-            known = [c for c in state.charges if c.ledger == ledger.id and not _is_copy(c, path)]
-            if known:
-                return self._receipt(known[0])
+            number = _find_charge(state, ledger.id, path, ledger.contains)
+            if number is not None:
+                ledger.on_end = functools.partial(self._record, number)
+                return self._receipt(self._update(state, number, ledger))
+            if any(charge.ledger == ledger.id for charge in state.charges):
+                _log.warning(
+                    "%s was charged at another path or in a later state, and is charged again; if"
+                    " its file was moved: dpkfc budget %s --moved OLD NEW",
+                    ledger.name,
+                    self.path.name,
+                )
             charge = self._price(state, plan, ledger.max_releases, ledger.id, path)
+            charge = replace(charge, released=ledger.count, head=ledger.head)
             _replace(self.path, state.text + _to_toml(charge))
+        ledger.on_end = functools.partial(self._record, len(state.charges))
         return self._receipt(charge)
+
+    def move(self, old: str | os.PathLike[str], new: str | os.PathLike[str]) -> None:
+        """Note that the file of a charged ledger was moved, so that it is not charged again.
+
+        Args:
+            old: where the ledger was when it was charged.
+            new: where it is.
+
+        Raises:
+            BudgetError: the old file exists, or no charge of this ledger has that path.
+            LedgerError: the new file is no valid ledger.
+        """
+        if os.path.exists(old):
+            raise BudgetError(
+                f"{Path(old).name} is still there, and a copy is a run of its own; delete one of"
+                " them before --moved"
+            )
+        found, before = verify(new), str(Path(old).resolve())
+
+        def contains(count: int, head: str) -> bool:
+            return found.heads[count : count + 1] == [head]
+
+        with _locked(self.path):
+            state = self._read()
+            number = _find_charge(state, found.id, before, contains)
+            if number is None:
+                raise BudgetError(
+                    f"no charge of {Path(new).name} has the path {Path(old).name}; dpkfc budget"
+                    f" {self.path.name} shows the paths"
+                )
+            path = str(Path(new).resolve())
+            _replace(self.path, _edit(state, number, replace(state.charges[number], path=path)))
+
+    def _record(self, number: int, ledger: Ledger) -> None:
+        """Note how far the ledger of a charge has come; no run fails where that cannot be."""
+        try:
+            with _locked(self.path):
+                state = self._read()
+                if [charge.ledger for charge in state.charges[number : number + 1]] == [ledger.id]:
+                    self._update(state, number, ledger)
+        except (BudgetError, OSError) as error:
+            _log.warning("the budget does not know the end of %s: %s", ledger.name, error)
+
+    def _update(self, state: _State, number: int, ledger: Ledger) -> Charge:
+        """Write into a charge how far its ledger has come, and return the charge."""
+        known = state.charges[number]
+        charge = replace(known, released=ledger.count, head=ledger.head)
+        if charge == known or charge.released < known.released:
+            return known
+        _replace(self.path, _edit(state, number, charge))
+        return charge
 
     def _begin(self, epsilon: float, delta: float, people: str) -> None:
         """Write a new file if there is none."""
@@ -362,16 +431,34 @@ def _louder(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEven
     return event_from_dict(scale(event_to_dict(event)))
 
 
-def _is_copy(charge: Charge, path: str) -> bool:
-    """Return whether the charged ledger still lies elsewhere, so that this one is its copy."""
-    if charge.path == path or not os.path.exists(charge.path):
-        return False
-    if os.path.exists(path) and os.path.samefile(charge.path, path):
-        return False
-    try:
-        return verify(charge.path).id == charge.ledger
-    except LedgerError:
-        return True
+def _path_of(ledger: Ledger) -> str:
+    return "" if ledger.place is None else str(ledger.place.resolve())
+
+
+def _find_charge(
+    state: _State, ledger: str, path: str, contains: Callable[[int, str], bool]
+) -> int | None:
+    """Return the number of the charge that pays for a ledger, None if nothing does.
+
+    A charge pays for one file, which still has the last head that the charge knows.
+
+    Args:
+        state: of the budget.
+        ledger: its name.
+        path: of its file.
+        contains: says whether its history had a head after so many releases.
+    """
+    paid = {}
+    for number, charge in enumerate(state.charges):
+        is_whole = not charge.head or contains(charge.released, charge.head)
+        if charge.ledger == ledger and is_whole and _is_same_file(charge.path, path):
+            paid[number] = charge.released
+    return max(paid, key=paid.__getitem__) if paid else None
+
+
+def _is_same_file(one: str, other: str) -> bool:
+    both_exist = os.path.exists(one) and os.path.exists(other)
+    return one == other or (both_exist and os.path.samefile(one, other))
 
 
 # -- the file ----
@@ -415,6 +502,7 @@ def _parse(text: str, name: str) -> _State:
 
 
 def _read_charge(row: Mapping[str, Any]) -> Charge:
+    row = {"released": 0, "head": "", **row}
     for known in fields(Charge):
         value, kind = row[known.name], str(known.type)
         is_number = isinstance(value, (int, float) if kind == "float" else int)
@@ -422,10 +510,29 @@ def _read_charge(row: Mapping[str, Any]) -> Charge:
         if not is_right or isinstance(value, bool):
             raise ValueError(f"{known.name} of a charge is {value!r}")
     charge = Charge(**{known.name: row[known.name] for known in fields(Charge)})
-    if charge.releases < 0:
+    if min(charge.releases, charge.released) < 0:
         raise ValueError("a charge of fewer than 0 releases")
     _ = charge.cost
     return charge
+
+
+def _edit(state: _State, number: int, charge: Charge) -> str:
+    """Return the text of a file with other last entries in a charge; what people wrote stays.
+
+    Raises:
+        BudgetError: the charges are not written as this library writes them.
+    """
+    head, *charges = re.split(r"(?m)^(?=\[\[charge\]\])", state.text)
+    if len(charges) == len(state.charges):
+        kept = re.sub(r"(?m)^(path|released|head) = .*\n", "", charges[number])
+        own = {"path": charge.path, "released": charge.released, "head": charge.head}
+        rows = "".join(f"{name} = {_value(value)}\n" for name, value in own.items())
+        charges[number] = kept.replace("\n", "\n" + rows, 1)
+    text = "".join([head, *charges])
+    expected = (*state.charges[:number], charge, *state.charges[number + 1 :])
+    if _parse(text, "").charges != expected:
+        raise BudgetError("a [[charge]] of the budget was rewritten by hand; put back a copy of it")
+    return text
 
 
 def _to_toml(charge: Charge) -> str:

@@ -17,7 +17,7 @@ import os
 import stat
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -146,7 +146,8 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
     Other fields of a header are in the hash of the plan, or have no consequence.
 
     Raises:
-        LedgerError: another plan, or another kind of noise.
+        LedgerError: another plan, kind of noise, or number of releases (None is no limit; a header
+            of an older version may lack it).
     """
     if found["plan_hash"] != wanted["plan_hash"]:
         raise LedgerError(
@@ -162,6 +163,12 @@ def check_header(found: Mapping[str, Any], wanted: Mapping[str, Any], name: str)
                 f"the ledger {name} was begun with {key}={found.get(key)!r}, this run has"
                 f" {wanted[key]!r}; use another folder"
             )
+    limit = wanted.get("steps")
+    if found.get("steps", limit) != limit:
+        raise LedgerError(
+            f"the ledger {name} was begun for {found['steps'] or 'unlimited'} releases, this run is"
+            f" for {limit or 'unlimited'}; use another ledger_path, or the call of that run"
+        )
 
 
 def certified_before(found: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -270,6 +277,7 @@ class Ledger:
         place: its absolute path, wherever the process goes from here.
         plan_hash: hash of the plan whose releases it holds.
         max_releases: releases that the plan allows, None for no limit.
+        on_end: called with the ledger after the last release of the plan, and before it closes.
     """
 
     def __init__(
@@ -280,6 +288,7 @@ class Ledger:
         self.place = None if path is None else path.absolute()
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
+        self.on_end: Callable[[Ledger], None] | None = None
         self._state = state
         self._size = state.size
         self._descriptor, self._forks = descriptor, count_forks()
@@ -302,7 +311,7 @@ class Ledger:
             header: what else the first line says: "certified" (bool) and "rng" ("secure" or
                 "repeatable"), in which a ledger that exists must agree, and anything else that JSON
                 can hold.
-            max_releases: releases that the plan allows.
+            max_releases: releases that the plan allows; "steps" of a ledger that exists must agree.
 
         Raises:
             ValueError: the header sets a key that the ledger writes itself.
@@ -318,7 +327,7 @@ class Ledger:
             content = _repair_torn_end(_read_all(descriptor), descriptor, path)
             if content:
                 state = parse(content, str(path))
-                check_header(state.header, first, str(path))
+                check_header(state.header, first | {"steps": max_releases}, str(path))
             else:
                 _write(descriptor, line, 0)
                 sync_folder(path)
@@ -427,14 +436,22 @@ class Ledger:
             self._append(line)
         self._state.releases.append(record | {"hash": head})
         self._state.heads.append(head)
+        if self.remaining == 0:
+            self._report_end()
         return self.count
 
     def close(self) -> None:
         """Give the file and its lock back; a closed ledger takes no release."""
+        self._report_end()
         self._failure = self._failure or "it is closed"
         if self._descriptor is not None:
             _give_back(self._descriptor, unlock=count_forks() == self._forks)
             self._descriptor = None
+
+    def _report_end(self) -> None:
+        is_own = self._failure is None and count_forks() == self._forks
+        if is_own and self.on_end is not None:
+            self.on_end(self)
 
     def abandon(self) -> None:
         """Close the ledger; remove its file if it was begun here and holds no release."""

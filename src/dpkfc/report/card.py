@@ -67,6 +67,9 @@ _OPTIONAL_STEPS = {
 }
 _DEFAULTS: tuple[Any, ...] = (None, [], 1, "whitened")
 
+# A total may be rounded, or of another accountant, by so much.
+_ROUNDING = 1e-3
+
 # How a computer adds noise to the sum.
 _NOISE = {
     "gaussian": "Gaussian in floating-point numbers, whose rounding is not accounted for",
@@ -174,14 +177,16 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         facts: everything else.
 
     Raises:
-        ValueError: the number of releases differs from the ledger's, or exceeds the plan's steps.
+        ValueError: the number of releases differs from the ledger's, or exceeds the plan's steps;
+            a total below the ε of this run alone.
     """
     _check_releases(plan, facts)
+    check_total(facts.total, [(plan.event, facts.releases)])
     described = plan.describe()
     promise = {
         "unit": described["privacy_unit"],
         "neighbouring_relation": plan.neighbouring_relation,
-        "neighbours_differ_in": _neighbours(plan.neighbouring_relation, plan.config.unit),
+        "neighbours_differ_in": neighbours(plan.neighbouring_relation, plan.config.unit),
         "releases": facts.releases,
         "planned_steps": plan.steps if facts.limited else None,
     }
@@ -240,6 +245,29 @@ def _introduction(
         "dates": {"begun": begun, "ended": ended},
         "total": None if total is None else dict(total),
     }
+
+
+def check_total(
+    total: Mapping[str, Any] | None, charges: Sequence[tuple[dp_accounting.DpEvent, int]]
+) -> None:
+    """Check that the ε of several runs is not below that of one of them, at the δ of the total.
+
+    Args:
+        total: "epsilon", "delta" and "runs"; None needs no check.
+        charges: event and number of the releases of this run.
+
+    Raises:
+        ValueError: it is below, or holds no numbers.
+    """
+    if not total:
+        return
+    epsilon, delta = float(total["epsilon"]), float(total["delta"])
+    alone = accounting.total_epsilon(charges, delta)
+    if not epsilon >= alone * (1 - _ROUNDING):
+        raise ValueError(
+            f"total states ε = {epsilon:g} of all runs, and this run alone has {alone:.4g} at"
+            f" δ = {delta:g}; take both from dpkfc total"
+        )
 
 
 def _meaning(
@@ -481,6 +509,7 @@ def build_federated_card(
     """
     plan, privacy = server.plan, server.plan.config.privacy
     releases = server.ledger.count
+    check_total(total, [(plan.event, releases)])
     checked: Mapping[str, float | None] = {"pld": 0.0, "rdp": 0.0}
     if releases:
         checked = accounting.cross_check(plan.event, releases, plan.delta)
@@ -488,7 +517,7 @@ def build_federated_card(
         "privacy_model": privacy.name,
         "against": plan.config.adversaries,
         "unit": f"one {privacy.unit}",
-        "neighbours_differ_in": _neighbours(plan.config.adjacency, privacy.unit),
+        "neighbours_differ_in": neighbours(plan.config.adjacency, privacy.unit),
         "epsilon_for_others": _json_numbers(plan.views()),
         "releases": releases,
         "planned_releases": plan.releases,
@@ -536,7 +565,8 @@ def _guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
     }
 
 
-def _neighbours(relation: str, unit: str) -> str:
+def neighbours(relation: str, unit: str) -> str:
+    """Return in words what neighbouring datasets differ in."""
     return _NEIGHBOURS[relation].format(unit)
 
 

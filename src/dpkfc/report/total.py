@@ -201,7 +201,11 @@ def total_table(total: Total) -> Table:
 
 
 def budget_table(
-    path: Path, epsilon: float | None = None, delta: float | None = None, people: str = ""
+    path: Path,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    people: str = "",
+    moved: tuple[Path, Path] | None = None,
 ) -> Table:
     """Return the charges of a budget, and what is left of it.
 
@@ -210,11 +214,15 @@ def budget_table(
         epsilon: of all runs.
         delta: of all runs.
         people: whose data it is.
+        moved: the paths of a ledger that was moved, before and now.
 
     Raises:
         BudgetError, ValueError: as `Budget`.
+        LedgerError: as `Budget.move`.
     """
     budget = Budget(path, epsilon=epsilon, delta=delta, people=people)
+    if moved is not None:
+        budget.move(*moved)
     charges = budget.charges
     spent = budget.spent
     title = f"{escape(budget.people)}: ε = {budget.epsilon:g} at δ = {budget.delta:g}"

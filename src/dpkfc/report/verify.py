@@ -23,7 +23,16 @@ from dpkfc.checkpoint import (
 )
 from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
-from dpkfc.report.card import CARD, LAYOUT, LEDGER, REGISTRY, to_json, to_markdown
+from dpkfc.report.card import (
+    CARD,
+    LAYOUT,
+    LEDGER,
+    REGISTRY,
+    check_total,
+    neighbours,
+    to_json,
+    to_markdown,
+)
 from dpkfc.report.officer import explain_guarantee
 from dpkfc.report.registry import registry_record
 
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
 
 # Two machines may differ by this much in an ε. An edited card differs by more.
 _TINY = 1e-6
+# A composition in another order has another grid, which moves ε by less than this.
+_GRID = 1e-3
 # What parsing a damaged card raises. OverflowError comes from int(), RecursionError from json.
 _DAMAGE = (
     OSError,
@@ -46,6 +57,12 @@ _DAMAGE = (
 
 class CardError(ValueError):
     """A ledger and what lies next to it disagree, are damaged, or cannot be accounted for."""
+
+
+Statement = tuple[str, Any, Any]
+"""Name, stated and shown value of a figure."""
+Cost = Callable[[Sequence[dict[str, Any]], float, str], float]
+"""Releases, δ and accountant to ε."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +152,7 @@ def check_copy(path: Path, ledger: Verified, head: str, releases: int) -> None:
         )
 
 
-def check_promise(
-    card: Card, ledger: Verified, cost: Callable[[Sequence[dict[str, Any]], float, str], float]
-) -> None:
+def check_promise(card: Card, ledger: Verified, cost: Cost) -> None:
     """Check that a card promises what its ledger shows.
 
     Args:
@@ -164,7 +179,16 @@ def check_promise(
         raise CardError(f"the privacy card {card.path} names no known accountant: it was changed")
     spent = cost(ledger.releases[: card.releases], card.delta, accountant)
     statements.append(("ε", promise.get("epsilon"), spent if math.isfinite(spent) else "inf"))
-    statements += _further_statements(card, ledger, spent)
+    try:
+        statements += _further_statements(card, ledger, spent, cost)
+        check_total(card.content.get("total"), charges_of(ledger.releases[: card.releases]))
+    except CardError:
+        raise
+    except _DAMAGE as error:
+        raise CardError(
+            f"the privacy card {card.path} was changed, or is damaged ({type(error).__name__}:"
+            f" {error})"
+        ) from None
     for name, stated, shown in statements:
         if not agrees(stated, shown):
             raise CardError(
@@ -174,16 +198,80 @@ def check_promise(
             )
 
 
-def _further_statements(card: Card, ledger: Verified, spent: float) -> list[tuple[str, Any, Any]]:
-    """Return name, stated and shown value of what cards of this layout state beside the promise."""
+def _further_statements(card: Card, ledger: Verified, spent: float, cost: Cost) -> list[Statement]:
+    """Return what cards of this layout state beside the promise; older ledgers have no id."""
     content, releases = card.content, ledger.releases[: card.releases]
     if "layout" not in content:
+        if "id" in ledger.header:
+            raise ValueError("it has no layout")
         return []
     statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
     for name in ("noise_multiplier", "stddev", "sensitivity") if releases else ():
         stated = content["mechanism"].get(name)
         statements.append((name.replace("_", " "), stated, releases[-1].get(name)))
     statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
+    if "id" in ledger.header:
+        statements += _statements_of_plan(card, ledger, spent)
+        statements += _statements_of_accountants(card, releases, cost)
+    return statements
+
+
+def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Statement]:
+    """Return what a card states of its plan, as far as the first line of the ledger shows it."""
+    header, promise, mechanism = ledger.header, card.promise, card.content["mechanism"]
+    is_federated = "privacy_model" in promise
+    statements: list[Statement] = []
+    if "unit" in header and "neighbouring_relation" in header:
+        unit = header["unit"].partition(" (all records")[0].removeprefix("one ")
+        shown = neighbours(header["neighbouring_relation"], unit)
+        statements.append(("difference of neighbours", promise.get("neighbours_differ_in"), shown))
+    if "steps" in header:
+        planned = promise.get("planned_releases" if is_federated else "planned_steps")
+        statements.append(("planned number of releases", planned, header["steps"]))
+    target = promise.get("target_epsilon")
+    if target is not None and not target >= spent * (1 - _TINY):
+        statements.append(("target of ε", target, spent))
+    if is_federated or not card.releases:
+        return statements
+    event = ledger.releases[card.releases - 1]["event"]
+    statements.append(("event", mechanism.get("event"), event))
+    size, rate = header.get("dataset_size"), _sampling_rate(event)
+    if size is None:
+        return statements
+    sampler = mechanism["sampler"]
+    statements.append(("sampled dataset", sampler.get("dataset_size"), size))
+    if rate is not None:
+        shown_batch = rate * size
+        statements.append(("divisor", mechanism.get("divisor"), shown_batch))
+        own = {"sample_rate": rate, "batch_size": shown_batch}
+        statements += [(name, sampler[name], own[name]) for name in own if name in sampler]
+    return statements
+
+
+def _sampling_rate(event: Mapping[str, Any]) -> float | None:
+    """Return the fraction of the units in a batch, None for an event that does not tell."""
+    if "sample_size" in event:
+        return float(event["sample_size"] / event["source_dataset_size"])
+    if event["type"] == "GaussianDpEvent":
+        return 1.0
+    rate = event.get("sampling_probability")
+    return None if rate is None else float(rate)
+
+
+def _statements_of_accountants(
+    card: Card, releases: Sequence[dict[str, Any]], cost: Cost
+) -> list[Statement]:
+    """Return ε by each accountant that a card states."""
+    accounting = card.content.get("accounting") or card.promise
+    stated = accounting["epsilon_by"]
+    statements: list[Statement] = [("set of accountants", sorted(stated), ["pld", "rdp"])]
+    for name in ("pld", "rdp"):
+        if stated.get(name) is None:
+            continue  # it does not treat the event
+        shown = cost(releases, card.delta, name)
+        figure = float(stated[name])
+        if not math.isclose(figure, shown, rel_tol=_GRID):
+            statements.append((f"ε by {name.upper()}", figure, shown))
     return statements
 
 
@@ -386,7 +474,7 @@ def verify_ledger(
     facts["certified"] = header.get("certified")
     facts["noise generator"] = header.get("rng")
     for key, name in _STATED.items():
-        if key in header:
+        if header.get(key) is not None:
             facts[name] = str(header[key])
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
