@@ -284,4 +284,4 @@ def test_rows_without_a_known_class_are_left_out(tmp_path: Path):
     write_rows(path, rows)
     records = encode_table(path, read_schema(schema_path)).labelled()
     assert len(records) == 198 and "8" not in records.names
-    assert np.isclose(records.figures["without a known class", "records"], 0.01)
+    assert np.isclose(records.figures["without a known target", "records"], 0.01)

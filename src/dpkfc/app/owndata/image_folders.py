@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from dpkfc.app.datasets.formats import DatasetError, unreadable_error
-from dpkfc.app.owndata.records import UNKNOWN, Records
+from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import (
     column_texts,
-    encode_labels,
     read_header,
     read_table,
     unit_names,
 )
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.unpack_limit import check_unpacked_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -58,8 +58,9 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
         DatasetError: a file cannot be read and `broken` is "error", or there are no images.
     """
     units: list[str] = []
+    shares: Figures = {}
     if labels is not None:
-        paths, numbers, units = _read_labels(folder, schema, labels)
+        paths, numbers, units, shares = _read_labels(folder, schema, labels)
     else:
         paths = _find_images(folder)
         number_of = {name: number for number, name in enumerate(schema.classes)}
@@ -86,7 +87,7 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
     for row, image in zip(kept, images, strict=True):
         labels_kept.append(numbers[row])
         names.append(str(paths[row].relative_to(folder)))
-        contents.append(image.tobytes() + b"%d" % numbers[row])
+        contents.append(image.tobytes() + str(numbers[row]).encode())
         if units:
             units_kept.append(units[row])
     broken = 1 - len(kept) / len(paths)
@@ -96,7 +97,7 @@ def encode_folder(folder: Path, schema: Schema, labels: Path | None = None) -> R
         names=names,
         contents=contents,
         units=units_kept,
-        figures={("broken", "files"): broken},
+        figures={**shares, ("broken", "files"): broken},
     )
 
 
@@ -113,7 +114,7 @@ def _find_images(folder: Path) -> list[Path]:
 
 def _read_labels(
     folder: Path, schema: Schema, labels: Path
-) -> tuple[list[Path], list[int], list[str]]:
+) -> tuple[list[Path], list[float], list[str], Figures]:
     kinds, _ = read_header(labels, schema.delimiter)
     first = next(iter(kinds))
     names = [first, schema.target]
@@ -127,8 +128,8 @@ def _read_labels(
     units: list[str] = []
     if schema.unit:
         units = unit_names(columns[2])
-    numbers = encode_labels(schema, columns[1])
-    return paths, numbers.tolist(), units
+    numbers, shares = target_of(schema).encode(columns[1])
+    return paths, numbers.tolist(), units, shares
 
 
 def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:

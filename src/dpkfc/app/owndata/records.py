@@ -20,7 +20,8 @@ from dpkfc.app.datasets.formats import DatasetError, Examples, ExampleSet
 TEST_SHARE = 0.2
 # Shares by what is counted and the column: ("missing", "age") to 0.02.
 Figures = Mapping[tuple[str, str], float]
-# The label of a record whose class is missing or not among the public ones.
+# The label of a record whose class is missing or not among the public ones. A number that is
+# missing is NaN.
 UNKNOWN = -1
 
 
@@ -30,7 +31,8 @@ class Records:
 
     Attributes:
         inputs: `[N, ...]`.
-        labels: class numbers `[N]`, `UNKNOWN` where a record has none.
+        labels: class numbers `[N]`, `UNKNOWN` where a record has none; or numbers between −1 and 1,
+            NaN where a record has none.
         names: what a person finds a record by: a row, a line or a file.
         contents: what decides the side of a record in a split.
         units: the person (or other unit) of each record; empty where each record is one.
@@ -48,8 +50,11 @@ class Records:
         return len(self.labels)
 
     def labelled(self) -> Records:
-        """Return the records with a known class. Each record is judged alone."""
-        is_known = self.labels != UNKNOWN
+        """Return the records with a known target. Each record is judged alone."""
+        if self.labels.is_floating_point():
+            is_known = ~self.labels.isnan()
+        else:
+            is_known = self.labels != UNKNOWN
         kept = is_known.nonzero().squeeze(1)
         rows = kept.tolist()
         share = 1 - len(rows) / max(1, len(self))
@@ -62,7 +67,7 @@ class Records:
             names=[self.names[row] for row in rows],
             contents=[self.contents[row] for row in rows],
             units=units,
-            figures={**self.figures, ("without a known class", "records"): share},
+            figures={**self.figures, ("without a known target", "records"): share},
         )
 
 
@@ -98,8 +103,8 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     is_train = ~(is_test | is_validation)
     if not is_train.any() or not is_test.any():
         raise DatasetError(
-            f"{source}: {len(keys)} records with a known class leave a side of the split empty;"
-            " check classes and validation_size, or give more"
+            f"{source}: {len(keys)} records with a known target leave a side of the split empty;"
+            " check the target and validation_size, or give more"
         )
     train_rows = np.flatnonzero(is_train)
     validation = None

@@ -18,6 +18,7 @@ import torch
 from dpkfc.app.datasets.formats import DatasetError, damaged_error, unreadable_error
 from dpkfc.app.owndata.records import UNKNOWN, Records
 from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.unpack_limit import check_unpacked_size
 
 DELIMITED = (".csv", ".tsv")
@@ -205,7 +206,8 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     inputs = np.concatenate(parts, axis=1)
     if schema.target in table.column_names:
         targets = column_texts(path, table, schema.target)
-        labels = encode_labels(schema, targets)
+        labels, shares = target_of(schema).encode(targets)
+        figures |= shares
     else:
         labels = np.full(table.num_rows, UNKNOWN, np.int64)
     units: list[str] = []
@@ -214,7 +216,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         units = unit_names(people)
     contents = []
     for row, label in zip(inputs, labels.tolist(), strict=True):
-        contents.append(row.tobytes() + b"%d" % label)
+        contents.append(row.tobytes() + str(label).encode())
     return Records(
         inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
@@ -241,16 +243,6 @@ def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
         ) from None
     values: list[str | None] = texts.to_pylist()
     return values
-
-
-def encode_labels(schema: Schema, values: Sequence[str | None]) -> np.ndarray:
-    """Return class numbers `[N]`, `UNKNOWN` for a value that is none of the public classes."""
-    number_of = {name: number for number, name in enumerate(schema.classes)}
-    numbers = []
-    for value in values:
-        text = "" if value is None else value.strip()
-        numbers.append(number_of.get(text, UNKNOWN))
-    return np.array(numbers, np.int64)
 
 
 def unit_names(values: Sequence[str | None]) -> list[str]:

@@ -10,9 +10,10 @@ import torch
 
 from dpkfc.app.datasets.formats import DatasetError, unreadable_error
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.records import UNKNOWN, Records
+from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.owndata.tables import check_file, encode_labels, unit_names
+from dpkfc.app.owndata.tables import check_file, unit_names
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 
 SUFFIXES = (".jsonl", ".ndjson")
@@ -51,9 +52,11 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     found = columns[schema.text.key]
     texts = [text or "" for text in found]
     labels = [UNKNOWN] * len(texts)
+    shares: Figures = {}
     if all(schema.target in entry for entry in objects):
         targets = [_plain(entry[schema.target]) for entry in objects]
-        labels = encode_labels(schema, targets).tolist()
+        encoded, shares = target_of(schema).encode(targets)
+        labels = encoded.tolist()
     if schema.text.encoder == "sentences":
         inputs = minilm_vectors(texts, schema.text.length)
     else:
@@ -69,7 +72,7 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         names=[str(number) for number in numbers],
         contents=[f"{text}{label}".encode() for text, label in pairs],
         units=units,
-        figures={("empty", "texts"): empty / len(texts)},
+        figures={**shares, ("empty", "texts"): empty / len(texts)},
     )
 
 
