@@ -26,8 +26,8 @@ BOUNDS = {
     # scikit-learn estimators took 22,000 tokens.
     "core": (271_660, 8.89, 0.0135, 0),
     # Own data on the command line took 14,000 tokens; the answer on a page, the short help, class
-    # scores, an early end and the card command the rest.
-    "app": (97_290, 7.9, 0.005, 0),
+    # scores, an early end and the card command the rest. Numbers as targets took 1,500.
+    "app": (98_780, 7.9, 0.005, 0),
     "papers": (28_830, 8.9, 0.0, 0),
 }
 # Modules that one module of their folder imports, each an idea of its own.
