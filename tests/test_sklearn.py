@@ -23,6 +23,7 @@ from dpkfc.sklearn import (
     DPLogisticRegression,
     DPMLPClassifier,
     DPMLPRegressor,
+    choose_clip,
     expected_failed_checks,
 )
 
@@ -95,6 +96,40 @@ def test_what_lies_outside_counts_as_the_bound_and_nan_as_the_middle(fitted):
     scores = fitted.decision_function(rows)
     assert np.array_equal(scores[0], scores[1])
     assert np.array_equal(scores[2], scores[3])
+
+
+def test_a_classifier_keeps_the_zero_of_a_feature_that_can_be_zero():
+    rows, labels = np.array([[0.0, 0, 5], [1, -4, 9], [np.nan, 4, 7]]), [0, 1, 1]
+    settings = {"bounds": [(0, 1), (-4, 2), (5, 9)], "classes": [0, 1], "steps": 1}
+    estimator = DPLogisticRegression(**settings).fit(rows, labels)
+    assert np.array_equal(estimator._scale(rows), [[0, 0, -1], [1, -1, 1], [0, 0.5, 0]])
+    scores = estimator.intercept_ + np.array([[0.0, 0, 5]]) @ estimator.coef_.T
+    assert np.allclose(scores[:, 0], estimator.decision_function([[0.0, 0, 5]]))
+
+
+def test_the_clip_norm_follows_from_public_numbers(blobs):
+    assert choose_clip(7500, 31, 1.0) == pytest.approx((7500 / 32) ** 0.5 / 12)
+    # No row of a linear model has a longer gradient.
+    assert choose_clip(10**9, 7, 3.0) == 4.0
+    settings = {"steps": 1, "epsilon": 2, "random_state": 0, **QUIET}
+    estimator = DPLogisticRegression(**settings).fit(*blobs)
+    assert estimator.plan_.config.max_grad_norm == choose_clip(200, 2, 2.0)
+    again = DPLogisticRegression(**settings).fit(-blobs[0], 2 - blobs[1])
+    assert again.plan_.hash == estimator.plan_.hash
+
+
+@pytest.mark.slow
+def test_the_defaults_beat_the_majority_on_a_table_of_indicators():
+    """Rows of many indicators with one class of three quarters; the clip norm was too small."""
+    random = np.random.default_rng(5)
+    codes = [random.choice(k, 6000, p=random.dirichlet(np.ones(k))) for k in (7, 6, 12, 2)]
+    logit = -1.5 + sum(random.normal(0, 1.0, 12)[chosen] for chosen in codes)
+    labels = (random.random(6000) < 1 / (1 + np.exp(-logit))).astype(int)
+    rows = np.column_stack([np.eye(12)[chosen] for chosen in codes])
+    settings = {"bounds": (0, 1), "classes": [0, 1], "epsilon": 1}
+    estimator = DPLogisticRegression(**settings).fit(rows[:4500], labels[:4500])
+    share = labels[4500:].mean()
+    assert estimator.score(rows[4500:], labels[4500:]) > max(share, 1 - share) + 0.02
 
 
 def test_private_values_raise_no_error(blobs):
