@@ -7,8 +7,8 @@ Every figure is the accuracy on a quarter of the rows that the fit has not seen 
 over five splits and seeds. Bounds of wine and breast cancer are the ranges that their description
 prints; they come from these rows, so a real user needs a schema in their place. Numbers in the
 defaults of the estimators were set on other tables: iris, draws of `make_classification`, and four
-generated tables of indicators. `adult-like` had shown the need for a rule for the clip norm, and for
-features that keep their 0.
+generated tables of indicators. `adult-like` had shown the need for a rule for the clip norm, and
+for features that keep their 0.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ before noise depends on statistics of the rows: bounds, classes and weights are 
 from __future__ import annotations
 
 import copy
-import json
 import math
 import operator
 import os
@@ -35,8 +34,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess.optimizers import WeightEMA
-from dpkfc.privacy.ledger import Ledger, encode_line
-from dpkfc.report.card import session_card, to_markdown
+from dpkfc.report.card import ledger_bytes, session_card, write_card_files
 from dpkfc.rng_state import preserve_generators, seed_generators
 from dpkfc.session import Session
 
@@ -91,15 +89,14 @@ class _PrivateEstimator(BaseEstimator):
                 short, and clipped less.
         """
         pairs = read_bounds("bounds", self.bounds, self.n_features_in_)
-        lows, highs = pairs.T
+        has_zero = pairs.prod(axis=1) <= 0
         self.bounds_ = pairs
-        has_zero = (lows <= 0) & (highs >= 0)
-        self.centers_ = np.where(keep_zero & has_zero, 0.0, (lows + highs) / 2)
+        self.centers_ = np.where(keep_zero & has_zero, 0.0, pairs.mean(axis=1))
         self.scales_ = np.abs(pairs - self.centers_[:, None]).max(axis=1)
 
     def _scale(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return rows clamped to the bounds and mapped into [-1, 1]; NaN becomes 0."""
-        clamped = rows.clip(self.bounds_[:, 0], self.bounds_[:, 1])
+        clamped = rows.clip(*self.bounds_.T)
         scaled: NDArray[np.float64] = np.nan_to_num((clamped - self.centers_) / self.scales_)
         return scaled
 
@@ -149,7 +146,7 @@ class _PrivateEstimator(BaseEstimator):
         self.n_iter_ = session.steps_done
         self.module_ = trained.double().eval()
         self.card_ = self._describe(session, seed)
-        self._ledger_lines = encode_ledger(session.ledger)
+        self._ledger_content = ledger_bytes(session.ledger)
         self._fits = self._fit_count() + 1
 
     def _plan(self, count: int, seed: int, likelihood: str) -> Plan:
@@ -170,7 +167,7 @@ class _PrivateEstimator(BaseEstimator):
             )
         clip = self.max_grad_norm
         if clip is None:
-            clip = choose_clip(count, self.n_features_in_, float(self.epsilon))
+            clip = choose_clip(count, self.n_features_in_, self.epsilon)
         batch_size = count if self.batch_size is None else operator.index(self.batch_size)
         return PrivacyConfig(
             expected_batch_size=min(batch_size, count),
@@ -226,15 +223,14 @@ class _PrivateEstimator(BaseEstimator):
         if path.is_dir() and any(path.iterdir()):
             raise ValueError(f"folder={str(path)!r} holds files; give a new or empty folder")
         path.mkdir(parents=True, exist_ok=True)
-        (path / "ledger.jsonl").write_bytes(b"".join(self._ledger_lines))
+        (path / "ledger.jsonl").write_bytes(self._ledger_content)
         weights = path / "model.safetensors"
-        tensors = {name: x.contiguous() for name, x in self.module_.state_dict().items()}
-        save_file(tensors, weights)
-        card = dict(self.card_)
-        card["ledger"] = {**card["ledger"], "file": "ledger.jsonl"}
-        card["weights"] = {"file": weights.name, "sha256": file_digest(weights)}
-        (path / "privacy_card.json").write_text(json.dumps(card, indent=2), "utf-8")
-        (path / "privacy_card.md").write_text(to_markdown(card), "utf-8")
+        save_file(self.module_.state_dict(), weights)
+        files = {
+            "ledger": {**self.card_["ledger"], "file": "ledger.jsonl"},
+            "weights": {"file": weights.name, "sha256": file_digest(weights)},
+        }
+        write_card_files(path, {**self.card_, **files})
 
     @torch.no_grad()
     def _outputs(self, X: Any) -> NDArray[np.float64]:
@@ -635,15 +631,6 @@ def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     with preserve_generators():
         seed_generators(seed)
         return build()
-
-
-def encode_ledger(ledger: Ledger) -> tuple[bytes, ...]:
-    """Return the lines that a file of this ledger would hold."""
-    lines = []
-    for content in (ledger.header, *ledger.releases):
-        line, _ = encode_line({name: x for name, x in content.items() if name != "hash"})
-        lines.append(line)
-    return tuple(lines)
 
 
 def expected_failed_checks(estimator: BaseEstimator) -> dict[str, str]:
