@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import warnings
@@ -24,8 +25,10 @@ from dpkfc.sklearn import (
     DPLogisticRegression,
     DPMLPClassifier,
     DPMLPRegressor,
+    choose_clip,
     expected_failed_checks,
 )
+from tests.documents import ROOT
 
 ESTIMATORS = [DPLogisticRegression, DPMLPClassifier, DPMLPRegressor]
 QUIET = {"bounds": (-10, 10), "classes": [0, 1, 2]}
@@ -96,6 +99,37 @@ def test_what_lies_outside_counts_as_the_bound_and_nan_as_the_middle(fitted):
     scores = fitted.decision_function(rows)
     assert np.array_equal(scores[0], scores[1])
     assert np.array_equal(scores[2], scores[3])
+
+
+def test_a_classifier_keeps_the_zero_of_a_feature_that_can_be_zero():
+    rows, labels = np.array([[0.0, 0, 5], [1, -4, 9], [np.nan, 4, 7]]), [0, 1, 1]
+    settings = {"bounds": [(0, 1), (-4, 2), (5, 9)], "classes": [0, 1], "steps": 1}
+    estimator = DPLogisticRegression(**settings).fit(rows, labels)
+    assert np.array_equal(estimator._scale(rows), [[0, 0, -1], [1, -1, 1], [0, 0.5, 0]])
+    scores = estimator.intercept_ + np.array([[0.0, 0, 5]]) @ estimator.coef_.T
+    assert np.allclose(scores[:, 0], estimator.decision_function([[0.0, 0, 5]]))
+
+
+def test_the_clip_norm_follows_from_public_numbers(blobs):
+    assert choose_clip(7500, 31, 1.0) == pytest.approx((7500 / 32) ** 0.5 / 12)
+    # No row of a linear model has a longer gradient.
+    assert choose_clip(10**9, 7, 3.0) == 4.0
+    settings = {"steps": 1, "epsilon": 2, "random_state": 0, **QUIET}
+    estimator = DPLogisticRegression(**settings).fit(*blobs)
+    assert estimator.plan_.config.max_grad_norm == choose_clip(200, 2, 2.0)
+    again = DPLogisticRegression(**settings).fit(-blobs[0], 2 - blobs[1])
+    assert again.plan_.hash == estimator.plan_.hash
+
+
+@pytest.mark.slow
+def test_the_defaults_beat_the_majority_on_indicators_and_a_heavy_tail(monkeypatch):
+    """With C = 1 the classifier was the majority guess."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = importlib.import_module("sklearn_estimators").adult_like()
+    estimator = DPLogisticRegression(epsilon=1, bounds=table.bounds, classes=[0, 1])
+    estimator.fit(table.rows[:7500], table.targets[:7500])
+    share = table.targets[7500:].mean()
+    assert estimator.score(table.rows[7500:], table.targets[7500:]) > max(share, 1 - share) + 0.01
 
 
 def test_private_values_raise_no_error(blobs):

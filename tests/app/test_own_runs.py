@@ -211,7 +211,7 @@ def test_a_row_without_a_class_does_not_decide_about_a_run(tmp_path: Path):
     assert prepared.plan.dataset_size + len(prepared.data.test[1]) == 200
     assert run(run_config({**chosen, "out": str(tmp_path / "run")})).steps == 2
     code, text = _call("evaluate", str(tmp_path / "run"))
-    assert code == 0 and "without a known class left out" in text
+    assert code == 0 and "without a known target left out" in text
 
 
 def test_a_label_outside_of_the_classes_has_no_loss():

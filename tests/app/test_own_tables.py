@@ -356,7 +356,7 @@ def test_rows_without_a_known_class_count_and_have_no_loss(tmp_path: Path):
     data = split_records(records, 20, 0, "rows")
     assert data.validation is not None
     assert data.size + len(data.test[1]) + len(data.validation[1]) == 200
-    assert np.isclose(data.figures["without a known class", "records"], 0.01)
+    assert np.isclose(data.figures["without a known target", "records"], 0.01)
     units = replace(records, units=[f"{row // 2}\0" for row in range(200)])
     assert split_records(units, 0, 0, "rows").size == len(train_units(units))
 

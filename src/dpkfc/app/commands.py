@@ -507,6 +507,9 @@ def _announce(result: Result) -> None:
     if result.stamp:
         console.print(f"[bold red]{result.stamp}[/bold red]")
     console.print(f"run folder: {result.folder}", soft_wrap=True)
+    if result.errors:
+        errors = ", ".join(f"{name} {value:.5g}" for name, value in result.errors.items())
+        _print_line(console, f"{errors} ({result.measured_on}; ε does not cover these figures)")
     if result.figures:
         _print_line(console, describe_figures(result.figures))
     if result.head:
@@ -520,7 +523,8 @@ def _announce(result: Result) -> None:
 def _results_table(results: dict[str, Result]) -> Table:
     table = Table(header_style="bold", title_justify="left")
     table.add_column("method")
-    for name in ("accuracy", "ε spent", "steps", "seconds"):
+    score = next(iter(results.values())).score
+    for name in (score, "ε spent", "steps", "seconds"):
         table.add_column(name, justify="right")
     for label, result in results.items():
         table.add_row(

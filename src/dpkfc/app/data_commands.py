@@ -63,11 +63,11 @@ def predict(
     run: _Run,
     *,
     data: Annotated[Path, typer.Option(help="A file of the form that was trained on.")],
-    out: Annotated[Path, typer.Option(help="CSV file of classes and probabilities.")] = Path(
+    out: Annotated[Path, typer.Option(help="CSV file of what is predicted.")] = Path(
         "predictions.csv"
     ),
 ) -> None:
-    """Predict the class of each record of a file.
+    """Predict the class or number of each record of a file.
 
     Example: dpkfc predict runs/first --data new.csv --out predictions.csv
     """
@@ -91,7 +91,7 @@ def evaluate_run(
         bool, typer.Option("--public", help="Anyone may see the file and figures of it.")
     ] = False,
 ) -> None:
-    """Measure accuracy, and recall and precision of each class.
+    """Measure accuracy, with recall and precision of each class, or the errors of a number.
 
     Example: dpkfc evaluate runs/first --data test.csv
     """
@@ -110,9 +110,10 @@ def evaluate_run(
         split = trained.recipe.data(trained.config)
         found = evaluate_examples(trained, split.test)
     console = open_console()
-    task = trained.recipe.task
-    figures = f"{task.score} {found.judged.accuracy:.4f}, {task.mean_loss} {found.judged.loss:.4f}"
-    left_out = f"; {found.unlabelled:,} without a known class left out" if found.unlabelled else ""
+    judged = found.judged
+    named = trained.recipe.task.figures(judged.accuracy, judged.loss)
+    figures = ", ".join(f"{name} {_number(value)}" for name, value in named.items())
+    left_out = f"; {found.unlabelled:,} without a known target left out" if found.unlabelled else ""
     console.print(f"{figures}, {found.examples:,} records{left_out}", highlight=False)
     if found.classes:
         table = Table(header_style="bold")
@@ -129,6 +130,13 @@ def evaluate_run(
             " --public says that anyone may see the file.",
             highlight=False,
         )
+
+
+def _number(value: float | None) -> str:
+    """Return four places of a number below ten, five digits of a greater one."""
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.5g}"
 
 
 def _percent(value: float | None) -> str:
@@ -149,5 +157,11 @@ def export_run(
     """
     from dpkfc.app.owndata.predictions import export_model, load_run
 
-    path = export_model(load_run(run), run, form, out)
-    open_console().print(f"model: {path}", soft_wrap=True)
+    trained = load_run(run)
+    path = export_model(trained, run, form, out)
+    console = open_console()
+    console.print(f"model: {path}", soft_wrap=True)
+    for name in ("classes", "target"):
+        if name in trained.recipe.constants:
+            meaning, _ = trained.recipe.constants[name]
+            console.print(f"{name}: {meaning}", soft_wrap=True, markup=False, highlight=False)

@@ -16,7 +16,7 @@ from dpkfc.app.assembly import describe_choice, make_kfac
 from dpkfc.app.datasets.formats import Examples
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
 from dpkfc.app.preparation import LABELS, Prepared
-from dpkfc.app.recipes.recipe import ClassScore, Judged
+from dpkfc.app.recipes.recipe import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
@@ -109,10 +109,8 @@ def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
 
 def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dict[str, Any]:
     """Return score, mean loss and the further figures of the task, by name."""
-    task, measured_on = prepared.recipe.task, prepared.config.eval_on
-    figures: dict[str, Any] = {task.score: last.accuracy, task.mean_loss: last.loss}
-    if task.also is not None and last.accuracy is not None and last.loss is not None:
-        figures |= task.also(Judged(last.accuracy, last.loss))
+    measured_on = prepared.config.eval_on
+    figures: dict[str, Any] = dict(prepared.recipe.task.figures(last.accuracy, last.loss))
     recalls = [score.recall for score in classes if score.recall is not None]
     precisions = [score.precision for score in classes if score.precision is not None]
     if recalls:
@@ -157,13 +155,14 @@ def _choose_evaluation_examples(prepared: Prepared) -> Examples:
 def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
     """Return what is taken as public, with the reason."""
     recipe = prepared.recipe
+    outputs = "number of classes" if recipe.num_classes > 1 else "number of outputs"
     public: dict[str, tuple[Any, str]] = {
         "data set": (
             f"{recipe.title}, {prepared.data.source}",
             "which data a model was trained on is stated",
         ),
         **dataset_size(prepared.plan),
-        "number of classes": (recipe.num_classes, "the shape of the model's output"),
+        outputs: (recipe.num_classes, "the shape of the model's output"),
         "input shape": (
             list(recipe.input_shape),
             "the shape of the model's input and of the probe",

@@ -244,11 +244,13 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         model=model,
         plan=plan,
         start=start,
-        stopping=_make_stopping(config, recipe.input_shape),
+        stopping=_make_stopping(config, recipe.input_shape, data.train[1].dtype),
     )
 
 
-def _make_stopping(config: RunConfig, input_shape: tuple[int, ...]) -> EarlyStopping | None:
+def _make_stopping(
+    config: RunConfig, input_shape: tuple[int, ...], label_type: torch.dtype
+) -> EarlyStopping | None:
     """Return what ends a run early, None without `patience`.
 
     Raises:
@@ -263,7 +265,8 @@ def _make_stopping(config: RunConfig, input_shape: tuple[int, ...]) -> EarlyStop
     if inputs.is_floating_point():
         inputs = inputs.float()
     device = torch.device(config.device)
-    return EarlyStopping(config.patience, on=(inputs.to(device), labels.long().to(device)))
+    labels = labels.to(device, label_type)
+    return EarlyStopping(config.patience, on=(inputs.to(device), labels))
 
 
 def run(
@@ -646,6 +649,7 @@ def _result(
     prepared: Prepared, folder: RunFolder, session: Session, metrics: Metrics, interrupted: bool
 ) -> Result:
     last = metrics.evaluated()[-1]
+    task = prepared.recipe.task
     return Result(
         folder=folder.path,
         accuracy=last.accuracy or 0.0,
@@ -655,10 +659,11 @@ def _result(
         seconds=time_spent(metrics),
         interrupted=interrupted,
         curve=curve_of(prepared, metrics),
-        score=prepared.recipe.task.score,
+        score=task.score,
         loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
+        errors=task.further(last.accuracy, last.loss),
         figures=prepared.data.figures,
     )
 

@@ -14,11 +14,11 @@ from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import (
     column_texts,
-    encode_labels,
     read_header,
     read_table,
     unit_names,
 )
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.unpack_limit import check_unpacked_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
@@ -97,7 +97,7 @@ def encode_folder(
     for row, image in zip(kept, images, strict=True):
         labels_kept.append(numbers[row])
         names.append(os.path.relpath(paths[row], folder))
-        contents.append(image.tobytes() + b"%d" % numbers[row])
+        contents.append(image.tobytes() + str(numbers[row]).encode())
         if people:
             people_kept.append(people[row])
     return Records(
@@ -123,7 +123,7 @@ def _find_images(folder: Path) -> list[Path]:
 
 def _read_labels(
     folder: Path, schema: Schema, labels: Path
-) -> tuple[list[Path], list[int], list[str | None], Figures]:
+) -> tuple[list[Path], list[float], list[str | None], Figures]:
     kinds, _ = read_header(labels, schema.delimiter)
     first = next(iter(kinds))
     names = [first, schema.target]
@@ -135,9 +135,9 @@ def _read_labels(
     paths = [folder / (name or "") for name in columns[0]]
     if not paths:
         raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
-    numbers = encode_labels(schema, columns[1])
+    numbers, shares = target_of(schema).encode(columns[1])
     people = columns[2] if schema.unit else []
-    return paths, numbers.tolist(), people, figures
+    return paths, numbers.tolist(), people, {**figures, **shares}
 
 
 def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:

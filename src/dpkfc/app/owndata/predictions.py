@@ -82,17 +82,16 @@ def read_records(trained: Trained, data: Path, run: Path) -> Records:
 
 
 @torch.no_grad()
-def probabilities(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return class probabilities `[N, classes]` of inputs `[N, ...]`."""
+def model_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return outputs `[N, outputs]` of inputs `[N, ...]`."""
     parts = []
     for chunk in inputs.split(_CHUNK):
-        outputs = model(chunk)
-        parts.append(outputs.softmax(1))
+        parts.append(model(chunk))
     return torch.cat(parts)
 
 
 def write_predictions(trained: Trained, records: Records, out: Path) -> int:
-    """Write a CSV file with a name, the class and all probabilities of each record.
+    """Write a CSV file with a name and what is predicted of each record.
 
     Returns:
         The number of records.
@@ -100,17 +99,15 @@ def write_predictions(trained: Trained, records: Records, out: Path) -> int:
     Raises:
         RunFolderError: the disk cannot take the file.
     """
-    scores = probabilities(trained.model, records.inputs).tolist()
-    classes = trained.recipe.classes
+    answer = trained.recipe.answer
+    assert answer is not None
+    columns = answer(model_outputs(trained.model, records.inputs))
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["record", "class", *(f"p({name})" for name in classes)])
-            for name, row in zip(records.names, scores, strict=True):
-                best = row.index(max(row))
-                numbers = [f"{value:.6f}" for value in row]
-                writer.writerow([name, classes[best], *numbers])
+            writer.writerow(["record", *columns])
+            writer.writerows(zip(records.names, *columns.values(), strict=True))
 
     placed(out, write, private=True)
     return len(records)
@@ -126,7 +123,7 @@ class Evaluation:
     Attributes:
         judged: score and mean loss.
         examples: number of records.
-        unlabelled: records that were left out, since their class is not among the public ones.
+        unlabelled: records that were left out, since they have no known target.
         classes: for each class its name, number of records, recall and precision; None where there
             is nothing to divide by.
     """
@@ -141,13 +138,13 @@ def evaluate_records(trained: Trained, records: Records) -> Evaluation:
     """Evaluate a model on the labelled records of a file.
 
     Raises:
-        DatasetError: no record has a known class.
+        DatasetError: no record has a known target.
     """
     labelled = records.labelled()
     if not len(labelled):
         raise DatasetError(
-            f"no record has one of the classes {', '.join(trained.recipe.classes)[:60]}; check the"
-            " target column"
+            "no record has a known target; check its column, and classes or target_bounds in"
+            " schema.toml of the run"
         )
     examples = labelled.inputs, labelled.labels
     unlabelled = len(records) - len(labelled)
@@ -163,8 +160,7 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
         is_known = (examples[1] >= 0) & (examples[1] < count)
         unlabelled += int((~is_known).sum())
         examples = examples[0][is_known], examples[1][is_known]
-        scores = probabilities(trained.model, examples[0])
-        guesses = scores.argmax(1)
+        guesses = model_outputs(trained.model, examples[0]).argmax(1)
         names = trained.recipe.classes
         if not names:
             names = tuple(map(str, range(count)))

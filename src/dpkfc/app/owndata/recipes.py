@@ -21,6 +21,7 @@ from dpkfc.app.owndata.schema import (
     read_schema,
     schema_toml,
 )
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.words import HashedZipf, ZipfWords
@@ -77,11 +78,17 @@ def kind_of_data(path: Path) -> str:
 
 
 def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return the choice with what follows from an own task: its probe, or a method without one.
+    """Return the choice with what follows from own data.
+
+    That is the likelihood of a number, and the probe of a task, or a method without one.
 
     Raises:
-        ConfigError: the task cannot be made.
+        ConfigError: the task cannot be made, or the schema cannot be read.
     """
+    schema = chosen.get("schema", "")
+    if isinstance(schema, str) and schema and "likelihood" not in chosen:
+        target = target_of(read_schema(Path(schema), str(chosen.get("target", ""))))
+        return {**chosen, "likelihood": target.likelihood}
     target = chosen.get("task", "")
     if chosen["recipe"] != "own-task" or not isinstance(target, str) or not target:
         return chosen
@@ -115,7 +122,7 @@ def own_recipe(config: RunConfig) -> Recipe:
 
 
 def _need_schema(config: RunConfig) -> Schema:
-    """Return the schema of the settings, with public classes.
+    """Return the schema of the settings, with a public target.
 
     Raises:
         ConfigError: there is none; the message is the command that writes one.
@@ -133,9 +140,10 @@ def _need_schema(config: RunConfig) -> Schema:
     schema = read_schema(Path(config.schema), config.target)
     if not schema.target:
         raise ConfigError(f"{config.schema}: which column is learned? give target, or --target")
-    if not schema.classes:
+    if not schema.classes and not schema.target_bounds:
         raise ConfigError(
-            f"{config.schema}: classes is empty; list all values of {schema.target!r}"
+            f"{config.schema}: classes is empty; list all values of {schema.target!r}, or give"
+            " target_bounds of a number"
         )
     return schema
 
@@ -148,7 +156,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
     width = schema.width
 
     def build() -> nn.Module:
-        return _linear(width, len(schema.classes))
+        return _linear(width, target_of(schema).outputs)
 
     def probe(config: RunConfig) -> Probe:
         return SchemaNoise(tuple(schema.features.items()))
@@ -160,7 +168,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
         load=_loader(read, path),
         build=build,
         input_shape=(width,),
-        num_classes=len(schema.classes),
+        num_classes=target_of(schema).outputs,
         constants=public_facts(schema),
         probe=probe,
         read=lambda other: tables.encode_table(other, schema, with_target=False),
@@ -168,9 +176,9 @@ def _table_recipe(config: RunConfig) -> Recipe:
     return _with_schema(recipe, schema)
 
 
-def _linear(width: int, classes: int) -> nn.Linear:
-    """Return logistic regression from zero."""
-    model = nn.Linear(width, classes)
+def _linear(width: int, outputs: int) -> nn.Linear:
+    """Return a linear model from zero."""
+    model = nn.Linear(width, outputs)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     return model
@@ -189,13 +197,17 @@ def _image_recipe(config: RunConfig) -> Recipe:
             raise ConfigError(
                 f"unit = {schema.unit!r} is a column; give --label-file, or leave the unit out"
             )
+        if schema.target_bounds:
+            raise ConfigError(
+                f"{config.schema}: target_bounds need a number for each image; give --label-file"
+            )
         classes = schema.classes or image_folders.folder_classes(folder)
         schema = replace(schema, classes=classes)
         schema = check_schema(schema, config.schema or str(folder))
     form = schema.images
 
     def build() -> nn.Module:
-        return small_cnn(form.channels, form.size, len(schema.classes))
+        return small_cnn(form.channels, form.size, target_of(schema).outputs)
 
     read = partial(image_folders.encode_folder, folder, schema, labels)
     recipe = Recipe(
@@ -204,7 +216,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
         load=_loader(read, folder),
         build=build,
         input_shape=(form.channels, form.size, form.size),
-        num_classes=len(schema.classes),
+        num_classes=target_of(schema).outputs,
         constants={
             **public_facts(schema),
             "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
@@ -247,7 +259,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
     hashes = schema.text.encoder == "words"
 
     def build() -> nn.Module:
-        return _linear(width, len(schema.classes))
+        return _linear(width, target_of(schema).outputs)
 
     def probe(config: RunConfig) -> Probe:
         if hashes:
@@ -262,7 +274,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
         load=_loader(read, path),
         build=build,
         input_shape=(width,),
-        num_classes=len(schema.classes),
+        num_classes=target_of(schema).outputs,
         constants={
             **public_facts(schema),
             "features": (features, "published; nothing is fitted"),
@@ -310,12 +322,15 @@ def _loader(read: Any, path: Path) -> Any:
 
 
 def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
-    """Return a recipe with classes, unit and public schema."""
+    """Return a recipe with target, unit and public schema."""
+    target = target_of(schema)
     share = f"about {TEST_SHARE:.0%} of the {'units' if schema.unit else 'records'}"
     split = {"test split": (share, "by a public hash of each, with the seed of the split")}
     return replace(
         recipe,
-        constants={**recipe.constants, **split},
+        constants={**target.describe(), **recipe.constants, **split},
+        task=target.task,
+        answer=target.answer,
         classes=schema.classes,
         unit=schema.unit or "example",
         max_records_per_unit=schema.max_records if schema.unit else None,

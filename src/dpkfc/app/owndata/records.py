@@ -20,7 +20,8 @@ from dpkfc.app.datasets.formats import DatasetError, Examples, ExampleSet
 TEST_SHARE = 0.2
 # Shares by what is counted and the column: ("missing", "age") to 0.02.
 Figures = Mapping[tuple[str, str], float]
-# The label of a record whose class is missing or not among the public ones.
+# The label of a record whose class is missing or not among the public ones. A number that is
+# missing is NaN.
 UNKNOWN = -1
 
 
@@ -30,7 +31,8 @@ class Records:
 
     Attributes:
         inputs: `[N, ...]`.
-        labels: class numbers `[N]`, `UNKNOWN` where a record has none.
+        labels: class numbers `[N]`, `UNKNOWN` where a record has none; or numbers between −1 and 1,
+            NaN where a record has none.
         names: what a person finds a record by: a row, a line or a file.
         contents: what decides the side of a record in a split.
         units: the person (or other unit) of each record; empty where each record is one.
@@ -47,10 +49,16 @@ class Records:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def is_known(self) -> Tensor:
+        """Whether each record has a known target `[N]`."""
+        if self.labels.is_floating_point():
+            return ~self.labels.isnan()
+        return self.labels != UNKNOWN
+
     def labelled(self) -> Records:
-        """Return the records with a known class. Each record is judged alone."""
-        is_known = self.labels != UNKNOWN
-        kept = is_known.nonzero().squeeze(1)
+        """Return the records with a known target. Each record is judged alone."""
+        kept = self.is_known.nonzero().squeeze(1)
         rows = kept.tolist()
         units: Sequence[str] = ()
         if self.units:
@@ -69,7 +77,7 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     """Split records into training, validation and test examples by public hashes.
 
     About a fifth become the test split. Of a unit all records fall on one side. A record without a
-    known class stays, with loss 0, so that no private value decides the number of records.
+    known target stays, with loss 0, so that no private value decides the number of records.
 
     Args:
         records: of a file.
@@ -104,8 +112,8 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
     validation = None
     if validation_size:
         validation = _select(records, np.flatnonzero(is_validation))
-    unknown = (records.labels == UNKNOWN).double().mean()
-    figures = {**records.figures, ("without a known class", "records"): float(unknown)}
+    unknown = (~records.is_known).double().mean()
+    figures = {**records.figures, ("without a known target", "records"): float(unknown)}
     return ExampleSet(
         train=_select(records, train_rows),
         test=_select(records, np.flatnonzero(is_test)),

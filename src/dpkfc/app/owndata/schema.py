@@ -101,7 +101,7 @@ class Column:
                 f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
                 " identifier = false if it names no person"
             )
-        if self.kind == "number" and not self._has_bounds():
+        if self.kind == "number" and not _are_bounds(self.bounds):
             raise ConfigError(
                 f"{start} needs bounds = [least, greatest], known without the data; got"
                 f" {list(self.bounds)}"
@@ -112,12 +112,6 @@ class Column:
         size = self.buckets or TEXT_BUCKETS
         if self.kind == "text" and (size < 2 or size & (size - 1)):
             raise ConfigError(f"{start}: buckets of a text must be a power of two, got {size}")
-
-    def _has_bounds(self) -> bool:
-        if len(self.bounds) != 2:
-            return False
-        least, greatest = self.bounds
-        return -math.inf < least < greatest < math.inf
 
     @property
     def width(self) -> int:
@@ -169,6 +163,13 @@ class Column:
         if self.kind == "flag":
             return value.strip().lower() not in (*_TRUE, *_FALSE)
         return False
+
+
+def _are_bounds(bounds: tuple[float, ...]) -> bool:
+    if len(bounds) != 2:
+        return False
+    least, greatest = bounds
+    return -math.inf < least < greatest < math.inf
 
 
 @dataclass(frozen=True)
@@ -293,8 +294,9 @@ class Schema:
     """All that is public about a user's data.
 
     Attributes:
-        target: column (or key) of the class.
-        classes: its values, in the order of the model's outputs.
+        target: column (or key) that is learned.
+        classes: its values, in the order of the model's outputs; empty for a number.
+        target_bounds: least and greatest value of a number; empty for classes.
         unit: column of the person whose records ε protects together; empty for single records.
         max_records: most records of one unit that count in a step.
         missing: texts that mean a missing value.
@@ -306,6 +308,7 @@ class Schema:
 
     target: str = ""
     classes: tuple[str, ...] = ()
+    target_bounds: tuple[float, ...] = ()
     unit: str = ""
     max_records: int = 4
     missing: tuple[str, ...] = MISSING
@@ -330,7 +333,7 @@ def read_schema(path: Path, target: str = "") -> Schema:
 
     Args:
         path: the file.
-        target: column of the class, where a flag names it.
+        target: column that is learned, where a flag names it.
 
     Raises:
         ConfigError: naming the file, the key or column, and the fix.
@@ -382,6 +385,15 @@ def check_schema(schema: Schema, where: str) -> Schema:
     if schema.classes and different < max(2, len(schema.classes)):
         raise ConfigError(
             f"{where}: classes must be two or more different values, got {list(schema.classes)}"
+        )
+    if schema.classes and schema.target_bounds:
+        raise ConfigError(
+            f"{where}: classes and target_bounds exclude each other; a number has target_bounds"
+        )
+    if schema.target_bounds and not _are_bounds(schema.target_bounds):
+        raise ConfigError(
+            f"{where}: target_bounds must be [least, greatest], known without the data; got"
+            f" {list(schema.target_bounds)}"
         )
     if schema.max_records < 1:
         raise ConfigError(f"{where}: max_records must be at least 1, got {schema.max_records}")
@@ -516,7 +528,7 @@ def template(
 
     Args:
         columns: the kind of each column where its type tells, else an empty text.
-        target: column of the class.
+        target: column that is learned.
         delimiter: of a CSV file.
         sections: further TOML, for images and texts.
     """
@@ -526,7 +538,8 @@ def template(
     lines = [
         "# What is public about the data. Fill it in from what you know without looking at rows.",
         *tomli_w.dumps(first).splitlines(),
-        "# classes: all values of the target, such as ['no', 'yes']",
+        "# classes: all values of the target, such as ['no', 'yes']. Of a number give instead:",
+        "# target_bounds = []  # least and greatest",
         f"missing = {json.dumps(MISSING)}",
     ]
     if delimiter != ",":
@@ -607,13 +620,11 @@ class SchemaNoise(Probe):
 
 
 def public_facts(schema: Schema) -> dict[str, tuple[str, str]]:
-    """Return what a privacy card says of a schema."""
-    classes = ", ".join(schema.classes)
-    facts = {"classes": (classes, "named by the user, not read from rows")}
-    if schema.columns:
-        counts = _count_kinds(schema.columns.values())
-        facts["schema"] = (counts, "kinds, bounds and categories are stated by the user")
-    return facts
+    """Return what a privacy card says of the columns of a schema."""
+    if not schema.columns:
+        return {}
+    counts = _count_kinds(schema.columns.values())
+    return {"schema": (counts, "kinds, bounds and categories are stated by the user")}
 
 
 def _count_kinds(columns: Iterable[Column]) -> str:

@@ -18,6 +18,7 @@ import torch
 from dpkfc.app.datasets.formats import DatasetError, damaged_error, unreadable_error
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records, number_equal
 from dpkfc.app.owndata.schema import Schema
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.unpack_limit import check_unpacked_size
 
 DELIMITED = (".csv", ".tsv")
@@ -238,12 +239,13 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     inputs = np.concatenate(parts, axis=1)
     if schema.target in table.column_names:
         targets = column_texts(path, table, schema.target)
-        labels = encode_labels(schema, targets)
+        labels, shares = target_of(schema).encode(targets)
+        figures |= shares
     else:
         labels = np.full(table.num_rows, UNKNOWN, np.int64)
     contents = []
     for row, label in zip(inputs, labels.tolist(), strict=True):
-        contents.append(row.tobytes() + b"%d" % label)
+        contents.append(row.tobytes() + str(label).encode())
     units: list[str] = []
     if schema.unit in table.column_names:
         people = column_texts(path, table, schema.unit)
@@ -288,16 +290,6 @@ def _text_at(column: pa.ChunkedArray, row: int) -> str | None:
     except (pa.ArrowException, ValueError):
         return None
     return text
-
-
-def encode_labels(schema: Schema, values: Sequence[str | None]) -> np.ndarray:
-    """Return class numbers `[N]`, `UNKNOWN` for a value that is none of the public classes."""
-    number_of = {name: number for number, name in enumerate(schema.classes)}
-    numbers = []
-    for value in values:
-        number = UNKNOWN if value is None else number_of.get(value.strip(), UNKNOWN)
-        numbers.append(number)
-    return np.array(numbers, np.int64)
 
 
 def unit_names(values: Sequence[str | None], contents: Sequence[bytes]) -> list[str]:

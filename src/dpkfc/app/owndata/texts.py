@@ -12,7 +12,8 @@ from dpkfc.app.datasets.formats import DatasetError, unreadable_error
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.owndata.tables import check_file, encode_labels, is_unicode, unit_names
+from dpkfc.app.owndata.tables import check_file, is_unicode, unit_names
+from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 
 SUFFIXES = (".jsonl", ".ndjson")
@@ -52,7 +53,8 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
             raise DatasetError(f"{path}: no line has a key {key!r}; check --text and --target")
     texts = [_plain(entry.get(schema.text.key)) or "" for entry in objects]
     targets = [_plain(entry.get(schema.target)) for entry in objects]
-    labels = encode_labels(schema, targets).tolist()
+    encoded, shares = target_of(schema).encode(targets)
+    labels = encoded.tolist()
     if schema.text.encoder == "sentences":
         # A tokenizer takes no lone surrogates.
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
@@ -75,6 +77,7 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         contents=contents,
         units=units,
         figures={
+            **shares,
             ("empty", "texts"): empty / len(texts),
             ("unreadable", "lines"): unreadable / len(texts),
         },

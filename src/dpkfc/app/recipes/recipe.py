@@ -67,6 +67,17 @@ def _known_labels(labels: Tensor, classes: int) -> Tensor:
     return labels.where(is_known, _NO_CLASS)
 
 
+def squared_error(model: nn.Module, batch: Examples) -> Tensor:
+    """Return half the squared error `[B]` of a model with one output for targets `[B]`.
+
+    An example whose target is NaN has loss 0: a private target must not end a run.
+    """
+    inputs, targets = batch
+    is_known = ~targets.isnan()
+    errors = (model(inputs).squeeze(1) - targets.nan_to_num()) * is_known
+    return 0.5 * errors.square()
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     """Return accuracy and mean cross-entropy, and restore the model's mode afterwards.
@@ -171,6 +182,16 @@ class Task:
     also: Callable[[Judged], dict[str, float]] | None = None
     classes: Callable[[nn.Module, Examples], list[ClassScore]] | None = None
 
+    def figures(self, score: float | None, loss: float | None) -> dict[str, float | None]:
+        """Return score, mean loss and what follows from them, by name."""
+        return {self.score: score, self.mean_loss: loss, **self.further(score, loss)}
+
+    def further(self, score: float | None, loss: float | None) -> dict[str, float]:
+        """Return the figures that follow from score and mean loss, by name."""
+        if self.also is None or score is None or loss is None:
+            return {}
+        return self.also(Judged(score, loss))
+
 
 CLASSIFICATION = Task(classes=score_classes)
 
@@ -268,6 +289,7 @@ class Recipe:
         unit: what ε protects: an example, or a person with several records.
         max_records_per_unit: most records of one unit that count in a step.
         read: maps another file of the same form to its records, for predictions.
+        answer: maps outputs `[N, ...]` to the columns of a file of predictions.
         schema: what is public of a user's own data, as TOML.
         reason: why its defaults name the method that they name.
     """
@@ -287,6 +309,7 @@ class Recipe:
     unit: str = "example"
     max_records_per_unit: int | None = None
     read: Callable[[Path], Records] | None = None
+    answer: Callable[[Tensor], dict[str, list[str]]] | None = None
     schema: str = ""
     reason: str = ""
 

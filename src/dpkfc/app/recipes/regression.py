@@ -11,10 +11,10 @@ the squared distance to the weights that made the data. A point of a sweep is on
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dpkfc.app.datasets.formats import Examples, ExampleSet
-from dpkfc.app.recipes.recipe import Judged, Recipe, Task
+from dpkfc.app.recipes.recipe import Judged, Recipe, Task, squared_error
 from dpkfc.app.settings import RunConfig
 
 FEATURES = 32
@@ -45,12 +45,6 @@ def _model() -> nn.Linear:
     return model
 
 
-def _squared_error(model: nn.Module, batch: Examples) -> Tensor:
-    """Return half the squared error `[B]`."""
-    inputs, targets = batch
-    return 0.5 * (model(inputs).squeeze(1) - targets).square()
-
-
 @torch.no_grad()
 def _judge(model: nn.Module, examples: Examples) -> Judged:
     device = next(model.parameters()).device
@@ -77,7 +71,7 @@ LINEAR_REGRESSION = Recipe(
         )
     },
     task=Task(
-        loss=_squared_error,
+        loss=squared_error,
         judge=_judge,
         score="share of variance explained",
         mean_loss="mean squared error",

@@ -1,0 +1,193 @@
+"""A number as the target of own data: its encoding, errors in its unit, and mistakes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.html.render import write_page
+from dpkfc.app.owndata.image_folders import encode_folder
+from dpkfc.app.owndata.predictions import load_run
+from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
+from dpkfc.app.owndata.tables import encode_table
+from dpkfc.app.owndata.texts import encode_texts
+from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.settings import ConfigError
+from dpkfc.app.train import run
+from dpkfc.cli import app
+from tests.app.accounting import remembered
+from tests.app.own_files import QUICK, write_images, write_rows, write_texts
+
+SCHEMA = """\
+target = "cost"
+target_bounds = [100, 300]
+
+[columns.age]
+kind = "number"
+bounds = [0, 100]
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _remembered_accounting():
+    with remembered():
+        yield
+
+
+def _write(folder: Path, schema: str = SCHEMA) -> tuple[Path, Path]:
+    """Write 300 rows whose cost is 100 + 2 · age, among them odd values, and a schema."""
+    rows: list[list[object]] = [[row % 100, 100 + 2 * (row % 100)] for row in range(300)]
+    rows[0][1], rows[1][1], rows[2][1], rows[3][1] = "", "n/k", 1e9, -5
+    path = folder / "schema.toml"
+    path.write_text(schema, "utf-8")
+    return write_rows(folder / "costs.csv", rows, ["age", "cost"]), path
+
+
+def _call(*words: str | Path) -> tuple[int, str]:
+    done = CliRunner().invoke(app, list(map(str, words)))
+    return done.exit_code, re.sub(r"\s+", " ", done.output)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folder of a run, and the table."""
+    folder = tmp_path_factory.mktemp("numbers")
+    path, schema = _write(folder)
+    chosen = {"data": str(path), "schema": str(schema), "out": str(folder / "run")}
+    strong = {"steps": 40, "epsilon": 50.0, "lr": 0.5}
+    result = run(run_config({**QUICK, **strong, **chosen}))
+    assert result.errors["mean absolute error"] < 30
+    return folder / "run", path
+
+
+def test_a_number_is_clamped_and_scaled_and_a_missing_one_left_out(tmp_path: Path):
+    path, schema = _write(tmp_path)
+    records = encode_table(path, read_schema(schema))
+    expected = torch.tensor([(2 * (row % 100)) / 100 - 1 for row in range(300)])
+    expected[2], expected[3] = 1, -1
+    torch.testing.assert_close(records.labels[2:], expected[2:])
+    assert records.labels[:2].isnan().all()
+    assert records.figures["outside of bounds", "cost"] == 2 / 300
+    known = records.labelled()
+    assert known.names[0] == "3" and len(known) == 298
+    # The least value is the mark of an unknown class; as a number it is known.
+    assert "4" in known.names
+
+
+def test_another_record_decides_nothing_about_a_label(tmp_path: Path):
+    path, schema = _write(tmp_path)
+    whole = encode_table(path, read_schema(schema)).labels
+    some = write_rows(tmp_path / "some.csv", [[50, 200], [99, 298]], ["age", "cost"])
+    assert torch.equal(encode_table(some, read_schema(schema)).labels, whole[[50, 99]])
+
+
+def test_errors_are_in_the_unit_of_the_target(finished):
+    folder, path = finished
+    trained = load_run(folder)
+    records = trained.recipe.read(path).labelled()
+    predicted = trained.model(records.inputs).detach().squeeze(1).clamp(-1, 1)
+    errors = 100 * (predicted - records.labels).double()
+    mean, root = float(errors.abs().mean()), float(errors.square().mean().sqrt())
+    code, text = _call("evaluate", folder, "--data", path)
+    assert code == 0 and "298 records; 2 without a known target left out" in text
+    assert f"mean absolute error {mean:.5g}" in text or f"error {mean:.4f}" in text
+    assert f"root mean squared error {root:.5g}" in text or f"error {root:.4f}" in text
+    assert "PRIVATE" in text and f"range {1 - mean / 200:.4f}" in text
+    assert "PRIVATE" not in _call("evaluate", folder, "--data", path, "--public")[1]
+
+
+def test_predictions_are_numbers_between_the_bounds(finished, tmp_path: Path):
+    folder, _ = finished
+    new = write_rows(tmp_path / "new.csv", [[20], [80], ["?"]], ["age"])
+    code, text = _call("predict", folder, "--data", new, "--out", tmp_path / "p.csv")
+    assert code == 0, text
+    with (tmp_path / "p.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["record"] for row in rows] == ["1", "2", "3"] and set(rows[0]) == {"record", "cost"}
+    assert 100 <= float(rows[0]["cost"]) < float(rows[1]["cost"]) <= 300
+
+
+def test_card_audit_export_and_page_say_what_is_learned(finished, tmp_path: Path):
+    folder, _ = finished
+    card = json.loads((folder / "privacy_card.json").read_text("utf-8"))
+    assert "mean absolute error on the test set" in card["results"]
+    text = (folder / "privacy_card.md").read_text("utf-8")
+    assert "cost, clamped to 100 to 300; outputs −1 to 1" in text and "number of outputs" in text
+    assert not (folder / "classes.json").exists()
+    assert audit_folder(folder, ["step"], runs=20).ledger.passed
+    code, printed = _call("export", folder, "--out", tmp_path / "model.pt2")
+    assert code == 0 and "target: cost, clamped to 100 to 300" in printed
+    write_page([folder], tmp_path / "page.html")
+    assert "1 − mean absolute error ÷ range" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_validation_split_is_judged_and_marked(tmp_path: Path):
+    path, schema = _write(tmp_path)
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
+    words += ["--validation-size=40", "--eval-on=validation", "--out", str(tmp_path / "run")]
+    code, text = _call("train", "--data", path, "--target", "cost", "--schema", schema, *words)
+    assert code == 0, text
+    assert re.search(r"mean absolute error \S+, root mean squared error \S+ \(validation; ε", text)
+    assert "accuracy" not in text
+    card = json.loads((tmp_path / "run" / "privacy_card.json").read_text("utf-8"))
+    assert any("this card: results" in name for name in card["not_private"])
+
+
+@pytest.mark.parametrize("method", ["dp-kfc", "dp-adam"])
+def test_other_methods_take_the_likelihood_of_a_number(tmp_path: Path, method: str):
+    path, schema = _write(tmp_path)
+    chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
+    config = run_config({**QUICK, **chosen, "method": method})
+    assert config.likelihood == "gaussian"
+    assert run(config).steps == 2
+
+
+def test_images_and_texts_may_have_numbers_too(tmp_path: Path):
+    folder = write_images(tmp_path / "pets", 20)
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*.*"))
+    rows = [[name, 100 + 10 * row] for row, name in enumerate(names)]
+    table = write_rows(tmp_path / "labels.csv", rows, ["file", "cost"])
+    bounds = Schema(target="cost", target_bounds=(100, 300), images=ImageForm(size=16))
+    labels = encode_folder(folder, bounds, table).labels
+    torch.testing.assert_close(labels, torch.linspace(-1, 0.9, 20))
+    texts = write_texts(tmp_path / "notes.jsonl", 10)
+    form = replace(bounds.text, key="note", buckets=16)
+    schema = replace(bounds, target="id", target_bounds=(0, 4), text=form)
+    assert encode_texts(texts, schema).labels[-2:].tolist() == [1, 1]
+    path = tmp_path / "bounds.toml"
+    path.write_text('target = "cost"\ntarget_bounds = [0, 1]\n', "utf-8")
+    with pytest.raises(ConfigError, match="a number for each image; give --label-file"):
+        recipe_of(run_config({"data": str(folder), "schema": str(path)}))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("[100, 300]", "[300, 100]", r"target_bounds must be \[least, greatest\]"),
+        ("[100, 300]", "[100]", "target_bounds must be"),
+        ("[100, 300]", "[100, inf]", "target_bounds must be"),
+        ("[100, 300]", '["a"]', "target_bounds must be a list of numbers"),
+        ("target_bounds", 'classes = ["a", "b"]\ntarget_bounds', "exclude each other"),
+        ("target_bounds = [100, 300]", "", "or give target_bounds of a number"),
+    ],
+)
+def test_a_wrong_target_is_one_clear_error(tmp_path: Path, before: str, after: str, message: str):
+    path, schema = _write(tmp_path, SCHEMA.replace(before, after, 1))
+    with pytest.raises(ConfigError, match=message) as caught:
+        recipe_of(run_config({"data": str(path), "schema": str(schema)}))
+    assert len(str(caught.value)) - len(str(schema)) < 160
+
+
+def test_a_file_without_a_number_is_one_error(finished, tmp_path: Path):
+    folder, _ = finished
+    new = write_rows(tmp_path / "new.csv", [[20, "?"]], ["age", "cost"])
+    code, text = _call("evaluate", folder, "--data", new)
+    assert code == 2 and "no record has a known target" in text

@@ -1,0 +1,184 @@
+"""From a user's files to a model, a card and predictions with the installed wheel.
+
+The commands run outside of the checkout, so that they find templates, settings and modules in the
+wheel or nowhere. tests/app has the same paths in more depth, inside of one process.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from dpkfc.privacy.ledger import verify
+from tests.app.own_files import (
+    HEADER,
+    QUICK,
+    TEXT_SCHEMA,
+    patients,
+    write_images,
+    write_patients,
+    write_rows,
+    write_texts,
+)
+from tests.documents import ROOT
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (find_spec("pip") and find_spec("setuptools")), reason="needs pip and setuptools"
+    ),
+]
+
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
+TASK = """\
+import torch
+from dpkfc.app.owndata.tasks import Task
+
+def make():
+    x = torch.zeros(20, 3)
+    return Task(model=lambda: torch.nn.Linear(3, 2), train=(x, x.missing), test=(x, x))
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The wheel in a fresh environment, and a folder with a user's files."""
+
+    scripts: Path
+    folder: Path
+
+    def call(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of the environment in the user's folder."""
+        hidden = ("PYTHONPATH", "VIRTUAL_ENV", "DPKFC_DATA")
+        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        call = [str(self.scripts / words[0]), *words[1:]]
+        return subprocess.run(
+            call, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=300
+        )
+
+    def succeed(self, *words: str) -> str:
+        """Run `dpkfc`, which must succeed, and return what it printed."""
+        done = self.call("dpkfc", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def train(self, *words: str, out: str) -> Path:
+        """Train, and return the run folder, which must hold a model and a card."""
+        self.succeed("train", *words, *FLAGS, "--out", out)
+        run = self.folder / out
+        assert (run / "model.safetensors").is_file() and (run / "privacy_card.md").is_file()
+        assert len(verify(run / "ledger.jsonl").releases) == QUICK["steps"]
+        return run
+
+    def predict(self, run: str, data: str) -> list[dict[str, str]]:
+        """Predict, and return the rows of the file of predictions."""
+        self.succeed("predict", run, "--data", data, "--out", f"{run}.csv")
+        with (self.folder / f"{run}.csv").open(encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    def refuse(self, *words: str) -> str:
+        """Run `dpkfc`, which must fail, and return the one line that says why."""
+        done = self.call("dpkfc", *words)
+        assert done.returncode == 2, done.stdout + done.stderr
+        lines = done.stderr.splitlines()
+        assert len(lines) == 1 and len(lines[0]) <= 160, done.stderr
+        return lines[0]
+
+
+def _run(*words: str | Path) -> None:
+    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """Build the wheel from a copy of the source, and install it beside the libraries. No network.
+
+    Libraries are links to those of the running interpreter.
+    """
+    place = tmp_path_factory.mktemp("wheel")
+    source = place / "source"
+    leave_out = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", source / "src", ignore=leave_out)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    offline = ("--no-index", "--no-deps", "--disable-pip-version-check", "-q")
+    isolated = ("-m", "pip", "wheel", *offline, "--no-build-isolation", "-w", place, source)
+    _run(*isolated)
+    environment = place / "environment"
+    _run("-m", "venv", "--without-pip", environment)
+    bases = {"base": str(environment), "platbase": str(environment)}
+    site = Path(sysconfig.get_path("purelib", "venv", bases))
+    for library in Path(sysconfig.get_path("purelib")).iterdir():
+        if not library.name.startswith(("dpkfc", "__editable__", "_virtualenv")):
+            (site / library.name).symlink_to(library)
+    scripts = Path(sysconfig.get_path("scripts", "venv", bases))
+    (wheel,) = place.glob("*.whl")
+    _run("-m", "pip", "--python", scripts / "python", "install", *offline, wheel)
+    folder = place / "user"
+    folder.mkdir()
+    user = Installed(scripts, folder)
+    imported = user.call("python", "-c", "import dpkfc; print(dpkfc.__file__)").stdout.strip()
+    assert Path(imported).is_relative_to(site)
+    return user
+
+
+def test_a_csv_file_with_missing_values_leads_to_predictions(installed: Installed):
+    write_patients(installed.folder)
+    chosen = ("--data", "patients.csv", "--schema", "patients.toml")
+    run = installed.train(*chosen, out="csv")
+    assert 'kind = "flag"' in (run / "schema.toml").read_text("utf-8")
+    assert len(installed.predict("csv", "patients.csv")) == 200
+    write_rows(installed.folder / "narrow.csv", [row[1:2] for row in patients()[:5]], ["age"])
+    words = ("predict", "csv", "--data", "narrow.csv", "--out", "none.csv")
+    assert "narrow.csv: has no column 'sex'" in installed.refuse(*words)
+    assert not (installed.folder / "none.csv").exists()
+    installed.succeed("report", "csv", "--out", "page.html")
+    assert "patients.csv" in (installed.folder / "page.html").read_text("utf-8")
+
+
+def test_a_parquet_file_leads_to_predictions(installed: Installed):
+    _, schema = write_patients(installed.folder)
+    columns = dict(zip(HEADER, map(list, zip(*patients(), strict=True)), strict=True))
+    columns["age"] = [age if isinstance(age, int) else None for age in columns["age"]]
+    pa.parquet.write_table(pa.table(columns), installed.folder / "patients.parquet")
+    installed.train("--data", "patients.parquet", "--schema", schema.name, out="parquet")
+    assert installed.predict("parquet", "patients.parquet")[0].keys() >= {"p(no)", "p(yes)"}
+
+
+def test_a_folder_of_images_leads_to_predictions(installed: Installed):
+    folder = write_images(installed.folder / "pets")
+    broken = folder / "cat" / "0.png"
+    broken.write_bytes(broken.read_bytes()[:40])
+    words = ("train", "--data", "pets", *FLAGS, "--out", "images")
+    assert "pets/cat/0.png: is no whole PNG or JPEG" in installed.refuse(*words)
+    assert not (installed.folder / "images").exists()
+    (installed.folder / "pets.toml").write_text('[images]\nsize = 8\nbroken = "skip"\n', "utf-8")
+    installed.train("--data", "pets", "--schema", "pets.toml", out="images")
+    names = [row["record"] for row in installed.predict("images", "pets")]
+    assert len(names) == 59 and "cat/0.png" not in names
+
+
+def test_a_file_of_texts_with_an_empty_line_leads_to_predictions(installed: Installed):
+    write_texts(installed.folder / "notes.jsonl")
+    (installed.folder / "notes.toml").write_text(TEXT_SCHEMA, "utf-8")
+    installed.train("--data", "notes.jsonl", "--schema", "notes.toml", out="texts")
+    assert [row["record"] for row in installed.predict("texts", "notes.jsonl")][2:4] == ["3", "5"]
+
+
+def test_a_mistake_in_a_task_is_one_line_and_spends_nothing(installed: Installed):
+    (installed.folder / "my_task.py").write_text(TASK, "utf-8")
+    line = installed.refuse("train", "--task", "my_task:make", *FLAGS, "--out", "mistake")
+    assert "AttributeError: 'Tensor' object has no attribute 'missing' (line 6 of" in line
+    assert not (installed.folder / "mistake").exists()
