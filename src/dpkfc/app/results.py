@@ -25,6 +25,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.preconditioning import refresh_microbatch_size
+from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_release
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
@@ -78,7 +79,7 @@ def _facts(
     gradients = {"gradients": session.gradients}
     return CardFacts(
         title=_title(prepared),
-        releases=session.steps_done,
+        releases=ledger.count,
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_assumed_public(prepared),
         chosen_by=describe_choice(config),
@@ -91,6 +92,7 @@ def _facts(
         receipt=session.receipt,
         declared=config.declared,
         begun=str(ledger.header.get("created", "")),
+        extra=describe_extra(ledger.releases, prepared.plan.delta),
     )
 
 

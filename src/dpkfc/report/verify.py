@@ -22,6 +22,7 @@ from dpkfc.checkpoint import (
     weights_record_path,
 )
 from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
+from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, REGISTRY, to_json, to_markdown
 from dpkfc.report.officer import explain_guarantee
@@ -180,9 +181,12 @@ def _further_statements(card: Card, ledger: Verified, spent: float) -> list[tupl
     if "layout" not in content:
         return []
     statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
-    for name in ("noise_multiplier", "stddev", "sensitivity") if releases else ():
-        stated = content["mechanism"].get(name)
-        statements.append((name.replace("_", " "), stated, releases[-1].get(name)))
+    mechanism = content["mechanism"]
+    steps = [release for release in releases if "purpose" not in release]
+    for name in ("noise_multiplier", "stddev", "sensitivity") if steps else ():
+        statements.append((name.replace("_", " "), mechanism.get(name), steps[-1].get(name)))
+    extra = describe_extra(releases, card.delta)
+    statements.append(("releases beside the steps", mechanism.get("extra_releases", []), extra))
     statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
     return statements
 
@@ -403,6 +407,11 @@ def verify_ledger(
     if not releases:
         facts["ε"] = 0.0
         return facts
+    for row in describe_extra(releases, delta):
+        facts[f"releases for {row['purpose']}, part of ε"] = (
+            f"{row['releases']}, noise multiplier {row['noise_multiplier']:.6g}; alone"
+            f" ε = {row['epsilon_alone']:.4g} at δ = {delta:g}"
+        )
     label = "ε if it were certified," if doubt else "ε"
     for accountant in accountants:
         name = f"{label} by {accountant.upper()} at δ = {delta:g}"

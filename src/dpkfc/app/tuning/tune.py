@@ -253,17 +253,21 @@ def _released(found: Verified) -> dict[str, int]:
 
     An early end counts as planned, because what the run showed ended it.
 
-    What is left of the plan counts as the last release did. A run without a release gave nothing
+    What is left of the plan counts as the last step did. A run without a release gave nothing
     away.
     """
     counts: dict[str, int] = {}
     event = ""
+    steps = 0
     for release in found.releases:
-        event = json.dumps(release["event"], sort_keys=True)
-        counts[event] = counts.get(event, 0) + 1
+        text = json.dumps(release["event"], sort_keys=True)
+        counts[text] = counts.get(text, 0) + 1
+        if "purpose" not in release:
+            event = text
+            steps += 1
     planned = found.header.get("steps")
     if event and isinstance(planned, int):
-        counts[event] += max(0, planned - len(found.releases))
+        counts[event] += max(0, planned - steps)
     return counts
 
 
