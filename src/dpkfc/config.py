@@ -284,6 +284,17 @@ class Plan(PlanBase):
         """Kinds of releases beside the steps."""
         return self.config.extra_releases
 
+    def extra_release(self, purpose: str) -> ExtraRelease:
+        """Return the kind of releases beside the steps with this purpose.
+
+        Raises:
+            ValueError: the plan has none.
+        """
+        for kind in self.extra_releases:
+            if kind.purpose == purpose:
+                return kind
+        raise ValueError(f"the plan has no releases for {purpose}; name them in extra_releases")
+
     @property
     def extra_counts(self) -> dict[str, int]:
         """Planned number of releases beside the steps, by purpose."""
@@ -306,7 +317,7 @@ class Plan(PlanBase):
 
     def _extra_charges(self, extra: Mapping[str, int]) -> Charges:
         made = {kind: extra.get(kind.purpose, 0) for kind in self.extra_releases}
-        return [(kind.event, count) for kind, count in made.items() if count]
+        return tuple((kind.event, count) for kind, count in made.items() if count)
 
     def epsilon(self, steps: int | None = None, extra: Mapping[str, int] | None = None) -> float:
         """Return ε after a number of steps, by default all planned ones; infinite without noise.
@@ -729,7 +740,7 @@ class PrivacyConfig:
             steps,
             self.resolved_accountant,
             relation=sampler.neighbouring_relation,
-            also=[(kind.event, kind.count) for kind in self.extra_releases],
+            also=tuple((kind.event, kind.count) for kind in self.extra_releases),
         )
         return self._plan(sampler, steps, noise_multiplier, delta, epsilon)
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.config import Plan, PrivacyConfig
@@ -38,6 +39,7 @@ from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pa
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.privacy.extra_release import ExtraRelease, share_noise
 from dpkfc.report import costs
 
 # --------------------------------------------------------------------------------------------------
@@ -293,6 +295,7 @@ def make_privacy_config(
     private: Any = None,
     unit: str = "example",
     max_records_per_unit: int | None = None,
+    private_bounds: int = 0,
 ) -> PrivacyConfig:
     """Return the privacy settings.
 
@@ -304,6 +307,7 @@ def make_privacy_config(
         private: the private training set, for an oracle.
         unit: what ε protects.
         max_records_per_unit: most records of a unit that count in a step.
+        private_bounds: number of columns whose bounds a release decides.
 
     Raises:
         ConfigError: settings that do not go together.
@@ -331,8 +335,22 @@ def make_privacy_config(
             test_mode_seed=config.seed if config.test_mode else None,
             unit=unit,
             max_records_per_unit=max_records_per_unit,
+            extra_releases=_make_extra_releases(config, private_bounds),
             **values,
         )
+
+
+def _make_extra_releases(config: RunConfig, private_bounds: int) -> tuple[ExtraRelease, ...]:
+    if not private_bounds:
+        return ()
+    if config.noise_multiplier:
+        raise ConfigError(
+            "bounds = 'private' takes a part of ε; give epsilon instead of noise_multiplier ="
+            f" {config.noise_multiplier:g}"
+        )
+    noise = share_noise(config.bounds_share, config.epsilon, config.delta)
+    norm = norm_of(private_bounds)
+    return (ExtraRelease(purpose="bounds", noise_multiplier=noise, norm=norm),)
 
 
 def make_plan(
@@ -344,6 +362,7 @@ def make_plan(
     *,
     unit: str = "example",
     max_records_per_unit: int | None = None,
+    private_bounds: int = 0,
 ) -> Plan:
     """Return the calibrated plan; arguments as of `make_privacy_config`.
 
@@ -364,6 +383,7 @@ def make_plan(
             private=private,
             unit=unit,
             max_records_per_unit=max_records_per_unit,
+            private_bounds=private_bounds,
         )
         if config.noise_multiplier:
             return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)

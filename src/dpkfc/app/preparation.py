@@ -60,6 +60,7 @@ class Result:
         score: what the task calls `accuracy`.
         loss: mean loss on the same set, None where it was not finite.
         head: of the ledger at the end, for a later check.
+        releases: lines of the ledger then, which are more than steps where some are for bounds.
         figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
     """
 
@@ -75,4 +76,5 @@ class Result:
     score: str = "accuracy"
     loss: float | None = None
     head: str = ""
+    releases: int = 0
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -215,6 +215,12 @@ class RunConfig:
     )
     target: str = _setting("", "data", "column of own data that is learned")
     schema: str = _setting("", "data", "TOML file with what is public of own data; dpkfc schema")
+    bounds: str = _setting(
+        "",
+        "data",
+        "private: find bounds that the schema leaves out, for a part of ε",
+        choices=("", "private"),
+    )
     text: str = _setting("", "data", "key of the text in a JSONL file")
     label_file: str = _setting("", "data", "table of image files and their labels")
     task: str = _setting("", "data", "module:function that returns a dpkfc.app.owndata.tasks.Task")
@@ -270,6 +276,9 @@ class RunConfig:
     delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
     budget: str = _setting(
         "", "privacy", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
+    )
+    bounds_share: float = _setting(
+        0.25, "privacy", "part of ε that finding bounds would cost alone", above=0
     )
     noise_multiplier: float = _setting(
         0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
@@ -558,6 +567,8 @@ class RunConfig:
             )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
+        if self.bounds_share > 0.9:
+            raise ConfigError(f"bounds_share must be at most 0.9, got {self.bounds_share}")
         if self.log_private and not self.log:
             raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
 

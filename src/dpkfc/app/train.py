@@ -194,12 +194,15 @@ def stop_on_signals() -> Iterator[StopRequest]:
 Watch = Callable[[Row], bool]
 
 
-def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
+def prepare(
+    config: RunConfig, data: ExampleSet | None = None, *, may_find_bounds: bool = False
+) -> Prepared:
     """Return data, model and plan of a run.
 
     Args:
         config: settings.
         data: what `Recipe.data` gives for them, where it has been read already.
+        may_find_bounds: whether the caller finds bounds that the schema leaves out.
 
     Raises:
         DatasetError: missing or damaged data.
@@ -213,6 +216,16 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         raise ConfigError(str(error)) from error
     config = measure_structure(config)
     recipe = recipe_of(config).starting_from(config.pretrained)
+    if config.bounds and not recipe.private_bounds:
+        raise ConfigError(
+            "bounds = 'private' is for numbers of a table whose bounds the schema leaves out, and"
+            f" {recipe.title[:40]!r} has none: leave it out"
+        )
+    if recipe.find_bounds is not None and not may_find_bounds:
+        raise ConfigError(
+            "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
+            " schema, or the folder of such a run"
+        )
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
@@ -226,6 +239,7 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         private,
         unit=recipe.unit,
         max_records_per_unit=recipe.max_records_per_unit,
+        private_bounds=recipe.private_bounds,
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
@@ -296,7 +310,11 @@ def run(
         folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
         try:
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
-            prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+            is_single = ranks.world_size == 1
+            prepared = ranks.run_on_all(
+                lambda: prepare(use_own_device(config), may_find_bounds=is_single)
+            )
+            _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(lambda: _check_budget(prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
@@ -309,7 +327,36 @@ def run(
         structure = describe_structure(config)
         if console is not None and ranks.is_rank0 and structure:
             console.print(structure, markup=False, highlight=False)
+        if prepared.recipe.find_bounds is not None:
+            prepared = _find_bounds(prepared, folder)
         return _train(prepared, folder, _new_metrics(config), console, ranks)
+
+
+def _check_private_bounds(prepared: Prepared) -> None:
+    """Refuse a new run that is to find bounds that an earlier run has found."""
+    config, recipe = prepared.config, prepared.recipe
+    if config.bounds and recipe.find_bounds is None:
+        raise ConfigError(
+            f"{Path(config.schema).name} has the bounds that a run has found; leave --bounds out to"
+            " use them, or remove them"
+        )
+
+
+def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
+    """Find bounds by one release, write the schema with them, and encode the examples anew.
+
+    The release is charged before it is made. A run that is cut off behind the charge cannot make it
+    again: its folder holds no checkpoint.
+    """
+    config, recipe = prepared.config, prepared.recipe
+    assert recipe.find_bounds is not None
+    with prepared.plan.open_ledger(folder.ledger) as ledger:
+        if budget := _find_budget(config):
+            budget.charge(prepared.plan, ledger)
+        schema = recipe.find_bounds(prepared.data, prepared.plan, ledger)
+    folder.write_text(folder.schema, schema)
+    found = recipe_of(replace(config, schema=str(folder.schema)))
+    return replace(prepared, recipe=found, data=found.data(config))
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -659,6 +706,7 @@ def _result(
         loss=last.loss,
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
+        releases=session.ledger.count,
         figures=prepared.data.figures,
     )
 

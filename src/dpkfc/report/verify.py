@@ -392,6 +392,10 @@ def verify_ledger(
     for key, name in _STATED.items():
         if key in header:
             facts[name] = str(header[key])
+    if isinstance(header.get("extra"), dict):
+        facts["planned beside the steps"] = ", ".join(
+            f"{count} for {purpose}" for purpose, count in header["extra"].items()
+        )
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"

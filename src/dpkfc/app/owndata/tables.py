@@ -213,8 +213,13 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         people = column_texts(path, table, schema.unit)
         units = unit_names(people)
     contents = []
-    for row, label in zip(inputs, labels.tolist(), strict=True):
+    public = _without_private_bounds(inputs, schema)
+    for row, label in zip(public, labels.tolist(), strict=True):
         contents.append(row.tobytes() + b"%d" % label)
+    for name in schema.private_columns:
+        # A split must not change when bounds are found.
+        for row_number, text in enumerate(column_texts(path, table, name)):
+            contents[row_number] += b"|" + (text or "").encode()
     return Records(
         inputs=torch.from_numpy(inputs),
         labels=torch.from_numpy(labels),
@@ -223,6 +228,16 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         units=units,
         figures=figures,
     )
+
+
+def _without_private_bounds(inputs: np.ndarray, schema: Schema) -> np.ndarray:
+    """Return the features with zeros where bounds are not stated by the user."""
+    places = list(schema.private_columns.values())
+    if not places:
+        return inputs
+    public = inputs.copy()
+    public[:, places] = 0.0
+    return public
 
 
 def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:
