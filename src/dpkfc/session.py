@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -47,7 +48,7 @@ from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
-from dpkfc.privacy.extra_release import charge_extra
+from dpkfc.privacy.extra_release import charge_extra, release_vector
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import ReleasePipeline, set_gradients
@@ -831,6 +832,37 @@ class Session:
         weights. Nothing checks that, and ε is not valid otherwise.
         """
         self._weights.accept()
+
+    def release_vector(
+        self, purpose: str, vector: NDArray[np.float64], norm: float
+    ) -> NDArray[np.float64]:
+        """Charge one release beside the steps, and return a private vector with its noise.
+
+        Args:
+            purpose: of a kind in `PrivacyConfig.extra_releases`.
+            vector: finite float64 `[n]`.
+            norm: most that one record more or less changes the vector, in the L2 norm.
+
+        Returns:
+            The noisy vector `[n]`, which is public.
+
+        Raises:
+            BudgetExhausted: the plan allows no further release of this kind; nothing was released.
+            LedgerError: the charge could not be recorded, or the ledger is of an earlier run.
+            ValueError: no such kind in the plan, one of a smaller norm, or several processes.
+        """
+        kind = self.plan.extra_release(purpose)
+        if not norm <= kind.norm:
+            raise ValueError(
+                f"a record changes this vector by {norm:g}, and the plan's releases for {purpose}"
+                f" allow {kind.norm:g}: raise norm"
+            )
+        if self._ranks.world_size > 1:
+            raise ValueError("releases beside the steps are made by one process: train on one")
+        self._check_begun()
+        # In test mode every draw has a number of its own; others ignore it.
+        draw = self.plan.steps + 1 + self.ledger.extra.get(purpose, 0)
+        return release_vector(vector, kind, self.plan, self.ledger, draw)
 
     def forfeit_steps(self) -> None:
         """Charge all that the plan has left, without a release.

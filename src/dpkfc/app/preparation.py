@@ -14,7 +14,7 @@ from dpkfc.app.plots import Curve
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.config import Plan
-from dpkfc.early_stopping import EarlyStopping
+from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 
 LABELS = {name: method.label for name, method in METHODS.items()}
 
@@ -30,7 +30,7 @@ class Prepared:
         model: on its device, with its initial weights.
         plan: calibrated for the training set.
         start: where the initial weights come from, if not from the seed alone.
-        stopping: ends the run early by public examples, None for no early end.
+        stopping: ends the run early, None for no early end.
     """
 
     config: RunConfig
@@ -39,7 +39,7 @@ class Prepared:
     model: nn.Module
     plan: Plan
     start: str = ""
-    stopping: EarlyStopping | None = None
+    stopping: EarlyStopping | PrivateEarlyStopping | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -101,12 +101,10 @@ def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
     last, planned = metrics.rows[-1].step, prepared.plan.steps
     if prepared.stopping is None or last >= planned:
         return {}
-    path = Path(prepared.config.public_validation)
-    return {
-        "early end": (
-            f"after step {last} by the loss on {path.name}; all {planned} steps are charged"
-        )
-    }
+    measured = f"loss on {Path(prepared.config.public_validation).name}"
+    if prepared.config.stops_privately:
+        measured = "noisy evaluations"
+    return {"early end": f"after step {last} by the {measured}; all {planned} steps are charged"}
 
 
 def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dict[str, Any]:
@@ -177,6 +175,12 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
             "architecture and seed are public",
         ),
     }
+    if prepared.config.stops_privately:
+        public["evaluations that may end the run"] = (
+            f"{prepared.config.stop_on} on {prepared.config.validation_size:,} held-out examples",
+            "noisy, in the ledger; composed with the steps, as if each example were trained on and"
+            " held out",
+        )
     if prepared.start:
         reason = "the public data are declared so by their user"
         public["pre-training"] = (prepared.start, reason)

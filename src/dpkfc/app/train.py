@@ -39,6 +39,7 @@ from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
@@ -51,7 +52,7 @@ from dpkfc.app.settings import (
     to_toml,
 )
 from dpkfc.distributed import DistributedContext
-from dpkfc.early_stopping import EarlyStopping
+from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
@@ -258,18 +259,23 @@ def prepare(
         model=model,
         plan=plan,
         start=start,
-        stopping=_make_stopping(config, recipe.input_shape),
+        stopping=_make_stopping(config, recipe, data),
     )
 
 
-def _make_stopping(config: RunConfig, input_shape: tuple[int, ...]) -> EarlyStopping | None:
+def _make_stopping(
+    config: RunConfig, recipe: Recipe, data: ExampleSet
+) -> EarlyStopping | PrivateEarlyStopping | None:
     """Return what ends a run early, None without `patience`.
 
     Raises:
-        ConfigError: the data have no labels.
+        ConfigError: the data have no labels, or units of several records.
     """
     if not config.patience:
         return None
+    if config.stops_privately:
+        return _make_private_stopping(config, recipe, data)
+    input_shape = recipe.input_shape
     path = Path(config.public_validation)
     inputs, labels = read_public_data(path, input_shape, "public_validation")
     if labels is None:
@@ -278,6 +284,20 @@ def _make_stopping(config: RunConfig, input_shape: tuple[int, ...]) -> EarlyStop
         inputs = inputs.float()
     device = torch.device(config.device)
     return EarlyStopping(config.patience, on=(inputs.to(device), labels.long().to(device)))
+
+
+def _make_private_stopping(
+    config: RunConfig, recipe: Recipe, data: ExampleSet
+) -> PrivateEarlyStopping:
+    if recipe.max_records_per_unit is not None or data.validation is None:
+        raise ConfigError(
+            f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
+            " unit; take public_validation"
+        )
+    most = config.stop_most_loss if config.stop_on == "private-loss" else 1.0
+    device = torch.device(config.device)
+    held_out = tuple(x.to(device) for x in data.validation)
+    return PrivateEarlyStopping(config.patience, on=held_out, most=most)
 
 
 def run(
@@ -582,6 +602,8 @@ class _Loop:
                     is_last = row.step == plan.steps
                     if is_last or row.step % self._every == 0:
                         row = self._evaluate(row, progress)
+                    if not is_last and row.accuracy is not None:
+                        row = self._release_loss(row)
                     self._metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
@@ -616,12 +638,28 @@ class _Loop:
         return row
 
     def _is_over(self, row: Row) -> bool:
-        """Return whether public examples end the run after this row."""
+        """Return whether public figures end the run after this row."""
         stopping = self._prepared.stopping
-        if stopping is None or row.public_loss is None:
+        if stopping is None or row.decisive_loss is None:
             return False
-        losses = [row.public_loss for row in self._metrics.rows if row.public_loss is not None]
-        return stopping.is_over(losses)
+        losses = [row.decisive_loss for row in self._metrics.rows]
+        return stopping.is_over([loss for loss in losses if loss is not None])
+
+    def _release_loss(self, row: Row) -> Row:
+        """Return a row with a charged, noisy mean on held-out private examples.
+
+        A run that was cut off may have spent some evaluations twice; then none is left at its end.
+        """
+        stopping, session = self._prepared.stopping, self._session
+        if not isinstance(stopping, PrivateEarlyStopping):
+            return row
+        if session.ledger.extra.get(PURPOSE, 0) >= session.plan.extra_counts[PURPOSE]:
+            return row
+        loss_fn = self._prepared.recipe.task.loss
+        if self._prepared.config.stop_on == "private-error":
+            loss_fn = wrong_answers
+        with evaluated_weights(session):
+            return replace(row, noisy_loss=stopping.loss(session, loss_fn))
 
     def _end_early(self, row: Row) -> None:
         """Charge the steps that are left: releases have decided the number of steps."""
@@ -654,7 +692,7 @@ class _Loop:
 
     def _public_loss(self) -> float | None:
         stopping = self._prepared.stopping
-        if stopping is None:
+        if not isinstance(stopping, EarlyStopping):
             return None
         return stopping.loss(self._prepared.model, self._prepared.recipe.task.loss)
 

@@ -68,6 +68,14 @@ class Verified:
         """The name of this ledger; the hash of its first line where an older version began it."""
         return str(self.header.get("id") or self.heads[0])
 
+    @property
+    def planned_extra(self) -> dict[str, int]:
+        """Releases that the first line plans beside the steps, by purpose."""
+        planned = self.header.get("extra")
+        if not isinstance(planned, dict):
+            return {}
+        return {purpose: count for purpose, count in planned.items() if isinstance(count, int)}
+
 
 def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
     """The first line: plan, time, the version that wrote it, a random name, and what `extra` says.

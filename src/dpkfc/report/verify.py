@@ -392,9 +392,9 @@ def verify_ledger(
     for key, name in _STATED.items():
         if key in header:
             facts[name] = str(header[key])
-    if isinstance(header.get("extra"), dict):
+    if planned := ledger.planned_extra:
         facts["planned beside the steps"] = ", ".join(
-            f"{count} for {purpose}" for purpose, count in header["extra"].items()
+            f"{count} for {purpose}" for purpose, count in planned.items()
         )
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
