@@ -16,10 +16,10 @@ from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.extra_release import (
     ExtraRelease,
     describe_extra,
-    release_vector,
     share_noise,
 )
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, encode_line, verify
+from dpkfc.privacy.mechanism import release_vector
 
 BOUNDS = ExtraRelease(purpose="bounds", noise_multiplier=4.0, norm=2.0)
 LOOKS = ExtraRelease(purpose="looks", noise_multiplier=9.0, norm=1.0, count=3)

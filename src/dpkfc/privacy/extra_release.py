@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from dpkfc._checks import check_integer, check_positive
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import grid_of, rounded_release, widened
-from dpkfc.privacy.rng import NoiseStream
+from dpkfc.privacy.mechanism import widened
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -25,7 +20,8 @@ if TYPE_CHECKING:
 class ExtraRelease:
     """One kind of release beside the steps: a vector of all private records with Gaussian noise.
 
-    Vector and noise are rounded to one grid, which the sensitivity accounts for.
+    `mechanism.release_vector` makes one. Vector and noise are rounded to one grid, which the
+    sensitivity accounts for.
 
     Attributes:
         purpose: what it is for, such as "bounds"; its name in a ledger.
@@ -71,53 +67,11 @@ class ExtraRelease:
         return asdict(self)
 
 
-class ReleasingPlan(Protocol):
-    """What a release of a vector reads of a plan."""
-
-    @property
-    def hash(self) -> str: ...  # noqa: D102
-    def noise_stream(self) -> NoiseStream: ...  # noqa: D102
-
-
 def share_noise(share: float, epsilon: float, delta: float, count: int = 1) -> float:
     """Return the noise multiplier at which `count` releases alone cost a share of ε at δ."""
     import dp_accounting
 
     return calibrate_noise_multiplier(share * epsilon, delta, dp_accounting.GaussianDpEvent, count)
-
-
-def release_vector(
-    vector: NDArray[np.float64], kind: ExtraRelease, plan: ReleasingPlan, ledger: Ledger, draw: int
-) -> NDArray[np.float64]:
-    """Charge the ledger, then add noise to a private vector.
-
-    Args:
-        vector: finite `[n]`; one record (unit) more changes it by at most `kind.norm`.
-        kind: one of the plan.
-        plan: of the run; its noise is secure but in test mode.
-        ledger: of the same plan.
-        draw: number of the draw, in test mode different from every step.
-
-    Returns:
-        The noisy vector `[n]`, which is public.
-
-    Raises:
-        BudgetExhausted: the plan allows no further release of this kind; nothing was charged.
-        LedgerError: the charge could not be recorded; nothing was released.
-        ValueError: the ledger of another plan, an empty vector, or a sensitivity that rounding
-            cannot keep.
-    """
-    if ledger.plan_hash != plan.hash:
-        raise ValueError(f"{ledger.name} belongs to another plan than this release: open its own")
-    noise = plan.noise_stream()
-    grid = grid_of(kind.sensitivity, len(vector), kind.stddev)
-
-    def normal(size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.from_numpy(noise.normal(size, draw, np.float64))
-
-    charge_extra(ledger, kind, draw)
-    tensors = {"vector": torch.from_numpy(vector)}
-    return rounded_release(tensors, kind.stddev, 1.0, normal, grid)["vector"].numpy()
 
 
 def charge_extra(ledger: Ledger, kind: ExtraRelease, step: int) -> None:

@@ -28,8 +28,8 @@ from dpkfc.app.recipes.words import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import FeatureNoise, Probe
-from dpkfc.privacy.extra_release import release_vector
 from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.mechanism import release_vector
 
 OWN_KINDS = ("own-table", "own-images", "own-text", "own-task")
 _DATA_SETTINGS = ("data", "target", "schema", "text", "label_file", "task")
@@ -192,7 +192,7 @@ def _refuse_found_bounds(schema: Schema, where: str) -> None:
 def _find_bounds(schema: Schema, title: str, data: ExampleSet, plan: Plan, ledger: Ledger) -> str:
     """Make the one release that bounds are found by, and return the schema with them.
 
-    Errors are those of `dpkfc.privacy.extra_release.release_vector`.
+    Errors are those of `dpkfc.privacy.mechanism.release_vector`.
     """
     kind = plan.extra_release("bounds")
     places = schema.private_columns
