@@ -213,7 +213,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         people = column_texts(path, table, schema.unit)
         units = unit_names(people)
     contents = []
-    public = _without_private_bounds(inputs, schema)
+    public = _blank_private_columns(inputs, schema)
     for row, label in zip(public, labels.tolist(), strict=True):
         contents.append(row.tobytes() + b"%d" % label)
     for name in schema.private_columns:
@@ -230,7 +230,7 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     )
 
 
-def _without_private_bounds(inputs: np.ndarray, schema: Schema) -> np.ndarray:
+def _blank_private_columns(inputs: np.ndarray, schema: Schema) -> np.ndarray:
     """Return the features with zeros where bounds are not stated by the user."""
     places = list(schema.private_columns.values())
     if not places:
