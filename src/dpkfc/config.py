@@ -32,12 +32,15 @@ from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target, vacuous
+from dpkfc.privacy.extra_release import ExtraRelease
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
     import dp_accounting
+
+    from dpkfc.privacy.accounting import Charges
 
 
 # --------------------------------------------------------------------------------------------------
@@ -79,6 +82,11 @@ class PlanBase:
     def neighbouring_relation(self) -> str:
         """Return which datasets count as neighbours: "add_or_remove_one" or "replace_one"."""
         raise NotImplementedError
+
+    @property
+    def extra_releases(self) -> tuple[ExtraRelease, ...]:
+        """Return the kinds of releases beside the steps."""
+        return ()
 
     @property
     def stddev(self) -> float:
@@ -271,23 +279,63 @@ class Plan(PlanBase):
                 " rate, which these batches can exceed several times over"
             )
 
+    @property
+    def extra_releases(self) -> tuple[ExtraRelease, ...]:
+        """Kinds of releases beside the steps."""
+        return self.config.extra_releases
+
+    def extra_release(self, purpose: str) -> ExtraRelease:
+        """Return the kind of releases beside the steps with this purpose.
+
+        Raises:
+            ValueError: the plan has none.
+        """
+        for kind in self.extra_releases:
+            if kind.purpose == purpose:
+                return kind
+        raise ValueError(f"the plan has no releases for {purpose}; name them in extra_releases")
+
+    @property
+    def extra_counts(self) -> dict[str, int]:
+        """Planned number of releases beside the steps, by purpose."""
+        return {kind.purpose: kind.count for kind in self.extra_releases}
+
     @cached_property
     def curve(self) -> EpsilonCurve:
-        """ε as a function of the number of releases, remembered."""
+        """ε as a function of the number of steps, with all releases beside them, remembered."""
+        return self._curve(self.extra_counts)
+
+    def _curve(self, extra: Mapping[str, int]) -> EpsilonCurve:
         return EpsilonCurve(
-            self.event, self.delta, self.neighbouring_relation, self.accountant, horizon=self.steps
+            self.event,
+            self.delta,
+            self.neighbouring_relation,
+            self.accountant,
+            horizon=self.steps,
+            also=self._extra_charges(extra),
         )
 
-    def epsilon(self, steps: int | None = None) -> float:
-        """Return ε after a number of releases, by default all planned ones; infinite without noise.
+    def _extra_charges(self, extra: Mapping[str, int]) -> Charges:
+        made = {kind: extra.get(kind.purpose, 0) for kind in self.extra_releases}
+        return tuple((kind.event, count) for kind, count in made.items() if count)
+
+    def epsilon(self, steps: int | None = None, extra: Mapping[str, int] | None = None) -> float:
+        """Return ε after a number of steps, by default all planned ones; infinite without noise.
 
         A plan without a certified guarantee warns once that this number is none.
+
+        Args:
+            steps: number of steps.
+            extra: number of releases beside the steps by purpose, by default all planned ones.
 
         Raises:
             ValueError: a negative number.
         """
         self._warn_once  # noqa: B018 - computed once
-        return self.curve.epsilon(self.steps if steps is None else steps)
+        curve = self.curve
+        if extra is not None and extra != self.extra_counts:
+            curve = self._curve(extra)
+        return curve.epsilon(self.steps if steps is None else steps)
 
     @cached_property
     def _warn_once(self) -> None:
@@ -297,14 +345,20 @@ class Plan(PlanBase):
                 f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=4
             )
 
-    def cross_check(self) -> dict[str, float | None]:
-        """Return ε of the whole run by PLD (None if it does not apply) and by RDP.
+    def cross_check(
+        self, steps: int | None = None, extra: Mapping[str, int] | None = None
+    ) -> dict[str, float | None]:
+        """Return ε by PLD (None if it does not apply) and by RDP; arguments as of `epsilon`.
 
         Raises:
             ValueError: the two contradict each other.
         """
         return accounting.cross_check(
-            self.event, self.steps, self.delta, self.neighbouring_relation
+            self.event,
+            self.steps if steps is None else steps,
+            self.delta,
+            self.neighbouring_relation,
+            self._extra_charges(self.extra_counts if extra is None else extra),
         )
 
     def check_accounting(self) -> None:
@@ -317,7 +371,11 @@ class Plan(PlanBase):
         """
         if self.certified:
             accounting.check_before_a_run(
-                self.event, self.steps, self.delta, self.neighbouring_relation
+                self.event,
+                self.steps,
+                self.delta,
+                self.neighbouring_relation,
+                self._extra_charges(self.extra_counts),
             )
 
     def open_ledger(self, path: str | os.PathLike[str] | None) -> Ledger:
@@ -328,9 +386,12 @@ class Plan(PlanBase):
         """
         self.check_accounting()
         header = {**self.ledger_header, "steps": self.steps}
+        extra = self.extra_counts
+        if extra:
+            header["extra"] = extra
         if path is None:
-            return Ledger.in_memory(self.hash, header, self.steps)
-        return Ledger.open(path, self.hash, header, self.steps)
+            return Ledger.in_memory(self.hash, header, self.steps, extra)
+        return Ledger.open(path, self.hash, header, self.steps, extra)
 
     def noise_stream(self) -> NoiseStream:
         """Return a new noise stream: secure, or repeatable in test mode."""
@@ -391,6 +452,7 @@ class Plan(PlanBase):
             "preconditioner": self.config.describe_preconditioner(),
             "readout": self.config.readout,
             "postprocess": [step.describe() for step in self.config.postprocess],
+            "extra_releases": [kind.describe() for kind in self.extra_releases],
             "weight_average": None
             if self.config.weight_average is None
             else self.config.weight_average.describe(),
@@ -461,6 +523,8 @@ class PrivacyConfig:
             speed, memory and rounding, never the guarantee.
         test_mode_seed: makes noise and sampling repeatable. Such a run is NOT PRIVATE and its card
             says so.
+        extra_releases: kinds of releases beside the steps, in the same ledger; ε of the plan
+            includes them. For samplers whose neighbours add or remove one record.
 
     Raises:
         ValueError: a value outside its range, or settings that do not go together.
@@ -489,6 +553,7 @@ class PrivacyConfig:
     pad_to_multiple: int | None = None
     norm_methods: Mapping[str, str] = field(default_factory=dict, hash=False)
     test_mode_seed: int | None = None
+    extra_releases: tuple[ExtraRelease, ...] = ()
 
     def __post_init__(self) -> None:
         check_integer("expected_batch_size", self.expected_batch_size, 1)
@@ -514,6 +579,7 @@ class PrivacyConfig:
         check_positive("automatic_gamma", self.automatic_gamma)
         check_one_of("noise", self.noise, NOISES)
         self._check_sampler()
+        self._check_extra()
         check_fields(self.preconditioner, self.weight_average)
         if self.preconditioner is not None and not isinstance(self.preconditioner, Preconditioner):
             raise ValueError(
@@ -524,6 +590,17 @@ class PrivacyConfig:
         if self.preconditioner is not None:
             _ = self.preconditioner.probes  # a probe of an unknown class is an error
         self._check_split()
+
+    def _check_extra(self) -> None:
+        kinds = tuple(self.extra_releases)
+        object.__setattr__(self, "extra_releases", kinds)
+        if kinds and self.sampler not in ("poisson", "truncated_poisson"):
+            raise ValueError(
+                f"releases beside the steps add up with sampler='poisson', not with"
+                f" {self.sampler!r}, whose neighbours replace a record"
+            )
+        if len({kind.purpose for kind in kinds}) < len(kinds):
+            raise ValueError("two kinds in extra_releases have one purpose; name them apart")
 
     def _check_split(self) -> None:
         """Check that a basis that splits gradients has the clipping that sets its sensitivity."""
@@ -663,6 +740,7 @@ class PrivacyConfig:
             steps,
             self.resolved_accountant,
             relation=sampler.neighbouring_relation,
+            also=tuple((kind.event, kind.count) for kind in self.extra_releases),
         )
         return self._plan(sampler, steps, noise_multiplier, delta, epsilon)
 
@@ -770,5 +848,6 @@ class PrivacyConfig:
             "postprocess": ([step.describe() for step in self.postprocess], []),
             "augmentations": (self.augmentations, 1),
             "norm_methods": (dict(self.norm_methods), {}),
+            "extra_releases": ([kind.describe() for kind in self.extra_releases], []),
         }
         return {name: value for name, (value, default) in said.items() if value != default}

@@ -95,22 +95,22 @@ class ReleasePipeline:
         except Exception:
             # The first process may have charged the ledger before it failed.
             self.match_release_count(
-                step, self._ranks.broadcast_from_rank0(lambda: self.ledger.count)
+                step, self._ranks.broadcast_from_rank0(lambda: self.ledger.steps)
             )
             raise
         if not self._ranks.is_rank0:
-            self.match_release_count(step, self.ledger.count + 1)
+            self.match_release_count(step, self.ledger.steps + 1)
         return released
 
-    def match_release_count(self, step: int, releases: int) -> None:
-        """Charge until the ledger of this process holds as many releases as that of the first one.
+    def match_release_count(self, step: int, steps: int) -> None:
+        """Charge until the ledger of this process holds as many steps as that of the first one.
 
         Args:
             step: the step in which the first process made its last release.
-            releases: the number of releases in the ledger of the first process.
+            steps: the number of steps in the ledger of the first process.
         """
         plan = self.plan
-        for _ in range(releases - self.ledger.count):
+        for _ in range(steps - self.ledger.steps):
             self.ledger.charge(
                 step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity
             )

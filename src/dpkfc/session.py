@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -47,8 +48,9 @@ from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.extra_release import charge_extra
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
-from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
 from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program
@@ -468,8 +470,8 @@ class Session:
             postprocess=PostprocessPipeline(config.postprocess, config.readout),
             ranks=self._ranks,
         )
-        count = self._ranks.broadcast_from_rank0(lambda: ledger.count)
-        self._pipeline.match_release_count(self._step, count)
+        steps, extra = self._ranks.broadcast_from_rank0(lambda: (ledger.steps, ledger.extra))
+        self._match_ledger(steps, extra)
         self._average = WeightAverage(config.weight_average, self._parameters)
         self._pending: Batch | None = None
         self._verify = check_verify_setting(verify)
@@ -481,7 +483,7 @@ class Session:
         self._weights = WeightGuard(self._parameters)
         self._released = ReleasedWeights(model)
         self._is_first_step = True
-        self._other_releases = ledger.count  # neither made nor restored by this session
+        self._other_releases = ledger.steps  # neither made nor restored by this session
         self._resume = resume
         self._latest_weights = False  # whether the weights are of the last release in the ledger
         self.receipt = self._begin(budget)
@@ -533,7 +535,7 @@ class Session:
                 record next to the ledger does not describe them.
             RuntimeError: a parameter was written since.
         """
-        if self._step == 0 and self.ledger.count:
+        if self._step == 0 and self.ledger.steps:
             check_recorded_weights(self.ledger, self.model)
         self._weights.check()
 
@@ -547,11 +549,11 @@ class Session:
                 ε.
         """
         self._check_begun()
-        if self._pending is not None and self.ledger.count < self.plan.steps:
+        if self._pending is not None and self.ledger.steps < self.plan.steps:
             # A loop has ended before its last batch was stepped. Another batch in its place would
             # have been chosen by its content.
             yield self._pending
-        while self.ledger.count < self.plan.steps:
+        while self.ledger.steps < self.plan.steps:
             if self._pending is not None:
                 raise RuntimeError(
                     "the last batch was not passed to session.step(); a sampled batch may not be "
@@ -584,7 +586,7 @@ class Session:
             ValueError: bad losses, layers or data, before anything is released.
         """
         started = time.perf_counter()
-        if self.ledger.count >= self.plan.steps:
+        if self.ledger.steps >= self.plan.steps:
             raise BudgetExhausted(
                 f"all {self.plan.steps} releases are spent at ε = {self.epsilon:.3g};"
                 " a longer run needs another plan (docs/errors.md#budget)"
@@ -612,7 +614,7 @@ class Session:
         self._step += 1
         self._latest_weights = True
         self._tally.add(norms)
-        if self.ledger.count >= self.plan.steps:
+        if self.ledger.steps >= self.plan.steps:
             self._tally.warn()
         self._call_back(record)
         return record
@@ -835,8 +837,39 @@ class Session:
         """
         self._weights.accept()
 
+    def release_vector(
+        self, purpose: str, vector: NDArray[np.float64], norm: float
+    ) -> NDArray[np.float64]:
+        """Charge one release beside the steps, and return a private vector with its noise.
+
+        Args:
+            purpose: of a kind in `PrivacyConfig.extra_releases`.
+            vector: finite float64 `[n]`.
+            norm: most that one record more or less changes the vector, in the L2 norm.
+
+        Returns:
+            The noisy vector `[n]`, which is public.
+
+        Raises:
+            BudgetExhausted: the plan allows no further release of this kind; nothing was released.
+            LedgerError: the charge could not be recorded, or the ledger is of an earlier run.
+            ValueError: no such kind in the plan, one of a smaller norm, or several processes.
+        """
+        kind = self.plan.extra_release(purpose)
+        if not norm <= kind.norm:
+            raise ValueError(
+                f"a record changes this vector by {norm:g}, and the plan's releases for {purpose}"
+                f" allow {kind.norm:g}: raise norm"
+            )
+        if self._ranks.world_size > 1:
+            raise ValueError("releases beside the steps are made by one process: train on one")
+        self._check_begun()
+        # In test mode every draw has a number of its own; others ignore it.
+        draw = self.plan.steps + 1 + self.ledger.extra.get(purpose, 0)
+        return release_vector(vector, kind, self.plan, self.ledger, draw)
+
     def forfeit_steps(self) -> None:
-        """Charge the steps that the plan has left, without a release.
+        """Charge all that the plan has left, without a release.
 
         Call this when what was released has decided to end the loop early. ε of fewer steps holds
         only for a number of steps that was chosen beforehand; ε of the plan always holds.
@@ -844,17 +877,25 @@ class Session:
         Raises:
             LedgerError: the ledger is closed or cannot be written.
         """
-        self._pipeline.match_release_count(self._step, self.plan.steps)
+        self._match_ledger(self.plan.steps, self.plan.extra_counts)
+
+    def _match_ledger(self, steps: int, extra: Mapping[str, int]) -> None:
+        """Charge until the ledger of this process holds so many releases of each kind."""
+        for kind in self.plan.extra_releases:
+            missing = extra.get(kind.purpose, 0) - self.ledger.extra.get(kind.purpose, 0)
+            for _ in range(missing):
+                charge_extra(self.ledger, kind, self._step)
+        self._pipeline.match_release_count(self._step, steps)
 
     @property
     def steps_done(self) -> int:
-        """Releases made so far, those of earlier runs on the same ledger included."""
-        return self.ledger.count
+        """Steps made so far, those of earlier runs on the same ledger included."""
+        return self.ledger.steps
 
     @property
     def epsilon(self) -> float:
         """ε of all releases in the ledger at the plan's δ."""
-        return self.plan.epsilon(self.ledger.count)
+        return self.plan.epsilon(self.ledger.steps, self.ledger.extra)
 
     @property
     def ledger(self) -> Ledger:

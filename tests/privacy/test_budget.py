@@ -12,6 +12,7 @@ import pytest
 
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.accounting import epsilon, total_epsilon
+from dpkfc.privacy.extra_release import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from tests import forked
 
@@ -28,6 +29,7 @@ class Run:
     privacy_unit: str = "one example"
     neighbouring_relation: str = "add_or_remove_one"
     caveats: tuple[str, ...] = ()
+    extra_releases: tuple[ExtraRelease, ...] = ()
 
 
 def poisson(rate: float, noise: float) -> dp_accounting.DpEvent:

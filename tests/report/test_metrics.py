@@ -43,6 +43,7 @@ def test_every_column_says_whether_it_is_private(tmp_path: Path, measured_on: st
         "median_norm": True,
         "floor_fraction": False,
         "public_loss": False,
+        "noisy_loss": False,
     }
     for field in schema:
         assert field.metadata[b"note"].decode() == not_private(measured_on).get(field.name, "")

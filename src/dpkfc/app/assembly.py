@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.config import Plan, PrivacyConfig
@@ -35,9 +36,11 @@ from dpkfc.curvature.probes import (
     WhiteNoise,
 )
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
+from dpkfc.early_stopping import NORM, PURPOSE
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.privacy.extra_release import ExtraRelease, share_noise
 from dpkfc.report import costs
 
 # --------------------------------------------------------------------------------------------------
@@ -293,6 +296,7 @@ def make_privacy_config(
     private: Any = None,
     unit: str = "example",
     max_records_per_unit: int | None = None,
+    private_bounds: int = 0,
 ) -> PrivacyConfig:
     """Return the privacy settings.
 
@@ -304,6 +308,7 @@ def make_privacy_config(
         private: the private training set, for an oracle.
         unit: what ε protects.
         max_records_per_unit: most records of a unit that count in a step.
+        private_bounds: number of columns whose bounds a release decides.
 
     Raises:
         ConfigError: settings that do not go together.
@@ -331,8 +336,53 @@ def make_privacy_config(
             test_mode_seed=config.seed if config.test_mode else None,
             unit=unit,
             max_records_per_unit=max_records_per_unit,
+            extra_releases=_make_extra_releases(config, private_bounds, steps),
             **values,
         )
+
+
+def _make_extra_releases(
+    config: RunConfig, private_bounds: int, steps: int
+) -> tuple[ExtraRelease, ...]:
+    kinds = []
+    if private_bounds:
+        kinds.append(_bounds_release(config, private_bounds))
+    if config.stops_privately:
+        kinds.append(_evaluation_releases(config, steps))
+    return tuple(kinds)
+
+
+def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
+    """Return the evaluations that decide an early end; one after the last step decides nothing."""
+    needed = {
+        "patience": config.patience,
+        "validation_size": config.validation_size,
+        "evaluate_every": config.evaluate_every,
+    }
+    if not all(needed.values()) or config.public_validation or config.noise_multiplier:
+        raise ConfigError(
+            f"stop_on = {config.stop_on!r} needs {', '.join(needed)} above 0, epsilon instead of"
+            " noise_multiplier, and no public_validation"
+        )
+    count = (steps - 1) // config.evaluate_every
+    if count < 1:
+        raise ConfigError(
+            f"evaluate_every = {config.evaluate_every} leaves no evaluation within {steps} steps:"
+            " lower it"
+        )
+    noise = share_noise(config.stop_share, config.epsilon, config.delta, count)
+    return ExtraRelease(purpose=PURPOSE, noise_multiplier=noise, norm=NORM, count=count)
+
+
+def _bounds_release(config: RunConfig, private_bounds: int) -> ExtraRelease:
+    if config.noise_multiplier:
+        raise ConfigError(
+            "bounds = 'private' takes a part of ε; give epsilon instead of noise_multiplier ="
+            f" {config.noise_multiplier:g}"
+        )
+    noise = share_noise(config.bounds_share, config.epsilon, config.delta)
+    norm = norm_of(private_bounds)
+    return ExtraRelease(purpose="bounds", noise_multiplier=noise, norm=norm)
 
 
 def make_plan(
@@ -344,6 +394,7 @@ def make_plan(
     *,
     unit: str = "example",
     max_records_per_unit: int | None = None,
+    private_bounds: int = 0,
 ) -> Plan:
     """Return the calibrated plan; arguments as of `make_privacy_config`.
 
@@ -364,6 +415,7 @@ def make_plan(
             private=private,
             unit=unit,
             max_records_per_unit=max_records_per_unit,
+            private_bounds=private_bounds,
         )
         if config.noise_multiplier:
             return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -37,6 +38,7 @@ from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict
+from dpkfc.privacy.extra_release import ExtraRelease, describe_extra
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
 from dpkfc.report.verify import (
@@ -74,7 +76,7 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
         card = read_card(ledger)
         if card is None:
             return None
-        releases = len(verify(ledger).releases)
+        releases = verify(ledger).releases
         problem = _card_problem(card, plan, releases, device) or _weights_problem(card)
         if not problem:
             check_texts(card)
@@ -90,16 +92,19 @@ def card_finding(ledger: Path, plan: Plan, device: str) -> Finding | None:
     )
 
 
-def _card_problem(card: Card, plan: Plan, releases: int, device: str) -> str:
+def _card_problem(
+    card: Card, plan: Plan, releases: Sequence[Mapping[str, Any]], device: str
+) -> str:
     """Return the first statement of a card that differs from what it should be, or nothing."""
     facts = CardFacts(
         title="",
-        releases=releases,
-        ledger={"releases": releases},
+        releases=len(releases),
+        ledger={"releases": len(releases)},
         assumed_public={},
         chosen_by="",
         not_private={},
         device=device,
+        extra=describe_extra(releases, plan.delta),
     )
     try:
         expected = _compared_parts(json.loads(json.dumps(build_card(plan, facts))))
@@ -428,20 +433,30 @@ def _ledger_problem(ledger: Verified, plan: Plan) -> str:
     is_certified = header.get("certified") is plan.certified
     if not is_certified and not certified_before(header, plan.ledger_header):
         return f"it says certified: {header.get('certified')}, the plan {plan.certified}"
-    if len(ledger.releases) > plan.steps:
-        return f"it has more releases than the plan's {plan.steps:,}"
-    expected = {
-        "event": event_to_dict(plan.event),
-        "noise_multiplier": plan.noise_multiplier,
-        "stddev": plan.stddev,
-        "sensitivity": plan.sensitivity,
-    }
+    planned: dict[str, Plan | ExtraRelease] = {"": plan}
+    most = {"": plan.steps, **plan.extra_counts}
+    planned |= {kind.purpose: kind for kind in plan.extra_releases}
+    made = Counter(release.get("purpose", "") for release in ledger.releases)
+    for purpose, count in made.items():
+        if count > most.get(purpose, 0):
+            kind = f" for {purpose}" if purpose else ""
+            return f"it has more releases{kind} than the plan's {most.get(purpose, 0):,}"
     for release in ledger.releases:
-        for name, value in expected.items():
+        for name, value in _charged_as(planned[release.get("purpose", "")]).items():
             if release.get(name) != value:
                 number = release.get("release")
                 return f"release {number} was charged with another {name} than the plan's"
     return ""
+
+
+def _charged_as(kind: Plan | ExtraRelease) -> dict[str, Any]:
+    """Return what every line of a kind of releases states."""
+    return {
+        "event": event_to_dict(kind.event),
+        "noise_multiplier": kind.noise_multiplier,
+        "stddev": kind.stddev,
+        "sensitivity": kind.sensitivity,
+    }
 
 
 _MEASURED = "measured on private examples, without noise; for the operator, not for publication"

@@ -514,7 +514,7 @@ def _announce(result: Result) -> None:
         _print_line(console, describe_figures(result.figures))
     if result.head:
         console.print(
-            f"ledger: {result.steps} releases, head {result.head} (send both to the person who"
+            f"ledger: {result.releases} releases, head {result.head} (send both to the person who"
             " will check the run)",
             soft_wrap=True,
         )

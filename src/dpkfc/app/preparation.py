@@ -14,7 +14,7 @@ from dpkfc.app.plots import Curve
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.config import Plan
-from dpkfc.early_stopping import EarlyStopping
+from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 
 LABELS = {name: method.label for name, method in METHODS.items()}
 
@@ -30,7 +30,7 @@ class Prepared:
         model: on its device, with its initial weights.
         plan: calibrated for the training set.
         start: where the initial weights come from, if not from the seed alone.
-        stopping: ends the run early by public examples, None for no early end.
+        stopping: ends the run early, None for no early end.
     """
 
     config: RunConfig
@@ -39,7 +39,7 @@ class Prepared:
     model: nn.Module
     plan: Plan
     start: str = ""
-    stopping: EarlyStopping | None = None
+    stopping: EarlyStopping | PrivateEarlyStopping | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +61,7 @@ class Result:
         loss: mean loss on the same set, None where it was not finite.
         head: of the ledger at the end, for a later check.
         errors: further figures of the task on the same set, by name.
+        releases: lines of the ledger then, which are more than steps where some are for bounds.
         figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
     """
 
@@ -77,4 +78,5 @@ class Result:
     loss: float | None = None
     head: str = ""
     errors: Mapping[str, float] = field(default_factory=dict)
+    releases: int = 0
     figures: Mapping[tuple[str, str], float] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.preconditioning import refresh_microbatch_size
+from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_release
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
@@ -78,7 +79,7 @@ def _facts(
     gradients = {"gradients": session.gradients}
     return CardFacts(
         title=_title(prepared),
-        releases=session.steps_done,
+        releases=ledger.count,
         ledger={"file": "ledger.jsonl", "releases": ledger.count, "head": ledger.head},
         assumed_public=_assumed_public(prepared),
         chosen_by=describe_choice(config),
@@ -91,6 +92,7 @@ def _facts(
         receipt=session.receipt,
         declared=config.declared,
         begun=str(ledger.header.get("created", "")),
+        extra=describe_extra(ledger.releases, prepared.plan.delta),
     )
 
 
@@ -99,12 +101,10 @@ def _early_end(prepared: Prepared, metrics: Metrics) -> dict[str, str]:
     last, planned = metrics.rows[-1].step, prepared.plan.steps
     if prepared.stopping is None or last >= planned:
         return {}
-    path = Path(prepared.config.public_validation)
-    return {
-        "early end": (
-            f"after step {last} by the loss on {path.name}; all {planned} steps are charged"
-        )
-    }
+    measured = f"loss on {Path(prepared.config.public_validation).name}"
+    if prepared.config.stops_privately:
+        measured = "noisy evaluations"
+    return {"early end": f"after step {last} by the {measured}; all {planned} steps are charged"}
 
 
 def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dict[str, Any]:
@@ -174,6 +174,12 @@ def _assumed_public(prepared: Prepared) -> dict[str, tuple[Any, str]]:
             "architecture and seed are public",
         ),
     }
+    if prepared.config.stops_privately:
+        public["evaluations that may end the run"] = (
+            f"{prepared.config.stop_on} on {prepared.config.validation_size:,} held-out examples",
+            "noisy, in the ledger; composed with the steps, as if each example were trained on and"
+            " held out",
+        )
     if prepared.start:
         reason = "the public data are declared so by their user"
         public["pre-training"] = (prepared.start, reason)

@@ -311,6 +311,7 @@ class Row:
         median_norm: median norm in the coordinates of the noise. NOT PRIVATE.
         floor_fraction: share of entries at the floor of DP-AdamBC; computed from releases.
         public_loss: mean loss on `public_validation`, where it was measured.
+        noisy_loss: released mean on the validation split, where it decides an early end.
     """
 
     step: int
@@ -324,6 +325,12 @@ class Row:
     median_norm: float | None = None
     floor_fraction: float | None = None
     public_loss: float | None = None
+    noisy_loss: float | None = None
+
+    @property
+    def decisive_loss(self) -> float | None:
+        """The public figure that may end the run early, where there is one."""
+        return self.public_loss if self.noisy_loss is None else self.noisy_loss
 
 
 # Bytes of a row as Python objects.

@@ -54,6 +54,7 @@ SCHEDULES = ("constant", "linear", "cosine")
 AUGMENTS = ("", "reflect-pad-crop-flip", "random-crop", "horizontal-flip")
 RECIPE_DEFAULTS = "defaults of the recipe; the search behind them, if any, is not covered by ε"
 SOURCES = ("pink", "dead-leaves", "white", "tokens", "public", "private-oracle")
+STOPS = ("public", "private-loss", "private-error")
 STRUCTURES = ("shape", "auto", "measured")
 _DECLARED = tuple(item.name for item in dataclasses.fields(Declared))
 SECTIONS = ("run", "data", "model", "privacy", "preconditioner", "postprocess", "optimizer", "card")
@@ -197,6 +198,12 @@ class RunConfig:
     patience: int = _setting(
         0, "run", "evaluations without a lower loss on public_validation; 0: no early end", least=0
     )
+    stop_on: str = _setting(
+        "public",
+        "run",
+        "what decides an early end; private-…: noisy means on the validation split",
+        choices=STOPS,
+    )
     chosen_by: str = _setting(
         RECIPE_DEFAULTS, "run", "how these settings were chosen; printed on the privacy card"
     )
@@ -215,6 +222,12 @@ class RunConfig:
     )
     target: str = _setting("", "data", "column of own data that is learned")
     schema: str = _setting("", "data", "TOML file with what is public of own data; dpkfc schema")
+    bounds: str = _setting(
+        "",
+        "data",
+        "private: find bounds that the schema leaves out, for a part of ε",
+        choices=("", "private"),
+    )
     text: str = _setting("", "data", "key of the text in a JSONL file")
     label_file: str = _setting("", "data", "table of image files and their labels")
     task: str = _setting("", "data", "module:function that returns a dpkfc.app.owndata.tasks.Task")
@@ -270,6 +283,15 @@ class RunConfig:
     delta: float = _setting(1e-5, "privacy", "target δ of the whole run", above=0)
     budget: str = _setting(
         "", "privacy", "budget of the dataset that all runs on it charge (TOML); see dpkfc budget"
+    )
+    bounds_share: float = _setting(
+        0.25, "privacy", "part of ε that finding bounds would cost alone", above=0
+    )
+    stop_share: float = _setting(
+        0.25, "privacy", "part of ε that private evaluations would cost alone", above=0
+    )
+    stop_most_loss: float = _setting(
+        4.0, "privacy", "bound to which private-loss clamps each loss", above=0
     )
     noise_multiplier: float = _setting(
         0.0, "privacy", "σ, given; 0: the smallest one that keeps (ε, δ)", least=0
@@ -558,6 +580,9 @@ class RunConfig:
             )
         if self.nesterov and not (self.optimizer == "sgd" and self.momentum > 0):
             raise ConfigError("nesterov = true needs optimizer = 'sgd' and momentum above 0")
+        for name in ("bounds_share", "stop_share"):
+            if getattr(self, name) > 0.9:
+                raise ConfigError(f"{name} must be at most 0.9, got {getattr(self, name)}")
         if self.log_private and not self.log:
             raise ConfigError(f"log_private = true needs log, one of {', '.join(LOGGERS)}")
 
@@ -572,7 +597,7 @@ class RunConfig:
             raise ConfigError(
                 f"{needed} needs public_data, a safetensors file with `inputs` (and `labels`)"
             )
-        if (self.patience > 0) != bool(self.public_validation):
+        if not self.stops_privately and (self.patience > 0) != bool(self.public_validation):
             raise ConfigError(
                 f"patience = {self.patience} and public_validation = {self.public_validation!r} do"
                 " not go together; give both or none"
@@ -589,6 +614,11 @@ class RunConfig:
             return Declared(**{name: getattr(self, name) for name in _DECLARED})
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    @property
+    def stops_privately(self) -> bool:
+        """Whether noisy evaluations on held-out private examples decide an early end."""
+        return self.stop_on != "public"
 
     @property
     def uses_preconditioner(self) -> bool:

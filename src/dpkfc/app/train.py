@@ -39,6 +39,7 @@ from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
@@ -51,7 +52,7 @@ from dpkfc.app.settings import (
     to_toml,
 )
 from dpkfc.distributed import DistributedContext
-from dpkfc.early_stopping import EarlyStopping
+from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
@@ -194,12 +195,15 @@ def stop_on_signals() -> Iterator[StopRequest]:
 Watch = Callable[[Row], bool]
 
 
-def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
+def prepare(
+    config: RunConfig, data: ExampleSet | None = None, *, may_find_bounds: bool = False
+) -> Prepared:
     """Return data, model and plan of a run.
 
     Args:
         config: settings.
         data: what `Recipe.data` gives for them, where it has been read already.
+        may_find_bounds: whether the caller finds bounds that the schema leaves out.
 
     Raises:
         DatasetError: missing or damaged data.
@@ -213,6 +217,16 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         raise ConfigError(str(error)) from error
     config = measure_structure(config)
     recipe = recipe_of(config).starting_from(config.pretrained)
+    if config.bounds and not recipe.private_bounds:
+        raise ConfigError(
+            "bounds = 'private' is for numbers of a table whose bounds the schema leaves out, and"
+            f" {recipe.title[:40]!r} has none: leave it out"
+        )
+    if recipe.find_bounds is not None and not may_find_bounds:
+        raise ConfigError(
+            "bounds = 'private' is for dpkfc train on one process; elsewhere give bounds in the"
+            " schema, or the folder of such a run"
+        )
     # Refuse a wrong augmentation before data are read.
     make_augment(config, recipe.input_shape)
     if data is None:
@@ -226,6 +240,7 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         private,
         unit=recipe.unit,
         max_records_per_unit=recipe.max_records_per_unit,
+        private_bounds=recipe.private_bounds,
     )
     # Refuse a schedule longer than the plan.
     learning_rate(config, 0, plan.steps)
@@ -244,20 +259,23 @@ def prepare(config: RunConfig, data: ExampleSet | None = None) -> Prepared:
         model=model,
         plan=plan,
         start=start,
-        stopping=_make_stopping(config, recipe.input_shape, data.train[1].dtype),
+        stopping=_make_stopping(config, recipe, data),
     )
 
 
 def _make_stopping(
-    config: RunConfig, input_shape: tuple[int, ...], label_type: torch.dtype
-) -> EarlyStopping | None:
+    config: RunConfig, recipe: Recipe, data: ExampleSet
+) -> EarlyStopping | PrivateEarlyStopping | None:
     """Return what ends a run early, None without `patience`.
 
     Raises:
-        ConfigError: the data have no labels.
+        ConfigError: the data have no labels, or units of several records.
     """
     if not config.patience:
         return None
+    if config.stops_privately:
+        return _make_private_stopping(config, recipe, data)
+    input_shape = recipe.input_shape
     path = Path(config.public_validation)
     inputs, labels = read_public_data(path, input_shape, "public_validation")
     if labels is None:
@@ -265,8 +283,23 @@ def _make_stopping(
     if inputs.is_floating_point():
         inputs = inputs.float()
     device = torch.device(config.device)
-    labels = labels.to(device, label_type)
+    # Numbers stay numbers, and classes become whole ones.
+    labels = labels.to(device, data.train[1].dtype)
     return EarlyStopping(config.patience, on=(inputs.to(device), labels))
+
+
+def _make_private_stopping(
+    config: RunConfig, recipe: Recipe, data: ExampleSet
+) -> PrivateEarlyStopping:
+    if recipe.max_records_per_unit is not None or data.validation is None:
+        raise ConfigError(
+            f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
+            " unit; take public_validation"
+        )
+    most = config.stop_most_loss if config.stop_on == "private-loss" else 1.0
+    device = torch.device(config.device)
+    held_out = tuple(x.to(device) for x in data.validation)
+    return PrivateEarlyStopping(config.patience, on=held_out, most=most)
 
 
 def run(
@@ -299,7 +332,11 @@ def run(
         folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
         try:
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
-            prepared = ranks.run_on_all(lambda: prepare(use_own_device(config)))
+            is_single = ranks.world_size == 1
+            prepared = ranks.run_on_all(
+                lambda: prepare(use_own_device(config), may_find_bounds=is_single)
+            )
+            _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(lambda: _check_budget(prepared), "budget")
         except BaseException:
             if ranks.is_rank0:
@@ -312,7 +349,36 @@ def run(
         structure = describe_structure(config)
         if console is not None and ranks.is_rank0 and structure:
             console.print(structure, markup=False, highlight=False)
+        if prepared.recipe.find_bounds is not None:
+            prepared = _find_bounds(prepared, folder)
         return _train(prepared, folder, _new_metrics(config), console, ranks)
+
+
+def _check_private_bounds(prepared: Prepared) -> None:
+    """Refuse a new run that is to find bounds that an earlier run has found."""
+    config, recipe = prepared.config, prepared.recipe
+    if config.bounds and recipe.find_bounds is None:
+        raise ConfigError(
+            f"{Path(config.schema).name} has the bounds that a run has found; leave --bounds out to"
+            " use them, or remove them"
+        )
+
+
+def _find_bounds(prepared: Prepared, folder: RunFolder) -> Prepared:
+    """Find bounds by one release, write the schema with them, and encode the examples anew.
+
+    The release is charged before it is made. A run that is cut off behind the charge cannot make it
+    again: its folder holds no checkpoint.
+    """
+    config, recipe = prepared.config, prepared.recipe
+    assert recipe.find_bounds is not None
+    with prepared.plan.open_ledger(folder.ledger) as ledger:
+        if budget := _find_budget(config):
+            budget.charge(prepared.plan, ledger)
+        schema = recipe.find_bounds(prepared.data, prepared.plan, ledger)
+    folder.write_text(folder.schema, schema)
+    found = recipe_of(replace(config, schema=str(folder.schema)))
+    return replace(prepared, recipe=found, data=found.data(config))
 
 
 def _check_budget(prepared: Prepared) -> None:
@@ -538,6 +604,8 @@ class _Loop:
                     is_last = row.step == plan.steps
                     if is_last or row.step % self._every == 0:
                         row = self._evaluate(row, progress)
+                    if not is_last and row.accuracy is not None:
+                        row = self._release_loss(row)
                     self._metrics.add(row)
                     if row.accuracy is not None:
                         self._save()
@@ -572,12 +640,28 @@ class _Loop:
         return row
 
     def _is_over(self, row: Row) -> bool:
-        """Return whether public examples end the run after this row."""
+        """Return whether public figures end the run after this row."""
         stopping = self._prepared.stopping
-        if stopping is None or row.public_loss is None:
+        if stopping is None or row.decisive_loss is None:
             return False
-        losses = [row.public_loss for row in self._metrics.rows if row.public_loss is not None]
-        return stopping.is_over(losses)
+        losses = [row.decisive_loss for row in self._metrics.rows]
+        return stopping.is_over([loss for loss in losses if loss is not None])
+
+    def _release_loss(self, row: Row) -> Row:
+        """Return a row with a charged, noisy mean on held-out private examples.
+
+        A run that was cut off may have spent some evaluations twice; then none is left at its end.
+        """
+        stopping, session = self._prepared.stopping, self._session
+        if not isinstance(stopping, PrivateEarlyStopping):
+            return row
+        if session.ledger.extra.get(PURPOSE, 0) >= session.plan.extra_counts[PURPOSE]:
+            return row
+        loss_fn = self._prepared.recipe.task.loss
+        if self._prepared.config.stop_on == "private-error":
+            loss_fn = wrong_answers
+        with evaluated_weights(session):
+            return replace(row, noisy_loss=stopping.loss(session, loss_fn))
 
     def _end_early(self, row: Row) -> None:
         """Charge the steps that are left: releases have decided the number of steps."""
@@ -610,7 +694,7 @@ class _Loop:
 
     def _public_loss(self) -> float | None:
         stopping = self._prepared.stopping
-        if stopping is None:
+        if not isinstance(stopping, EarlyStopping):
             return None
         return stopping.loss(self._prepared.model, self._prepared.recipe.task.loss)
 
@@ -664,6 +748,7 @@ def _result(
         stamp=stamp(prepared.plan),
         head=session.ledger.head,
         errors=task.further(last.accuracy, last.loss),
+        releases=session.ledger.count,
         figures=prepared.data.figures,
     )
 

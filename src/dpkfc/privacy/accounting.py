@@ -29,6 +29,9 @@ from dpkfc.privacy.integration import (
 if TYPE_CHECKING:
     import dp_accounting
 
+    # Events, each with the number of its releases.
+    Charges = Sequence[tuple[dp_accounting.DpEvent, int]]
+
 # --------------------------------------------------------------------------------------------------
 # Events of dp-accounting as plain values, for ledgers and cards, and their properties.
 
@@ -241,9 +244,7 @@ def epsilon(
     return EpsilonCurve(event, delta, neighbouring_relation, accountant).epsilon(count)
 
 
-def total_epsilon(
-    charges: Sequence[tuple[dp_accounting.DpEvent, int]], delta: float, accountant: str = ""
-) -> float:
+def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float:
     """Return ε of several runs on the same people together, composed adaptively, at δ.
 
     Args:
@@ -264,7 +265,7 @@ def total_epsilon(
     # A composed event holds a list, which has no hash.
     events: dict[str, dp_accounting.DpEvent] = {}
     precision = 0.0
-    for event, count in charges:
+    for event, count in _single_events(charges):
         if count and is_gaussian(event) and not has_no_noise(event):
             precision += count / event.noise_multiplier**2
             continue
@@ -287,6 +288,29 @@ def total_epsilon(
         return epsilon(event, count, delta, name, relation)
     # Truncated batches have two kinds of neighbours: of one record less, and of one more.
     return max(_epsilon_of_parts(parts, kind, delta, accountant, relation) for kind in (0, -1))
+
+
+def compose(charges: Charges) -> tuple[dp_accounting.DpEvent, int]:
+    """Return one event and its number that cost what all these releases cost together."""
+    import dp_accounting
+
+    if len(charges) == 1:
+        return charges[0]
+    parts = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in charges]
+    return dp_accounting.ComposedDpEvent(parts), 1
+
+
+def _single_events(charges: Charges) -> Iterator[tuple[dp_accounting.DpEvent, int]]:
+    """Yield the releases of composed events one kind at a time; their order has no effect."""
+    import dp_accounting
+
+    for event, count in charges:
+        if isinstance(event, dp_accounting.ComposedDpEvent):
+            yield from _single_events([(part, count) for part in event.events])
+        elif isinstance(event, dp_accounting.SelfComposedDpEvent):
+            yield from _single_events([(event.event, count * event.count)])
+        else:
+            yield event, count
 
 
 def _suitable_accountant(
@@ -445,12 +469,21 @@ def cross_check(
     count: int,
     delta: float,
     neighbouring_relation: str = "add_or_remove_one",
+    also: Charges = (),
 ) -> dict[str, float | None]:
     """Return ε by PLD and by RDP, after a comparison with each other and with our own integration.
 
     PLD may exceed RDP, the looser bound of the same loss, by 10⁻³ and the error of its grid of
     losses. Both may fall below the integral by 1 % and 0.01, and PLD may exceed the integral by as
     much.
+
+    Args:
+        event: of one release.
+        count: number of releases.
+        delta: δ.
+        neighbouring_relation: as for `epsilon`.
+        also: other releases on the same people. They are integrated by neither check, and their
+            total is compared with RDP alone.
 
     Returns:
         ε under the keys "pld" and "rdp". The first is None where PLD cannot treat the event or
@@ -466,7 +499,29 @@ def cross_check(
         by_pld = epsilon(event, count, delta, "pld", neighbouring_relation)
     if count > 0 and not has_no_noise(event):
         _compare(event, count, delta, by_pld, by_rdp)
-    return {"pld": by_pld, "rdp": by_rdp}
+    if not also:
+        return {"pld": by_pld, "rdp": by_rdp}
+    charges = [(event, count), *also]
+    total_by_rdp = total_epsilon(charges, delta, "rdp")
+    total_by_pld = None
+    if by_pld is not None and pld_resolves(*compose(charges), delta):
+        total_by_pld = total_epsilon(charges, delta, "pld")
+        _compare_totals(charges, delta, by_pld, total_by_pld, total_by_rdp)
+    return {"pld": total_by_pld, "rdp": total_by_rdp}
+
+
+def _compare_totals(
+    charges: Charges, delta: float, alone: float, by_pld: float, by_rdp: float
+) -> None:
+    """Refuse a total below that of a part, or above a looser bound."""
+    event, _ = compose(charges)
+    grid = interval_of(event) / 2 * math.sqrt(2 * sum(n for _, n in charges) * math.log(1 / delta))
+    if alone - PLD_RDP_TOLERANCE - grid <= by_pld <= by_rdp + PLD_RDP_TOLERANCE + grid:
+        return
+    raise ValueError(
+        f"the accountants disagree on a total: PLD gives epsilon {by_pld}, RDP {by_rdp}, a part"
+        f" alone {alone}; do not train, please report this"
+    )
 
 
 def _compare(
@@ -494,7 +549,11 @@ def _compare(
 
 
 def check_before_a_run(
-    event: dp_accounting.DpEvent, count: int, delta: float, neighbouring_relation: str
+    event: dp_accounting.DpEvent,
+    count: int,
+    delta: float,
+    neighbouring_relation: str,
+    also: Charges = (),
 ) -> None:
     """Run `cross_check` unless ε is above 1,000, where PLD would take minutes for a useless figure.
 
@@ -503,7 +562,7 @@ def check_before_a_run(
     """
     integral = None if has_no_noise(event) else _integral(event, count, delta)
     if integral is None or integral <= VOID:
-        cross_check(event, count, delta, neighbouring_relation)
+        cross_check(event, count, delta, neighbouring_relation, also)
 
 
 def _integral(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
@@ -535,6 +594,7 @@ class EpsilonCurve:
         accountant: "pld" or "rdp".
         horizon: planned number of releases; `upper_bound` does not evaluate beyond it for a smaller
             count.
+        also: other releases on the same people, which every ε includes.
 
     Raises:
         ValueError: an accountant that cannot treat the event under this relation, δ outside (0, 1).
@@ -547,6 +607,7 @@ class EpsilonCurve:
         relation: str = "add_or_remove_one",
         accountant: str = "pld",
         horizon: int | None = None,
+        also: Charges = (),
     ) -> None:
         _check_pair(event, accountant, relation)
         if not 0 < delta < 1:
@@ -556,7 +617,8 @@ class EpsilonCurve:
         self.relation = relation
         self.accountant = accountant
         self._horizon = horizon
-        self._known: dict[int, float] = {0: 0.0}
+        self._also = tuple(also)
+        self._known: dict[int, float] = {} if self._also else {0: 0.0}
         self._one_step: Any = None
 
     def epsilon(self, count: int) -> float:
@@ -567,8 +629,14 @@ class EpsilonCurve:
         """
         _check_count(count)
         if count not in self._known:
-            self._known[count] = math.inf if has_no_noise(self.event) else self._cached(count)
+            self._known[count] = self._value(count)
         return self._known[count]
+
+    def _value(self, count: int) -> float:
+        if self._also:
+            charges = [(self.event, count), *self._also]
+            return total_epsilon(charges, self.delta, self.accountant)
+        return math.inf if has_no_noise(self.event) else self._cached(count)
 
     def upper_bound(self, count: int, every: int = 0) -> float:
         """Return an upper bound of ε of `count` releases that never falls with the count.
@@ -588,7 +656,7 @@ class EpsilonCurve:
         """
         _check_count(count)
         if count == 0:
-            return 0.0
+            return self.epsilon(0)
         point = 1
         while point < count:
             point = max(point + 1, int(point * _GRID_RATIO))

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dpkfc._checks import check_in_range, check_positive
-from dpkfc.privacy.accounting import event_from_dict, event_to_dict, total_epsilon
+from dpkfc.privacy.accounting import compose, event_from_dict, event_to_dict, total_epsilon
+from dpkfc.privacy.extra_release import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
 
 try:
@@ -60,6 +61,8 @@ class PlannedRun(Protocol):
     @property
     def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
     @property
+    def extra_releases(self) -> tuple[ExtraRelease, ...]: ...  # noqa: D102
+    @property
     def delta(self) -> float: ...  # noqa: D102
     @property
     def privacy_unit(self) -> str: ...  # noqa: D102
@@ -80,8 +83,8 @@ class Charge:
         when: time of the charge.
         unit: whom its plan protects.
         neighbouring_relation: of its plan.
-        releases: that its plan allows.
-        event: of one release, as JSON.
+        releases: that its plan allows; 1 where it has several kinds.
+        event: of one release, as JSON; of all kinds together where there are several.
         epsilon: ε of this run alone, at the budget's δ.
         before, after: total ε without and with this run, at the budget's δ.
         released, head: of the ledger, when the run was last opened or closed; "" where an older
@@ -323,11 +326,11 @@ class Budget:
         unit = unit_of(plan.privacy_unit)
         self._check_countable(state, plan, unit)
         costs = [charge.cost for charge in state.charges]
-        own = (plan.event, releases)
+        own = _cost_of(plan, releases)
         before = total_epsilon(costs, state.delta)
         after = total_epsilon([*costs, own], state.delta)
         if not after <= state.epsilon:
-            raise BudgetExhausted(self._refusal(state, plan, releases, before, after))
+            raise BudgetExhausted(self._refusal(state, plan, own, before, after))
         now = datetime.datetime.now(datetime.timezone.utc)
         return Charge(
             ledger=ledger,
@@ -336,8 +339,8 @@ class Budget:
             when=now.isoformat(timespec="seconds"),
             unit=unit,
             neighbouring_relation=plan.neighbouring_relation,
-            releases=releases,
-            event=json.dumps(event_to_dict(plan.event)),
+            releases=own[1],
+            event=json.dumps(event_to_dict(own[0])),
             epsilon=total_epsilon([own], state.delta),
             before=before,
             after=after,
@@ -370,11 +373,16 @@ class Budget:
         )
 
     def _refusal(
-        self, state: _State, plan: PlannedRun, releases: int, before: float, after: float
+        self,
+        state: _State,
+        plan: PlannedRun,
+        own: tuple[dp_accounting.DpEvent, int],
+        before: float,
+        after: float,
     ) -> str:
         """Return what is left, and the ε of a plan that fits."""
         costs = [charge.cost for charge in state.charges]
-        fitting = _fitting_epsilon(costs, plan, releases, state)
+        fitting = _fitting_epsilon(costs, plan.delta, own, state)
         advice = "name another budget"
         if fitting:
             advice = f"plan for ε = {fitting:g}, or {advice}"
@@ -385,6 +393,12 @@ class Budget:
         )
 
 
+def _cost_of(plan: PlannedRun, steps: int) -> tuple[dp_accounting.DpEvent, int]:
+    """Return one event and its number for all that a plan allows."""
+    extra = [(kind.event, kind.count) for kind in plan.extra_releases]
+    return compose([(plan.event, steps), *extra])
+
+
 def unit_of(text: str) -> str:
     """Return whom a plan protects, without how many of their records count in a step."""
     return text.split(" (", maxsplit=1)[0]
@@ -392,14 +406,15 @@ def unit_of(text: str) -> str:
 
 def _fitting_epsilon(
     costs: Sequence[tuple[dp_accounting.DpEvent, int]],
-    plan: PlannedRun,
-    releases: int,
+    delta: float,
+    planned: tuple[dp_accounting.DpEvent, int],
     state: _State,
 ) -> float:
     """Return ε of the plan with more noise that fits, rounded down to two digits; 0 for none."""
+    event, releases = planned
 
     def fits(factor: float) -> bool:
-        own = (_louder(plan.event, factor), releases)
+        own = (_louder(event, factor), releases)
         return total_epsilon([*costs, own], state.delta) <= state.epsilon
 
     if total_epsilon(costs, state.delta) >= state.epsilon:
@@ -412,7 +427,7 @@ def _fitting_epsilon(
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if fits(middle) else (middle, high)
-    epsilon = total_epsilon([(_louder(plan.event, high), releases)], plan.delta)
+    epsilon = total_epsilon([(_louder(event, high), releases)], delta)
     scale = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
     return float(f"{math.floor(epsilon / scale) * scale:.2g}")
 

@@ -8,11 +8,13 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from dpkfc.privacy.accounting import EpsilonCurve
+from dpkfc.privacy.accounting import EpsilonCurve, total_epsilon
 from dpkfc.privacy.integration import integrated_epsilon
 
 if TYPE_CHECKING:
     import dp_accounting
+
+    from dpkfc.privacy.accounting import Charges
 
 SMALLEST, LARGEST = 0.1, 1e6
 _TOLERANCE = math.log(1.0005)  # of the bracket, in log(noise_multiplier)
@@ -64,6 +66,7 @@ def calibrate_noise_multiplier(
     *,
     relation: str = "add_or_remove_one",
     dataset_size: int | None = None,
+    also: Charges = (),
 ) -> float:
     """Return the safe, upper end of a bracket around the noise multiplier that costs exactly ε.
 
@@ -75,6 +78,7 @@ def calibrate_noise_multiplier(
         accountant: "pld" or "rdp".
         relation: "add_or_remove_one" or "replace_one".
         dataset_size: number of examples; only for the warning of `check_target`.
+        also: other releases on the same people, which are part of ε.
 
     Returns:
         A noise multiplier s with ε(s) <= target, such that ε(s / 1.0005) > target.
@@ -90,7 +94,8 @@ def calibrate_noise_multiplier(
 
     @functools.cache
     def compute_epsilon(noise_multiplier: float, name: str) -> float:
-        return EpsilonCurve(make_event(noise_multiplier), delta, relation, name).epsilon(count)
+        event = make_event(noise_multiplier)
+        return EpsilonCurve(event, delta, relation, name, also=also).epsilon(count)
 
     def excess(log_noise: float, name: str = accountant) -> float:
         return _log_ratio(compute_epsilon(math.exp(log_noise), name), epsilon)
@@ -102,8 +107,12 @@ def calibrate_noise_multiplier(
         integral = integrated_epsilon(make_event(math.exp(log_noise)), count, delta)
         if integral is None:
             return rdp_excess(log_noise)
-        return _log_ratio(integral, epsilon)
+        return _log_ratio(integral, target)
 
+    target = epsilon
+    if also:
+        # Where the search starts has no effect on its result: ε adds up about as Gaussian noise.
+        target = math.sqrt(max(epsilon**2 - total_epsilon(also, delta) ** 2, (epsilon / 10) ** 2))
     reach = (
         f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon} at delta ="
         f" {delta} in {count}"

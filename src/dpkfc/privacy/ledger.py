@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -66,6 +67,14 @@ class Verified:
     def id(self) -> str:
         """The name of this ledger; the hash of its first line where an older version began it."""
         return str(self.header.get("id") or self.heads[0])
+
+    @property
+    def planned_extra(self) -> dict[str, int]:
+        """Releases that the first line plans beside the steps, by purpose."""
+        planned = self.header.get("extra")
+        if not isinstance(planned, dict):
+            return {}
+        return {purpose: count for purpose, count in planned.items() if isinstance(count, int)}
 
 
 def make_header(plan_hash: str, extra: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -218,6 +227,9 @@ def _check_release(found: Mapping[str, Any], where: str) -> None:
         raise LedgerError(
             f"{where} is no release: step and scale of the noise are not numbers >= 0; {_UNKNOWN}"
         )
+    purpose = found.get("purpose", "step")
+    if not isinstance(purpose, str) or not purpose.isidentifier():
+        raise LedgerError(f"{where} is no release: its purpose is no word; {_UNKNOWN}")
     try:
         _check_event(_canonical({"event": found.get("event")}))
     except (ValueError, RecursionError) as error:
@@ -276,12 +288,17 @@ class Ledger:
         path: the file, None in memory.
         place: its absolute path, wherever the process goes from here.
         plan_hash: hash of the plan whose releases it holds.
-        max_releases: releases that the plan allows, None for no limit.
+        max_releases: steps that the plan allows, None for no limit.
         on_end: called with the ledger after the last release of the plan, and before it closes.
     """
 
     def __init__(
-        self, state: Verified, path: Path | None, descriptor: int | None, max_releases: int | None
+        self,
+        state: Verified,
+        path: Path | None,
+        descriptor: int | None,
+        max_releases: int | None,
+        extra: Mapping[str, int] | None = None,
     ) -> None:
         self.path = path
         # wherever the process goes from here
@@ -289,7 +306,9 @@ class Ledger:
         self.plan_hash: str = state.header["plan_hash"]
         self.max_releases = max_releases
         self.on_end: Callable[[Ledger], None] | None = None
+        self._extra = dict(extra or {})
         self._state = state
+        self._counts = Counter(line.get("purpose", "") for line in state.releases)
         self._size = state.size
         self._descriptor, self._forks = descriptor, count_forks()
         self._failure: str | None = None
@@ -302,6 +321,7 @@ class Ledger:
         plan_hash: str,
         header: Mapping[str, Any] | None = None,
         max_releases: int | None = None,
+        extra: Mapping[str, int] | None = None,
     ) -> Ledger:
         """Open or begin a ledger file and lock it against other writers.
 
@@ -311,7 +331,8 @@ class Ledger:
             header: what else the first line says: "certified" (bool) and "rng" ("secure" or
                 "repeatable"), in which a ledger that exists must agree, and anything else that JSON
                 can hold.
-            max_releases: releases that the plan allows; "steps" of a ledger that exists must agree.
+            max_releases: steps that the plan allows; "steps" of a ledger that exists must agree.
+            extra: releases that it allows beside the steps, by purpose.
 
         Raises:
             ValueError: the header sets a key that the ledger writes itself.
@@ -337,7 +358,7 @@ class Ledger:
             if isinstance(error, OSError):
                 raise _unwritable(path, error) from error
             raise
-        ledger = cls(state, path, descriptor, max_releases)
+        ledger = cls(state, path, descriptor, max_releases, extra)
         ledger._is_new = not content
         return ledger
 
@@ -347,11 +368,12 @@ class Ledger:
         plan_hash: str,
         header: Mapping[str, Any] | None = None,
         max_releases: int | None = None,
+        extra: Mapping[str, int] | None = None,
     ) -> Ledger:
         """A ledger that ends with the process; for tests and for callers who keep their own."""
         first = make_header(plan_hash, header)
         _, head = encode_line(first)
-        return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases)
+        return cls(Verified(first | {"hash": head}, [], [head]), None, None, max_releases, extra)
 
     @property
     def id(self) -> str:
@@ -369,6 +391,16 @@ class Ledger:
         return len(self._state.releases)
 
     @property
+    def steps(self) -> int:
+        """Number of steps charged: all releases without a purpose of their own."""
+        return self._counts[""]
+
+    @property
+    def extra(self) -> dict[str, int]:
+        """Number of releases charged beside the steps, by purpose."""
+        return {purpose: count for purpose, count in self._counts.items() if purpose}
+
+    @property
     def head(self) -> str:
         """Hash of the last line; together with `count` it identifies the whole history."""
         return self._state.heads[-1]
@@ -380,8 +412,8 @@ class Ledger:
 
     @property
     def remaining(self) -> int | None:
-        """Releases left under the plan, None for no limit."""
-        return None if self.max_releases is None else max(0, self.max_releases - self.count)
+        """Steps left under the plan, None for no limit."""
+        return None if self.max_releases is None else max(0, self.max_releases - self.steps)
 
     def contains(self, count: int, head: str) -> bool:
         """Return whether this history had `head` after `count` releases; ask before a resume."""
@@ -394,6 +426,7 @@ class Ledger:
         noise_multiplier: float,
         stddev: float,
         sensitivity: float,
+        purpose: str = "",
     ) -> int:
         """Record one release; when this returns the record is on the disk, and release may follow.
 
@@ -403,9 +436,10 @@ class Ledger:
             noise_multiplier: standard deviation over sensitivity.
             stddev: standard deviation of the noise on the sum.
             sensitivity: of the sum.
+            purpose: of a release beside the steps; "" for a step.
 
         Returns:
-            Number of this release, from 1.
+            Number of this release among those of its purpose, from 1.
 
         Raises:
             BudgetExhausted: the plan allows no further release; nothing was written.
@@ -417,9 +451,13 @@ class Ledger:
         )
         if failure is not None:
             raise LedgerError(f"{self.name} takes no further release: {failure}")
-        if self.max_releases is not None and self.count >= self.max_releases:
+        most, charged = self.max_releases, self._counts[purpose]
+        if purpose:
+            most = self._extra.get(purpose, 0)
+        if most is not None and charged >= most:
+            kind = f" for {purpose}" if purpose else ""
             raise BudgetExhausted(
-                f"the plan allows {self.max_releases} releases and {self.count} are charged in"
+                f"the plan allows {most} releases{kind} and {charged} are charged in"
                 f" {self.name}; calibrate a plan with more steps, nothing was released"
             )
         record = {
@@ -429,6 +467,7 @@ class Ledger:
             "noise_multiplier": float(noise_multiplier),
             "stddev": float(stddev),
             "sensitivity": float(sensitivity),
+            **({"purpose": purpose} if purpose else {}),
             "prev": self.head,
         }
         line, head = encode_line(record)
@@ -436,9 +475,10 @@ class Ledger:
             self._append(line)
         self._state.releases.append(record | {"hash": head})
         self._state.heads.append(head)
+        self._counts[purpose] += 1
         if self.remaining == 0:
             self._report_end()
-        return self.count
+        return self._counts[purpose]
 
     def close(self) -> None:
         """Give the file and its lock back; a closed ledger takes no release."""

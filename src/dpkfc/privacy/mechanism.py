@@ -386,6 +386,62 @@ def release(
     return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
 
 
+class VectorPlan(Protocol):
+    """What the release of a vector reads of a plan."""
+
+    @property
+    def hash(self) -> str: ...  # noqa: D102
+    def noise_stream(self) -> NoiseStream: ...  # noqa: D102
+
+
+class VectorKind(Protocol):
+    """What the release of a vector reads of its kind, see `extra_release.ExtraRelease`."""
+
+    @property
+    def purpose(self) -> str: ...  # noqa: D102
+    @property
+    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
+    @property
+    def noise_multiplier(self) -> float: ...  # noqa: D102
+    @property
+    def stddev(self) -> float: ...  # noqa: D102
+    @property
+    def sensitivity(self) -> float: ...  # noqa: D102
+
+
+def release_vector(
+    vector: NDArray[np.float64], kind: VectorKind, plan: VectorPlan, ledger: Ledger, draw: int
+) -> NDArray[np.float64]:
+    """Charge the ledger, then add rounded noise to a private vector.
+
+    Args:
+        vector: finite `[n]`; one record (unit) more changes its rounded values by at most
+            `kind.sensitivity`, in the L2 norm.
+        kind: one of the plan.
+        plan: of the run; its noise is secure but in test mode.
+        ledger: of the same plan.
+        draw: number of the draw, in test mode different from every step.
+
+    Returns:
+        The noisy vector `[n]`, which is public.
+
+    Raises:
+        BudgetExhausted: the plan allows no further release of this kind; nothing was charged.
+        LedgerError: the charge could not be recorded; nothing was released.
+        ValueError: the ledger of another plan, an empty vector, or a sensitivity that rounding
+            cannot keep.
+    """
+    if ledger.plan_hash != plan.hash:
+        raise ValueError(f"{ledger.name} belongs to another plan than this release: open its own")
+    noise = plan.noise_stream()
+    grid = grid_of(kind.sensitivity, len(vector), kind.stddev)
+    scale = kind.noise_multiplier, kind.stddev, kind.sensitivity
+    ledger.charge(draw, kind.event, *scale, kind.purpose)
+    normal = _normal(noise, draw, torch.device("cpu"), len(vector))
+    tensors = {"vector": torch.from_numpy(vector)}
+    return rounded_release(tensors, kind.stddev, 1.0, normal, grid)["vector"].numpy()
+
+
 def gaussian_release(
     tensors: Mapping[str, Tensor], stddev: float, divisor: float, normal: Normal
 ) -> dict[str, Tensor]:

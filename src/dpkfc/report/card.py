@@ -32,6 +32,7 @@ from dpkfc.checkpoint import CheckpointError, file_digest, place_file
 from dpkfc.config import Plan
 from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Receipt
+from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
 from dpkfc.report.numbers import number, plain, rounded_up
 from dpkfc.report.officer import Declared, explain_guarantee, first_page, glossary_rows
@@ -137,6 +138,7 @@ class CardFacts:
         declared: what the owner says about the run.
         begun: when training began; "" where nobody knows.
         total: "epsilon", "delta" and "runs" of several runs on the same data, if it was computed.
+        extra: releases beside the steps, as `describe_extra` gives them.
     """
 
     title: str
@@ -156,6 +158,17 @@ class CardFacts:
     declared: Declared = field(default_factory=Declared)
     begun: str = ""
     total: Mapping[str, Any] | None = None
+    extra: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def extra_counts(self) -> dict[str, int]:
+        """Return the number of releases beside the steps, by purpose."""
+        return {row["purpose"]: row["releases"] for row in self.extra}
+
+    @property
+    def steps(self) -> int:
+        """Return the number of releases that are steps."""
+        return self.releases - sum(self.extra_counts.values())
 
 
 def stamp(plan: Plan) -> str:
@@ -190,6 +203,9 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "releases": facts.releases,
         "planned_steps": plan.steps if facts.limited else None,
     }
+    planned_extra = sum(plan.extra_counts.values())
+    if planned_extra and facts.limited:
+        promise["planned_releases"] = plan.steps + planned_extra
     mechanism = {
         "sampler": described["sampler"],
         "clipping": plan.clipping,
@@ -205,16 +221,21 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     for name in _OPTIONAL_STEPS:
         if described.get(name) not in _DEFAULTS:
             mechanism[name] = described[name]
+    if facts.extra:
+        mechanism["extra_releases"] = [dict(row) for row in facts.extra]
+    epsilon = plan.epsilon(facts.steps, facts.extra_counts)
+    # Releases of several kinds have no common event.
+    event = None if facts.extra else plan.event
     public = {}
     for name, (value, why) in facts.assumed_public.items():
         public[name] = {"value": value, "why": why}
-    accounts = _accounting(plan, facts.releases)
+    accounts = _accounting(plan, facts)
     return {
         **_introduction(facts.title, facts.declared, facts.begun, facts.total),
         "stamp": stamp(plan) or None,
         "caveats": list(plan.caveats),
-        "guarantee": _guarantee(plan, plan.epsilon(facts.releases)) | promise,
-        "meaning": _meaning(plan, plan.event, facts.releases, plan.epsilon(facts.releases)),
+        "guarantee": _guarantee(plan, epsilon) | promise,
+        "meaning": _meaning(plan, event, facts.releases, epsilon),
         "mechanism": mechanism,
         "accounting": accounts,
         "curvature": _curvature(described["preconditioner"], facts.refreshes),
@@ -272,7 +293,7 @@ def check_total(
 
 def _meaning(
     plan: Plan | FederatedPlan,
-    event: dp_accounting.DpEvent,
+    event: dp_accounting.DpEvent | None,
     releases: int,
     epsilon: float,
     *,
@@ -296,7 +317,7 @@ def _check_releases(plan: Plan, facts: CardFacts) -> None:
             f"the card counts {releases} releases, its ledger {recorded}: pass ledger.count as "
             "`releases` and in `ledger`"
         )
-    if facts.limited and releases > plan.steps:
+    if facts.limited and facts.steps > plan.steps:
         raise ValueError(
             f"{releases} releases exceed the plan's {plan.steps} steps: pass the plan of this run, "
             "or limited=False for an engine without a limit"
@@ -369,6 +390,7 @@ def session_card(
         declared=declared or Declared(),
         begun=str(ledger.header.get("created", "")),
         total=total,
+        extra=describe_extra(ledger.releases, plan.delta),
     )
     return build_card(plan, facts)
 
@@ -608,12 +630,8 @@ def _noise_generator(plan: Plan, device: str) -> str:
     return f"{ciphers}, with a fresh key of the operating system for each release"
 
 
-def _accounting(plan: Plan, releases: int) -> dict[str, Any]:
-    if releases == plan.steps:
-        checked = plan.cross_check()
-    else:
-        relation = plan.neighbouring_relation
-        checked = accounting.cross_check(plan.event, releases, plan.delta, relation)
+def _accounting(plan: Plan, facts: CardFacts) -> dict[str, Any]:
+    checked = plan.cross_check(facts.steps, facts.extra_counts)
     return {
         "accountant": plan.accountant,
         "library": "dp-accounting",
@@ -782,7 +800,7 @@ def _budget_text(budget: Mapping[str, Any]) -> str:
 
 
 def _releases(promise: Mapping[str, Any]) -> str:
-    planned = promise.get("planned_steps", promise.get("planned_releases"))
+    planned = promise.get("planned_releases", promise.get("planned_steps"))
     if planned is None:
         return f"{promise['releases']:,}, without a limit"
     return f"{promise['releases']:,} of {planned:,} planned"
@@ -811,7 +829,17 @@ def _mechanism_rows(card: Mapping[str, Any]) -> list[Row]:
     for name, label in _OPTIONAL_STEPS.items():
         if name in mechanism:
             rows.append((label, _describe(mechanism[name])))
+    rows += [_extra_row(row) for row in mechanism.get("extra_releases", [])]
     return rows
+
+
+def _extra_row(row: Mapping[str, Any]) -> Row:
+    return (
+        f"releases for {_label(row['purpose'])}, part of ε and δ",
+        f"{row['releases']:,}, σ = {_show(row['noise_multiplier'])}, standard deviation"
+        f" {_show(row['stddev'])}; alone ε = {_epsilon(row['epsilon_alone'])}, composed with the"
+        " steps",
+    )
 
 
 def _curvature_text(curvature: Mapping[str, Any] | None) -> str:

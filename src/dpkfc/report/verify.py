@@ -22,6 +22,7 @@ from dpkfc.checkpoint import (
     weights_record_path,
 )
 from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
+from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report.card import (
     CARD,
@@ -206,9 +207,12 @@ def _further_statements(card: Card, ledger: Verified, spent: float, cost: Cost) 
             raise ValueError("it has no layout")
         return []
     statements = [("begin", content["dates"]["begun"], ledger.header.get("created", ""))]
-    for name in ("noise_multiplier", "stddev", "sensitivity") if releases else ():
-        stated = content["mechanism"].get(name)
-        statements.append((name.replace("_", " "), stated, releases[-1].get(name)))
+    mechanism = content["mechanism"]
+    steps = [release for release in releases if "purpose" not in release]
+    for name in ("noise_multiplier", "stddev", "sensitivity") if steps else ():
+        statements.append((name.replace("_", " "), mechanism.get(name), steps[-1].get(name)))
+    extra = describe_extra(releases, card.delta)
+    statements.append(("releases beside the steps", mechanism.get("extra_releases", []), extra))
     statements.append(("meaning of ε", content.get("meaning"), _explain(card, ledger, spent)))
     if "id" in ledger.header:
         statements += _statements_of_plan(card, ledger, spent)
@@ -476,6 +480,10 @@ def verify_ledger(
     for key, name in _STATED.items():
         if header.get(key) is not None:
             facts[name] = str(header[key])
+    if planned := ledger.planned_extra:
+        facts["planned beside the steps"] = ", ".join(
+            f"{count} for {purpose}" for purpose, count in planned.items()
+        )
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"
@@ -491,6 +499,11 @@ def verify_ledger(
     if not releases:
         facts["ε"] = 0.0
         return facts
+    for row in describe_extra(releases, delta):
+        facts[f"releases for {row['purpose']}, part of ε"] = (
+            f"{row['releases']}, noise multiplier {row['noise_multiplier']:.6g}; alone"
+            f" ε = {row['epsilon_alone']:.4g} at δ = {delta:g}"
+        )
     label = "ε if it were certified," if doubt else "ε"
     for accountant in accountants:
         name = f"{label} by {accountant.upper()} at δ = {delta:g}"

@@ -12,6 +12,7 @@ from torch import nn
 
 from dpkfc.app.datasets.formats import DatasetError, ExampleSet
 from dpkfc.app.owndata import image_folders, tables, texts
+from dpkfc.app.owndata.bounds import choose_bounds, count_bins
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
     Schema,
@@ -26,7 +27,10 @@ from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.words import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.config import Plan
 from dpkfc.curvature.probes import FeatureNoise, Probe
+from dpkfc.privacy.ledger import Ledger
+from dpkfc.privacy.mechanism import release_vector
 
 OWN_KINDS = ("own-table", "own-images", "own-text", "own-task")
 _DATA_SETTINGS = ("data", "target", "schema", "text", "label_file", "task")
@@ -137,7 +141,8 @@ def _need_schema(config: RunConfig) -> Schema:
             f"{config.data} needs a public schema: run dpkfc schema {config.data}{extra}"
             " > schema.toml, fill it in, and give --schema schema.toml"
         )
-    schema = read_schema(Path(config.schema), config.target)
+    may_be_open = config.bounds == "private"
+    schema = read_schema(Path(config.schema), config.target, may_be_open=may_be_open)
     if not schema.target:
         raise ConfigError(f"{config.schema}: which column is learned? give target, or --target")
     if not schema.classes and not schema.target_bounds:
@@ -161,6 +166,10 @@ def _table_recipe(config: RunConfig) -> Recipe:
     def probe(config: RunConfig) -> Probe:
         return SchemaNoise(tuple(schema.features.items()))
 
+    find_bounds = None
+    if schema.is_open:
+        _refuse_found_bounds(schema, config.schema)
+        find_bounds = partial(_find_bounds, schema, path.name)
     read = partial(tables.encode_table, path, schema)
     recipe = Recipe(
         name=config.recipe,
@@ -169,11 +178,42 @@ def _table_recipe(config: RunConfig) -> Recipe:
         build=build,
         input_shape=(width,),
         num_classes=target_of(schema).outputs,
-        constants=public_facts(schema),
+        constants=public_facts(schema, has_release=bool(config.bounds)),
         probe=probe,
         read=lambda other: tables.encode_table(other, schema, with_target=False),
+        private_bounds=len(schema.private_columns) if config.bounds else 0,
+        find_bounds=find_bounds,
     )
     return _with_schema(recipe, schema)
+
+
+def _refuse_found_bounds(schema: Schema, where: str) -> None:
+    """Refuse to find some bounds anew and to keep others that an earlier run has found."""
+    for name, column in schema.columns.items():
+        if column.origin:
+            raise ConfigError(
+                f"{where}: {name!r} has bounds that a run has found, others have none: remove"
+                " bounds and origin of all of them, to find them anew"
+            )
+
+
+def _find_bounds(schema: Schema, title: str, data: ExampleSet, plan: Plan, ledger: Ledger) -> str:
+    """Make the one release that bounds are found by, and return the schema with them.
+
+    Errors are those of `dpkfc.privacy.mechanism.release_vector`.
+    """
+    kind = plan.extra_release("bounds")
+    places = schema.private_columns
+    counts = count_bins(data.train[0], list(places.values()), data.units)
+    noisy = release_vector(counts, kind, plan, ledger, plan.steps)
+    columns = dict(schema.columns)
+    for name, (bounds, origin) in zip(places, choose_bounds(noisy, kind.stddev), strict=True):
+        columns[name] = replace(columns[name], bounds=bounds, origin=origin)
+    return _used_schema(replace(schema, columns=columns), title)
+
+
+def _used_schema(schema: Schema, title: str) -> str:
+    return schema_toml(schema, f"The public schema of {title}, as a run used it.")
 
 
 def _linear(width: int, outputs: int) -> nn.Linear:
@@ -334,7 +374,7 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
         classes=schema.classes,
         unit=schema.unit or "example",
         max_records_per_unit=schema.max_records if schema.unit else None,
-        schema=schema_toml(schema, f"The public schema of {recipe.title}, as a run used it."),
+        schema=_used_schema(schema, recipe.title),
         reason=REASONS[recipe.name],
     )
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.owndata.bounds import bin_numbers
 from dpkfc.app.settings import ConfigError, nearest, read_toml
 from dpkfc.curvature.probes import Probe, Sample
 
@@ -78,6 +79,8 @@ class Column:
         buckets: hash texts to so many buckets instead.
         missing: texts that mean a missing value; empty as the schema says.
         identifier: False where a person has looked at the name and found no identifier.
+        origin: of the bounds: "private" where a run has found them, "default" where it saw too few
+            numbers, empty where a person has stated them.
     """
 
     kind: str = ""
@@ -86,9 +89,15 @@ class Column:
     buckets: int = 0
     missing: tuple[str, ...] = ()
     identifier: bool = True
+    origin: str = ""
 
-    def check(self, name: str, where: str) -> None:
+    def check(self, name: str, where: str, *, may_be_open: bool = False) -> None:
         """Refuse a column that cannot be encoded, or that should not be.
+
+        Args:
+            name: of the column.
+            where: the file.
+            may_be_open: whether numbers may lack bounds, which are then found privately.
 
         Raises:
             ConfigError: naming the column and the fix.
@@ -101,7 +110,13 @@ class Column:
                 f"{start} looks like an identifier: set kind = 'ignore' or 'unit', or"
                 " identifier = false if it names no person"
             )
-        if self.kind == "number" and not _are_bounds(self.bounds):
+        if self.origin not in ("", "private", "default") or (self.origin and not self.bounds):
+            raise ConfigError(f"{start} has origin {self.origin!r}; a run sets it, leave it out")
+        if (
+            self.kind == "number"
+            and not _are_bounds(self.bounds)
+            and not (may_be_open and self.is_open)
+        ):
             raise ConfigError(
                 f"{start} needs bounds = [least, greatest], known without the data; got"
                 f" {list(self.bounds)}"
@@ -112,6 +127,16 @@ class Column:
         size = self.buckets or TEXT_BUCKETS
         if self.kind == "text" and (size < 2 or size & (size - 1)):
             raise ConfigError(f"{start}: buckets of a text must be a power of two, got {size}")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a number has no bounds yet."""
+        return self.kind == "number" and not self.bounds
+
+    @property
+    def is_private(self) -> bool:
+        """Whether a release decides the bounds, or has decided them."""
+        return self.is_open or bool(self.origin)
 
     @property
     def width(self) -> int:
@@ -200,7 +225,10 @@ _Rows = tuple[np.ndarray, np.ndarray]
 
 
 def _encode_numbers(column: Column, values: list[str]) -> _Rows:
-    """Map the bounds to −1 and 1, and clamp what lies outside."""
+    """Map the bounds to −1 and 1, and clamp what lies outside; without bounds return bins."""
+    if column.is_open:
+        bins = bin_numbers(np.array([float(value) for value in values], np.float64))
+        return bins.astype(np.float32)[:, None], np.zeros(len(values), bool)
     least, greatest = column.bounds
     numbers = np.array([float(value) for value in values], np.float64)
     clamped = np.clip(numbers, least, greatest)
@@ -323,17 +351,34 @@ class Schema:
         return {name: column for name, column in self.columns.items() if column.width}
 
     @property
+    def private_columns(self) -> dict[str, int]:
+        """Return the place of the first feature of each column whose bounds a release decides."""
+        places = {}
+        place = 0
+        for name, column in self.columns.items():
+            if column.is_private:
+                places[name] = place
+            place += column.width
+        return places
+
+    @property
+    def is_open(self) -> bool:
+        """Whether bounds are still to be found."""
+        return any(column.is_open for column in self.columns.values())
+
+    @property
     def width(self) -> int:
         """Number of features of a table."""
         return sum(column.width for column in self.columns.values())
 
 
-def read_schema(path: Path, target: str = "") -> Schema:
+def read_schema(path: Path, target: str = "", *, may_be_open: bool = False) -> Schema:
     """Read a schema from a TOML file.
 
     Args:
         path: the file.
         target: column that is learned, where a flag names it.
+        may_be_open: whether numbers may lack bounds.
 
     Raises:
         ConfigError: naming the file, the key or column, and the fix.
@@ -360,10 +405,10 @@ def read_schema(path: Path, target: str = "") -> Schema:
             f"{where}: target is {schema.target!r}, and --target says {target!r}; leave one out"
         )
     schema = dataclasses.replace(schema, target=target or schema.target)
-    return check_schema(schema, where)
+    return check_schema(schema, where, may_be_open=may_be_open)
 
 
-def check_schema(schema: Schema, where: str) -> Schema:
+def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Schema:
     """Return a schema whose columns have what their kinds need.
 
     Raises:
@@ -374,7 +419,7 @@ def check_schema(schema: Schema, where: str) -> Schema:
     for name, column in schema.columns.items():
         if name == schema.target:
             raise ConfigError(f"{where}: {name!r} is the target; remove [columns.{name}]")
-        column.check(name, where)
+        column.check(name, where, may_be_open=may_be_open)
         missing = column.missing or schema.missing
         columns[name] = dataclasses.replace(column, missing=missing)
         if column.kind == "unit":
@@ -619,12 +664,32 @@ class SchemaNoise(Probe):
         return described
 
 
-def public_facts(schema: Schema) -> dict[str, tuple[str, str]]:
-    """Return what a privacy card says of the columns of a schema."""
-    if not schema.columns:
-        return {}
-    counts = _count_kinds(schema.columns.values())
-    return {"schema": (counts, "kinds, bounds and categories are stated by the user")}
+def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tuple[str, str]]:
+    """Return what a privacy card says of the columns of a schema.
+
+    Args:
+        schema: of the run.
+        has_release: whether the run itself has found bounds.
+    """
+    where = "this run's ledger" if has_release else "an earlier run's ledger, whose ε adds up"
+    facts = {}
+    if schema.columns:
+        counts = _count_kinds(schema.columns.values())
+        facts["schema"] = (counts, "kinds, bounds and categories are stated by the user")
+    for origin, reason in _ORIGINS.items():
+        bounds = []
+        for name, column in schema.columns.items():
+            if column.origin == origin:
+                bounds.append(f"{name} {column.bounds[0]:g} to {column.bounds[1]:g}")
+        if bounds:
+            facts[f"bounds, {origin}"] = (", ".join(bounds), f"{reason} {where}")
+    return facts
+
+
+_ORIGINS = {
+    "private": "from noisy counts over public bins, the release for bounds in",
+    "default": "public; no count rose above the noise of the release for bounds in",
+}
 
 
 def _count_kinds(columns: Iterable[Column]) -> str:

@@ -244,8 +244,13 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
     else:
         labels = np.full(table.num_rows, UNKNOWN, np.int64)
     contents = []
-    for row, label in zip(inputs, labels.tolist(), strict=True):
+    public = _blank_private_columns(inputs, schema)
+    for row, label in zip(public, labels.tolist(), strict=True):
         contents.append(row.tobytes() + str(label).encode())
+    for name in schema.private_columns:
+        # A split must not change when bounds are found.
+        for row_number, text in enumerate(column_texts(path, table, name)):
+            contents[row_number] += b"|" + (text or "").encode("utf-8", "surrogatepass")
     units: list[str] = []
     if schema.unit in table.column_names:
         people = column_texts(path, table, schema.unit)
@@ -258,6 +263,16 @@ def encode_table(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         units=units,
         figures={**figures, **unreadable},
     )
+
+
+def _blank_private_columns(inputs: np.ndarray, schema: Schema) -> np.ndarray:
+    """Return the features with zeros where bounds are not stated by the user."""
+    places = list(schema.private_columns.values())
+    if not places:
+        return inputs
+    public = inputs.copy()
+    public[:, places] = 0.0
+    return public
 
 
 def column_texts(path: Path, table: pa.Table, name: str) -> list[str | None]:

@@ -24,7 +24,9 @@ from dpkfc.app.datasets.formats import (
 from dpkfc.app.models import seeded
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.settings import ConfigError, RunConfig, tomllib
+from dpkfc.config import Plan
 from dpkfc.curvature.probes import Probe
+from dpkfc.privacy.ledger import Ledger
 
 # --------------------------------------------------------------------------------------------------
 # The task of a recipe: loss of a batch, and score and mean loss of held-out examples.
@@ -292,6 +294,9 @@ class Recipe:
         answer: maps outputs `[N, ...]` to the columns of a file of predictions.
         schema: what is public of a user's own data, as TOML.
         reason: why its defaults name the method that they name.
+        private_bounds: number of columns whose bounds a release decides.
+        find_bounds: maps examples, plan and ledger to the schema with bounds, as TOML; None where
+            all bounds are known.
     """
 
     name: str
@@ -312,6 +317,8 @@ class Recipe:
     answer: Callable[[Tensor], dict[str, list[str]]] | None = None
     schema: str = ""
     reason: str = ""
+    private_bounds: int = 0
+    find_bounds: Callable[[ExampleSet, Plan, Ledger], str] | None = None
 
     def data(self, config: RunConfig) -> ExampleSet:
         """Return the tensors of a run, or a slice of them for a smoke run.

@@ -11,6 +11,7 @@ import random
 import secrets
 import shlex
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -253,17 +254,23 @@ def _released(found: Verified) -> dict[str, int]:
 
     An early end counts as planned, because what the run showed ended it.
 
-    What is left of the plan counts as the last release did. A run without a release gave nothing
-    away.
+    What is left of the plan counts as the last release of its kind did. A run without a release
+    gave nothing away.
     """
     counts: dict[str, int] = {}
-    event = ""
+    last_events: dict[str, str] = {}
+    made: Counter[str] = Counter()
     for release in found.releases:
         event = json.dumps(release["event"], sort_keys=True)
         counts[event] = counts.get(event, 0) + 1
-    planned = found.header.get("steps")
-    if event and isinstance(planned, int):
-        counts[event] += max(0, planned - len(found.releases))
+        purpose = release.get("purpose", "")
+        last_events[purpose] = event
+        made[purpose] += 1
+    planned = {"": found.header.get("steps"), **found.planned_extra}
+    for purpose, event in last_events.items():
+        most = planned.get(purpose)
+        if isinstance(most, int):
+            counts[event] += max(0, most - made[purpose])
     return counts
 
 

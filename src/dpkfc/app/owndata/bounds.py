@@ -1,0 +1,107 @@
+"""Bounds of numbers, found by one release of noisy counts over public bins.
+
+The bins of a column are powers of two of the magnitude, with a sign, and zero. They are the same
+for every file. A record counts once in each column, or not at all where it holds no finite number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+# Magnitudes from 2⁻²⁰ to 2⁴¹; smaller ones count as zero, larger ones as the largest.
+_LEAST, _GREATEST = -20, 40
+_ZERO = _GREATEST - _LEAST + 1
+BINS = 2 * _ZERO + 1
+# The bin of an infinite number, which is not counted.
+NO_BIN = -1
+DEFAULT = (-1.0, 1.0)
+# Most chance that the noise of any empty bin exceeds the threshold, and widens bounds.
+_FALSE_ALARM = 1e-3
+# Weights are multiples of this, so that float64 adds them without rounding.
+_WEIGHT = 2**20
+
+
+def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the bin of each number, `NO_BIN` for an infinite one or for none.
+
+    Each number is looked at by itself.
+    """
+    is_finite = np.isfinite(values)
+    finite = np.where(is_finite, values, 0.0)
+    _, exponents = np.frexp(finite)
+    magnitudes = np.clip(exponents - 1, _LEAST - 1, _GREATEST) - (_LEAST - 1)
+    magnitudes = np.where(finite == 0.0, 0, magnitudes)
+    bins = _ZERO + np.sign(finite).astype(np.int64) * magnitudes
+    return np.where(is_finite, bins, NO_BIN)
+
+
+def count_bins(
+    inputs: Tensor, places: Sequence[int], units: Tensor | None = None
+) -> NDArray[np.float64]:
+    """Return the counts of all bins of some columns. PRIVATE.
+
+    Args:
+        inputs: encoded records `[N, width]`: a bin at each place, and an indicator of a missing
+            value behind it.
+        places: of the columns.
+        units: the unit of each record `[N]`. A unit counts once in each column, in parts where it
+            has several records.
+
+    Returns:
+        Counts `[len(places) · BINS]`. One record or unit more changes them by at most
+        `norm_of(len(places))`, in the L2 norm.
+    """
+    weights = np.full(len(inputs), 1.0)
+    if units is not None:
+        _, numbers, sizes = np.unique(units.numpy(), return_inverse=True, return_counts=True)
+        weights = (_WEIGHT // sizes[numbers]) / _WEIGHT
+    counts = []
+    for place in places:
+        bins = inputs[:, place].numpy().astype(np.int64)
+        is_counted = (bins != NO_BIN) & (inputs[:, place + 1].numpy() == 0)
+        counted = bins[is_counted]
+        counts.append(np.bincount(counted, weights[is_counted], BINS))
+    return np.concatenate(counts)
+
+
+def norm_of(columns: int) -> float:
+    """Return the most that one record or unit changes the counts of so many columns."""
+    return math.nextafter(math.sqrt(columns), math.inf)
+
+
+def choose_bounds(
+    noisy: NDArray[np.float64], stddev: float
+) -> list[tuple[tuple[float, float], str]]:
+    """Return bounds for each column, and "private", or "default" where no bin rises above noise.
+
+    Args:
+        noisy: released counts `[columns · BINS]`.
+        stddev: of their noise.
+    """
+    threshold = stddev * math.sqrt(2 * math.log(len(noisy) / _FALSE_ALARM))
+    found = []
+    for column in noisy.reshape(-1, BINS):
+        filled = np.flatnonzero(column > threshold)
+        if not len(filled):
+            found.append((DEFAULT, "default"))
+            continue
+        least, greatest = _edges(filled[0])[0], _edges(filled[-1])[1]
+        if least == greatest:
+            # Only zeros: any interval around them maps them to its middle.
+            least, greatest = DEFAULT
+        found.append(((least, greatest), "private"))
+    return found
+
+
+def _edges(number: int) -> tuple[float, float]:
+    """Return the least and the greatest number of a bin."""
+    magnitude = abs(int(number) - _ZERO) + _LEAST - 1
+    if magnitude < _LEAST:
+        return 0.0, 0.0
+    low, high = math.ldexp(1.0, magnitude), math.ldexp(1.0, magnitude + 1)
+    return (low, high) if number > _ZERO else (-high, -low)
