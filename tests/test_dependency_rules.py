@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
-LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session"}
+LIBRARY |= {"features", "preconditioning", "private_step", "checkpoint", "config", "session"}
 LIBRARY |= {"callbacks", "early_stopping"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
@@ -44,6 +44,7 @@ ALLOWED = {
     "gradients": {"linalg", "tracking", "fsdp", "memory", "rng_state"},
     "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},
+    "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"curvature", "distributed"},  # for types only
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},

@@ -29,6 +29,13 @@ from dpkfc.app.recipes.images import (
 )
 from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
+from dpkfc.app.recipes.scattering import (
+    BREASTMNIST,
+    CIFAR10,
+    FASHION_MNIST,
+    MNIST,
+    PNEUMONIAMNIST,
+)
 from dpkfc.app.recipes.sentences import AG_NEWS_MINILM, SST2_MINILM, STACKOVERFLOW_MINILM
 from dpkfc.app.recipes.words import IMDB_LOGISTIC
 from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
@@ -37,6 +44,11 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         DIGITS,
+        MNIST,
+        FASHION_MNIST,
+        CIFAR10,
+        PNEUMONIAMNIST,
+        BREASTMNIST,
         MNIST_CNN,
         MNIST_MLP,
         MNIST_VIT,
