@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 pytest.importorskip("sklearn")
 
-from dpkfc.app.recipes.catalogue import find_recipe, run_config
+from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.recipes.recipe import score_classes
 from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import ConfigError, RunConfig
@@ -62,15 +62,6 @@ def test_patience_needs_public_examples(public_file: Path):
         RunConfig(recipe="digits", patience=2)
     with pytest.raises(ConfigError, match="give both or none"):
         RunConfig(recipe="digits", public_validation=str(public_file))
-
-
-def test_private_rows_are_no_public_validation(tmp_path: Path):
-    inputs, labels = find_recipe("digits").data(RunConfig(recipe="digits")).train
-    path = tmp_path / "private.safetensors"
-    save_file({"inputs": inputs[:5].contiguous(), "labels": labels[:5].contiguous()}, path)
-    config = run_config({**BASE, "patience": 1, "public_validation": str(path)})
-    with pytest.raises(ConfigError, match="public_validation private.safetensors"):
-        prepare(config)
 
 
 def test_public_validation_without_labels_is_one_error(tmp_path: Path):

@@ -220,7 +220,6 @@ def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
         preconditioner="kfac",
         source="public",
     )
-    private = (torch.ones(2, 3, 2, 2), torch.zeros(2, dtype=torch.int64))
     rng, tally = Mutator([b""], 9).rng, Tally()
 
     def whole() -> bytes:
@@ -249,7 +248,7 @@ def test_damaged_public_tensors(tmp_path: Path, evidence) -> None:
 
     def use() -> None:
         read_public_data(path, (3, 2, 2))
-        pretrain(config, net, (3, 2, 2), private)
+        pretrain(config, net, (3, 2, 2))
 
     mutator = Mutator(
         [save({"inputs": torch.rand(4, 3, 2, 2), "labels": torch.tensor([0, 1, 2, 0])}), PICKLE], 10

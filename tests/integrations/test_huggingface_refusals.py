@@ -91,8 +91,8 @@ def test_keywords_and_subclasses_for_a_batch_loss_are_refused(tmp_path) -> None:
 
 def test_training_data_is_not_evaluated_on(tmp_path) -> None:
     rows = examples("sequence")
-    copied, other = examples("sequence", 4), examples("sequence", 4, seed=1)
-    for held_out in (rows, rows[3:5], copied, {"a": other, "b": rows[-1:]}):
+    other = examples("sequence", 4, seed=1)
+    for held_out in (rows, rows[3:5], {"a": other, "b": rows[-1:]}):
         with pytest.raises(ValueError, match="holds records of the train_dataset"):
             PrivateTrainer(
                 model_of("sequence"),
