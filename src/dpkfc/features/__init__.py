@@ -6,7 +6,22 @@ private examples, so ε is that of the head alone.
 
 from __future__ import annotations
 
+from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
+from dpkfc.features.joined import FlatFeatures, JoinedFeatures
 from dpkfc.features.scales import FeaturesOf, Standardised, standardise
 from dpkfc.features.scattering import Scattering, ScatteringTransform
+from dpkfc.features.synthetic_images import SyntheticImages, draw_images
 
-__all__ = ["FeaturesOf", "Scattering", "ScatteringTransform", "Standardised", "standardise"]
+__all__ = [
+    "EncoderFeatures",
+    "FeaturesOf",
+    "FlatFeatures",
+    "JoinedFeatures",
+    "Scattering",
+    "ScatteringTransform",
+    "Standardised",
+    "SyntheticEncoder",
+    "SyntheticImages",
+    "draw_images",
+    "standardise",
+]

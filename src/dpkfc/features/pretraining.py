@@ -133,7 +133,7 @@ def pretrain_encoder(
         views = torch.cat([change_view(images, generator), change_view(images, generator)])
         with torch.autocast("cuda", torch.bfloat16, enabled=is_gpu):
             views = views.contiguous(memory_format=torch.channels_last)
-            u, v = projection(encoder(views)).chunk(2)
+            u, v = projection(encoder(2 * views - 1)).chunk(2)
         loss = contrast(u, v)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -214,7 +214,7 @@ def _spectrum(filter_: Tensor) -> Tensor:
 
 
 def _offsets(size: int) -> Tensor:
-    """Return the distances of pixels and their periodic copies from the origin: `[copies, size]`."""
+    """Return distances of pixels and their periodic copies from the origin `[copies, size]`."""
     copies = torch.arange(-_PERIODS, _PERIODS + 1, dtype=torch.float64)
     return torch.arange(size, dtype=torch.float64) + size * copies.unsqueeze(1)
 

@@ -8,9 +8,13 @@ a random spectrum. All of it runs on the device of the generator, one leaf of ev
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from dpkfc.curvature.probes import Probe, Sample
 
 _LEAVES = 40
 _SMALLEST, _LARGEST = 0.06, 0.6  # radii as parts of the side
@@ -112,3 +116,33 @@ def _draw_noise(n: int, side: int, generator: torch.Generator) -> Tensor:
     x = torch.fft.ifft2(torch.fft.fft2(white) / frequency**exponent).real
     x = (x - x.mean((2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
     return _draw_colours(n, generator) + 0.22 * x
+
+
+@dataclass(frozen=True)
+class SyntheticImages(Probe):
+    """Images of leaves and noise as a probe, with values in [-1, 1]; grey ones are the mean colour.
+
+    Attributes:
+        shape: `(channels, height, width)`, of 1 or 3 channels.
+    """
+
+    shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if len(self.shape) != 3 or self.shape[0] not in (1, 3):
+            raise ValueError(
+                f"SyntheticImages: shape must be (1 or 3, height, width), got {self.shape}"
+            )
+
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """Return images `[n, channels, height, width]` on the CPU; no labels."""
+        channels, height, width = self.shape
+        images = draw_images(n, max(height, width), generator)[..., :height, :width]
+        if channels == 1:
+            images = images.mean(1, keepdim=True)
+        return 2 * images.contiguous() - 1, None
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values for plans and cards."""
+        return {"source": "synthetic", "kind": "leaves and noise", "shape": list(self.shape)}

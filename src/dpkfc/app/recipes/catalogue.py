@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
+from dpkfc.app.recipes.features import (
+    BREASTMNIST,
+    CIFAR10,
+    FASHION_MNIST,
+    MNIST,
+    PNEUMONIAMNIST,
+)
 from dpkfc.app.recipes.generation import DART_GPT2_LORA, E2E_GPT2_LORA
 from dpkfc.app.recipes.images import (
     BREASTMNIST_CNN,
@@ -29,13 +36,6 @@ from dpkfc.app.recipes.images import (
 )
 from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
-from dpkfc.app.recipes.scattering import (
-    BREASTMNIST,
-    CIFAR10,
-    FASHION_MNIST,
-    MNIST,
-    PNEUMONIAMNIST,
-)
 from dpkfc.app.recipes.sentences import AG_NEWS_MINILM, SST2_MINILM, STACKOVERFLOW_MINILM
 from dpkfc.app.recipes.words import IMDB_LOGISTIC
 from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest

@@ -1,17 +1,18 @@
-"""Image tasks whose features are fixed: scattering, with scales of dead leaves, and a linear head.
+"""Image tasks with features that need no data: scattering, an encoder of synthetic images, a head.
 
-Neither the filters nor the scales see a private image. Pixels are mapped from the range of their
-format, not by means of the data set.
+Neither filters, weights nor scales have seen a private or public image. Pixels are mapped from the
+range of their format, not by means of the data set.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
 import torch
+from rich.progress import track
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.formats import Examples, ExampleSet, Normalisation, Pixels
@@ -20,17 +21,21 @@ from dpkfc.app.datasets.sources import load_pixels
 from dpkfc.app.recipes.images import load_cifar10, load_fashion_mnist, load_mnist
 from dpkfc.app.recipes.recipe import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
-from dpkfc.curvature.probes import DeadLeaves, Probe
-from dpkfc.features import FeaturesOf, Scattering, Standardised, standardise
+from dpkfc.curvature.probes import Probe
+from dpkfc.features import (
+    FeaturesOf,
+    FlatFeatures,
+    JoinedFeatures,
+    Scattering,
+    SyntheticEncoder,
+    SyntheticImages,
+)
 
-# Synthetic images that give the scales, and their public seed.
-SCALE_EXAMPLES = 4000
-SCALE_SEED = 0
-_CHUNK = 50
+_CHUNK = 100
 
 
 class LinearHead(nn.Module):
-    """One linear layer on flattened features, zero at first."""
+    """One linear layer on features, zero at first."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
@@ -39,33 +44,34 @@ class LinearHead(nn.Module):
         nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits `[B, classes]` of features `[B, K, H, W]` of any precision."""
-        logits: Tensor = self.linear(x.flatten(1).to(self.linear.weight.dtype))
+        """Return logits `[B, classes]` of features `[B, d]` of any precision."""
+        logits: Tensor = self.linear(x.to(self.linear.weight.dtype))
         return logits
 
 
 @functools.cache
-def scattering_features(shape: tuple[int, int, int]) -> Standardised:
-    """Return the features of images `(channels, height, width)`, scaled by dead leaves."""
-    transform = Scattering(shape).build()
-    return standardise(transform, DeadLeaves(shape), size=SCALE_EXAMPLES, seed=SCALE_SEED)
+def _build(settings: JoinedFeatures) -> FlatFeatures:
+    return settings.build()
 
 
 @torch.no_grad()
-def _transform(features: nn.Module, examples: Examples) -> Examples:
+def _transform(features: nn.Module, examples: Examples, name: str) -> Examples:
     """Return features in half precision, which halves the memory of a training set."""
-    parts = [features(chunk).half() for chunk in examples[0].split(_CHUNK)]
-    return torch.cat(parts), examples[1]
+    chunks: Iterator[Tensor] = track(
+        examples[0].split(_CHUNK), description=f"features, {name}", transient=True
+    )
+    return torch.cat([features(chunk).half() for chunk in chunks]), examples[1]
 
 
-def scattering_recipe(
+def feature_recipe(
     name: str,
     title: str,
     pixels: Callable[[str | None], Pixels],
     image_shape: tuple[int, int, int],
     num_classes: int,
+    pool: int = 2,
 ) -> Recipe:
-    """Return a recipe of a linear head on scattering features.
+    """Return a recipe of a linear head on features without data.
 
     Args:
         name: of the recipe.
@@ -73,6 +79,7 @@ def scattering_recipe(
         pixels: reads its images.
         image_shape: height, width, channels.
         num_classes: of its labels.
+        pool: cells a side of the encoder's features.
     """
     height, width, channels = image_shape
     half = (0.5,) * channels
@@ -86,50 +93,48 @@ def scattering_recipe(
         normalisation=Normalisation(half, half, origin="the range of the format"),
     )
     shape = (channels, height, width)
-    settings = Scattering(shape)
+    settings = JoinedFeatures((Scattering(shape), SyntheticEncoder(shape, pool=pool)))
 
     def load(config: RunConfig) -> ExampleSet:
         data = base.load(config)
-        features = scattering_features(shape)
+        features = _build(settings)
         validation = None
         if data.validation is not None:
-            validation = _transform(features, data.validation)
+            validation = _transform(features, data.validation, "validation split")
         return replace(
             data,
-            train=_transform(features, data.train),
-            test=_transform(features, data.test),
+            train=_transform(features, data.train, "training set"),
+            test=_transform(features, data.test, "test set"),
             validation=validation,
         )
 
     def probe(config: RunConfig) -> Probe:
-        return FeaturesOf(scattering_features(shape), DeadLeaves(shape))
+        return FeaturesOf(_build(settings), SyntheticImages(shape))
 
-    scales = f"{SCALE_EXAMPLES:,} dead leaves of seed {SCALE_SEED}"
     constants = {
         **base.constants,
-        "features": (f"scattering, J = {settings.scales}, L = {settings.angles}", "fixed filters"),
-        "scales of the features": (scales, "synthetic images"),
+        "features": ("wavelet scattering, and an encoder of synthetic images", "no data"),
+        "scales of the features": (f"{settings.size:,} synthetic images", "no data"),
     }
-    inputs = settings.feature_shape
-    size = inputs[0] * inputs[1] * inputs[2]
+    (size,) = settings.feature_shape
     return replace(
         base,
         load=load,
         build=partial(LinearHead, size, num_classes),
-        input_shape=inputs,
+        input_shape=(size,),
         constants=constants,
         probe=probe,
     )
 
 
-MNIST = scattering_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10)
-FASHION_MNIST = scattering_recipe(
+MNIST = feature_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10)
+FASHION_MNIST = feature_recipe(
     "fashion-mnist", "Fashion-MNIST", load_fashion_mnist, (28, 28, 1), 10
 )
-CIFAR10 = scattering_recipe("cifar10", "CIFAR-10", load_cifar10, (32, 32, 3), 10)
-PNEUMONIAMNIST = scattering_recipe(
+CIFAR10 = feature_recipe("cifar10", "CIFAR-10", load_cifar10, (32, 32, 3), 10, pool=4)
+PNEUMONIAMNIST = feature_recipe(
     "pneumoniamnist", PNEUMONIA.name, partial(load_pixels, PNEUMONIA), (28, 28, 1), 2
 )
-BREASTMNIST = scattering_recipe(
+BREASTMNIST = feature_recipe(
     "breastmnist", BREAST.name, partial(load_pixels, BREAST), (28, 28, 1), 2
 )
