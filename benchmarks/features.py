@@ -116,7 +116,7 @@ class Features:
 
     @torch.no_grad()
     def raw(self, map_: str, part: str, mirror: bool = False) -> Tensor:
-        """Return the features of a part; with `mirror`, their mean with those of mirrored images."""
+        """Return features of a part; with `mirror`, their mean with those of mirrored images."""
         path = self._folder / f"{self._name}-{map_}-{part}{'-mirror' * mirror}.pt"
         if path.exists():
             return torch.load(path)

@@ -107,6 +107,7 @@ GLOBAL_SEEDS = {
 GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
 NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
 DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "app", "audit", "verification")
+DRAWS_ALLOWED += ("features.synthetic_images",)
 PRIVATE_NAME = re.compile(
     r"^(mini_?|micro_?|train_?|user_?)?(batch|batches|dataset|data|loader|data_?loader|examples)$|private|secret|records?$"
 )

@@ -7,7 +7,7 @@ range of their format, not by means of the data set.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -57,7 +57,7 @@ def _build(settings: JoinedFeatures) -> FlatFeatures:
 @torch.no_grad()
 def _transform(features: nn.Module, examples: Examples, name: str) -> Examples:
     """Return features in half precision, which halves the memory of a training set."""
-    chunks: Iterator[Tensor] = track(
+    chunks: Iterable[Tensor] = track(
         examples[0].split(_CHUNK), description=f"features, {name}", transient=True
     )
     return torch.cat([features(chunk).half() for chunk in chunks]), examples[1]

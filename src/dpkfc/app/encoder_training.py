@@ -12,13 +12,15 @@ of private training: Tang et al. (2023).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.features.encoder import Encoder
 from dpkfc.features.synthetic_images import draw_images
 
@@ -100,7 +102,6 @@ def pretrain_encoder(
     seed: int = 0,
     device: str = "cpu",
     report: Callable[[int, float], None] | None = None,
-    seconds: float = math.inf,
 ) -> Encoder:
     """Train an encoder in place on images that are drawn as it goes.
 
@@ -112,7 +113,9 @@ def pretrain_encoder(
         seed: of images, views and the projection.
         device: where it trains.
         report: called with step and loss at times.
-        seconds: the schedule is shortened so that training ends in about this time.
+
+    Returns:
+        The encoder, in evaluation mode.
     """
     torch.manual_seed(seed)
     generator = torch.Generator(device).manual_seed(seed)
@@ -121,9 +124,9 @@ def pretrain_encoder(
     parameters = [*encoder.parameters(), *projection.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.05)
     is_gpu = device.startswith("cuda")
-    began, done = time.perf_counter(), 0
-    progress, images = 0.0, torch.empty(0)
-    while progress < 1:
+    images = torch.empty(0)
+    for done in range(steps):
+        progress = done / steps
         warm = min(1.0, done / 200)
         for group in optimizer.param_groups:
             group["lr"] = rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
@@ -138,8 +141,40 @@ def pretrain_encoder(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        done += 1
-        progress = max(done / steps, (time.perf_counter() - began) / seconds)
-        if report is not None and (done % 200 == 0 or progress >= 1):
-            report(done, float(loss.detach()))
+        if report is not None and (done % 20 == 19 or done == steps - 1):
+            report(done + 1, float(loss.detach()))
     return encoder.eval()
+
+
+def pretrain_and_save(
+    path: Path,
+    *,
+    steps: int,
+    batch_size: int,
+    seed: int,
+    device: str,
+    report: Callable[[int, float], None] | None = None,
+) -> str:
+    """Train an encoder from a seed, write its weights in half precision and return their SHA-256.
+
+    Args:
+        path: the safetensors file.
+        steps: as `pretrain_encoder`, like the rest.
+        batch_size: images a step.
+        seed: of the initial weights too.
+        device: where it trains.
+        report: called with step and loss at times.
+
+    Raises:
+        CheckpointError: the disk cannot take the file.
+    """
+    torch.manual_seed(seed)
+    encoder = pretrain_encoder(
+        Encoder(), steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
+    )
+    state = {}
+    for name, x in encoder.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            state[name] = x.half().cpu().contiguous()
+    place_file(path, lambda part: save_file(state, part))
+    return file_digest(path)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
 import torch
 from torch.nn import functional
+from typer.testing import CliRunner
 
-from dpkfc.features import SyntheticImages, draw_images
+from dpkfc.cli import app
+from dpkfc.features import SyntheticEncoder, SyntheticImages, draw_images
 from dpkfc.features.encoder import Encoder
-from dpkfc.features.pretraining import SIDE, change_view, contrast, pretrain_encoder
+from dpkfc.app.encoder_training import SIDE, change_view, contrast, pretrain_encoder
 
 
 def stream(seed: int) -> torch.Generator:
@@ -67,3 +72,15 @@ def test_training_repeats_with_the_seed_and_lowers_the_loss() -> None:
         weights.append(encoder.stem.weight.detach().clone())
         losses.append(seen)
     assert torch.equal(*weights) and losses[0] == losses[1] and not encoder.training
+
+
+def test_the_command_writes_weights_that_the_encoder_takes(tmp_path: Path) -> None:
+    path = tmp_path / "own.safetensors"
+    words = ["pretrain-encoder", str(path), "--steps", "2", "--batch-size", "4"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert hashlib.sha256(path.read_bytes()).hexdigest() in result.output.replace("\n", "")
+    found = SyntheticEncoder((1, 16, 16), weights=str(path)).build()
+    assert found(torch.zeros(1, 1, 16, 16)).isfinite().all()
+    refused = CliRunner().invoke(app, [*words[:2], "--steps", "0"])
+    assert refused.exit_code == 2 or "at least 2" in str(refused.exception)
