@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 from typer.testing import CliRunner
 
+from dpkfc.app.encoder_training import SIDE, change_view, contrast, pretrain_encoder
 from dpkfc.cli import app
 from dpkfc.features import SyntheticEncoder, SyntheticImages, draw_images
 from dpkfc.features.encoder import Encoder
-from dpkfc.app.encoder_training import SIDE, change_view, contrast, pretrain_encoder
 
 
 def stream(seed: int) -> torch.Generator:

@@ -95,8 +95,7 @@ def feature_recipe(
     shape = (channels, height, width)
     settings = JoinedFeatures((Scattering(shape), SyntheticEncoder(shape, pool=pool)))
 
-    def load(config: RunConfig) -> ExampleSet:
-        data = base.load(config)
+    def transform(data: ExampleSet) -> ExampleSet:
         features = _build(settings)
         validation = None
         if data.validation is not None:
@@ -119,7 +118,7 @@ def feature_recipe(
     (size,) = settings.feature_shape
     return replace(
         base,
-        load=load,
+        transform=transform,
         build=partial(LinearHead, size, num_classes),
         input_shape=(size,),
         constants=constants,
