@@ -445,6 +445,13 @@ def which_method() -> str:
     return page.table()
 
 
+def features() -> str:
+    """Linear heads on features without data, by features, scales and whitening."""
+    import features_table
+
+    return features_table.table() or missing("python benchmarks/features.py")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "which-method": which_method,
     "speed-summary": speed_summary,
@@ -461,6 +468,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rank-accuracy": rank_accuracy,
     "probe-whitening": probe_whitening,
     "which-side": which_side,
+    "features": features,
     "sklearn": sklearn_estimators,
     "claims": claims,
     "headline": headline,

@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
-LIBRARY |= {"preconditioning", "private_step", "checkpoint", "config", "session"}
+LIBRARY |= {"features", "preconditioning", "private_step", "checkpoint", "config", "session"}
 LIBRARY |= {"callbacks", "early_stopping"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
@@ -44,6 +44,7 @@ ALLOWED = {
     "gradients": {"linalg", "tracking", "fsdp", "memory", "rng_state"},
     "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},
+    "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"curvature", "distributed"},  # for types only
     "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
@@ -106,6 +107,7 @@ GLOBAL_SEEDS = {
 GLOBAL_SEEDS |= {"torch.seed", "numpy.random.seed", "np.random.seed", "random.seed"}
 NORMAL_DRAWS = {"randn", "randn_like", "normal", "normal_", "standard_normal"}
 DRAWS_ALLOWED = ("privacy.mechanism", "privacy.rng", "curvature", "app", "audit", "verification")
+DRAWS_ALLOWED += ("features.synthetic_images",)
 PRIVATE_NAME = re.compile(
     r"^(mini_?|micro_?|train_?|user_?)?(batch|batches|dataset|data|loader|data_?loader|examples)$|private|secret|records?$"
 )

@@ -633,6 +633,39 @@ def methods(
     )
 
 
+def pretrain_encoder(
+    out: Annotated[Path, typer.Argument(help="The file of weights (safetensors).")],
+    *,
+    steps: Annotated[int, typer.Option(help="Steps; the package's encoder took 7,783.")] = 7800,
+    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 1024,
+    seed: Annotated[int, typer.Option(help="Public seed of images, views and weights.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Train the encoder of `SyntheticEncoder` anew, on synthetic images alone.
+
+    The package has weights of an H200, which took 400 seconds. Two cores would take days: lower
+    --steps and --batch-size to try it.
+    """
+    from rich.progress import Progress
+
+    from dpkfc.app.encoder_training import pretrain_and_save
+
+    if min(steps, batch_size) < 2:
+        raise ConfigError(f"--steps and --batch-size must be at least 2, got {steps}, {batch_size}")
+    if device != "cpu" and not device.startswith("cuda"):
+        raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
+    with Progress(console=open_console()) as progress:
+        task = progress.add_task("encoder", total=steps)
+
+        def report(step: int, loss: float) -> None:
+            progress.update(task, completed=step, description=f"encoder, loss {loss:.3f}")
+
+        checksum = pretrain_and_save(
+            out, steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
+        )
+    open_console().print(f"{out}: SHA-256 {checksum}", soft_wrap=True)
+
+
 @_add_settings(leave_out=("out",))
 def audit(
     run: Annotated[
@@ -696,6 +729,7 @@ _EXAMPLES = {
     "predict": "dpkfc predict runs/first --data new.csv --out predictions.csv",
     "evaluate": "dpkfc evaluate runs/first --data test.csv",
     "export": "dpkfc export runs/first --format onnx",
+    "pretrain-encoder": "dpkfc pretrain-encoder encoder.safetensors --device cuda",
     "settings": "dpkfc settings --recipe mnist-cnn > run.toml; dpkfc train --config run.toml",
 }
 
@@ -707,6 +741,7 @@ def register(app: typer.Typer) -> None:
         app.command(epilog=_EXAMPLES[name])(command)
     more: dict[str, Callable[..., None]] = {
         "card": card,
+        "pretrain-encoder": pretrain_encoder,
         "settings": every_setting,
         "schema": write_schema,
         "recipes": print_recipes,

@@ -5,6 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
+from dpkfc.app.recipes.features import (
+    BREASTMNIST,
+    CIFAR10,
+    FASHION_MNIST,
+    MNIST,
+    PNEUMONIAMNIST,
+)
 from dpkfc.app.recipes.generation import DART_GPT2_LORA, E2E_GPT2_LORA
 from dpkfc.app.recipes.images import (
     BREASTMNIST_CNN,
@@ -37,6 +44,11 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         DIGITS,
+        MNIST,
+        FASHION_MNIST,
+        CIFAR10,
+        PNEUMONIAMNIST,
+        BREASTMNIST,
         MNIST_CNN,
         MNIST_MLP,
         MNIST_VIT,

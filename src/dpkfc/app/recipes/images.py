@@ -92,14 +92,15 @@ MNIST_VIT = replace(MNIST_CNN, name="mnist-vit", build=mnist_vit)
 # Fashion-MNIST: 60,000 images of clothes and the same CNN as for MNIST.
 
 
-def _fashion_pixels(data_dir: str | None) -> Pixels:
+def load_fashion_mnist(data_dir: str | None) -> Pixels:
+    """The images, from a folder or through Hugging Face."""
     return load_pixels(FASHION_MNIST, data_dir)
 
 
 FASHION_MNIST_CNN = image_recipe(
     name="fashion-mnist-cnn",
     title="Fashion-MNIST",
-    pixels=_fashion_pixels,
+    pixels=load_fashion_mnist,
     build=mnist_cnn,
     image_shape=(28, 28, 1),
     num_classes=10,

@@ -271,6 +271,11 @@ def _rows(examples: Examples, count: int, seed: int) -> Tensor:
 # --------------------------------------------------------------------------------------------------
 
 
+def keep_examples(data: ExampleSet) -> ExampleSet:
+    """Return the examples as they are."""
+    return data
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A task with everything that is public about it.
@@ -286,6 +291,7 @@ class Recipe:
         probe: the recipe's own source of probe inputs, for `source = "tokens"`.
         task: loss and score.
         variant: maps a folder of public weights to the recipe that starts from it.
+        transform: a slow map of the examples that a run takes, such as that to features.
         heavy: whether an example takes a tenth of a second or more, so that smoke runs take few.
         classes: names of the labels; empty where they have none.
         unit: what ε protects: an example, or a person with several records.
@@ -309,6 +315,7 @@ class Recipe:
     probe: Callable[[RunConfig], Probe] | None = None
     task: Task = CLASSIFICATION
     variant: Callable[[str], Recipe] | None = None
+    transform: Callable[[ExampleSet], ExampleSet] = keep_examples
     heavy: bool = False
     classes: tuple[str, ...] = ()
     unit: str = "example"
@@ -338,6 +345,7 @@ class Recipe:
         data = self.load(config)
         if config.smoke:
             data = slice_for_smoke(data, config.split_seed, heavy=self.heavy)
+        data = self.transform(data)
         if data.validation is None:
             return split_off_validation(data, config.validation_size, config.split_seed)
         return data if config.validation_size else replace(data, validation=None)

@@ -1,0 +1,346 @@
+"""Linear heads on features without data: accuracy by features, scales and whitening.
+
+    python benchmarks/features.py --data-dir DATA --out benchmarks/results/features.json
+
+Each arm takes its best rate and number of epochs on a validation split that is cut from the
+training set. Then five seeds train on the whole training set and are measured on the test set. An
+arm that is in the file already is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import dpkfc
+from dpkfc import KFAC, DeadLeaves, PinkNoise, PrivacyConfig, PublicData, Session, WhiteNoise
+from dpkfc.app.datasets.images import BREAST, PNEUMONIA
+from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
+from dpkfc.curvature import Probe
+from dpkfc.features import Scattering, SyntheticEncoder, SyntheticImages, standardise
+from dpkfc.features.joined import ENERGY
+from dpkfc.postprocess import WeightEMA
+
+SOURCES = {
+    "cifar10": CIFAR10,
+    "fashion-mnist": FASHION_MNIST,
+    "mnist": MNIST,
+    "pneumoniamnist": PNEUMONIA,
+    "breastmnist": BREAST,
+}
+EPSILONS = {"cifar10": (1.0, 3.0), "pneumoniamnist": (1.0, 3.0), "breastmnist": (1.0, 3.0)}
+SEEDS = 5
+DELTA = 1e-5
+VALIDATION = 5000
+PROBE = 1024
+RATES = (0.03125, 0.0625, 0.125, 0.25, 0.5)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Features, the images that give their scales, and how the head trains."""
+
+    maps: tuple[str, ...]
+    scales: str = "synthetic"
+    method: str = "dp-sgd"
+    mirror: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return a name for tables and files."""
+        parts = ["+".join(self.maps), self.scales, self.method]
+        return ", ".join([*parts, "mirrored"] if self.mirror else parts)
+
+
+ARMS = [
+    Arm(("scattering", "encoder2")),
+    Arm(("scattering",)),
+    Arm(("encoder2",)),
+    Arm(("scattering", "encoder4")),
+    Arm(("scattering", "encoder4"), mirror=True),
+    Arm(("scattering", "encoder2"), method="dp-kfc"),
+    Arm(("encoder4",), mirror=True),
+    Arm(("scattering", "encoder2"), scales="none"),
+    Arm(("scattering",), scales="leaves"),
+    Arm(("scattering", "encoder2"), scales="pink"),
+    Arm(("scattering", "encoder2"), scales="white"),
+    Arm(("scattering", "encoder2"), method="dp-kfc, random directions"),
+    Arm(("scattering", "encoder2"), method="without privacy"),
+]
+
+
+class Features:
+    """The features of one data set, computed once and kept in half precision."""
+
+    def __init__(self, name: str, data_dir: str, folder: Path, device: str) -> None:
+        self._name, self._folder, self._device = name, folder, device
+        self.pixels = load_pixels(SOURCES[name], data_dir)
+        height, width = self.pixels.train[0].shape[1:3]
+        channels = 1 if self.pixels.train[0].ndim == 3 else self.pixels.train[0].shape[3]
+        self.shape = (channels, height, width)
+
+    def build(self, map_: str) -> nn.Module:
+        """Return a feature map by name."""
+        if map_ == "scattering":
+            return Scattering(self.shape).build()
+        return SyntheticEncoder(self.shape, pool=int(map_[-1])).build()
+
+    def probe(self, scales: str) -> Probe:
+        """Return the images that give the scales."""
+        kinds = {"leaves": DeadLeaves, "pink": PinkNoise, "white": WhiteNoise}
+        return kinds.get(scales, SyntheticImages)(self.shape)
+
+    def labels(self, part: str) -> Tensor:
+        """Return the labels of a part."""
+        return torch.as_tensor(getattr(self.pixels, part)[1]).long().flatten()
+
+    @functools.cache  # noqa: B019
+    def scales_of(self, map_: str, scales: str) -> tuple[Tensor, Tensor]:
+        """Return mean and deviation of each channel over synthetic images."""
+        path = self._folder / f"{self._name}-{map_}-{scales}.pt"
+        if not path.exists():
+            found = standardise(self.build(map_), self.probe(scales), size=2000)
+            torch.save((found.mean, found.deviation), path)
+        return torch.load(path)
+
+    @torch.no_grad()
+    def raw(self, map_: str, part: str, mirror: bool = False) -> Tensor:
+        """Return features of a part; with `mirror`, their mean with those of mirrored images."""
+        path = self._folder / f"{self._name}-{map_}-{part}{'-mirror' * mirror}.pt"
+        if path.exists():
+            return torch.load(path)
+        features = self.build(map_).to(self._device)
+        if part == "probe":
+            images = self.probe("synthetic").sample(PROBE, torch.Generator().manual_seed(1))[0]
+        else:
+            pixels = torch.as_tensor(getattr(self.pixels, part)[0])
+            images = (pixels if pixels.dim() == 4 else pixels.unsqueeze(-1)).permute(0, 3, 1, 2)
+        found = []
+        for chunk in images.split(250):
+            x = chunk.to(self._device)
+            x = x if x.is_floating_point() else x.float() / 127.5 - 1
+            y = features(x)
+            if mirror:
+                y = (y + features(x.flip(3)).flip(3)) / 2
+            found.append(y.half().cpu())
+        torch.save(torch.cat(found), path)
+        return torch.cat(found)
+
+    def inputs(self, arm: Arm, part: str) -> Tensor:
+        """Return the inputs of the head `[n, d]` in half precision: every map has equal energy."""
+        parts = []
+        for map_ in arm.maps:
+            x = self.raw(map_, part, arm.mirror)
+            mean, deviation = self.scales_of(
+                map_, "synthetic" if arm.scales == "none" else arm.scales
+            )
+            if arm.scales == "none":
+                # One number for all channels, so that rates are comparable.
+                deviation = (deviation.square() + mean.square()).mean().sqrt().expand_as(deviation)
+                mean = torch.zeros_like(mean)
+            shape = (1, -1, 1, 1)
+            size = x[0].numel()
+            rows = []
+            for chunk in x.split(2000):
+                y = chunk.to(self._device).float() - mean.to(self._device).view(shape)
+                y = y / deviation.to(self._device).view(shape)
+                rows.append((y.flatten(1) * math.sqrt(ENERGY / size / len(arm.maps))).half())
+            parts.append(torch.cat(rows))
+        return torch.cat(parts, 1)
+
+
+class Head(nn.Module):
+    """A linear layer that begins at zero."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, classes)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.linear(x.float())
+
+
+def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the loss of each example."""
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+@torch.no_grad()
+def score(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return the accuracy."""
+    right = sum(
+        int((model(a).argmax(1) == b).sum())
+        for a, b in zip(x.split(2000), y.split(2000), strict=True)
+    )
+    return right / len(y)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the search chooses."""
+
+    rate: float
+    epochs: int
+
+
+def train(
+    arm: Arm,
+    data: tuple[Tensor, Tensor],
+    probe: Tensor | None,
+    held_out: tuple[Tensor, Tensor],
+    setting: Setting,
+    epsilon: float,
+    seed: int,
+    batch: int,
+) -> float:
+    """Train one head and return the accuracy of the average of its weights."""
+    torch.manual_seed(seed)
+    x, y = data
+    model = Head(x.shape[1], int(y.max()) + 1).to(x.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate, momentum=0.9)
+    if arm.method == "without privacy":
+        return _train_without_privacy(model, optimizer, data, held_out, setting.epochs)
+    config: dict[str, Any] = {}
+    if probe is not None:
+        control = "random" if "random" in arm.method else "none"
+        kfac = KFAC(
+            probe=PublicData(probe.float().cpu(), provenance="features of synthetic images"),
+            probe_size=PROBE,
+            sides="input",
+            every=10**6,
+            **({} if control == "none" else {"control": control}),
+        )
+        config = {"preconditioner": kfac, "readout": "natural"}
+    plan = PrivacyConfig(
+        expected_batch_size=batch,
+        epochs=setting.epochs,
+        max_grad_norm=1.0,
+        weight_average=WeightEMA(0.9),
+        **config,
+    ).calibrate(epsilon=epsilon, delta=DELTA, dataset_size=len(y))
+    with Session(plan, model, optimizer, data) as session:
+        for step in session.batches():
+            session.step(step, loss_fn)
+        with session.averaged_weights():
+            return score(model, *held_out)
+
+
+def _train_without_privacy(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: tuple[Tensor, Tensor],
+    held_out: tuple[Tensor, Tensor],
+    epochs: int,
+) -> float:
+    for group in optimizer.param_groups:
+        group["lr"] *= 1 / 1000
+    for _ in range(epochs):
+        for rows in torch.randperm(len(data[1]), device=data[1].device).split(256):
+            optimizer.zero_grad()
+            loss_fn(model, (data[0][rows], data[1][rows])).mean().backward()
+            optimizer.step()
+    return score(model, *held_out)
+
+
+def interval(values: list[float]) -> float:
+    """Return half the 95 % interval of the mean, by Student's t of five seeds."""
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return 2.776 * deviation / math.sqrt(len(values))
+
+
+def run_arm(
+    name: str, arm: Arm, source: Features, device: str, known: Collection[float]
+) -> Iterator[dict[str, Any]]:
+    """Search on the validation split, then measure five seeds on the test set."""
+    wanted = (math.inf,) if "without" in arm.method else EPSILONS.get(name, (1.0,))
+    wanted = tuple(epsilon for epsilon in wanted if epsilon not in known)
+    if not wanted:
+        return
+    x, y = source.inputs(arm, "train"), source.labels("train").to(device)
+    test = source.inputs(arm, "test"), source.labels("test").to(device)
+    probe = source.inputs(arm, "probe") if arm.method.startswith("dp-kfc") else None
+    if source.pixels.validation is None:
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(device)
+        rest, cut = order[VALIDATION:], order[:VALIDATION]
+        search, held_out = (x[rest], y[rest]), (x[cut], y[cut])
+    else:
+        search = (x, y)
+        held_out = source.inputs(arm, "validation"), source.labels("validation").to(device)
+    batch = min(4096, len(y) // 4)
+    for epsilon in wanted:
+        began = time.perf_counter()
+        tried = []
+        rates = (0.5, 1.0, 2.0) if arm.method == "without privacy" else RATES
+        for epochs in (15, 30):
+            for rate in rates:
+                setting = Setting(rate, epochs)
+                found = train(arm, search, probe, held_out, setting, epsilon, 0, batch)
+                tried.append((found, setting))
+        best = max(tried, key=lambda pair: pair[0])[1]
+        values, seconds = [], []
+        for seed in range(SEEDS):
+            at = time.perf_counter()
+            values.append(train(arm, (x, y), probe, test, best, epsilon, seed, batch))
+            seconds.append(time.perf_counter() - at)
+        yield {
+            "data": name,
+            "arm": arm.name,
+            "epsilon": epsilon,
+            "rate": best.rate,
+            "epochs": best.epochs,
+            "batch": batch,
+            "validation": [[s.rate, s.epochs, round(v, 4)] for v, s in tried],
+            "test": [round(v, 4) for v in values],
+            "mean": round(sum(values) / SEEDS, 4),
+            "interval": round(interval(values), 4),
+            "seconds a run": round(min(seconds), 1),
+            "seconds in all": round(time.perf_counter() - began, 1),
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        }
+
+
+def main() -> None:
+    """Run the arms that the file lacks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for features; they are private")
+    parser.add_argument("--data", nargs="*", default=list(SOURCES))
+    parser.add_argument("--arms", nargs="*", type=int, default=list(range(len(ARMS))))
+    parser.add_argument("--device", default="cpu")
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    rows = []
+    if arguments.out.exists():
+        rows = json.loads(arguments.out.read_text("utf-8"))["rows"]
+    for name in arguments.data:
+        source = Features(name, arguments.data_dir, arguments.folder, arguments.device)
+        for number in arguments.arms:
+            arm = ARMS[number]
+            known = {
+                row["epsilon"] for row in rows if (row["data"], row["arm"]) == (name, arm.name)
+            }
+            for row in run_arm(name, arm, source, arguments.device, known):
+                rows.append(row)
+                print(name, arm.name, row["epsilon"], row["mean"], row["interval"], flush=True)
+                content = {"dpkfc": dpkfc.__version__, "rows": rows}
+                arguments.out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

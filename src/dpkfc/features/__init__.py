@@ -1,0 +1,27 @@
+"""Fixed features whose scales come from synthetic examples: they see no private data and cost no ε.
+
+A feature map stands before the layers that train. Neither its filters nor its scales depend on the
+private examples, so ε is that of the head alone.
+"""
+
+from __future__ import annotations
+
+from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
+from dpkfc.features.joined import FlatFeatures, JoinedFeatures
+from dpkfc.features.scales import FeaturesOf, Standardised, standardise
+from dpkfc.features.scattering import Scattering, ScatteringTransform
+from dpkfc.features.synthetic_images import SyntheticImages, draw_images
+
+__all__ = [
+    "EncoderFeatures",
+    "FeaturesOf",
+    "FlatFeatures",
+    "JoinedFeatures",
+    "Scattering",
+    "ScatteringTransform",
+    "Standardised",
+    "SyntheticEncoder",
+    "SyntheticImages",
+    "draw_images",
+    "standardise",
+]

@@ -1,0 +1,188 @@
+"""An encoder of small images: a wide residual network that was trained on synthetic images alone.
+
+Its weights come with the package. `dpkfc pretrain` makes them again. Neither private nor public
+data are in them, so they cost no ε.
+
+Source: Zagoruyko and Komodakis (2016), WRN-d-k; as the start of private training: Tang et al.
+(2023).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.nn import functional
+
+WEIGHTS = "encoder.safetensors"
+# SHA-256 of the weights that come with the package.
+CHECKSUM = "81ee5010de6dfc892054bdfbbd0fda2e771ec7e1743fefe702583cc0c4c1437b"
+
+
+@dataclass(frozen=True)
+class SyntheticEncoder:
+    """Settings of features by an encoder that has seen synthetic images alone.
+
+    Attributes:
+        shape: `(channels, height, width)` of an image; 1 or 3 channels with values in [-1, 1].
+        pool: features are averaged over a grid of `pool` × `pool` cells.
+        weights: a safetensors file of `dpkfc pretrain`; "" takes the weights of the package.
+
+    Raises:
+        ValueError: another number of channels, an image of fewer than 8 pixels a side, or a grid
+            finer than the positions.
+
+    Example:
+        >>> SyntheticEncoder((1, 28, 28)).feature_shape
+        (256, 2, 2)
+    """
+
+    shape: tuple[int, int, int]
+    pool: int = 2
+    weights: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if len(self.shape) != 3 or self.shape[0] not in (1, 3) or min(self.shape[1:]) < 8:
+            raise ValueError(
+                "SyntheticEncoder: shape must be (1 or 3, height, width) with sides of 8 or more,"
+                f" got {self.shape}"
+            )
+        finest = min(self.shape[1:]) // 4
+        if not 1 <= self.pool <= finest:
+            raise ValueError(f"SyntheticEncoder: pool must be from 1 to {finest}, got {self.pool}")
+
+    @property
+    def feature_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the features of one image."""
+        return 256, self.pool, self.pool
+
+    def build(self) -> EncoderFeatures:
+        """Return the encoder as a module whose parameters do not train.
+
+        Raises:
+            ValueError: a weight file that cannot be read, or is not the one of the package.
+        """
+        encoder = Encoder()
+        encoder.load_state_dict(read_weights(self.weights), strict=False)
+        return EncoderFeatures(self, encoder)
+
+    def describe(self) -> dict[str, object]:
+        """Return plain values for a privacy card."""
+        return {
+            "kind": "SyntheticEncoder",
+            "shape": list(self.shape),
+            "pool": self.pool,
+            "weights": self.weights or CHECKSUM,
+        }
+
+
+def read_weights(path: str = "") -> dict[str, Tensor]:
+    """Return the weights of an encoder; "" reads those of the package and checks their SHA-256.
+
+    Raises:
+        ValueError: the file cannot be read, or the package's own file was changed.
+    """
+    try:
+        if path:
+            content = Path(path).read_bytes()
+        else:
+            content = resources.files("dpkfc.features").joinpath(WEIGHTS).read_bytes()
+        state = load(content)
+    except Exception as error:
+        raise ValueError(
+            f"encoder weights {path or WEIGHTS} cannot be read ({str(error)[:50]}); give a file of"
+            " dpkfc pretrain"
+        ) from error
+    if not path and hashlib.sha256(content).hexdigest() != CHECKSUM:
+        raise ValueError(
+            f"{WEIGHTS} of the package has another checksum than it was shipped with; install"
+            " dpkfc again"
+        )
+    return {name: x.float() for name, x in state.items()}
+
+
+class EncoderFeatures(nn.Module):
+    """Features `[B, 256, pool, pool]` of images `[B, C, H, W]` with values in [-1, 1].
+
+    Grey images are shown in three equal channels. The norms use the statistics of the synthetic
+    images, so an image's features depend on that image alone.
+    """
+
+    def __init__(self, settings: SyntheticEncoder, encoder: Encoder) -> None:
+        super().__init__()
+        self.settings = settings
+        self.encoder = encoder.requires_grad_(False).eval()
+
+    def train(self, mode: bool = True) -> EncoderFeatures:
+        """Keep the statistics of the synthetic images in training mode too."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of a batch of images.
+
+        Raises:
+            ValueError: images of another shape than the settings say.
+        """
+        if tuple(x.shape[1:]) != self.settings.shape:
+            raise ValueError(
+                f"SyntheticEncoder expects images of shape {self.settings.shape}, got "
+                f"{tuple(x.shape[1:])}; make the features for that shape"
+            )
+        colour = x.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
+        return functional.adaptive_avg_pool2d(self.encoder(colour), self.settings.pool)
+
+
+class Encoder(nn.Module):
+    """A wide residual network without its head: images `[B, 3, H, W]` to `[B, 64 k, H/4, W/4]`.
+
+    Args:
+        depth: 6 n + 4 layers.
+        width: k, the factor on the channels 16, 32 and 64.
+    """
+
+    def __init__(self, depth: int = 16, width: int = 4) -> None:
+        super().__init__()
+        channels = [16, 16 * width, 32 * width, 64 * width]
+        self.stem = nn.Conv2d(3, channels[0], 3, 1, 1, bias=False)
+        blocks: list[nn.Module] = []
+        for stage in range(3):
+            inputs, outputs = channels[stage], channels[stage + 1]
+            for number in range((depth - 4) // 6):
+                stride = 2 if stage and not number else 1
+                blocks.append(_Block(inputs if not number else outputs, outputs, stride))
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.BatchNorm2d(channels[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features at every position."""
+        features: Tensor = functional.relu(self.norm(self.blocks(self.stem(x))))
+        return features
+
+
+class _Block(nn.Module):
+    """Two convolutions beside a shortcut, each after a norm."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.BatchNorm2d(inputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.shortcut: nn.Conv2d | None = None
+        if inputs != outputs:
+            self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.norm1(x))
+        residual = x if self.shortcut is None else self.shortcut(y)
+        z = self.conv1(y)
+        result: Tensor = residual + self.conv2(functional.relu(self.norm2(z)))
+        return result

@@ -1,0 +1,98 @@
+"""Several feature maps side by side, each with scales from synthetic images and equal weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpkfc.curvature.probes import Probe
+from dpkfc.features.encoder import SyntheticEncoder
+from dpkfc.features.scales import Standardised, standardise
+from dpkfc.features.scattering import Scattering
+from dpkfc.features.synthetic_images import SyntheticImages
+
+# Mean of the squared norm of an example's features; learning rates of heads are relative to it.
+# It is the number of scattering features of a CIFAR-10 image.
+ENERGY = 15_552
+
+
+@dataclass(frozen=True)
+class JoinedFeatures:
+    """Settings of features for a linear head: maps, and the images that give their scales.
+
+    Attributes:
+        maps: settings of each feature map, for images of one shape.
+        probe: synthetic or public images; None draws `SyntheticImages`.
+        size: number of images for the scales.
+        seed: public seed of these images.
+
+    Example:
+        >>> shape = (1, 28, 28)
+        >>> JoinedFeatures((Scattering(shape), SyntheticEncoder(shape))).feature_shape
+        (4993,)
+    """
+
+    maps: Sequence[Scattering | SyntheticEncoder]
+    probe: Probe | None = None
+    size: int = 2000
+    seed: int = 0
+    shape: tuple[int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shapes = {settings.shape for settings in self.maps}
+        if len(shapes) != 1:
+            raise ValueError(
+                f"JoinedFeatures: every map needs images of one shape, got {sorted(shapes)}"
+            )
+        object.__setattr__(self, "shape", shapes.pop())
+
+    @property
+    def feature_shape(self) -> tuple[int]:
+        """Number of features of one image."""
+        return (sum(math.prod(settings.feature_shape) for settings in self.maps),)
+
+    def build(self) -> FlatFeatures:
+        """Return the maps as a module without parameters that train.
+
+        Raises:
+            ValueError: a probe that holds private data, or a damaged weight file.
+        """
+        probe = self.probe or SyntheticImages(self.shape)
+        parts = []
+        for settings in self.maps:
+            module = settings.build()
+            parts.append(standardise(module, probe, size=self.size, seed=self.seed))
+        return FlatFeatures(parts)
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values for a privacy card."""
+        probe = self.probe or SyntheticImages(self.shape)
+        return {
+            "maps": [settings.describe() for settings in self.maps],
+            "scales": {"probe": probe.describe(), "size": self.size, "seed": self.seed},
+        }
+
+
+class FlatFeatures(nn.Module):
+    """Features `[B, d]` of images: every map has the same energy, and all have `ENERGY` together.
+
+    Args:
+        parts: maps with their scales.
+    """
+
+    def __init__(self, parts: Sequence[Standardised]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of a batch of images."""
+        found = []
+        for part in self.parts:
+            features = part(x).flatten(1)
+            found.append(features * math.sqrt(ENERGY / features.shape[1] / len(self.parts)))
+        return torch.cat(found, 1)

@@ -1,0 +1,249 @@
+"""Wavelet scattering: fixed features of images from Morlet wavelets and moduli, without training.
+
+For an image x, wavelets ψ(j, θ) at scales 2^j and angles θ, and a low-pass filter φ at scale 2^J:
+
+    S0 = x ∗ φ
+    S1 = |x ∗ ψ(j, θ)| ∗ φ
+    S2 = ||x ∗ ψ(j, θ)| ∗ ψ(j′, θ′)| ∗ φ    for j′ > j
+
+Each is read at every 2^J-th position. With J scales and L angles, a channel gives
+1 + J L + L² J (J − 1) / 2 features a position. Small shifts and deformations of an image change
+them little.
+
+Source: Bruna and Mallat (2013), sections 2 and 3. Private training on them: Tramèr and Boneh
+(2021).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# The wavelet of the first scale: width of its envelope and frequency, in pixels and radians.
+_WIDTH = 0.8
+_FREQUENCY = 3 * math.pi / 4
+# Copies of the spectrum that a filter of the grid sums over, on either side.
+_PERIODS = 2
+
+
+@dataclass(frozen=True)
+class Scattering:
+    """Settings of a scattering transform.
+
+    Attributes:
+        shape: `(channels, height, width)` of an image.
+        scales: J, at least 1; features have one position for each 2^J × 2^J pixels.
+        angles: L, angles in [0, π).
+        order: 1 leaves S2 out.
+
+    Raises:
+        ValueError: a number below its least value, or an image smaller than 2^J.
+
+    Example:
+        >>> transform = Scattering((1, 28, 28)).build()
+        >>> transform(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 81, 7, 7])
+    """
+
+    shape: tuple[int, int, int]
+    scales: int = 2
+    angles: int = 8
+    order: int = 2
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        if len(self.shape) != 3 or min(self.shape) < 1:
+            raise ValueError(
+                f"Scattering: shape must be (channels, height, width), got {self.shape}"
+            )
+        if self.scales < 1 or self.angles < 1 or self.order not in (1, 2):
+            raise ValueError(
+                "Scattering: scales and angles must be at least 1 and order 1 or 2, got "
+                f"{self.scales}, {self.angles} and {self.order}"
+            )
+        if min(self.shape[1:]) < 2**self.scales:
+            raise ValueError(
+                f"Scattering: {self.scales} scales need images of {2**self.scales} pixels a side, "
+                f"got {self.shape[1]} × {self.shape[2]}; lower scales"
+            )
+
+    @property
+    def feature_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the features of one image."""
+        channels, height, width = self.shape
+        paths = 1 + self.scales * self.angles
+        if self.order == 2:
+            paths += self.angles**2 * self.scales * (self.scales - 1) // 2
+        step = 2**self.scales
+        return channels * paths, height // step, width // step
+
+    def build(self) -> ScatteringTransform:
+        """Return the transform as a module without parameters."""
+        return ScatteringTransform(self)
+
+    def describe(self) -> dict[str, object]:
+        """Return plain values for a privacy card."""
+        return {
+            "kind": "Scattering",
+            "shape": list(self.shape),
+            "scales": self.scales,
+            "angles": self.angles,
+            "order": self.order,
+        }
+
+
+class ScatteringTransform(nn.Module):
+    """A scattering transform of images `[B, C, H, W]` into `[B, C·K, H // 2^J, W // 2^J]`.
+
+    It has no parameters. Filters are buffers, so the module moves with `.to` and is differentiable.
+    Images are padded by reflection before they are filtered.
+    """
+
+    def __init__(self, settings: Scattering) -> None:
+        super().__init__()
+        self._low_pass: Tensor
+        self._wavelets: Tensor
+        self.settings = settings
+        step = 2**settings.scales
+        # At least one low-pass width of padding on every side, and sides that 2^J divides.
+        self._padding = []
+        for side in settings.shape[1:]:
+            margin = min(step, side - 1)
+            whole = -(-(side + 2 * margin) // step) * step
+            before = margin
+            self._padding.append((before, whole - side - before))
+        height, width = (
+            side + sum(padding)
+            for side, padding in zip(settings.shape[1:], self._padding, strict=True)
+        )
+        low_pass = _gaussian(height, width, _WIDTH * 2 ** (settings.scales - 1))
+        self.register_buffer("_low_pass", _spectrum(low_pass), persistent=False)
+        wavelets = []
+        for scale in range(settings.scales):
+            for angle in range(settings.angles):
+                wavelet = _morlet(height, width, scale, angle, settings.angles)
+                wavelets.append(_spectrum(wavelet))
+        by_scale = torch.stack(wavelets).unflatten(0, (settings.scales, settings.angles))
+        self.register_buffer("_wavelets", by_scale, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features of a batch of images.
+
+        Raises:
+            ValueError: images of another shape than the settings say.
+        """
+        if tuple(x.shape[1:]) != self.settings.shape:
+            raise ValueError(
+                f"Scattering expects images of shape {self.settings.shape}, got "
+                f"{tuple(x.shape[1:])}; make the features for that shape"
+            )
+        (top, bottom), (left, right) = self._padding
+        padded = functional.pad(x, (left, right, top, bottom), mode="reflect")
+        image = torch.fft.fft2(padded)
+        features = [self._smooth(image, 0)]
+        for scale in range(self.settings.scales):
+            first = self._modulus(image, scale, 0, scale)
+            features.append(self._smooth(first, scale))
+            if self.settings.order == 1:
+                continue
+            for next_scale in range(scale + 1, self.settings.scales):
+                second = self._modulus(first, next_scale, scale, next_scale)
+                features.append(self._smooth(second, next_scale))
+        batch, channels = x.shape[:2]
+        merged = [feature.reshape(batch, channels, -1, *feature.shape[-2:]) for feature in features]
+        return torch.cat(merged, dim=2).flatten(1, 2)
+
+    def _modulus(self, spectrum: Tensor, scale: int, at: int, to: int) -> Tensor:
+        """Return the spectra of |signal ∗ ψ(scale, θ)| for all θ.
+
+        Args:
+            spectrum: of signals `[..., H / 2^at, W / 2^at]`.
+            scale: of the wavelets.
+            at: the signals are read at every 2^at-th pixel of the padded image.
+            to: the results are read at every 2^to-th pixel.
+
+        Returns:
+            `[..., L, H / 2^to, W / 2^to]`.
+        """
+        filters = _subsample_filter(self._wavelets[scale], at)
+        product = _fold(spectrum.unsqueeze(-3) * filters, 2 ** (to - at))
+        return torch.fft.fft2(torch.fft.ifft2(product).abs())
+
+    def _smooth(self, spectrum: Tensor, at: int) -> Tensor:
+        """Return signals smoothed by φ, read at every 2^J-th pixel, without the padding."""
+        step = 2**self.settings.scales
+        filters = _subsample_filter(self._low_pass, at)
+        smooth = torch.fft.ifft2(_fold(spectrum * filters, step // 2**at)).real
+        _, height, width = self.settings.feature_shape
+        top, left = (before // step for before, _ in self._padding)
+        return smooth[..., top : top + height, left : left + width]
+
+
+def _fold(spectrum: Tensor, factor: int) -> Tensor:
+    """Return the spectra of signals that are read at every `factor`-th position."""
+    if factor == 1:
+        return spectrum
+    # Slices are added one by one: torch sums over two distant axes at a third of the speed.
+    height = spectrum.shape[-2] // factor
+    width = spectrum.shape[-1] // factor
+    rows = spectrum[..., :height, :]
+    for start in range(height, spectrum.shape[-2], height):
+        rows = rows + spectrum[..., start : start + height, :]
+    folded = rows[..., :width]
+    for start in range(width, spectrum.shape[-1], width):
+        folded = folded + rows[..., start : start + width]
+    return folded / factor**2
+
+
+def _subsample_filter(spectrum: Tensor, at: int) -> Tensor:
+    """Return the spectrum of a filter on the grid of every 2^at-th pixel.
+
+    The sum over the aliases is that of the filter's samples times the area of a cell.
+    """
+    factor = 2**at
+    return _fold(spectrum, factor) * factor**2
+
+
+def _spectrum(filter_: Tensor) -> Tensor:
+    """Return the real spectrum of a filter that is symmetric about the origin, in float32."""
+    return torch.fft.fft2(filter_).real.float()
+
+
+def _offsets(size: int) -> Tensor:
+    """Return distances of pixels and their periodic copies from the origin `[copies, size]`."""
+    copies = torch.arange(-_PERIODS, _PERIODS + 1, dtype=torch.float64)
+    return torch.arange(size, dtype=torch.float64) + size * copies.unsqueeze(1)
+
+
+def _gabor(
+    height: int, width: int, sigma: float, frequency: float, turn: float, slant: float
+) -> Tensor:
+    """Return a wave under a Gaussian, summed over the periods of the grid: complex `[H, W]`."""
+    down = _offsets(height)[:, None, :, None]
+    across = _offsets(width)[None, :, None, :]
+    along = across * math.cos(turn) + down * math.sin(turn)
+    beside = down * math.cos(turn) - across * math.sin(turn)
+    envelope = torch.exp(-(along**2 + (slant * beside) ** 2) / (2 * sigma**2))
+    wave = torch.exp(1j * frequency * along)
+    area = 2 * math.pi * sigma**2 / slant
+    return (envelope * wave).sum(dim=(0, 1)) / area
+
+
+def _gaussian(height: int, width: int, sigma: float) -> Tensor:
+    """Return the low-pass filter."""
+    return _gabor(height, width, sigma, 0.0, 0.0, 1.0)
+
+
+def _morlet(height: int, width: int, scale: int, angle: int, angles: int) -> Tensor:
+    """Return a wavelet of mean zero: a wave less as much of its envelope as its mean asks."""
+    sigma = _WIDTH * 2**scale
+    frequency = _FREQUENCY / 2**scale
+    turn = math.pi * angle / angles
+    slant = 4 / angles
+    wave = _gabor(height, width, sigma, frequency, turn, slant)
+    envelope = _gabor(height, width, sigma, 0.0, turn, slant)
+    return wave - envelope * (wave.sum() / envelope.sum())
