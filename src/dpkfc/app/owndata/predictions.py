@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from dpkfc.app.datasets.formats import DatasetError, Examples, damaged_error
 from dpkfc.app.owndata.records import Records
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Recipe
+from dpkfc.app.recipes.recipe import (
+    CLASSIFICATION,
+    Judged,
+    Recipe,
+    build_features,
+    compute_features,
+)
 from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings
@@ -78,7 +84,11 @@ def read_records(trained: Trained, data: Path, run: Path) -> Records:
         )
     if trained.config.recipe == "own-images" and not data.is_dir():
         raise DatasetError(f"{data}: is no folder of images, as the run was trained on")
-    return trained.recipe.read(data)
+    records = trained.recipe.read(data)
+    if trained.recipe.features is None:
+        return records
+    inputs = compute_features(trained.recipe.features, records.inputs, data.name)
+    return replace(records, inputs=inputs)
 
 
 @torch.no_grad()
@@ -208,11 +218,13 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
         weights = RunFolder.locate(run).model
         return placed(path, lambda part: shutil.copyfile(weights, part))
     example = example_inputs(trained.recipe)
+    model = trained.model
+    if trained.recipe.features is not None:
+        # The program takes images, as the files that a user has.
+        model = nn.Sequential(build_features(trained.recipe.features), model)
     batch = {0: torch.export.Dim("batch")}
     try:
-        program = torch.export.export(
-            trained.model, (example,), dynamic_shapes=(batch,), strict=False
-        )
+        program = torch.export.export(model, (example,), dynamic_shapes=(batch,), strict=False)
     # Whatever the tracer says about a model of the user.
     except Exception as error:
         reason = str(error).splitlines()[0][:80]
@@ -224,6 +236,8 @@ def export_model(trained: Trained, run: Path, form: str, out: Path | None = None
 
 def example_inputs(recipe: Recipe) -> Tensor:
     """Return two inputs of zeros, to trace a model with."""
+    if recipe.features is not None:
+        return torch.zeros(2, *recipe.features.shape)
     if recipe.probe is not None and recipe.read is None:
         generator = torch.Generator().manual_seed(0)
         inputs, _ = recipe.probe(RunConfig()).sample(2, generator)

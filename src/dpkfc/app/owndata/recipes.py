@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,12 @@ from dpkfc.app.owndata.schema import (
 )
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
+from dpkfc.app.recipes.features import image_features, with_features
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.words import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.config import Plan
-from dpkfc.curvature.probes import FeatureNoise, Probe
+from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, Probe
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import release_vector
 
@@ -246,23 +247,26 @@ def _image_recipe(config: RunConfig) -> Recipe:
         schema = check_schema(schema, config.schema or str(folder))
     form = schema.images
 
-    def build() -> nn.Module:
-        return small_cnn(form.channels, form.size, target_of(schema).outputs)
-
+    shape = (form.channels, form.size, form.size)
+    outputs = target_of(schema).outputs
+    build: Callable[[], nn.Module] = partial(small_cnn, form.channels, form.size, outputs)
     read = partial(image_folders.encode_folder, folder, schema, labels)
     recipe = Recipe(
         name=config.recipe,
         title=folder.name,
         load=_loader(read, folder),
         build=build,
-        input_shape=(form.channels, form.size, form.size),
-        num_classes=target_of(schema).outputs,
+        input_shape=shape,
+        num_classes=outputs,
         constants={
             **public_facts(schema),
             "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
         },
+        probe=lambda config: DeadLeaves(shape),
         read=lambda other: image_folders.encode_folder(other, schema, with_broken=False),
     )
+    if form.has_features:
+        recipe = with_features(recipe, image_features(shape))
     return _with_schema(recipe, schema)
 
 

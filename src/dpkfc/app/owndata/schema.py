@@ -284,6 +284,10 @@ _ENCODERS: dict[str, Callable[[Column, list[str]], _Rows]] = {
 # --------------------------------------------------------------------------------------------------
 
 
+# A side of an image with features: scattering has 5 numbers a pixel and colour.
+MOST_PIXELS = 64
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageForm:
     """What is public about images.
@@ -293,11 +297,19 @@ class ImageForm:
         channels: 3 for colours, 1 for grey.
         broken: "skip" lets a file that cannot be read count as an image without a class; "error"
             names it and ends, which one person's file then decides.
+        features: "synthetic" learns a linear head on features that need no data; "network" learns
+            a small convolutional network. "" takes the features up to 64 pixels.
     """
 
     size: int = 32
     channels: int = 3
     broken: str = "skip"
+    features: str = ""
+
+    @property
+    def has_features(self) -> bool:
+        """Whether images are mapped to features."""
+        return self.features == "synthetic" or (not self.features and self.size <= MOST_PIXELS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,6 +465,13 @@ def _check_forms(schema: Schema, where: str) -> None:
         raise ConfigError(
             f"{where} [images]: channels must be 1 or 3 and size 8 to 512, got {images.channels}"
             f" and {images.size}"
+        )
+    if images.features not in ("", "synthetic", "network") or (
+        images.features == "synthetic" and images.size > MOST_PIXELS
+    ):
+        raise ConfigError(
+            f"{where} [images]: features must be synthetic (size to {MOST_PIXELS}) or network, got"
+            f" {images.features!r}"
         )
     if images.broken not in ("error", "skip"):
         raise ConfigError(f"{where} [images]: broken must be error or skip, got {images.broken!r}")

@@ -6,32 +6,26 @@ range of their format, not by means of the data set.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-import torch
-from rich.progress import track
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import Examples, ExampleSet, Normalisation, Pixels
+from dpkfc.app.datasets.formats import Normalisation, Pixels
 from dpkfc.app.datasets.images import BREAST, PNEUMONIA
 from dpkfc.app.datasets.sources import load_pixels
 from dpkfc.app.recipes.images import load_cifar10, load_fashion_mnist, load_mnist
-from dpkfc.app.recipes.recipe import Recipe, image_recipe
+from dpkfc.app.recipes.recipe import Recipe, build_features, image_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import (
     FeaturesOf,
-    FlatFeatures,
     JoinedFeatures,
     Scattering,
     SyntheticEncoder,
     SyntheticImages,
 )
-
-_CHUNK = 100
 
 
 class LinearHead(nn.Module):
@@ -49,18 +43,30 @@ class LinearHead(nn.Module):
         return logits
 
 
-@functools.cache
-def _build(settings: JoinedFeatures) -> FlatFeatures:
-    return settings.build()
+def image_features(shape: tuple[int, int, int], pool: int = 2) -> JoinedFeatures:
+    """Return the features of images `(channels, height, width)`: both maps."""
+    return JoinedFeatures((Scattering(shape), SyntheticEncoder(shape, pool=pool)))
 
 
-@torch.no_grad()
-def _transform(features: nn.Module, examples: Examples, name: str) -> Examples:
-    """Return features in half precision, which halves the memory of a training set."""
-    chunks: Iterable[Tensor] = track(
-        examples[0].split(_CHUNK), description=f"features, {name}", transient=True
+def with_features(recipe: Recipe, settings: JoinedFeatures) -> Recipe:
+    """Return a recipe of images whose model is a linear head on features."""
+    (size,) = settings.feature_shape
+    facts = {
+        "features": ("wavelet scattering, and an encoder of synthetic images", "no data"),
+        "scales of the features": (f"{settings.size:,} synthetic images", "no data"),
+    }
+
+    def probe(config: RunConfig) -> Probe:
+        return FeaturesOf(build_features(settings), SyntheticImages(settings.shape))
+
+    return replace(
+        recipe,
+        features=settings,
+        build=partial(LinearHead, size, recipe.num_classes),
+        input_shape=(size,),
+        constants={**recipe.constants, **facts},
+        probe=probe,
     )
-    return torch.cat([features(chunk).half() for chunk in chunks]), examples[1]
 
 
 def feature_recipe(
@@ -92,38 +98,7 @@ def feature_recipe(
         num_classes=num_classes,
         normalisation=Normalisation(half, half, origin="the range of the format"),
     )
-    shape = (channels, height, width)
-    settings = JoinedFeatures((Scattering(shape), SyntheticEncoder(shape, pool=pool)))
-
-    def transform(data: ExampleSet) -> ExampleSet:
-        features = _build(settings)
-        validation = None
-        if data.validation is not None:
-            validation = _transform(features, data.validation, "validation split")
-        return replace(
-            data,
-            train=_transform(features, data.train, "training set"),
-            test=_transform(features, data.test, "test set"),
-            validation=validation,
-        )
-
-    def probe(config: RunConfig) -> Probe:
-        return FeaturesOf(_build(settings), SyntheticImages(shape))
-
-    constants = {
-        **base.constants,
-        "features": ("wavelet scattering, and an encoder of synthetic images", "no data"),
-        "scales of the features": (f"{settings.size:,} synthetic images", "no data"),
-    }
-    (size,) = settings.feature_shape
-    return replace(
-        base,
-        transform=transform,
-        build=partial(LinearHead, size, num_classes),
-        input_shape=(size,),
-        constants=constants,
-        probe=probe,
-    )
+    return with_features(base, image_features((channels, height, width), pool))
 
 
 MNIST = feature_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10)

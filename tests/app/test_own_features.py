@@ -1,0 +1,74 @@
+"""Own images become features that need no data, in training, predictions and exports alike."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from dpkfc.app.owndata.predictions import export_model, load_run, read_records
+from dpkfc.app.owndata.recipes import own_recipe
+from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.settings import ConfigError
+from dpkfc.app.train import run
+from tests.app.own_files import write_images
+
+SETTINGS = {"steps": 2, "expected_batch_size": 8, "epsilon": 3.0, "max_physical_batch_size": 0}
+
+
+def settings_of(folder: Path, images: str) -> dict[str, object]:
+    schema = folder.parent / "schema.toml"
+    schema.write_text(f"[images]\n{images}", "utf-8")
+    return {"data": str(folder), "schema": str(schema), "recipe": "own-images", **SETTINGS}
+
+
+def test_a_folder_is_trained_predicted_and_exported_by_its_features(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "pets", 40)
+    chosen = settings_of(folder, "size = 16\n")
+    result = run(run_config({**chosen, "out": str(tmp_path / "run")}))
+    assert result.steps == 2
+    trained = load_run(tmp_path / "run")
+    assert trained.recipe.features is not None
+    assert trained.recipe.input_shape == trained.recipe.features.feature_shape
+    records = read_records(trained, folder, tmp_path / "run")
+    outputs = trained.model(records.inputs)
+    path = export_model(trained, tmp_path / "run", "torch")
+    program = torch.export.load(path).module()
+    assert trained.recipe.read is not None
+    found = program(trained.recipe.read(folder).inputs)
+    # Features of the run are in half precision.
+    torch.testing.assert_close(found, outputs, rtol=0.02, atol=0.05)
+    card = (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
+    assert "an encoder of synthetic images" in card
+
+
+def test_the_network_and_large_images_learn_from_pixels(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "pets", 8)
+    for images in ('size = 16\nfeatures = "network"\n', "size = 65\n"):
+        recipe = own_recipe(run_config(settings_of(folder, images)))
+        assert recipe.features is None and len(recipe.input_shape) == 3
+
+
+@pytest.mark.parametrize("images", ['features = "deep"\n', 'size = 65\nfeatures = "synthetic"\n'])
+def test_features_that_do_not_fit_are_refused(images: str, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "pets", 8)
+    with pytest.raises(ConfigError, match="features must be synthetic"):
+        own_recipe(run_config(settings_of(folder, images)))
+
+
+def test_predictions_name_each_file(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from dpkfc.cli import app
+
+    folder = write_images(tmp_path / "pets", 40)
+    chosen = settings_of(folder, "size = 16\n")
+    run(run_config({**chosen, "out": str(tmp_path / "run")}))
+    out = tmp_path / "predictions.csv"
+    words = ["predict", str(tmp_path / "run"), "--data", str(folder), "--out", str(out)]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    with out.open(encoding="utf-8") as file:
+        assert len(list(csv.DictReader(file))) == 40
