@@ -271,6 +271,9 @@ class Plan(PlanBase):
         return bool((self.config.describe_preconditioner() or {}).get("uses_private_data"))
 
     def _further_caveats(self) -> Iterable[str]:
+        for kind in self.extra_releases:
+            if kind.noise_multiplier < NEGLIGIBLE_NOISE:
+                yield f"NOT PRIVATE: the release for {kind.purpose} has no noise to speak of"
         if self._curvature_is_private:
             yield "NOT PRIVATE: curvature is measured on the private data themselves"
         if not self.sampler.certified:

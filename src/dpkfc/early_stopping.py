@@ -138,7 +138,7 @@ class PrivateEarlyStopping:
     @torch.no_grad()
     def total(self, model: nn.Module, loss_fn: Loss) -> float:
         """Return the sum of clamped losses over B, in evaluation mode. PRIVATE."""
-        was_training = model.training
+        modes = {module: module.training for module in model.modules()}
         buffers = {name: x.clone() for name, x in model.named_buffers()}
         model.eval()
         total = 0.0
@@ -152,7 +152,8 @@ class PrivateEarlyStopping:
                 for name, x in model.named_buffers():
                     x.copy_(buffers[name])
         finally:
-            model.train(was_training)
+            for module, mode in modes.items():
+                module.training = mode
         return total
 
     def is_over(self, losses: Sequence[float]) -> bool:

@@ -277,6 +277,21 @@ def fails():
 def wrong():
     return 3
 
+def number():
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(0))
+    y = x[:, 0].clone()
+    y[190] = float("nan")
+
+    def squared(model, batch):
+        return (model(batch[0]).squeeze(1) - batch[1]).square()
+
+    def share(model, batch):
+        return {"share": 1 - float(squared(model, batch).mean())}
+
+    model = lambda: torch.nn.Linear(6, 1)
+    parts = {"train": (x[:150], y[:150]), "test": (x[150:], y[150:])}
+    return Task(model=model, **parts, loss=squared, metrics=share)
+
 def units():
     from dataclasses import replace
     units = [row // 3 for row in range(150)]
@@ -310,6 +325,13 @@ def test_a_task_trains_and_is_evaluated(tmp_path: Path):
     code, text = _call("doctor", "--task", "my_task:make")
     assert code == 0 and "Linear" in text
     assert prepare(run_config({**QUICK, "task": "my_task:units"})).plan.dataset_size == 50
+
+
+@pytest.mark.usefixtures("task_module")
+def test_a_number_that_is_missing_in_the_test_set_ends_no_run(tmp_path: Path):
+    out = tmp_path / "run"
+    result = run(run_config({**QUICK, "task": "my_task:number", "out": str(out)}))
+    assert result.accuracy == 0 and (out / "model.safetensors").is_file()
 
 
 @pytest.mark.usefixtures("task_module")

@@ -391,3 +391,13 @@ def test_few_records_find_nothing_and_train(tmp_path: Path):
     run(_config(tmp_path, count=60, delta=1e-3, bounds_share=0.05, test_mode=True))
     schema = read_schema(tmp_path / "run" / "schema.toml")
     assert {column.origin for column in schema.columns.values()} == {"default"}
+
+
+def test_the_command_finds_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    config = _config(tmp_path, count=400)
+    words = ["train", "--data", config.data, "--schema", config.schema, "--bounds", "private"]
+    words += ["--epsilon", "3", "--steps", "2", "--batch-size", "64", "--out", "by-command"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert verify(tmp_path / "by-command" / "ledger.jsonl").releases[0]["purpose"] == "bounds"

@@ -296,6 +296,12 @@ def _make_private_stopping(
             f"stop_on = {config.stop_on!r} needs a validation split of single records, each its own"
             " unit; take public_validation"
         )
+    if config.stop_on == "private-error" and recipe.num_classes == 1:
+        raise ConfigError("stop_on = 'private-error' counts wrong classes; take 'private-loss'")
+    if DistributedContext.current().world_size > 1:
+        raise ConfigError(
+            f"stop_on = {config.stop_on!r} is for one process; take public_validation"
+        )
     most = config.stop_most_loss if config.stop_on == "private-loss" else 1.0
     device = torch.device(config.device)
     held_out = tuple(x.to(device) for x in data.validation)

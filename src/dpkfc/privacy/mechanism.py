@@ -415,8 +415,8 @@ def release_vector(
     """Charge the ledger, then add rounded noise to a private vector.
 
     Args:
-        vector: finite `[n]`; one record (unit) more changes its rounded values by at most
-            `kind.sensitivity`, in the L2 norm.
+        vector: `[n]`; one record (unit) more changes its rounded values by at most
+            `kind.sensitivity`, in the L2 norm. A value that is not a number counts as 0.
         kind: one of the plan.
         plan: of the run; its noise is secure but in test mode.
         ledger: of the same plan.
@@ -433,6 +433,7 @@ def release_vector(
     """
     if ledger.plan_hash != plan.hash:
         raise ValueError(f"{ledger.name} belongs to another plan than this release: open its own")
+    vector = np.nan_to_num(np.asarray(vector, np.float64)).reshape(-1)
     noise = plan.noise_stream()
     grid = grid_of(kind.sensitivity, len(vector), kind.stddev)
     scale = kind.noise_multiplier, kind.stddev, kind.sensitivity

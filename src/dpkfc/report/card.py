@@ -194,7 +194,9 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
             a total below the ε of this run alone.
     """
     _check_releases(plan, facts)
-    check_total(facts.total, [(plan.event, facts.releases)])
+    made = facts.extra_counts
+    extra = [(kind.event, made.get(kind.purpose, 0)) for kind in plan.extra_releases]
+    check_total(facts.total, [(plan.event, facts.steps), *extra])
     described = plan.describe()
     promise = {
         "unit": described["privacy_unit"],

@@ -232,12 +232,17 @@ def _statements_of_plan(card: Card, ledger: Verified, spent: float) -> list[Stat
     if "steps" in header:
         planned = promise.get("planned_releases" if is_federated else "planned_steps")
         statements.append(("planned number of releases", planned, header["steps"]))
+    extra = sum(ledger.planned_extra.values())
+    if extra and not is_federated:
+        planned = header["steps"] + extra
+        statements.append(("planned releases", promise.get("planned_releases"), planned))
     target = promise.get("target_epsilon")
     if target is not None and not target >= spent * (1 - _TINY):
         statements.append(("target of ε", target, spent))
-    if is_federated or not card.releases:
+    steps = [line for line in ledger.releases[: card.releases] if not line.get("purpose")]
+    if is_federated or not steps:
         return statements
-    event = ledger.releases[card.releases - 1]["event"]
+    event = steps[-1]["event"]
     statements.append(("event", mechanism.get("event"), event))
     size, rate = header.get("dataset_size"), _sampling_rate(event)
     if size is None:
@@ -285,8 +290,9 @@ def _explain(card: Card, ledger: Verified, spent: float) -> dict[str, Any] | Non
         return None
     releases = ledger.releases[: card.releases]
     events = {json.dumps(release["event"], sort_keys=True) for release in releases}
+    has_extra = any(release.get("purpose") for release in releases)
     return explain_guarantee(
-        event_from_dict(json.loads(events.pop())) if len(events) == 1 else None,
+        event_from_dict(json.loads(events.pop())) if len(events) == 1 and not has_extra else None,
         len(releases),
         spent,
         card.delta,

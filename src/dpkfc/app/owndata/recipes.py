@@ -92,15 +92,19 @@ def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
     """
     schema = chosen.get("schema", "")
     if isinstance(schema, str) and schema and "likelihood" not in chosen:
-        target = target_of(read_schema(Path(schema), str(chosen.get("target", ""))))
+        may_be_open = chosen.get("bounds") == "private"
+        public = read_schema(Path(schema), str(chosen.get("target", "")), may_be_open=may_be_open)
+        target = target_of(public)
         return {**chosen, "likelihood": target.likelihood}
     target = chosen.get("task", "")
     if chosen["recipe"] != "own-task" or not isinstance(target, str) or not target:
         return chosen
     task = load_task(target)
+    inputs, labels = task_examples(task, target).train
+    if labels.is_floating_point() and labels.dim() == 1:
+        chosen = {"likelihood": "gaussian", **chosen}
     if task.probe is not None and "source" not in chosen:
         return {**chosen, "source": "tokens"}
-    inputs = task_examples(task, target).train[0]
     if task.probe is None and "method" not in chosen and not inputs.is_floating_point():
         return {**chosen, "method": "dp-adam"}
     return chosen

@@ -155,7 +155,9 @@ def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
         absolute += float(errors.abs().sum())
         squared += float(errors.square().sum())
     model.train(training)
-    count = max(1, len(known[1]))
+    count = len(known[1])
+    if not count:
+        return Judged(0.0, 0.0)
     # The scaled range is 2 wide.
     return Judged(1 - absolute / count / 2, squared / count * unit**2)
 

@@ -1,0 +1,79 @@
+"""Cards and their verification where releases beside the steps were made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpkfc import PrivacyConfig, Session
+from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
+from dpkfc.privacy.accounting import total_epsilon
+from dpkfc.privacy.extra_release import ExtraRelease
+from dpkfc.report.verify import CardError, charges_of, verify_ledger
+
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+Y = (X[:, 0] > 0).long()
+TEXTS: dict[str, Any] = {"title": "t", "chosen_by": "a test", "not_private": {}}
+
+
+def loss_fn(model: nn.Module, batch: Any) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+
+def open_session(folder: Path, noise: float, count: int, steps: int = 4) -> Session:
+    kind = ExtraRelease(purpose="evaluation", noise_multiplier=noise, norm=1.0, count=count)
+    config = PrivacyConfig(expected_batch_size=20, steps=steps, extra_releases=(kind,))
+    plan = config.with_noise(1.0, 1e-3, 200)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return Session(plan, model, optimizer, (X, Y), ledger_path=folder / "ledger.jsonl")
+
+
+def test_a_card_verifies_where_an_evaluation_is_the_last_release(tmp_path: Path) -> None:
+    with open_session(tmp_path, noise=20.0, count=2) as session:
+        stop = PrivateEarlyStopping(2, on=(X[:50], Y[:50]), most=1.0)
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+            if batch.step % 2:
+                stop.loss(session, wrong_answers)
+        session.write_card(tmp_path, **TEXTS)
+    assert verify_ledger(tmp_path / "ledger.jsonl")["releases"] == 6
+    card = tmp_path / "privacy_card.json"
+    text = card.read_text("utf-8")
+    card.write_text(text.replace('"planned_releases": 6', '"planned_releases": 5'), "utf-8")
+    with pytest.raises(CardError):
+        verify_ledger(tmp_path / "ledger.jsonl")
+
+
+@pytest.mark.parametrize(("noise", "count"), [(300.0, 40), (0.8, 1)])
+def test_a_total_covers_every_kind_of_release(noise: float, count: int, tmp_path: Path) -> None:
+    with open_session(tmp_path, noise, count, steps=2) as session:
+        for _ in range(count):
+            session.release_vector("evaluation", np.zeros(1), 1.0)
+        for batch in session.batches():
+            session.step(batch, loss_fn)
+        honest = total_epsilon(charges_of(session.ledger.releases), 1e-3)
+        total = {"delta": 1e-3, "runs": ["this"]}
+        with pytest.raises(ValueError, match="total"):
+            session.write_card(tmp_path, **TEXTS, total={"epsilon": 0.6 * honest, **total})
+        session.write_card(tmp_path, **TEXTS, total={"epsilon": honest, **total})
+    assert verify_ledger(tmp_path / "ledger.jsonl")["releases"] == count + 2
+
+
+def test_a_release_without_noise_takes_the_guarantee_away() -> None:
+    kind = ExtraRelease(purpose="bounds", noise_multiplier=1e-6, norm=1.0, count=1)
+    config = PrivacyConfig(expected_batch_size=20, steps=2, extra_releases=(kind,))
+    plan = config.with_noise(1.0, 1e-3, 200)
+    assert not plan.certified and "NOT PRIVATE" in plan.caveats[0]
+
+
+def test_a_value_that_is_no_number_counts_as_nothing(tmp_path: Path) -> None:
+    with open_session(tmp_path, noise=1.0, count=1) as session:
+        found = session.release_vector("evaluation", np.array([np.nan]), 1.0)
+    assert np.isfinite(found).all()
