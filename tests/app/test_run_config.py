@@ -256,7 +256,7 @@ def test_an_integer_is_a_number():
     assert RunConfig(epsilon=3).epsilon == 3.0 and isinstance(RunConfig(epsilon=3).epsilon, float)
 
 
-@pytest.mark.parametrize("chosen", [{}, {"recipe": ""}, {"recipe": "mnist"}, {"recipe": 3}])
+@pytest.mark.parametrize("chosen", [{}, {"recipe": ""}, {"recipe": "mnist-"}, {"recipe": 3}])
 def test_an_unknown_recipe_is_named(chosen: dict):
     with pytest.raises(ConfigError, match="mnist-cnn|which recipe or data.*dpkfc recipes"):
         run_config(chosen)

@@ -69,7 +69,7 @@ def _calibrated(
     return noise
 
 
-def _prepared(config: RunConfig) -> object:
+def _prepared(config: RunConfig, **_: object) -> object:
     """What `prepare` makes of settings, without data and model: plan, optimizer, augmentation,
     learning rate.
     """

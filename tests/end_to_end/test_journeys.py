@@ -161,10 +161,12 @@ def test_a_folder_of_images_leads_to_predictions(installed: Installed):
     folder = write_images(installed.folder / "pets")
     broken = folder / "cat" / "0.png"
     broken.write_bytes(broken.read_bytes()[:40])
-    words = ("train", "--data", "pets", *FLAGS, "--out", "images")
+    schema = installed.folder / "pets.toml"
+    schema.write_text('[images]\nsize = 8\nbroken = "error"\n', "utf-8")
+    words = ("train", "--data", "pets", "--schema", "pets.toml", *FLAGS, "--out", "images")
     assert "pets/cat/0.png: is no whole PNG or JPEG" in installed.refuse(*words)
     assert not (installed.folder / "images").exists()
-    (installed.folder / "pets.toml").write_text('[images]\nsize = 8\nbroken = "skip"\n', "utf-8")
+    schema.write_text("[images]\nsize = 8\n", "utf-8")
     installed.train("--data", "pets", "--schema", "pets.toml", out="images")
     names = [row["record"] for row in installed.predict("images", "pets")]
     assert len(names) == 59 and "cat/0.png" not in names

@@ -117,8 +117,9 @@ def test_maps_of_different_images_are_refused() -> None:
 
 
 def test_the_probe_of_a_head_is_the_images_through_the_features() -> None:
-    module = JoinedFeatures((Scattering(SHAPE),), probe=DeadLeaves(SHAPE), size=50).build()
-    found, labels = FeaturesOf(module, DeadLeaves(SHAPE)).sample(
+    settings = JoinedFeatures((Scattering(SHAPE),), probe=DeadLeaves(SHAPE), size=50)
+    module = settings.build()
+    found, labels = FeaturesOf(settings, DeadLeaves(SHAPE)).sample(
         7, torch.Generator().manual_seed(1)
     )
     inputs, _ = DeadLeaves(SHAPE).sample(7, torch.Generator().manual_seed(1))

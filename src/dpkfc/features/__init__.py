@@ -7,8 +7,8 @@ private examples, so ε is that of the head alone.
 from __future__ import annotations
 
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
-from dpkfc.features.joined import FlatFeatures, JoinedFeatures
-from dpkfc.features.scales import FeaturesOf, Standardised, standardise
+from dpkfc.features.joined import FeaturesOf, FlatFeatures, JoinedFeatures, build_features
+from dpkfc.features.scales import Standardised, standardise
 from dpkfc.features.scattering import Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images
 
@@ -22,6 +22,7 @@ __all__ = [
     "Standardised",
     "SyntheticEncoder",
     "SyntheticImages",
+    "build_features",
     "draw_images",
     "standardise",
 ]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.features.encoder import SyntheticEncoder
 from dpkfc.features.scales import Standardised, standardise
 from dpkfc.features.scattering import Scattering
@@ -19,6 +20,8 @@ from dpkfc.features.synthetic_images import SyntheticImages
 # Mean of the squared norm of an example's features; learning rates of heads are relative to it.
 # It is the number of scattering features of a CIFAR-10 image.
 ENERGY = 15_552
+# Examples of a forward pass.
+_CHUNK = 50
 
 
 @dataclass(frozen=True)
@@ -96,3 +99,36 @@ class FlatFeatures(nn.Module):
             features = part(x).flatten(1)
             found.append(features * math.sqrt(ENERGY / features.shape[1] / len(self.parts)))
         return torch.cat(found, 1)
+
+
+@cache
+def build_features(settings: JoinedFeatures) -> FlatFeatures:
+    """Return the maps of these settings, made once a process."""
+    return settings.build()
+
+
+@dataclass(frozen=True)
+class FeaturesOf(Probe):
+    """Features of a probe's inputs: one generator gives features, their scales and curvature.
+
+    The maps are built when the first inputs are drawn.
+
+    Attributes:
+        features: settings of the maps that stand before the layers that train.
+        probe: the inputs, synthetic or public.
+    """
+
+    features: JoinedFeatures
+    probe: Probe
+
+    @torch.no_grad()
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """Return features with n examples along the first axis, and the probe's labels."""
+        inputs, labels = self.probe.sample(n, generator)
+        assert isinstance(inputs, Tensor)
+        parts = [build_features(self.features)(chunk) for chunk in inputs.split(_CHUNK)]
+        return torch.cat(parts), labels
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values: those of the probe, and of the maps."""
+        return {**self.probe.describe(), "features": self.features.describe()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.probes import Probe, Sample
+from dpkfc.curvature.probes import Probe
 
 # Examples of a forward pass.
 _CHUNK = 50
@@ -93,28 +92,3 @@ def standardise(
     deviation = torch.where(variance > 1e-12, variance.sqrt(), torch.ones_like(variance))
     origin = {"probe": description, "size": size, "seed": seed}
     return Standardised(features, mean.float(), deviation.float(), origin)
-
-
-@dataclass(frozen=True)
-class FeaturesOf(Probe):
-    """Features of a probe's inputs: one generator gives features, their scales and curvature.
-
-    Attributes:
-        features: the feature map that stands before the layers that train.
-        probe: the inputs, synthetic or public.
-    """
-
-    features: nn.Module
-    probe: Probe
-
-    @torch.no_grad()
-    def sample(self, n: int, generator: torch.Generator) -> Sample:
-        """Return features with n examples along the first axis, and the probe's labels."""
-        inputs, labels = self.probe.sample(n, generator)
-        assert isinstance(inputs, Tensor)
-        parts = [self.features(chunk) for chunk in inputs.split(_CHUNK)]
-        return torch.cat(parts), labels
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain values: those of the probe, and the feature map."""
-        return {**self.probe.describe(), "features": type(self.features).__name__}

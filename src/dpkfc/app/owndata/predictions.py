@@ -20,12 +20,12 @@ from dpkfc.app.recipes.recipe import (
     CLASSIFICATION,
     Judged,
     Recipe,
-    build_features,
     compute_features,
 )
 from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings
+from dpkfc.features import build_features
 
 _CHUNK = 250
 # Name, number of records, recall and precision of a class.

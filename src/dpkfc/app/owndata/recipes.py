@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from dpkfc.app.datasets.formats import DatasetError, ExampleSet
+from dpkfc.app.datasets.formats import DatasetError, ExampleSet, unreadable_error
 from dpkfc.app.owndata import image_folders, tables, texts
 from dpkfc.app.owndata.bounds import choose_bounds, count_bins
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
@@ -70,7 +70,11 @@ def kind_of_data(path: Path) -> str:
         DatasetError: nothing is there, or a form that is not known.
     """
     suffix = path.suffix.lower()
-    if path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise unreadable_error(path, error) from None
+    if is_folder:
         return "own-images"
     if suffix in tables.SUFFIXES:
         return "own-table"

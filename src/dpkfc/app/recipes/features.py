@@ -16,7 +16,7 @@ from dpkfc.app.datasets.formats import Normalisation, Pixels
 from dpkfc.app.datasets.images import BREAST, PNEUMONIA
 from dpkfc.app.datasets.sources import load_pixels
 from dpkfc.app.recipes.images import load_cifar10, load_fashion_mnist, load_mnist
-from dpkfc.app.recipes.recipe import Recipe, build_features, image_recipe
+from dpkfc.app.recipes.recipe import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import (
@@ -57,7 +57,7 @@ def with_features(recipe: Recipe, settings: JoinedFeatures) -> Recipe:
     }
 
     def probe(config: RunConfig) -> Probe:
-        return FeaturesOf(build_features(settings), SyntheticImages(settings.shape))
+        return FeaturesOf(settings, SyntheticImages(settings.shape))
 
     return replace(
         recipe,

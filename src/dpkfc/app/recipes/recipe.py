@@ -27,7 +27,7 @@ from dpkfc.app.owndata.records import Records
 from dpkfc.app.settings import ConfigError, RunConfig, tomllib
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import Probe
-from dpkfc.features import FlatFeatures, JoinedFeatures
+from dpkfc.features import JoinedFeatures, build_features
 from dpkfc.privacy.ledger import Ledger
 
 # --------------------------------------------------------------------------------------------------
@@ -275,12 +275,6 @@ def _rows(examples: Examples, count: int, seed: int) -> Tensor:
 
 # Inputs of a forward pass of features.
 _FEATURE_CHUNK = 100
-
-
-@cache
-def build_features(settings: JoinedFeatures) -> FlatFeatures:
-    """Return the map of these settings, made once a process."""
-    return settings.build()
 
 
 @torch.no_grad()
