@@ -24,7 +24,7 @@ from dpkfc.app.owndata.schema import (
 )
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
-from dpkfc.app.recipes.features import image_features, with_features
+from dpkfc.app.recipes.features import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.words import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig
@@ -96,7 +96,7 @@ def own_settings(chosen: dict[str, Any]) -> dict[str, Any]:
     """
     schema = chosen.get("schema", "")
     if isinstance(schema, str) and schema and "likelihood" not in chosen:
-        may_be_open = chosen.get("bounds") == "private"
+        may_be_open = bool(chosen.get("bounds"))
         public = read_schema(Path(schema), str(chosen.get("target", "")), may_be_open=may_be_open)
         target = target_of(public)
         return {**chosen, "likelihood": target.likelihood}
@@ -274,7 +274,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
         read=lambda other: image_folders.encode_folder(other, schema, with_broken=False),
     )
     if form.has_features:
-        recipe = with_features(recipe, image_features(shape))
+        recipe = use_features(recipe, image_features(shape))
     return _with_schema(recipe, schema)
 
 

@@ -48,7 +48,7 @@ def image_features(shape: tuple[int, int, int], pool: int = 2) -> JoinedFeatures
     return JoinedFeatures((Scattering(shape), SyntheticEncoder(shape, pool=pool)))
 
 
-def with_features(recipe: Recipe, settings: JoinedFeatures) -> Recipe:
+def use_features(recipe: Recipe, settings: JoinedFeatures) -> Recipe:
     """Return a recipe of images whose model is a linear head on features."""
     (size,) = settings.feature_shape
     facts = {
@@ -98,7 +98,7 @@ def feature_recipe(
         num_classes=num_classes,
         normalisation=Normalisation(half, half, origin="the range of the format"),
     )
-    return with_features(base, image_features((channels, height, width), pool))
+    return use_features(base, image_features((channels, height, width), pool))
 
 
 MNIST = feature_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10)
