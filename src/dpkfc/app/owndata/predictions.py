@@ -259,5 +259,11 @@ def _save_onnx(program: torch.export.ExportedProgram, part: Path) -> None:
             f"ONNX files need the package {error.name}: pip install onnx onnxscript; or take"
             " --format torch"
         ) from None
+    except torch.onnx.OnnxExporterError:
+        # Fourier transforms of features are complex, for which ONNX has no form.
+        raise ConfigError(
+            "ONNX has no form for a part of this model, such as features of images; take --format"
+            " torch"
+        ) from None
     assert exported is not None
     exported.save(part)
