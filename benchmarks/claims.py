@@ -62,7 +62,7 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
         "mnist-cnn",
         {
             "A only, dead leaves, natural gradient": "leaves-mapped",
-            "A only, dead leaves, along z, Adam": "leaves-along",
+            "A only, dead leaves, preconditioned, Adam": "leaves-along",
             "both sides, dead leaves, natural gradient": "leaves-both",
             "A only, pink noise, natural gradient": "pink-mapped",
             "A only, same spectrum, random directions, natural gradient": "random-mapped",
@@ -73,7 +73,7 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
         "fashion-mnist-cnn",
         {
             "A only, dead leaves, natural gradient": "leaves-mapped",
-            "A only, dead leaves, along z, Adam": "leaves-along",
+            "A only, dead leaves, preconditioned, Adam": "leaves-along",
             "A only, pink noise, natural gradient": "pink-mapped",
             "A only, same spectrum, random directions, natural gradient": "random-mapped",
             "A only, private oracle (NOT PRIVATE), natural gradient": "oracle-mapped",
@@ -142,7 +142,7 @@ CLAIMS = (
     Claim("DP-AdamBC", "second moments without the noise beat DP-Adam", "dp-adambc", "dp-adam"),
     Claim(
         "this project",
-        "the natural gradient beats a step along z (dead leaves)",
+        "the natural gradient beats the preconditioned gradient (dead leaves)",
         "leaves-mapped",
         "leaves-along",
     ),

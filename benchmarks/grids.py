@@ -392,11 +392,11 @@ GRIDS: dict[str, Grid] = {
                 "dp-kfc-a",
                 _each(lr=(0.01, 0.02, 0.03), **_one(MAPPED)),
             ),
-            "A only, dead leaves, along z": (
+            "A only, dead leaves, preconditioned": (
                 "dp-kfc-a",
                 _each(lr=(0.03, 0.06, 0.12), **_one(ALONG | DISCS)),
             ),
-            "A only, dead leaves, along z, Adam": (
+            "A only, dead leaves, preconditioned, Adam": (
                 "dp-kfc-a",
                 _each(lr=(0.002, 0.001, 0.004), **_one(DISCS)),
             ),
@@ -423,7 +423,7 @@ GRIDS: dict[str, Grid] = {
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03, 0.05), **_one(MAPPED | DISCS)),
             ),
-            "A only, pink noise, along z, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002))),
+            "A only, pink noise, preconditioned, Adam": ("dp-kfc-a", _each(lr=(0.001, 0.002))),
             "A only, pink noise, natural gradient": (
                 "dp-kfc-a",
                 _each(lr=(0.02, 0.03), **_one(MAPPED)),
@@ -436,8 +436,8 @@ GRIDS: dict[str, Grid] = {
                 "dp-kfc-random",
                 _each(lr=(0.01, 0.03), sides=("input",), **_one(MAPPED | DISCS)),
             ),
-            "both sides, pink noise, along z, Adam": ("dp-kfc", _each(lr=(0.001, 0.002))),
-            "A only, dead leaves, along z, Adam": (
+            "both sides, pink noise, preconditioned, Adam": ("dp-kfc", _each(lr=(0.001, 0.002))),
+            "A only, dead leaves, preconditioned, Adam": (
                 "dp-kfc-a",
                 _each(lr=(0.001, 0.002), **_one(DISCS)),
             ),
@@ -454,7 +454,7 @@ GRIDS: dict[str, Grid] = {
                 "dp-kfc-natural",
                 _each(lr=(0.03, 0.06, 0.1), **_one(DISCS)),
             ),
-            "A only, pink noise, along z, Adam": (
+            "A only, pink noise, preconditioned, Adam": (
                 "dp-kfc-a",
                 _each(lr=(0.001, 0.002, 0.004, 0.008, 0.016)),
             ),
@@ -484,7 +484,7 @@ GRIDS: dict[str, Grid] = {
         common=PROTOCOL,
         tuned_with=(100, 101),
         arms={
-            "both sides, pink noise, along z, Adam": (
+            "both sides, pink noise, preconditioned, Adam": (
                 "dp-kfc",
                 [{"lr": 0.002, **own} for own in (*VARIED, *OUTPUTS)],
             ),

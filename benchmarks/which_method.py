@@ -56,7 +56,7 @@ ROWS = (
         labels={
             "dp-sgd": "DP-SGD",
             "dp-adam": "DP-Adam",
-            "dp-kfc-a": "A only, pink noise, along z, Adam",
+            "dp-kfc-a": "A only, pink noise, preconditioned, Adam",
             "natural": "A only, dead leaves, natural gradient",
             "dp-ngd": "DP-NGD, 500 public images of CIFAR-100",
         },

@@ -76,9 +76,10 @@ class ReleasingSession(Protocol):
     model: nn.Module
     plan: Any
 
-    def release_vector(  # noqa: D102
+    def release_vector(
         self, purpose: str, vector: NDArray[np.float64], norm: float
-    ) -> NDArray[np.float64]: ...
+    ) -> NDArray[np.float64]:
+        """Charge one release and return a vector with its noise."""
 
 
 @dataclass(frozen=True)

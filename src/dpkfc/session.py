@@ -48,9 +48,8 @@ from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
-from dpkfc.privacy.extra_release import charge_extra
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
-from dpkfc.privacy.mechanism import ClippedSum, Released, release_vector
+from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
 from dpkfc.private_step import ReleasePipeline, set_gradients
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program

@@ -77,7 +77,7 @@ def train_engine(folder: Path) -> PrivacyEngine:
     return engine
 
 
-def of_engine(folder: Path) -> Path:
+def write_engine_run(folder: Path) -> Path:
     train_engine(folder).write_card(folder / "card", **SAID)
     return folder / "card"
 
@@ -111,7 +111,7 @@ def train_server() -> Any:
     return federate(config.calibrate(2.0, 1e-3), head(), loss_fn, datasets())
 
 
-def of_server(folder: Path) -> Path:
+def write_server_run(folder: Path) -> Path:
     run = train_server()
     run.server.write_card(folder / "card", run.records, **SAID)
     return folder / "card"
@@ -123,9 +123,9 @@ def of_command(folder: Path) -> Path:
 
 HOSTS: dict[str, Callable[[Path], Path]] = {
     "session": of_session,
-    "opacus": of_engine,
+    "opacus": write_engine_run,
     "transformers": of_trainer,
     "lightning": of_lightning,
-    "federated": of_server,
+    "federated": write_server_run,
     "dpkfc train": of_command,
 }

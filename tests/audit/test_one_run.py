@@ -358,7 +358,7 @@ def test_the_score_is_the_inner_product_with_the_whitened_gradient(kind: str):
         listener.observe(released, {} if entry is None else {layer.name: entry})
         expected += torch.stack([(w * z).sum() / w.norm() for w in whitened]) * (1 - 2 * (step % 2))
     plan = settings(steps=3, expected_batch_size=10).with_noise(1.0, DELTA, 20)
-    # the score itself, before canaries are told apart
+    # the score itself, before canaries are distinguished
     listener._is_solvable = lambda is_materialised: False
     assert np.allclose(listener.scores(plan), 10 * expected.numpy())
 

@@ -75,7 +75,7 @@ def test_settings_that_fit_no_image_are_refused(settings, message) -> None:
 
 
 def test_images_of_another_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"expects images of shape \(1, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"for images of shape \(1, 16, 16\), got \(1, 20, 16\)"):
         SyntheticEncoder(SHAPE).build()(images(1, (1, 20, 16)))
 
 

@@ -130,7 +130,7 @@ def test_no_batch_is_chosen_by_its_content(way: Callable[..., None]) -> None:
     assert counts[-1] < 12 * (N // B) // 2
     model.train()
     x, y = next(iter(batches))
-    # looked at, and no other may be trained on beside it
+    # The script has seen this batch, and may train on no other in its place.
     assert bad(x) or way is skip_between_evaluation_and_training
     assert train(model, optimizer, [(x, y)]) == 1
 

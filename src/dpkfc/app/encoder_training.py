@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from dpkfc.checkpoint import file_digest, place_file
 from dpkfc.features.encoder import Encoder
-from dpkfc.features.synthetic_images import draw_images
+from dpkfc.features.synthetic_images import Draw, draw_images
 
 SIDE = 32
 _TEMPERATURE = 0.2
@@ -30,57 +30,60 @@ _TEMPERATURE = 0.2
 
 def change_view(images: Tensor, generator: torch.Generator) -> Tensor:
     """Return random crops of images, mirrored and in other colours: `[n, 3, SIDE, SIDE]`."""
-    n, device = images.shape[0], images.device
-
-    def uniform(low: float, high: float) -> Tensor:
-        return low + (high - low) * torch.rand(n, generator=generator, device=device)
-
-    size = uniform(0.15, 1.0).sqrt()
-    ratio = torch.exp(uniform(math.log(3 / 4), math.log(4 / 3)) / 2)
-    height, width = (size * ratio).clamp(max=1), (size / ratio).clamp(max=1)
-    mirror = torch.where(uniform(0, 1) < 0.5, -1.0, 1.0)
-    across = uniform(-1, 1) * (1 - width)
-    down = uniform(-1, 1) * (1 - height)
+    draw = Draw(len(images), generator)
+    size = draw.between(0.15, 1.0).sqrt()
+    ratio = torch.exp(draw.between(math.log(3 / 4), math.log(4 / 3)) / 2)
+    height = (size * ratio).clamp(max=1)
+    width = (size / ratio).clamp(max=1)
+    mirror = torch.where(draw.uniform() < 0.5, -1.0, 1.0)
+    across = draw.between(-1, 1) * (1 - width)
+    down = draw.between(-1, 1) * (1 - height)
     zero = torch.zeros_like(down)
-    crop = torch.stack([width * mirror, zero, across, zero, height, down], 1).view(n, 2, 3)
-    grid = functional.affine_grid(crop, [n, 3, SIDE, SIDE], align_corners=False)
+    rows = [width * mirror, zero, across, zero, height, down]
+    crop = torch.cat(rows, 1).view(-1, 2, 3)
+    shape = [len(images), 3, SIDE, SIDE]
+    grid = functional.affine_grid(crop, shape, align_corners=False)
     x = functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-    return _change_colours(x, generator)
+    return _change_colours(x, draw)
 
 
-def _change_colours(x: Tensor, generator: torch.Generator) -> Tensor:
-    n, device = x.shape[0], x.device
-
-    def uniform(low: float, high: float) -> Tensor:
-        u = torch.rand(n, generator=generator, device=device)
-        return (low + (high - low) * u).view(n, 1, 1, 1)
-
-    is_changed = uniform(0, 1) < 0.8
-    changed = x * uniform(0.6, 1.4)
-    mean = changed.mean((1, 2, 3), keepdim=True)
-    changed = mean + (changed - mean) * uniform(0.6, 1.4)
-    grey = changed.mean(1, keepdim=True)
-    changed = grey + (changed - grey) * uniform(0.2, 1.8)
-    # A turn about the grey axis changes the hue.
-    angle = uniform(-1.0, 1.0)
-    red, green, blue = changed.unbind(1)
-    hue = torch.stack([green - blue, blue - red, red - green], 1) / math.sqrt(3)
-    rest = changed - changed.mean(1, keepdim=True)
-    changed = changed.mean(1, keepdim=True) + rest * angle.cos() + hue * angle.sin()
+def _change_colours(x: Tensor, draw: Draw) -> Tensor:
+    """Change brightness, contrast, saturation and hue of most images; make a fifth grey."""
+    is_changed = draw.uniform() < 0.8
+    bright = x * draw.between(0.6, 1.4)
+    mean = bright.mean((1, 2, 3), keepdim=True)
+    contrasted = mean + (bright - mean) * draw.between(0.6, 1.4)
+    grey = contrasted.mean(1, keepdim=True)
+    saturated = grey + (contrasted - grey) * draw.between(0.2, 1.8)
+    changed = _turn_hue(saturated, draw.between(-1.0, 1.0))
     x = torch.where(is_changed, changed, x)
-    x = torch.where(uniform(0, 1) < 0.2, x.mean(1, keepdim=True).expand_as(x), x)
+    is_grey = draw.uniform() < 0.2
+    x = torch.where(is_grey, x.mean(1, keepdim=True), x)
     return x.clamp(0, 1)
 
 
+def _turn_hue(x: Tensor, angle: Tensor) -> Tensor:
+    """Turn colours about the grey axis."""
+    red, green, blue = x.unbind(1)
+    across = torch.stack([green - blue, blue - red, red - green], 1) / math.sqrt(3)
+    grey = x.mean(1, keepdim=True)
+    rest = x - grey
+    return grey + rest * angle.cos() + across * angle.sin()
+
+
 class _Projection(nn.Module):
+    """Two layers on the mean over positions, in training alone; outputs have norm one."""
+
     def __init__(self, inputs: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(inputs, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 128)
-        )
+        self.first = nn.Linear(inputs, 512)
+        self.norm = nn.BatchNorm1d(512)
+        self.second = nn.Linear(512, 128)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.normalize(self.layers(x.mean((2, 3))).float(), dim=1)
+        hidden = self.norm(self.first(x.mean((2, 3))))
+        outputs = self.second(functional.relu(hidden))
+        return functional.normalize(outputs.float(), dim=1)
 
 
 def contrast(u: Tensor, v: Tensor) -> Tensor:
@@ -89,7 +92,8 @@ def contrast(u: Tensor, v: Tensor) -> Tensor:
     logits = x @ x.T / _TEMPERATURE
     logits.fill_diagonal_(-math.inf)
     n = len(u)
-    target = torch.cat([torch.arange(n, 2 * n), torch.arange(n)]).to(x.device)
+    # The other view of image i is n places further on, or back.
+    target = (torch.arange(2 * n, device=x.device) + n) % (2 * n)
     return functional.cross_entropy(logits, target)
 
 
@@ -120,30 +124,33 @@ def pretrain_encoder(
     torch.manual_seed(seed)
     generator = torch.Generator(device).manual_seed(seed)
     projection = _Projection(encoder.norm.num_features).to(device)
-    encoder.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    encoder.to(device).train()
     parameters = [*encoder.parameters(), *projection.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.05)
-    is_gpu = device.startswith("cuda")
     images = torch.empty(0)
     for done in range(steps):
-        progress = done / steps
-        warm = min(1.0, done / 200)
         for group in optimizer.param_groups:
-            group["lr"] = rate * warm * 0.5 * (1 + math.cos(math.pi * progress))
+            group["lr"] = rate * _share_of_rate(done, steps)
         # Drawing takes as long as a step, so each image serves two of them, in other views.
         if done % 2 == 0:
             images = draw_images(batch_size, SIDE + 8, generator)
         views = torch.cat([change_view(images, generator), change_view(images, generator)])
-        with torch.autocast("cuda", torch.bfloat16, enabled=is_gpu):
-            views = views.contiguous(memory_format=torch.channels_last)
-            u, v = projection(encoder(2 * views - 1)).chunk(2)
-        loss = contrast(u, v)
+        inputs = (2 * views - 1).contiguous(memory_format=torch.channels_last)
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda")):
+            outputs = projection(encoder(inputs))
+        loss = contrast(*outputs.chunk(2))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
         if report is not None and (done % 20 == 19 or done == steps - 1):
             report(done + 1, float(loss.detach()))
     return encoder.eval()
+
+
+def _share_of_rate(done: int, steps: int) -> float:
+    """Return a cosine schedule behind a warm-up of 200 steps."""
+    warm_up = min(1.0, done / 200)
+    return warm_up * 0.5 * (1 + math.cos(math.pi * done / steps))
 
 
 def pretrain_and_save(

@@ -19,6 +19,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc.features.scattering import check_images
+
 WEIGHTS = "encoder.safetensors"
 # SHA-256 of the weights that come with the package.
 CHECKSUM = "81ee5010de6dfc892054bdfbbd0fda2e771ec7e1743fefe702583cc0c4c1437b"
@@ -131,11 +133,7 @@ class EncoderFeatures(nn.Module):
         Raises:
             ValueError: images of another shape than the settings say.
         """
-        if tuple(x.shape[1:]) != self.settings.shape:
-            raise ValueError(
-                f"SyntheticEncoder expects images of shape {self.settings.shape}, got "
-                f"{tuple(x.shape[1:])}; make the features for that shape"
-            )
+        check_images(x, self.settings.shape)
         colour = x.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
         return functional.adaptive_avg_pool2d(self.encoder(colour), self.settings.pool)
 

@@ -96,6 +96,19 @@ class Scattering:
         }
 
 
+def check_images(x: Tensor, shape: tuple[int, int, int]) -> None:
+    """Refuse images `[B, C, H, W]` of another shape than a feature map was made for.
+
+    Raises:
+        ValueError: naming both shapes.
+    """
+    if tuple(x.shape[1:]) != shape:
+        raise ValueError(
+            f"the features are for images of shape {shape}, got {tuple(x.shape[1:])}; make them for"
+            " that shape"
+        )
+
+
 class ScatteringTransform(nn.Module):
     """A scattering transform of images `[B, C, H, W]` into `[B, C·K, H // 2^J, W // 2^J]`.
 
@@ -136,11 +149,7 @@ class ScatteringTransform(nn.Module):
         Raises:
             ValueError: images of another shape than the settings say.
         """
-        if tuple(x.shape[1:]) != self.settings.shape:
-            raise ValueError(
-                f"Scattering expects images of shape {self.settings.shape}, got "
-                f"{tuple(x.shape[1:])}; make the features for that shape"
-            )
+        check_images(x, self.settings.shape)
         (top, bottom), (left, right) = self._padding
         padded = functional.pad(x, (left, right, top, bottom), mode="reflect")
         image = torch.fft.fft2(padded)

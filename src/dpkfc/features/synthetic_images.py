@@ -17,8 +17,11 @@ from torch import Tensor
 from dpkfc.curvature.probes import Probe, Sample
 
 _LEAVES = 40
-_SMALLEST, _LARGEST = 0.06, 0.6  # radii as parts of the side
-_SHARE_OF_NOISE = 0.15  # of the images
+# Radii as parts of the side.
+_SMALLEST = 0.06
+_LARGEST = 0.6
+# Share of the images that are noise.
+_NOISE = 0.15
 
 
 def draw_images(n: int, side: int, generator: torch.Generator) -> Tensor:
@@ -29,93 +32,135 @@ def draw_images(n: int, side: int, generator: torch.Generator) -> Tensor:
         side: height and width in pixels.
         generator: its device is that of the images.
     """
-    leaves = _draw_leaves(n, side, generator)
-    noise = _draw_noise(n, side, generator)
-    is_noise = _uniform(generator, n, 1, 1, 1) < _SHARE_OF_NOISE
+    draw = Draw(n, generator)
+    leaves = _draw_leaves(side, draw)
+    noise = _draw_noise(side, draw)
+    is_noise = draw.uniform() < _NOISE
     images = torch.where(is_noise, noise, leaves)
     # A light from one side, as a photograph has.
-    slope = 0.15 * torch.randn(2, n, 1, 1, 1, generator=generator, device=generator.device)
-    across = torch.linspace(-1, 1, side, device=generator.device)
-    light = slope[0] * across.view(1, 1, 1, side) + slope[1] * across.view(1, 1, side, 1)
+    slope = 0.15 * draw.normal(2)
+    place = torch.linspace(-1, 1, side, device=generator.device)
+    light = slope[0] * place.view(1, 1, 1, side) + slope[1] * place.view(1, 1, side, 1)
     return (images + light).clamp(0, 1)
 
 
-def _uniform(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.rand(*shape, generator=generator, device=generator.device)
+@dataclass(frozen=True)
+class Draw:
+    """Draws one number, or a few, for each of n images."""
+
+    n: int
+    generator: torch.Generator
+
+    def uniform(self, *before: int) -> Tensor:
+        """Return numbers in [0, 1), `[*before, n, 1, 1, 1]`."""
+        device = self.generator.device
+        return torch.rand(*before, self.n, 1, 1, 1, generator=self.generator, device=device)
+
+    def between(self, low: float, high: float) -> Tensor:
+        """Return numbers in [low, high), `[n, 1, 1, 1]`."""
+        return low + (high - low) * self.uniform()
+
+    def normal(self, *before: int) -> Tensor:
+        """Return standard normal numbers `[*before, n, 1, 1, 1]`."""
+        device = self.generator.device
+        return torch.randn(*before, self.n, 1, 1, 1, generator=self.generator, device=device)
+
+    def angle(self, *before: int) -> Tensor:
+        """Return angles in [0, 2π), `[*before, n, 1, 1, 1]`."""
+        return 2 * math.pi * self.uniform(*before)
+
+    def shaped(self, kind: Any, *shape: int) -> Tensor:
+        """Return numbers of `torch.rand` or `torch.randn`, `[n, *shape]`."""
+        numbers: Tensor = kind(
+            self.n, *shape, generator=self.generator, device=self.generator.device
+        )
+        return numbers
+
+    def colours(self) -> Tensor:
+        """Return colours `[n, 3, 1, 1]` whose channels are correlated, as those of objects are."""
+        common = self.normal()
+        own = self.shaped(torch.randn, 3, 1, 1)
+        return (0.5 + 0.22 * common + 0.14 * own).clamp(0, 1)
 
 
-def _draw_colours(n: int, generator: torch.Generator) -> Tensor:
-    """Return colours `[n, 3, 1, 1]` whose channels are correlated, as those of objects are."""
-    common = torch.randn(n, 1, 1, 1, generator=generator, device=generator.device)
-    own = torch.randn(n, 3, 1, 1, generator=generator, device=generator.device)
-    return (0.5 + 0.22 * common + 0.14 * own).clamp(0, 1)
+def _turn(across: Tensor, down: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coordinates along and beside a direction."""
+    along = across * angle.cos() + down * angle.sin()
+    beside = down * angle.cos() - across * angle.sin()
+    return along, beside
 
 
-def _draw_leaves(n: int, side: int, generator: torch.Generator) -> Tensor:
+def _draw_leaves(side: int, draw: Draw) -> Tensor:
     """Return images of leaves over a ground of one colour."""
-    axis = (torch.arange(side, device=generator.device) + 0.5) / side
-    down, across = axis.view(1, 1, side, 1), axis.view(1, 1, 1, side)
-    images = _draw_colours(n, generator).expand(n, 3, side, side)
+    axis = (torch.arange(side, device=draw.generator.device) + 0.5) / side
+    down = axis.view(1, 1, side, 1)
+    across = axis.view(1, 1, 1, side)
+    images = draw.colours().expand(draw.n, 3, side, side)
     # Images differ in how many leaves they have and how large these are.
-    wanted = _LEAVES * _uniform(generator, n, 1, 1, 1).square() + 5
-    exponent = 1.5 + 2 * _uniform(generator, n, 1, 1, 1)
+    wanted = _LEAVES * draw.uniform().square() + 5
+    power = 1 - (1.5 + 2 * draw.uniform())
+    low = _SMALLEST**power
+    high = _LARGEST**power
     for leaf in range(_LEAVES):
-        power = 1 - exponent
-        low, high = _SMALLEST**power, _LARGEST**power
-        radius = (low + _uniform(generator, n, 1, 1, 1) * (high - low)) ** (1 / power)
-        place = _uniform(generator, 2, n, 1, 1, 1) * 1.4 - 0.2
-        turn = 2 * math.pi * _uniform(generator, n, 1, 1, 1)
-        stretch = torch.exp(0.5 * torch.randn(n, 1, 1, 1, generator=generator, device=axis.device))
-        right, below = across - place[0], down - place[1]
-        along = (right * turn.cos() + below * turn.sin()) * stretch / radius
-        beside = (below * turn.cos() - right * turn.sin()) / (stretch * radius)
-        is_inside = _inside(along, beside, _uniform(generator, n, 1, 1, 1))
-        paint = _draw_colours(n, generator) + _draw_grating(along, beside, generator)
+        radius = (low + draw.uniform() * (high - low)) ** (1 / power)
+        place = draw.uniform(2) * 1.4 - 0.2
+        angle = draw.angle()
+        stretch = torch.exp(0.5 * draw.normal())
+        along, beside = _turn(across - place[0], down - place[1], angle)
+        along = along * stretch / radius
+        beside = beside / (stretch * radius)
+        is_inside = _is_inside(along, beside, draw.uniform())
+        paint = draw.colours() + _draw_grating(along, beside, draw)
         images = torch.where(is_inside & (leaf < wanted), paint, images)
     return images
 
 
-def _inside(along: Tensor, beside: Tensor, kind: Tensor) -> Tensor:
+def _is_inside(along: Tensor, beside: Tensor, kind: Tensor) -> Tensor:
     """Return the pixels inside of a disc, a box or a triangle of radius one."""
     disc = along.square() + beside.square() <= 1
     box = torch.maximum(along.abs(), beside.abs()) <= 0.9
     triangle = (beside >= -0.6) & (beside + 1.7 * along.abs() <= 1.1)
-    return torch.where(kind < 0.45, disc, torch.where(kind < 0.8, box, triangle))
+    corners = torch.where(kind < 0.8, box, triangle)
+    return torch.where(kind < 0.45, disc, corners)
 
 
-def _draw_grating(along: Tensor, beside: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_grating(along: Tensor, beside: Tensor, draw: Draw) -> Tensor:
     """Return stripes or checks across each leaf: `[n, 3, side, side]` around zero."""
-    n = along.shape[0]
-    turn = 2 * math.pi * _uniform(generator, n, 1, 1, 1)
-    frequency = 2 + 12 * _uniform(generator, n, 1, 1, 1).square()
-    phase = 2 * math.pi * _uniform(generator, 2, n, 1, 1, 1)
-    stripes = torch.sin(frequency * (along * turn.cos() + beside * turn.sin()) + phase[0])
-    crossed = torch.sin(frequency * (beside * turn.cos() - along * turn.sin()) + phase[1])
-    is_check = _uniform(generator, n, 1, 1, 1) < 0.3
+    angle = draw.angle()
+    frequency = 2 + 12 * draw.uniform().square()
+    phase = draw.angle(2)
+    first, second = _turn(along, beside, angle)
+    stripes = torch.sin(frequency * first + phase[0])
+    crossed = torch.sin(frequency * second + phase[1])
+    is_check = draw.uniform() < 0.3
     wave = torch.where(is_check, stripes * crossed, stripes)
-    is_sharp = _uniform(generator, n, 1, 1, 1) < 0.4
+    is_sharp = draw.uniform() < 0.4
     wave = torch.where(is_sharp, wave.sign(), wave)
-    strength = 0.35 * (_uniform(generator, n, 1, 1, 1) - 0.3).clamp(min=0)
-    tint = 0.5 + _uniform(generator, n, 3, 1, 1)
+    strength = 0.35 * (draw.uniform() - 0.3).clamp(min=0)
+    tint = 0.5 + draw.shaped(torch.rand, 3, 1, 1)
     return strength * tint * wave
 
 
-def _draw_noise(n: int, side: int, generator: torch.Generator) -> Tensor:
+def _draw_noise(side: int, draw: Draw) -> Tensor:
     """Return noise with a spectrum of 1 / f^a, another a and direction for every image."""
-    white = torch.randn(n, 3, side, side, generator=generator, device=generator.device)
-    mix = torch.eye(3, device=generator.device) + 0.8 * _uniform(generator, n, 3, 3)
+    device = draw.generator.device
+    white = draw.shaped(torch.randn, 3, side, side)
+    mix = torch.eye(3, device=device) + 0.8 * draw.shaped(torch.rand, 3, 3)
     white = torch.einsum("ncd,ndhw->nchw", mix, white)
-    down = torch.fft.fftfreq(side, device=generator.device).view(1, 1, side, 1)
-    across = torch.fft.fftfreq(side, device=generator.device).view(1, 1, 1, side)
-    turn = math.pi * _uniform(generator, n, 1, 1, 1)
-    stretch = torch.exp(0.6 * torch.randn(n, 1, 1, 1, generator=generator, device=down.device))
-    along = (across * turn.cos() + down * turn.sin()) * stretch
-    beside = (down * turn.cos() - across * turn.sin()) / stretch
-    frequency = (along.square() + beside.square()).sqrt().clamp_min(1 / side)
-    exponent = 0.5 + 1.5 * _uniform(generator, n, 1, 1, 1)
-    x = torch.fft.ifft2(torch.fft.fft2(white) / frequency**exponent).real
-    x = (x - x.mean((2, 3), keepdim=True)) / x.std((1, 2, 3), keepdim=True)
-    return _draw_colours(n, generator) + 0.22 * x
+    frequencies = torch.fft.fftfreq(side, device=device)
+    down = frequencies.view(1, 1, side, 1)
+    across = frequencies.view(1, 1, 1, side)
+    angle = math.pi * draw.uniform()
+    stretch = torch.exp(0.6 * draw.normal())
+    along, beside = _turn(across, down, angle)
+    squared = (along * stretch).square() + (beside / stretch).square()
+    frequency = squared.sqrt().clamp_min(1 / side)
+    exponent = 0.5 + 1.5 * draw.uniform()
+    spectrum = torch.fft.fft2(white) / frequency**exponent
+    x = torch.fft.ifft2(spectrum).real
+    deviation = x.std((1, 2, 3), keepdim=True)
+    x = (x - x.mean((2, 3), keepdim=True)) / deviation
+    return draw.colours() + 0.22 * x
 
 
 @dataclass(frozen=True)
@@ -138,7 +183,8 @@ class SyntheticImages(Probe):
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return images `[n, channels, height, width]` on the CPU; no labels."""
         channels, height, width = self.shape
-        images = draw_images(n, max(height, width), generator)[..., :height, :width]
+        images = draw_images(n, max(height, width), generator)
+        images = images[..., :height, :width]
         if channels == 1:
             images = images.mean(1, keepdim=True)
         return 2 * images.contiguous() - 1, None

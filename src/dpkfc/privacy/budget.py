@@ -61,7 +61,9 @@ class PlannedRun(Protocol):
     @property
     def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
     @property
-    def extra_releases(self) -> tuple[ExtraRelease, ...]: ...  # noqa: D102
+    def extra_releases(self) -> tuple[ExtraRelease, ...]:
+        """Return the kinds of releases beside the steps."""
+
     @property
     def delta(self) -> float: ...  # noqa: D102
     @property

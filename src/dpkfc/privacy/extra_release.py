@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from dpkfc._checks import check_integer, check_positive
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.calibration import calibrate_noise_multiplier
-from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import widened
 
 if TYPE_CHECKING:
@@ -72,12 +71,6 @@ def share_noise(share: float, epsilon: float, delta: float, count: int = 1) -> f
     import dp_accounting
 
     return calibrate_noise_multiplier(share * epsilon, delta, dp_accounting.GaussianDpEvent, count)
-
-
-def charge_extra(ledger: Ledger, kind: ExtraRelease, step: int) -> None:
-    """Charge one release of a kind; errors are those of `Ledger.charge`."""
-    scale = kind.noise_multiplier, kind.stddev, kind.sensitivity
-    ledger.charge(step, kind.event, *scale, kind.purpose)
 
 
 def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[dict[str, Any]]:

@@ -390,23 +390,41 @@ class VectorPlan(Protocol):
     """What the release of a vector reads of a plan."""
 
     @property
-    def hash(self) -> str: ...  # noqa: D102
-    def noise_stream(self) -> NoiseStream: ...  # noqa: D102
+    def hash(self) -> str:
+        """Return the hash that a ledger of the plan has."""
+
+    def noise_stream(self) -> NoiseStream:
+        """Return where the noise comes from."""
 
 
 class VectorKind(Protocol):
     """What the release of a vector reads of its kind, see `extra_release.ExtraRelease`."""
 
     @property
-    def purpose(self) -> str: ...  # noqa: D102
+    def purpose(self) -> str:
+        """Return its name in a ledger."""
+
     @property
-    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
+    def event(self) -> dp_accounting.DpEvent:
+        """Return the event of one release."""
+
     @property
-    def noise_multiplier(self) -> float: ...  # noqa: D102
+    def noise_multiplier(self) -> float:
+        """Return the standard deviation of the noise over the sensitivity."""
+
     @property
-    def stddev(self) -> float: ...  # noqa: D102
+    def stddev(self) -> float:
+        """Return the standard deviation of the noise."""
+
     @property
-    def sensitivity(self) -> float: ...  # noqa: D102
+    def sensitivity(self) -> float:
+        """Return the largest change between neighbouring datasets."""
+
+
+def charge_extra(ledger: Ledger, kind: VectorKind, step: int) -> None:
+    """Charge one release of a kind; errors are those of `Ledger.charge`."""
+    scale = kind.noise_multiplier, kind.stddev, kind.sensitivity
+    ledger.charge(step, kind.event, *scale, kind.purpose)
 
 
 def release_vector(
@@ -436,8 +454,7 @@ def release_vector(
     vector = np.nan_to_num(np.asarray(vector, np.float64)).reshape(-1)
     noise = plan.noise_stream()
     grid = grid_of(kind.sensitivity, len(vector), kind.stddev)
-    scale = kind.noise_multiplier, kind.stddev, kind.sensitivity
-    ledger.charge(draw, kind.event, *scale, kind.purpose)
+    charge_extra(ledger, kind, draw)
     normal = _normal(noise, draw, torch.device("cpu"), len(vector))
     tensors = {"vector": torch.from_numpy(vector)}
     return rounded_release(tensors, kind.stddev, 1.0, normal, grid)["vector"].numpy()
