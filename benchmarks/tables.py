@@ -445,6 +445,16 @@ def which_method() -> str:
     return page.table()
 
 
+def own_data() -> str:
+    """A user's own table and images by the command line."""
+    import own_data as study
+
+    results = read_json(RESULTS / "own_data.json")
+    if not results:
+        return missing("python benchmarks/own_data.py")
+    return study.table_of_results() + "\n\n" + machine(results)
+
+
 def features() -> str:
     """Linear heads on features without data, by features, scales and whitening."""
     import features_table
@@ -469,6 +479,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "probe-whitening": probe_whitening,
     "which-side": which_side,
     "features": features,
+    "own-data": own_data,
     "sklearn": sklearn_estimators,
     "claims": claims,
     "headline": headline,

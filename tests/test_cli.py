@@ -282,7 +282,7 @@ def test_the_doctor_measures_what_a_step_costs(tmp_path: Path, monkeypatch: pyte
         after = json.loads((tmp_path / "costs.json").read_text())[machine]
         assert after.keys() == times.keys() and (set(after.values()) == {7.0}) == kept
     assert "--again measures anew what --cost has kept" in _refused("doctor", "digits", "--again")
-    assert "--rows must be at least 1" in _refused("doctor", "digits", "--cost", "--rows", "0")
+    assert "Invalid value for '--rows': 0" in _refused("doctor", "digits", "--cost", "--rows", "0")
 
 
 def test_a_delta_that_is_too_large_is_warned_of_in_one_line():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import torch
@@ -80,6 +81,8 @@ def test_the_command_writes_weights_that_the_encoder_takes(tmp_path: Path) -> No
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert hashlib.sha256(path.read_bytes()).hexdigest() in result.output.replace("\n", "")
+    log = json.loads(path.with_suffix(".json").read_text("utf-8"))
+    assert log["steps"] == 2 and [step for step, _ in log["losses"]] == [2]
     found = SyntheticEncoder((1, 16, 16), weights=str(path)).build()
     assert found(torch.zeros(1, 1, 16, 16)).isfinite().all()
     refused = CliRunner().invoke(app, [*words[:2], "--steps", "0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.owndata.tables import encode_table
 from dpkfc.app.owndata.texts import encode_texts
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.recipes.recipe import squared_error
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import run
 from dpkfc.cli import app
@@ -191,3 +193,14 @@ def test_a_file_without_a_number_is_one_error(finished, tmp_path: Path):
     new = write_rows(tmp_path / "new.csv", [[20, "?"]], ["age", "cost"])
     code, text = _call("evaluate", folder, "--data", new)
     assert code == 2 and "no record has a known target" in text
+
+
+def test_a_target_that_is_missing_has_no_loss_and_no_gradient():
+    model = torch.nn.Linear(3, 1)
+    inputs = torch.randn(4, 3)
+    targets = torch.tensor([0.5, math.nan, -1.0, math.nan])
+    losses = squared_error(model, (inputs, targets))
+    expected = 0.5 * (model(inputs).squeeze(1) - targets).square()
+    assert torch.equal(losses[[0, 2]], expected[[0, 2]]) and not losses[[1, 3]].any()
+    losses[[1, 3]].sum().backward()
+    assert not model.weight.grad.any()

@@ -59,6 +59,7 @@ def test_a_total_covers_every_kind_of_release(noise: float, count: int, tmp_path
         for batch in session.batches():
             session.step(batch, loss_fn)
         honest = total_epsilon(charges_of(session.ledger.releases), 1e-3)
+        assert session.epsilon == pytest.approx(honest, rel=1e-3)
         total = {"delta": 1e-3, "runs": ["this"]}
         with pytest.raises(ValueError, match="total"):
             session.write_card(tmp_path, **TEXTS, total={"epsilon": 0.6 * honest, **total})

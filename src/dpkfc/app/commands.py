@@ -594,7 +594,7 @@ def doctor(
     cost: Annotated[
         bool, typer.Option("--cost", help="Measure what a step, its norms and a refresh cost here.")
     ] = False,
-    rows: Annotated[int, typer.Option(help="Examples of the step that --cost measures.")] = 32,
+    rows: Annotated[int, typer.Option(min=1, help="Examples of the step of --cost.")] = 32,
     again: Annotated[
         bool, typer.Option("--again", help="Measure what --cost has kept of this machine anew.")
     ] = False,
@@ -605,8 +605,6 @@ def doctor(
     """
     from dpkfc.app.doctor import doctor_report
 
-    if rows < 1:
-        raise ConfigError(f"--rows must be at least 1, got {rows}")
     doctor_report(model, settings, input_shape, rows if cost else 0, open_console(), again=again)
 
 
@@ -636,34 +634,41 @@ def methods(
 def pretrain_encoder(
     out: Annotated[Path, typer.Argument(help="The file of weights (safetensors).")],
     *,
-    steps: Annotated[int, typer.Option(help="Steps; the package's encoder took 7,783.")] = 7800,
-    batch_size: Annotated[int, typer.Option(help="Images a step.")] = 1024,
+    steps: Annotated[
+        int, typer.Option(min=2, help="Steps; the package's encoder took 7,783.")
+    ] = 7800,
+    batch_size: Annotated[int, typer.Option(min=2, help="Images a step.")] = 1024,
     seed: Annotated[int, typer.Option(help="Public seed of images, views and weights.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
     """Train the encoder of `SyntheticEncoder` anew, on synthetic images alone.
 
-    The package has weights of an H200, which took 400 seconds. Two cores would take days: lower
-    --steps and --batch-size to try it.
+    A JSON file beside the weights has losses and seconds. Two cores would take days: lower --steps
+    and --batch-size to try it.
     """
+    import json
+
     from rich.progress import Progress
 
     from dpkfc.app.encoder_training import pretrain_and_save
+    from dpkfc.app.run_folder import placed
 
-    if min(steps, batch_size) < 2:
-        raise ConfigError(f"--steps and --batch-size must be at least 2, got {steps}, {batch_size}")
     if device != "cpu" and not device.startswith("cuda"):
         raise ConfigError(f"--device must be cpu or cuda, got {device!r}")
+    losses: list[tuple[int, float]] = []
     with Progress(console=open_console()) as progress:
         task = progress.add_task("encoder", total=steps)
 
         def report(step: int, loss: float) -> None:
+            losses.append((step, round(loss, 4)))
             progress.update(task, completed=step, description=f"encoder, loss {loss:.3f}")
 
-        checksum = pretrain_and_save(
+        facts = pretrain_and_save(
             out, steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
         )
-    open_console().print(f"{out}: SHA-256 {checksum}", soft_wrap=True)
+    log = out.with_suffix(".json")
+    placed(log, lambda part: part.write_text(json.dumps({**facts, "losses": losses}), "utf-8"))
+    open_console().print(f"{out}: SHA-256 {facts['sha256']}; losses in {log}", soft_wrap=True)
 
 
 @_add_settings(leave_out=("out",))

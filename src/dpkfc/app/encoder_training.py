@@ -12,8 +12,10 @@ of private training: Tang et al. (2023).
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -161,8 +163,8 @@ def pretrain_and_save(
     seed: int,
     device: str,
     report: Callable[[int, float], None] | None = None,
-) -> str:
-    """Train an encoder from a seed, write its weights in half precision and return their SHA-256.
+) -> dict[str, Any]:
+    """Train an encoder from a seed, write its weights in half precision, and return what was done.
 
     Args:
         path: the safetensors file.
@@ -172,9 +174,13 @@ def pretrain_and_save(
         device: where it trains.
         report: called with step and loss at times.
 
+    Returns:
+        Settings, seconds and the SHA-256 of the file, as plain values.
+
     Raises:
         CheckpointError: the disk cannot take the file.
     """
+    began = time.perf_counter()
     torch.manual_seed(seed)
     encoder = pretrain_encoder(
         Encoder(), steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
@@ -184,4 +190,12 @@ def pretrain_and_save(
         if not name.endswith("num_batches_tracked"):
             state[name] = x.half().cpu().contiguous()
     place_file(path, lambda part: save_file(state, part))
-    return file_digest(path)
+    return {
+        "steps": steps,
+        "batch_size": batch_size,
+        "seed": seed,
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "torch": torch.__version__,
+        "seconds": round(time.perf_counter() - began, 1),
+        "sha256": file_digest(path),
+    }

@@ -20,17 +20,28 @@ def digits_cnn(num_classes: int = 10) -> nn.Sequential:
 
     Input `[N, 1, 8, 8]`, output `[N, num_classes]`.
     """
+    return _small_cnn(1, 32 * 2 * 2, 64, num_classes)
+
+
+def _small_cnn(
+    channels: int,
+    features: int,
+    width: int,
+    num_classes: int,
+    activation: Callable[[], nn.Module] = nn.ReLU,
+) -> nn.Sequential:
+    """Build two convolutions that halve the image, and two linear layers."""
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
+        nn.Conv2d(channels, 16, 3, padding=1),
+        activation(),
         nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
+        activation(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(32 * 2 * 2, 64),
-        nn.ReLU(),
-        nn.Linear(64, num_classes),
+        nn.Linear(features, width),
+        activation(),
+        nn.Linear(width, num_classes),
     )
 
 
@@ -328,25 +339,15 @@ def channels_last(model: nn.Sequential) -> nn.Sequential:
 # --------------------------------------------------------------------------------------------------
 
 
-def mnist_cnn(num_classes: int = 10, channels: int = 1) -> nn.Sequential:
+def mnist_cnn(
+    num_classes: int = 10, channels: int = 1, activation: Callable[[], nn.Module] = nn.ReLU
+) -> nn.Sequential:
     """Build two convolutions and two linear layers, 206,922 parameters for ten classes.
 
     This is the network of the DP-KFC experiments on MNIST. Input `[N, channels, 28, 28]`, output
     `[N, num_classes]`. Channels lie last in memory.
     """
-    layers = nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * 7 * 7, 128),
-        nn.ReLU(),
-        nn.Linear(128, num_classes),
-    )
-    return channels_last(layers)
+    return channels_last(_small_cnn(channels, 32 * 7 * 7, 128, num_classes, activation))
 
 
 def mnist_mlp(num_classes: int = 10) -> nn.Sequential:

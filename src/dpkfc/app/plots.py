@@ -196,18 +196,7 @@ def history(curve: Curve) -> Figure:
 
 
 def _draw_accuracy(axes: Axes, curve: Curve) -> None:
-    axes.plot(
-        curve.steps,
-        curve.accuracy,
-        color=WHITENED,
-        linewidth=2.2,
-        marker=_marker(curve),
-        markersize=4.5,
-        markeredgecolor=PAPER,
-        solid_capstyle="round",
-        label=curve.label,
-        clip_on=False,
-    )
+    _draw_curve(axes, curve, WHITENED, 2.2)
     if len(curve.accuracy):
         low = _floor(curve.accuracy)
         axes.fill_between(curve.steps, curve.accuracy, low, color=WHITENED, alpha=0.10, linewidth=0)
@@ -217,9 +206,20 @@ def _draw_accuracy(axes: Axes, curve: Curve) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _marker(curve: Curve) -> str | None:
-    """Return the marker of single points, None where there are many."""
-    return "o" if len(curve.steps) <= 40 else None
+def _draw_curve(axes: Axes, curve: Curve, colour: str, width: float) -> None:
+    """Draw accuracy against steps, with a marker at each point where they are few."""
+    axes.plot(
+        curve.steps,
+        curve.accuracy,
+        color=colour,
+        linewidth=width,
+        marker="o" if len(curve.steps) <= 40 else None,
+        markersize=4.5,
+        markeredgecolor=PAPER,
+        solid_capstyle="round",
+        label=curve.label,
+        clip_on=False,
+    )
 
 
 def _floor(accuracy: Iterable[float]) -> float:
@@ -243,42 +243,26 @@ def _label_end(
 
 
 def comparison(curves: Sequence[Curve], title: str, caption: str = "") -> Figure:
-    """Draw the accuracy of several runs against steps, each labelled where it ends."""
+    """Draw the accuracy of one or more runs against steps, each labelled where it ends."""
     figure = _figure(8, 4.6, title, caption)
     # Labels such as "DP-SGD  86.4 %" stand to the right of the axes.
-    longest = max((len(curve.label) + 8 for curve in curves), default=0)
+    longest = max(len(curve.label) + 8 for curve in curves)
     right = min(0.8, max(0.5, 0.97 - 0.0122 * longest))
     axes = figure.subplots(gridspec_kw={"left": 0.09, "right": right})
     figure.subplots_adjust(top=0.78, bottom=0.13)
     _style_axes(axes)
-    _label(axes, f"{curves[0].score} on the {curves[0].measured_on} set" if curves else "accuracy")
-    last_step = 1.0
-    stamps = []
+    _label(axes, f"{curves[0].score} on the {curves[0].measured_on} set")
     for curve, colour, shift in zip(curves, COLOURS, _label_shifts(curves), strict=False):
-        axes.plot(
-            curve.steps,
-            curve.accuracy,
-            color=colour,
-            linewidth=2.4,
-            marker=_marker(curve),
-            markersize=4.5,
-            markeredgecolor=PAPER,
-            solid_capstyle="round",
-            clip_on=False,
-        )
+        _draw_curve(axes, curve, colour, 2.4)
         if len(curve.accuracy):
             last = curve.accuracy[-1]
             text = f"{curve.label}  {100 * last:.1f} %"
             _label_end(axes, curve.steps[-1], last, text, colour, shift=shift)
-    for curve in curves:
-        last_step = max([last_step, *curve.steps])
-        if curve.stamp:
-            stamps.append(curve.stamp)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps", color=MUTED, fontsize=9.5)
-    axes.set_xlim(0, last_step)
-    _stamp(figure, stamps[0] if stamps else "")
+    axes.set_xlim(0, max(step for curve in curves for step in [1, *curve.steps]))
+    _stamp(figure, next((curve.stamp for curve in curves if curve.stamp), ""))
     return figure
 
 

@@ -168,9 +168,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
     if not schema.features:
         raise ConfigError(f"{config.schema}: no column becomes a feature; add [columns.NAME]")
     width = schema.width
-
-    def build() -> nn.Module:
-        return _linear(width, target_of(schema).outputs)
+    outputs = target_of(schema).outputs
 
     def probe(config: RunConfig) -> Probe:
         return SchemaNoise(tuple(schema.features.items()))
@@ -184,9 +182,9 @@ def _table_recipe(config: RunConfig) -> Recipe:
         name=config.recipe,
         title=path.name,
         load=_loader(read, path),
-        build=build,
+        build=partial(_linear, width, outputs),
         input_shape=(width,),
-        num_classes=target_of(schema).outputs,
+        num_classes=outputs,
         constants=public_facts(schema, has_release=bool(config.bounds)),
         probe=probe,
         read=lambda other: tables.encode_table(other, schema, with_target=False),
@@ -308,10 +306,8 @@ def _text_recipe(config: RunConfig) -> Recipe:
         form = replace(schema.text, key=config.text)
         schema = replace(schema, text=form)
     width = texts.text_width(schema)
+    outputs = target_of(schema).outputs
     hashes = schema.text.encoder == "words"
-
-    def build() -> nn.Module:
-        return _linear(width, target_of(schema).outputs)
 
     def probe(config: RunConfig) -> Probe:
         if hashes:
@@ -324,9 +320,9 @@ def _text_recipe(config: RunConfig) -> Recipe:
         name=config.recipe,
         title=path.name,
         load=_loader(read, path),
-        build=build,
+        build=partial(_linear, width, outputs),
         input_shape=(width,),
-        num_classes=target_of(schema).outputs,
+        num_classes=outputs,
         constants={
             **public_facts(schema),
             "features": (features, "published; nothing is fitted"),
