@@ -1,6 +1,8 @@
 """Linear heads on features without data: accuracy by features, scales and whitening.
 
     python benchmarks/features.py --data-dir DATA --out benchmarks/results/features.json
+    python benchmarks/features.py --data-dir DATA --out benchmarks/results/features_controls.json \
+        --controls --epochs 15
 
 Each arm takes its best rate and number of epochs on a validation split that is cut from the
 training set. Then five seeds train on the whole training set and are measured on the test set. An
@@ -31,7 +33,10 @@ import dpkfc
 from dpkfc import KFAC, DeadLeaves, PinkNoise, PrivacyConfig, PublicData, Session, WhiteNoise
 from dpkfc.app.datasets.images import BREAST, PNEUMONIA
 from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
+from dpkfc.app.datasets.text import IMDB, hashed_texts, load_texts
+from dpkfc.app.models import mnist_cnn
 from dpkfc.app.recipes.features import LinearHead
+from dpkfc.app.recipes.words import NORM, HashedZipf, ZipfWords, english_weights
 from dpkfc.curvature import Probe
 from dpkfc.features import Scattering, SyntheticEncoder, SyntheticImages, standardise
 from dpkfc.features.joined import ENERGY
@@ -50,7 +55,18 @@ DELTA = 1e-5
 VALIDATION = 5000
 PROBE = 1024
 RATES = (0.0625, 0.125, 0.25, 0.5)
+# Of arms whose gradients have another size than those of a private linear head.
+RATES_OF = {
+    ("network", "dp-sgd"): (0.0625, 0.125, 0.25, 0.5),
+    ("network", "dp-kfc, natural"): (0.0156, 0.03125, 0.0625, 0.125),
+    ("network", "without privacy"): (0.01, 0.03, 0.1),
+    ("head", "without privacy"): (0.0005, 0.001, 0.002),
+    # Rows of another norm: the product of norm and clip counts.
+    ("Zipf at norm 1", "dp-sgd"): (0.5, 1.0, 2.0, 4.0),
+    ("Zipf", "without privacy"): (0.05, 0.2, 0.8),
+}
 EPOCHS = (15, 30)
+ACTIVATIONS = {"ReLU": nn.ReLU, "tanh": nn.Tanh}
 
 
 @dataclass(frozen=True)
@@ -61,29 +77,104 @@ class Arm:
     scales: str = "synthetic"
     method: str = "dp-sgd"
     mirror: bool = False
+    activation: str = ""
+
+    @property
+    def clip(self) -> float:
+        """Return C: of words it fits rows of norm 4, or rows of norm 1."""
+        if not self.maps[0].startswith("words"):
+            return 1.0
+        return 0.5 if "norm 1" in self.scales else 1.5
+
+    @property
+    def kind(self) -> str:
+        """Return what is trained, a linear head or a network on pixels."""
+        return "network" if self.activation else "head"
+
+    def build(self, shape: Sequence[int], classes: int) -> nn.Module:
+        """Return the model that is trained."""
+        if self.kind == "head":
+            return LinearHead(shape[0], classes)
+        return mnist_cnn(classes, shape[0], ACTIVATIONS[self.activation])
 
     @property
     def name(self) -> str:
         """Return a name for tables and files."""
-        parts = ["+".join(self.maps), self.scales, self.method]
+        parts = ["+".join(self.maps), self.activation or self.scales, self.method]
         return ", ".join([*parts, "mirrored"] if self.mirror else parts)
 
 
+BEST = ("scattering", "encoder2")
 ARMS = [
-    Arm(("scattering", "encoder2")),
+    Arm(BEST),
     Arm(("scattering",)),
     Arm(("encoder2",)),
     Arm(("scattering", "encoder4")),
     Arm(("scattering", "encoder4"), mirror=True),
-    Arm(("scattering", "encoder2"), method="dp-kfc"),
     Arm(("encoder4",), mirror=True),
-    Arm(("scattering", "encoder2"), scales="none"),
-    Arm(("scattering",), scales="leaves"),
-    Arm(("scattering", "encoder2"), scales="pink"),
-    Arm(("scattering", "encoder2"), scales="white"),
-    Arm(("scattering", "encoder2"), method="dp-kfc, random directions"),
-    Arm(("scattering", "encoder2"), method="without privacy"),
 ]
+# What each part contributes: one part differs from the first arm, and all have one grid. A network
+# on pixels is the method without features, with the activation of the recipe and with tanh.
+CONTROLS = [
+    Arm(BEST),
+    Arm(BEST, scales="none"),
+    Arm(BEST, scales="white"),
+    Arm(BEST, scales="pink"),
+    Arm(BEST, scales="leaves"),
+    Arm(BEST, method="dp-kfc, natural"),
+    Arm(BEST, method="dp-kfc, whitened"),
+    Arm(BEST, method="dp-kfc, natural, random directions"),
+    Arm(BEST, method="without privacy"),
+    Arm(("network",), activation="ReLU"),
+    Arm(("network",), activation="tanh"),
+    Arm(("network",), activation="ReLU", method="dp-kfc, natural"),
+    Arm(("network",), activation="tanh", method="dp-kfc, natural"),
+    Arm(("network",), activation="tanh", method="without privacy"),
+]
+
+
+# The columns of IMDB's words, with and without weights by Zipf's law, and rows of another norm.
+WORDS = [
+    Arm(("words32768",), "Zipf"),
+    Arm(("words32768",), "none"),
+    Arm(("words32768",), "Zipf at norm 1"),
+    Arm(("words4096",), "Zipf"),
+    Arm(("words32768",), "Zipf", "dp-kfc, natural"),
+    Arm(("words32768",), "Zipf", "dp-kfc, whitened"),
+    Arm(("words32768",), "Zipf", "dp-kfc, natural, random directions"),
+    Arm(("words32768",), "Zipf", "without privacy"),
+]
+
+
+class Words:
+    """Hashed words of IMDB's reviews."""
+
+    has_validation = False
+
+    def __init__(self, data_dir: str) -> None:
+        self._texts = load_texts(IMDB, data_dir)
+        self._kept: tuple[Any, Tensor] = ((), torch.empty(0))
+
+    def labels(self, part: str) -> Tensor:
+        """Return the labels of a part."""
+        return torch.as_tensor(getattr(self._texts, part)[1]).long()
+
+    def inputs(self, arm: Arm, part: str) -> Tensor:
+        """Return rows `[n, columns]` in half precision."""
+        columns = int(arm.maps[0].removeprefix("words"))
+        weights = None if arm.scales == "none" else english_weights()
+        norm = 1.0 if "norm 1" in arm.scales else NORM
+        if part == "probe":
+            probe = HashedZipf(columns, ZipfWords(), weighted=True)
+            return probe.sample(PROBE, torch.Generator().manual_seed(1))[0].half()
+        key = (columns, arm.scales, part)
+        if part == "test" or self._kept[0] != key:
+            lines = getattr(self._texts, part)[0]
+            rows = norm * hashed_texts(lines, columns, weights=weights)
+            if part == "test":
+                return rows.half()
+            self._kept = (key, rows.half())
+        return self._kept[1]
 
 
 class Features:
@@ -92,6 +183,7 @@ class Features:
     def __init__(self, name: str, data_dir: str, folder: Path, device: str) -> None:
         self._name, self._folder, self._device = name, folder, device
         self.pixels = load_pixels(SOURCES[name], data_dir)
+        self.has_validation = self.pixels.validation is not None
         height, width = self.pixels.train[0].shape[1:3]
         channels = 1 if self.pixels.train[0].ndim == 3 else self.pixels.train[0].shape[3]
         self.shape = (channels, height, width)
@@ -127,15 +219,9 @@ class Features:
         if path.exists():
             return load_file(path)["features"]
         features = self.build(map_).to(self._device)
-        if part == "probe":
-            images = self.probe("synthetic").sample(PROBE, torch.Generator().manual_seed(1))[0]
-        else:
-            pixels = torch.as_tensor(getattr(self.pixels, part)[0])
-            images = (pixels if pixels.dim() == 4 else pixels.unsqueeze(-1)).permute(0, 3, 1, 2)
         found = []
-        for chunk in images.split(250):
-            x = chunk.to(self._device)
-            x = x if x.is_floating_point() else x.float() / 127.5 - 1
+        for chunk in self.images(part).split(250):
+            x = scaled(chunk.to(self._device))
             y = features(x)
             if mirror:
                 y = (y + features(x.flip(3)).flip(3)) / 2
@@ -144,8 +230,20 @@ class Features:
         save_file({"features": together}, path)
         return together
 
+    def images(self, part: str) -> Tensor:
+        """Return images `[n, channels, height, width]`, as bytes where they are private."""
+        if part == "probe":
+            return self.probe("synthetic").sample(PROBE, torch.Generator().manual_seed(1))[0]
+        pixels = torch.as_tensor(getattr(self.pixels, part)[0])
+        return (pixels if pixels.dim() == 4 else pixels.unsqueeze(-1)).permute(0, 3, 1, 2)
+
     def inputs(self, arm: Arm, part: str) -> Tensor:
-        """Return the inputs of the head `[n, d]` in half precision: every map has equal energy."""
+        """Return the inputs of the model: pixels from -1 to 1 for a network.
+
+        Those of a head are `[n, d]` in half precision, and every map has equal energy.
+        """
+        if arm.kind == "network":
+            return scaled(self.images(part)).to(self._device)
         parts = []
         for map_ in arm.maps:
             x = self.raw(map_, part, arm.mirror)
@@ -165,6 +263,11 @@ class Features:
                 rows.append((y.flatten(1) * math.sqrt(ENERGY / size / len(arm.maps))).half())
             parts.append(torch.cat(rows))
         return torch.cat(parts, 1)
+
+
+def scaled(images: Tensor) -> Tensor:
+    """Return images as numbers from -1 to 1."""
+    return images if images.is_floating_point() else images.float() / 127.5 - 1
 
 
 def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -203,25 +306,26 @@ def train(
     """Train one head and return the accuracy of the average of its weights."""
     torch.manual_seed(seed)
     x, y = data
-    model = LinearHead(x.shape[1], int(y.max()) + 1).to(x.device)
+    model = arm.build(x.shape[1:], int(y.max()) + 1).to(x.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate, momentum=0.9)
     if arm.method == "without privacy":
         return _train_without_privacy(model, optimizer, data, held_out, setting.epochs)
     config: dict[str, Any] = {}
     if probe is not None:
-        control = "random" if "random" in arm.method else "none"
         kfac = KFAC(
             probe=PublicData(probe.float().cpu(), provenance="features of synthetic images"),
             probe_size=PROBE,
             sides="input",
-            every=10**6,
-            **({} if control == "none" else {"control": control}),
+            every=50 if arm.kind == "network" else 10**6,
+            control="random" if "random" in arm.method else "none",
         )
-        config = {"preconditioner": kfac, "readout": "natural"}
+        config = {"preconditioner": kfac}
+        if "natural" in arm.method:
+            config["readout"] = "natural"
     plan = PrivacyConfig(
         expected_batch_size=batch,
         epochs=setting.epochs,
-        max_grad_norm=1.0,
+        max_grad_norm=arm.clip,
         weight_average=WeightEMA(0.9),
         **config,
     ).calibrate(epsilon=epsilon, delta=DELTA, dataset_size=len(y))
@@ -239,8 +343,6 @@ def _train_without_privacy(
     held_out: tuple[Tensor, Tensor],
     epochs: int,
 ) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] *= 1 / 1000
     for _ in range(epochs):
         for rows in torch.randperm(len(data[1]), device=data[1].device).split(256):
             optimizer.zero_grad()
@@ -259,34 +361,33 @@ def interval(values: list[float]) -> float:
 def run_arm(
     name: str,
     arm: Arm,
-    source: Features,
+    source: Features | Words,
     device: str,
     known: Collection[float],
     grid: Sequence[Setting],
+    wanted: Sequence[float],
 ) -> Iterator[dict[str, Any]]:
     """Search on the validation split, then measure five seeds on the test set."""
-    wanted = (math.inf,) if "without" in arm.method else EPSILONS.get(name, (1.0,))
+    if "without" in arm.method:
+        wanted = (math.inf,)
     wanted = tuple(epsilon for epsilon in wanted if epsilon not in known)
     if not wanted:
         return
     x, y = source.inputs(arm, "train"), source.labels("train").to(device)
     test = source.inputs(arm, "test"), source.labels("test").to(device)
     probe = source.inputs(arm, "probe") if arm.method.startswith("dp-kfc") else None
-    if source.pixels.validation is None:
+    if not source.has_validation:
         order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(device)
         rest, cut = order[VALIDATION:], order[:VALIDATION]
         search, held_out = (x[rest], y[rest]), (x[cut], y[cut])
     else:
         search = (x, y)
         held_out = source.inputs(arm, "validation"), source.labels("validation").to(device)
-    batch = min(4096, len(y) // 4)
+    batch = min(1024 if arm.kind == "network" or name == "imdb" else 4096, len(y) // 4)
     for epsilon in wanted:
         began = time.perf_counter()
         tried = []
-        settings = grid
-        if arm.method == "without privacy":
-            settings = [Setting(rate, 15) for rate in (0.5, 1.0, 2.0)]
-        for setting in settings:
+        for setting in grid:
             found = train(arm, search, probe, held_out, setting, epsilon, 0, batch)
             tried.append((found, setting))
         best = max(tried, key=lambda pair: pair[0])[1]
@@ -318,10 +419,16 @@ def main() -> None:
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for features; they are private")
-    parser.add_argument("--data", nargs="*", default=list(SOURCES))
-    parser.add_argument("--arms", nargs="*", type=int, default=list(range(len(ARMS))))
+    parser.add_argument("--data", nargs="*", default=[*SOURCES, "imdb"])
+    parser.add_argument("--controls", action="store_true", help="what each part contributes")
+    parser.add_argument("--arms", nargs="*", type=int, help="numbers of the list of arms")
+    parser.add_argument("--epsilons", nargs="*", type=float)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rates", nargs="*", type=float, default=RATES)
+    parser.add_argument(
+        "--rates",
+        nargs="*",
+        type=float,
+    )
     parser.add_argument("--epochs", nargs="*", type=int, default=EPOCHS)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -329,15 +436,26 @@ def main() -> None:
     if arguments.out.exists():
         content = json.loads(arguments.out.read_text("utf-8"))
     rows = content["rows"]
-    grid = [Setting(rate, epochs) for epochs in arguments.epochs for rate in arguments.rates]
     for name in arguments.data:
-        source = Features(name, arguments.data_dir, arguments.folder, arguments.device)
-        for number in arguments.arms:
-            arm = ARMS[number]
+        source: Features | Words
+        if name == "imdb":
+            arms = WORDS
+            source = Words(arguments.data_dir)
+        else:
+            arms = CONTROLS if arguments.controls else ARMS
+            source = Features(name, arguments.data_dir, arguments.folder, arguments.device)
+        if arguments.arms is not None:
+            arms = [arms[number] for number in arguments.arms]
+        for arm in arms:
+            rates = arguments.rates or RATES_OF.get(
+                (arm.scales, arm.method), RATES_OF.get((arm.kind, arm.method), RATES)
+            )
+            grid = [Setting(rate, epochs) for epochs in arguments.epochs for rate in rates]
+            wanted = arguments.epsilons or EPSILONS.get(name, (1.0,))
             known = {
                 row["epsilon"] for row in rows if (row["data"], row["arm"]) == (name, arm.name)
             }
-            for row in run_arm(name, arm, source, arguments.device, known, grid):
+            for row in run_arm(name, arm, source, arguments.device, known, grid, wanted):
                 rows.append(row)
                 print(name, arm.name, row["epsilon"], row["mean"], row["interval"], flush=True)
                 content["dpkfc"] = dpkfc.__version__

@@ -24,7 +24,14 @@ from dpkfc.app.pretrained import gpt2_lora
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encode_pairs
 from dpkfc.app.recipes.recipe import Judged, cap_for_smoke
-from dpkfc.app.recipes.words import COMMON_WORDS, HashedZipf, ZipfBytes
+from dpkfc.app.recipes.words import (
+    COMMON_WORDS,
+    NORM,
+    HashedZipf,
+    ZipfBytes,
+    english_weights,
+    weighted_words,
+)
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import run
 from dpkfc.curvature.probes import examples
@@ -67,6 +74,7 @@ FILES = {
     "cifar100-wrn": "cifar100/test.npz",
     "svhn-wrn": "svhn/test_32x32.mat",
     "utkface-resnet20": "utkface/subset.npz",
+    "imdb": "imdb/test.csv.bz2",
     "imdb-logistic": "imdb/test.csv.bz2",
     "ag-news-minilm": "ag_news/train_subset.csv.gz",
     "stackoverflow-minilm": "stackoverflow/titles.csv.gz",
@@ -180,6 +188,22 @@ def test_hashed_features_are_signs_of_words_and_by_choice_of_pairs():
         hashed_rows([], 100)
 
 
+def test_weights_of_words_follow_zipfs_law_and_count_no_text():
+    weights = english_weights()
+    first, other = word_hashes(["the", "quark"])
+    # p of rank 1 and of rank 1,001 among 30,000 words.
+    total = sum(1 / (rank + 2.7) for rank in range(1, 30_001))
+    share = 1 / 3.7 / total
+    rare = 1 / 1003.7 / total
+    expected = [-math.log(1 - (1 - p) ** 200) for p in (share, rare)]
+    assert weights.of(np.array([first, other])).tolist() == pytest.approx(expected)
+    rows = hashed_texts(["the quark", ""], 1 << 20, weights=weights)
+    values = rows[0][rows[0] != 0].abs().sort().values
+    norm = math.hypot(*expected)
+    assert values.tolist() == pytest.approx([x / norm for x in expected], rel=1e-5)
+    assert float(weighted_words(["the quark"], 64).norm()) == pytest.approx(NORM, rel=1e-6)
+
+
 def test_the_hash_is_the_published_one():
     assert word_hashes(["the"]).tolist() == [12666705090688512929]
 
@@ -197,6 +221,10 @@ def test_the_hashed_probe_has_the_mean_direction_of_english():
     assert torch.equal(rows, again)
     frequent = hashed_texts([COMMON_WORDS[0]], 512)[0]
     assert float(rows.mean(0) @ frequent) > 0.02
+    weighted = HashedZipf(512, weighted=True).sample(40, torch.Generator().manual_seed(0))[0]
+    # Weights by inverse frequencies take the mean direction away.
+    assert float(weighted.mean(0) @ frequent) / NORM < 0.02
+    assert weighted.norm(dim=1).tolist() == pytest.approx([NORM] * 40, rel=1e-5)
 
 
 def test_bytes_of_the_probe_end_and_are_padded():

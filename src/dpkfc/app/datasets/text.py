@@ -357,7 +357,37 @@ def word_hashes(words: Iterable[str], key: str = KEY) -> np.ndarray:
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64)
 
 
-def hashed_texts(texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool = False) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class WordWeights:
+    """Public weights of words, found by their hashes.
+
+    Attributes:
+        hashes: uint64 `[n]`, ascending.
+        values: float64 `[n]`, the weight of each.
+        rare: the weight of every other word.
+    """
+
+    hashes: np.ndarray
+    values: np.ndarray
+    rare: float
+
+    def of(self, hashes: np.ndarray) -> np.ndarray:
+        """Return the weights of word hashes, float64 of the same shape."""
+        places = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
+        weights: np.ndarray = np.where(
+            self.hashes[places] == hashes, self.values[places], self.rare
+        )
+        return weights
+
+
+def hashed_texts(
+    texts: Sequence[str],
+    size: int,
+    key: str = KEY,
+    *,
+    pairs: bool = False,
+    weights: WordWeights | None = None,
+) -> Tensor:
     """Return features `[N, size]` of texts; see `hashed_rows`."""
     documents = [words_of(text) for text in texts]
     known = sorted(set().union(*documents))
@@ -365,20 +395,27 @@ def hashed_texts(texts: Sequence[str], size: int, key: str = KEY, *, pairs: bool
     hashes = []
     for words in documents:
         hashes.append(np.array([table[word] for word in words], np.uint64))
-    return hashed_rows(hashes, size, pairs=pairs)
+    return hashed_rows(hashes, size, pairs=pairs, weights=weights)
 
 
-def hashed_rows(documents: Sequence[np.ndarray], size: int, *, pairs: bool = False) -> Tensor:
+def hashed_rows(
+    documents: Sequence[np.ndarray],
+    size: int,
+    *,
+    pairs: bool = False,
+    weights: WordWeights | None = None,
+) -> Tensor:
     """Return features of documents that are sequences of word hashes.
 
     Args:
         documents: uint64 `[length]` each, in the order of the text.
         size: number of columns, a power of two.
         pairs: count pairs of neighbouring words too.
+        weights: public weights of words; without them every word has weight one.
 
     Returns:
-        float32 `[N, size]`. Each word (or pair) that occurs adds one sign to its column, once a
-        document. Rows have norm 1, or 0 where a document is empty.
+        float32 `[N, size]`. Each word (or pair) that occurs adds its signed weight to its column,
+        once a document. Rows have norm 1, or 0 where a document is empty.
 
     Raises:
         ValueError: a size that is not a power of two.
@@ -393,6 +430,8 @@ def hashed_rows(documents: Sequence[np.ndarray], size: int, *, pairs: bool = Fal
             hashes = np.unique(words)
         column = (hashes & np.uint64(size - 1)).astype(np.int64)
         sign = 1.0 - 2.0 * (hashes >> np.uint64(63)).astype(np.float64)
+        if weights is not None:
+            sign *= weights.of(hashes)
         total = np.bincount(column, weights=sign, minlength=size)
         row[:] = total / max(float(np.linalg.norm(total)), 1e-12)
     return torch.from_numpy(rows)

@@ -37,7 +37,7 @@ from dpkfc.app.recipes.images import (
 from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
 from dpkfc.app.recipes.sentences import AG_NEWS_MINILM, SST2_MINILM, STACKOVERFLOW_MINILM
-from dpkfc.app.recipes.words import IMDB_LOGISTIC
+from dpkfc.app.recipes.words import IMDB_LOGISTIC, IMDB_WORDS
 from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
 
 RECIPES: dict[str, Recipe] = {
@@ -49,6 +49,7 @@ RECIPES: dict[str, Recipe] = {
         CIFAR10,
         PNEUMONIAMNIST,
         BREASTMNIST,
+        IMDB_WORDS,
         MNIST_CNN,
         MNIST_MLP,
         MNIST_VIT,
