@@ -34,8 +34,7 @@ from dpkfc.report.card import (
     to_json,
     to_markdown,
 )
-from dpkfc.report.officer import explain_guarantee
-from dpkfc.report.registry import registry_record
+from dpkfc.report.officer import explain_guarantee, registry_record
 
 if TYPE_CHECKING:
     import dp_accounting
