@@ -8,7 +8,7 @@ of the others, in one parameter group alone, or not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,13 @@ from dpkfc.audit.harness import (
     Plant,
     PlantedLoss,
     RandomWalk,
+    Script,
     Shapes,
     Subject,
     WatchedSession,
     find_plantable,
     open_session,
+    script_plan,
 )
 from dpkfc.config import Plan
 from dpkfc.gradients.clipping import SPLIT, matrix_of
@@ -183,6 +185,25 @@ class Canaries:
         """
         dataset, units = self.dataset(subject), self.units(subject)
         return open_session(subject, plan, dataset, units=units, **options)
+
+    def release_still(
+        self, subject: Subject, script: Script, seed: int | None = None
+    ) -> Iterator[Released]:
+        """Yield the release of every batch, all at the same weights and in the same metric.
+
+        Args:
+            subject: what is audited.
+            script: units of every batch.
+            seed: of repeatable noise; None leaves the noise secret.
+        """
+        plan = script_plan(subject.plan, script, subject.size + len(self.names), seed=seed)
+        session, walk = self.open_session(subject, plan, verify=False, still=True)
+        loss = self.loss(subject)
+        with session:
+            for batch in session.batches():
+                session.step(batch, loss)
+                walk.gradients.clear()
+                yield session.take()
 
 
 def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> Canaries:

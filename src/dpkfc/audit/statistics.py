@@ -31,7 +31,6 @@ from dpkfc.audit.harness import (
     Subject,
     WatchedSession,
     accounted_noise,
-    freeze_preconditioner,
     script_plan,
 )
 from dpkfc.config import Plan
@@ -676,19 +675,11 @@ def _release_low_bits(
     subject: Subject, canaries: Canaries, script: list[list[int]]
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield the low bits of every release `[bits]`, at fixed weights and a fixed metric."""
-    frozen = freeze_preconditioner(subject.plan)
-    plan = script_plan(frozen, script, subject.size + len(canaries.names))
-    session, walk = canaries.open_session(subject, plan, verify=False, still=True)
-    loss = canaries.loss(subject)
-    with session:
-        for batch in session.batches():
-            session.step(batch, loss)
-            walk.gradients.clear()
-            released = session.take()
-            parts = []
-            for name, count in _count_leading_entries(released, BIT_ENTRIES).items():
-                parts.append(_low_bits(released.gradients[name].flatten()[:count]))
-            yield np.concatenate(parts)
+    for released in canaries.release_still(subject, script):
+        parts = []
+        for name, count in _count_leading_entries(released, BIT_ENTRIES).items():
+            parts.append(_low_bits(released.gradients[name].flatten()[:count]))
+        yield np.concatenate(parts)
 
 
 def _low_bits(x: Tensor) -> NDArray[np.bool_]:

@@ -34,8 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
-from dpkfc.federated.client import Client
-from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import (
     CLIENT_FAILED,
     FLOATS,

@@ -32,17 +32,13 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.probe_pass import copy_to_device
-from dpkfc.federated.local_training import (
-    accumulation_dtype,
-    total_norm,
-    trained_parameters,
-    zero_sums,
-)
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,
     KeyExchange,
     Message,
+    Tensors,
+    accumulation_dtype,
     add_prefix,
     contract_of,
     find_problem,
@@ -50,7 +46,11 @@ from dpkfc.federated.messages import (
     shapes_of,
     split_rows,
     to_bytes,
+    total_norm,
+    trained_parameters,
+    zero_sums,
 )
+from dpkfc.federated.options import Participation
 from dpkfc.federated.plan import (
     FACTORS,
     FederatedPlan,
@@ -59,7 +59,6 @@ from dpkfc.federated.plan import (
     sampling_stream,
 )
 from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
-from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
@@ -71,8 +70,6 @@ from dpkfc.private_step import ReleasePipeline
 
 if TYPE_CHECKING:
     import dp_accounting
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dpkfc._checks import check_positive
-from dpkfc.federated.client import Client
-from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import Message
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.server import RoundRecord, Server

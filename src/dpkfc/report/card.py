@@ -34,7 +34,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report.numbers import number, plain, rounded_up
+from dpkfc.report.numbers import json_number, number, plain, rounded_up
 from dpkfc.report.officer import (
     Declared,
     explain_guarantee,
@@ -564,7 +564,7 @@ def _guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
     """Return what every card promises first."""
     return {
         "certified": plan.certified,
-        "epsilon": _json_number(epsilon),
+        "epsilon": json_number(epsilon),
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
     }
@@ -585,14 +585,10 @@ def _budget(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
     return {} if receipt is None else {"budget": asdict(receipt)}
 
 
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"
-
-
 def _json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:
     numbers: dict[str, float | str | None] = {}
     for name, value in values.items():
-        numbers[name] = None if value is None else _json_number(value)
+        numbers[name] = None if value is None else json_number(value)
     return numbers
 
 

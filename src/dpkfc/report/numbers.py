@@ -49,3 +49,8 @@ def number(value: Any) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def json_number(value: float) -> float | str:
+    """Return a finite number itself, and "inf" for an infinite one, which JSON has not."""
+    return value if math.isfinite(value) else "inf"

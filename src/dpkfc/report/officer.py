@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
 from dpkfc.privacy.tradeoff import attack_rates, group_epsilon
-from dpkfc.report.numbers import is_visible, number, plain, rounded_up
+from dpkfc.report.numbers import is_visible, json_number, number, plain, rounded_up
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -74,7 +73,7 @@ def explain_guarantee(
     groups: dict[str, dict[str, float | str]] = {}
     for size in GROUPS if event is not None else ():
         value, by = group_epsilon(event, count, delta, size, relation, independent=independent)
-        groups[str(size)] = {"epsilon": value if math.isfinite(value) else "inf", "by": by}
+        groups[str(size)] = {"epsilon": json_number(value), "by": by}
     return {
         "right_at_even_odds": rates.right,
         "found_at_1_percent_false_alarms": rates.found,

@@ -16,7 +16,7 @@ from dpkfc.data.sampling import Poisson
 from dpkfc.privacy.accounting import cross_check, total_epsilon
 from dpkfc.privacy.budget import Budget, unit_of
 from dpkfc.privacy.ledger import Verified
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report.numbers import json_number, rounded_up
 from dpkfc.report.verify import charges_of, doubt_of, relation_of_releases, verify_history
 
 _UNKNOWN = "not stated"
@@ -163,22 +163,18 @@ def to_json(total: Total) -> dict[str, Any]:
             "ledger": str(row.path),
             "plan": row.ledger.header["plan_hash"],
             "releases": len(row.ledger.releases),
-            "epsilon": _number(row.epsilon),
+            "epsilon": json_number(row.epsilon),
             "certified": not row.doubt,
         }
         runs.append(run)
     return {
-        "epsilon": _number(total.epsilon),
+        "epsilon": json_number(total.epsilon),
         "delta": total.delta,
         "certified": not total.doubts,
         "unit": total.rows[0].unit,
         "neighbouring_relation": total.rows[0].neighbouring_relation,
         "runs": runs,
     }
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"
 
 
 def total_table(total: Total) -> Table:
