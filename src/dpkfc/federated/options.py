@@ -291,6 +291,10 @@ class LocalSteps(LocalWork):
                 " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
             )
 
+    def broadcast(self, state: State) -> Tensors:
+        """Return the last y."""
+        return dict(state)
+
 
 @dataclass(frozen=True)
 class ScaffoldSteps(LocalSteps):
@@ -400,8 +404,8 @@ class ServerRule:
         raise NotImplementedError
 
     def broadcast(self, state: State) -> Tensors:
-        """Return what clients need of the state, by parameter name."""
-        return dict(state)
+        """Return what clients need of the state, by parameter name; empty for most rules."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -438,10 +442,6 @@ class FedGD(ServerRule):
     ) -> tuple[Tensors, Tensors]:
         """Return η ḡ and no state."""
         return {name: self.learning_rate * g for name, g in direction.items()}, {}
-
-    def broadcast(self, state: State) -> Tensors:
-        """Return nothing: clients need no momentum."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -571,6 +571,10 @@ class Scaffold(FedAvg):
             old = state.get(name, torch.zeros_like(change))
             c[name] = old + change * per_step - participation.survivor_fraction * old
         return {name: self.learning_rate * g for name, g in direction.items()}, c
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return the control variate c."""
+        return dict(state)
 
 
 def _check_work(rule: str, local: LocalWork, needed: type) -> None:

@@ -34,7 +34,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report.numbers import json_number, number, plain, rounded_up
+from dpkfc.report.numbers import as_mapping, json_number, number, plain, rounded_up
 from dpkfc.report.officer import (
     Declared,
     explain_guarantee,
@@ -713,13 +713,13 @@ _ABOUT = (
 
 def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
     """Return check, measured value, bound, verdict and detail of every check of an audit."""
-    sections = _mapping(audit)
-    rows = [_finding_row(_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
-    findings = _mapping(sections.get("step")).get("findings")
+    sections = as_mapping(audit)
+    rows = [_finding_row(as_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
+    findings = as_mapping(sections.get("step")).get("findings")
     if isinstance(findings, list):
-        rows += [_finding_row(_mapping(finding)) for finding in findings]
+        rows += [_finding_row(as_mapping(finding)) for finding in findings]
     for name in ("one_run", "membership"):
-        if bound := _mapping(sections.get(name)):
+        if bound := as_mapping(sections.get(name)):
             rows.append(_bound_row(show_name(name), bound))
     return rows
 
@@ -747,10 +747,10 @@ def failed_checks(audit: Any) -> list[str]:
 
 def audit_summary(audit: Any) -> str:
     """Return when the audit was made, and what it was about."""
-    sections = _mapping(audit)
+    sections = as_mapping(audit)
     dates = set()
     for name in ("ledger", "card", "step", "one_run", "membership"):
-        date = _mapping(sections.get(name)).get("date")
+        date = as_mapping(sections.get(name)).get("date")
         if isinstance(date, str):
             dates.add(date)
     return f"Audited {', '.join(sorted(dates)) or 'at an unknown time'}. {_ABOUT}"
@@ -758,10 +758,6 @@ def audit_summary(audit: Any) -> str:
 
 def _verdict(finding: Mapping[str, Any]) -> str:
     return "held" if finding.get("passed") is True else "FAILED"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: Any) -> str:

@@ -23,7 +23,7 @@ from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
 from dpkfc.app.unpack_limit import UnpackedSizeError
 from dpkfc.report.card import failed_checks
-from dpkfc.report.numbers import number, plain
+from dpkfc.report.numbers import as_mapping, number, plain
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -316,12 +316,12 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         task=name_task(_own_name(settings) or recipe, is_smoke),
         method=method,
         measured_on=metrics.measured_on,
-        score=_score_name(_mapping(card.get("results")), metrics.measured_on),
+        score=_score_name(as_mapping(card.get("results")), metrics.measured_on),
         accuracy=evaluated[-1].accuracy if evaluated else None,
         epsilon=number(guarantee.get("epsilon")),
         target=number(guarantee.get("target_epsilon")),
         delta=number(guarantee.get("delta")),
-        sigma=number(_mapping(card.get("mechanism")).get("noise_multiplier")),
+        sigma=number(as_mapping(card.get("mechanism")).get("noise_multiplier")),
         steps=_integer(guarantee.get("releases")),
         seconds=sum(seconds) if seconds else None,
         seed=None if seed is None else int(seed),
@@ -330,7 +330,7 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         warnings=_card_warnings(card),
         against=plain(guarantee.get("against") or "", 300),
         curve=[(float(row.step), row.accuracy) for row in evaluated if row.accuracy is not None],
-        spending=_thin(spending),
+        spending=evenly_spaced(spending, _MOST_POINTS),
         command=command,
         config=config,
         card=card,
@@ -426,7 +426,7 @@ def _read_pictures(folder: Path) -> dict[str, str]:
 def _card_warnings(card: Mapping[str, Any]) -> list[str]:
     """Return why a card has no certified guarantee, a failed audit first."""
     warnings = collect_warnings(card.get("stamp"), card.get("caveats"))
-    if not warnings and _mapping(card.get("guarantee")).get("certified") is not True:
+    if not warnings and as_mapping(card.get("guarantee")).get("certified") is not True:
         warnings = ["UNCERTIFIED"]
     failed = failed_checks(card.get("audit"))
     if failed:
@@ -442,19 +442,15 @@ def collect_warnings(stamp: Any, caveats: Any) -> list[str]:
     return warnings
 
 
-def _mapping(content: Any) -> Mapping[str, Any]:
-    return content if isinstance(content, Mapping) else {}
-
-
 def _integer(value: Any) -> int:
     return int(number(value) or 0)
 
 
-def _thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    if len(points) <= _MOST_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[round(i * last / (_MOST_POINTS - 1))] for i in range(_MOST_POINTS)]
+def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
+    """Return at most so many of the items, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def train_command(
@@ -631,7 +627,7 @@ def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> 
         has_accuracy = number(row.get("accuracy")) is not None
         if row["run"].get("measure") and not has_accuracy:
             left_out["measurements"] += 1
-        elif _mapping(row.get("tag")).get("pruned") is True:
+        elif as_mapping(row.get("tag")).get("pruned") is True:
             left_out["pruned"] += 1
         elif has_accuracy and number(row.get("epsilon")) is not None:
             complete.append(row)
@@ -645,7 +641,7 @@ def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
     """Return identities of tests of settings that a search has left behind since."""
     tuned = []
     for row in rows:
-        has_name = isinstance(_mapping(row.get("tag")).get("arm"), str)
+        has_name = isinstance(as_mapping(row.get("tag")).get("arm"), str)
         if has_name and isinstance(row["run"].get("recipe"), str) and "measured_on" in row:
             tuned.append(row)
     tests = {id(row) for row in tuned if row["measured_on"] == "test"}
@@ -654,7 +650,7 @@ def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
 
 def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> RunSummary:
     run = row["run"]
-    settings = _mapping(run.get("settings"))
+    settings = as_mapping(run.get("settings"))
     seed = run.get("seed")
     evaluate_on = run.get("evaluate_on")
     has_hash = isinstance(row.get("hash"), str)
@@ -665,7 +661,7 @@ def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> Run
     return RunSummary(
         source=str(path),
         task=name_task(str(run.get("recipe", "unknown")), is_smoke),
-        method=str(_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
+        method=str(as_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
         measured_on=str(row.get("measured_on", run.get("evaluate_on", "test"))),
         score=str(row.get("score") or "accuracy"),
         accuracy=number(row["accuracy"]),
