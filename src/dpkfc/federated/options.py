@@ -291,10 +291,6 @@ class LocalSteps(LocalWork):
                 " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
             )
 
-    def broadcast(self, state: State) -> Tensors:
-        """Return the last y."""
-        return dict(state)
-
 
 @dataclass(frozen=True)
 class ScaffoldSteps(LocalSteps):
@@ -535,6 +531,10 @@ class FedNew(ServerRule):
         """Return the mean direction y, as update and as state."""
         y = {name: g.clone() for name, g in direction.items()}
         return y, dict(y)
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return the last y."""
+        return dict(state)
 
 
 @dataclass(frozen=True)
