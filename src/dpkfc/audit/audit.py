@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpkfc import checkpoint
-from dpkfc.audit.attacks import gaussian_epsilon, gaussian_mu_lower
+from dpkfc.audit.attacks import gaussian_mu_lower
 from dpkfc.audit.canaries import Canaries, make_canaries
 from dpkfc.audit.harness import (
     Finding,
@@ -46,6 +46,7 @@ from dpkfc.config import Plan
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.accounting import event_to_dict
+from dpkfc.privacy.integration import gaussian_epsilon
 from dpkfc.privacy.ledger import LedgerError, verify
 from dpkfc.privacy.mechanism import ROUNDED, Released
 
@@ -899,8 +900,8 @@ class DistinguishingTest:
 
     def finding(self) -> Finding:
         """Return one line for the table of an audit."""
-        lower = gaussian_epsilon(self.mu_lower, self.delta)
-        claimed = gaussian_epsilon(self.mu_claimed, self.delta)
+        lower = gaussian_epsilon(1 / self.mu_lower, self.delta) if self.mu_lower else 0.0
+        claimed = gaussian_epsilon(1 / self.mu_claimed, self.delta)
         return Finding(
             check="two worlds",
             measured=f"μ ≥ {self.mu_lower:.3f} (ε ≥ {lower:.2f} of one release without sampling)",

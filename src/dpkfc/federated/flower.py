@@ -46,7 +46,7 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
 from dpkfc.federated.server import RoundRecord, Server
-from dpkfc.federated.simulation import Run, federate, start_or_resume
+from dpkfc.federated.simulation import OnRound, Run, federate, start_or_resume
 from dpkfc.gradients.clipped_sum import LossFn
 
 # --------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class App:
         settings: Settings | None = None,
         *,
         folder: str | Path,
-        on_round: Callable[[RoundRecord, Run], None] | None = None,
+        on_round: OnRound | None = None,
     ) -> Run:
         """Run the app inside this process; continue an interrupted run after its last round.
 
@@ -331,7 +331,6 @@ class Node:
 # connected and carries messages to them. `Roster` and `Server` decide which node is which client,
 # who takes part and who survives; the engine does not.
 
-OnRound = Callable[[RoundRecord, Run], None]
 # Seconds between two lists of connected nodes.
 _PAUSE = 0.5
 _REFUSALS = {
@@ -533,7 +532,13 @@ def serve(
     path = folder / "checkpoint"
     try:
         start_or_resume(run, path, checkpoint.exists(path))
-        _run_rounds(app, settings, transport, run, path=path, on_round=on_round)
+        roster = Roster(server, transport, settings["timeout"])
+        least = max(1, server.plan.config.survivors)
+        roster.gather(server.plan.config.clients, least, settings["wait"])
+        evaluate = app.bind_evaluate(settings)
+        while server.rounds_left:
+            record = _run_round(server, roster, settings["wait"])
+            run.finish_round(record, evaluate, path, on_round)
     finally:
         run.seconds = time.perf_counter() - started
         server.close()
@@ -550,31 +555,6 @@ def _check_types(model: nn.Module) -> None:
                 f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert"
                 " the model, or use App.here. Nothing was charged"
             )
-
-
-def _run_rounds(
-    app: App,
-    settings: Settings,
-    transport: Transport,
-    run: Run,
-    *,
-    path: Path,
-    on_round: OnRound | None,
-) -> None:
-    server = run.server
-    evaluate = app.bind_evaluate(settings)
-    roster = Roster(server, transport, settings["timeout"])
-    roster.gather(
-        server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"]
-    )
-    while server.rounds_left:
-        record = _run_round(server, roster, settings["wait"])
-        run.records.append(record)
-        if evaluate is not None:
-            run.evaluate_round(evaluate)
-        run.save(path)
-        if on_round is not None:
-            on_round(record, run)
 
 
 # --------------------------------------------------------------------------------------------------

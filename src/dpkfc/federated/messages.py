@@ -52,12 +52,14 @@ CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = (
 )
 REPEATED, SPENT = "repeated-round", "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
-_PLAIN: dict[str, dict[str, type]] = {
-    "hello": {"contract": str, "client": int},
-    "keys": {"round": int, "contract": str, "client": int},
-    "sum": {"round": int, "contract": str, "client": int},
-    "shares": {"round": int, "contract": str, "client": int},
-    "error": {"round": int, "contract": str, "client": int, "reason": str},
+_OF_CLIENT: dict[str, type] = {"contract": str, "client": int}
+_OF_ROUND = {"round": int, **_OF_CLIENT}
+_PLAIN = {
+    "hello": _OF_CLIENT,
+    "keys": _OF_ROUND,
+    "sum": _OF_ROUND,
+    "shares": _OF_ROUND,
+    "error": {**_OF_ROUND, "reason": str},
 }
 _Types = tuple[torch.dtype, ...]
 # Name of a tensor to its permitted types and its shape.

@@ -635,51 +635,29 @@ class FederatedConfig:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class PartyMechanism:
-    """A plan as `privacy.mechanism.release` reads it, with the noise of one party."""
+    """A plan as `privacy.mechanism.release` reads it, with the noise of one party.
 
-    plan: FederatedPlan
-    stddev: float
-    expected_batch_size: int = 1
+    Args:
+        plan: of the run.
+        stddev: of the party's noise.
+        divisor: of a release.
+    """
+
     clipping = "flat"
 
-    @property
-    def max_grad_norm(self) -> float:
-        """Return C."""
-        return self.plan.config.max_grad_norm
-
-    @property
-    def noise(self) -> str:
-        """Return the kind of the noise. The party that adds the noise rounds the sum."""
-        if self.stddev > 0 or self.plan.config.privacy.masked:
-            return self.plan.config.noise
-        return GAUSSIAN
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Return the noise multiplier of the guarantee."""
-        return self.plan.noise_multiplier
-
-    @property
-    def sensitivity(self) -> float:
-        """Return the sensitivity of the sum."""
-        return self.plan.config.sensitivity
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """Return the event of one release."""
-        return self.plan.event
-
-    @property
-    def test_mode(self) -> bool:
-        """Return whether the noise is repeatable."""
-        return self.plan.test_mode
-
-    @property
-    def hash(self) -> str:
-        """Return the hash of the plan."""
-        return self.plan.hash
+    def __init__(self, plan: FederatedPlan, stddev: float, divisor: int = 1) -> None:
+        self.stddev = stddev
+        self.expected_batch_size = divisor
+        self.max_grad_norm = plan.config.max_grad_norm
+        self.noise_multiplier = plan.noise_multiplier
+        self.sensitivity = plan.sensitivity
+        self.event = plan.event
+        self.test_mode = plan.test_mode
+        self.hash = plan.hash
+        # The party that adds the noise rounds the sum.
+        is_rounded = stddev > 0 or plan.config.privacy.masked
+        self.noise = plan.config.noise if is_rounded else GAUSSIAN
 
 
 def stream_seed(plan: FederatedPlan, party: int) -> int | None:
