@@ -36,6 +36,7 @@ from dpkfc.audit.harness import (
     select_failed,
 )
 from dpkfc.audit.statistics import (
+    autocorrelate,
     check_low_bits,
     check_noise,
     check_run_noise,
@@ -992,9 +993,7 @@ def _find_lags(samples: Sequence[Samples]) -> list[int]:
     """
     centred = np.stack(samples) - np.mean(samples, 0)
     size = centred.shape[1]
-    length = 1 << (2 * size - 1).bit_length()
-    spectra = np.abs(np.fft.rfft(centred, length))
-    total = np.fft.irfft(np.square(spectra).sum(0), length)[1:size]
+    total = autocorrelate(centred)[1:]
     pairs = np.arange(size - 1, 0, -1)
     scores = np.abs(total) / np.sqrt(pairs)
     largest = np.argsort(scores)[::-1][:LAGS]

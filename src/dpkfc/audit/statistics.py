@@ -13,7 +13,7 @@ import math
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import signal, special, stats
 from torch import Tensor
 
 from dpkfc.audit.canaries import Canaries
@@ -54,7 +54,8 @@ def _two_sided(lower: ArrayLike, upper: ArrayLike) -> NDArray[np.float64]:
 
 def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> NDArray[np.float64]:
     """Return the two-sided p-values of sums of squared standard normal numbers."""
-    return _two_sided(stats.chi2.cdf(sums, freedom), stats.chi2.sf(sums, freedom))
+    lower = stats.chi2.cdf(sums, freedom)
+    return _two_sided(lower, stats.chi2.sf(sums, freedom))
 
 
 def _largest_score(tests: int) -> float:
@@ -95,7 +96,8 @@ def _count_leading_entries(released: Released, most: int) -> dict[str, int]:
     total = sum(x.numel() for x in released.gradients.values())
     counts = {}
     for name, x in released.gradients.items():
-        counts[name] = min(x.numel(), -(-most * x.numel() // total))
+        share = math.ceil(most * x.numel() / total)
+        counts[name] = min(x.numel(), share)
     return counts
 
 
@@ -150,7 +152,9 @@ def collision_rate(epsilon: float, grid: float = 0.0) -> float:
         constant spacing. For a floating-point type it is 1 / (2 π) at most, because the spacing at
         x is epsilon · |x| at most.
     """
-    return epsilon / (2 * math.pi) + grid / (2 * math.sqrt(math.pi))
+    by_type = epsilon / (2 * math.pi)
+    by_grid = grid / (2 * math.sqrt(math.pi))
+    return by_type + by_grid
 
 
 EXACT_RATE = collision_rate(float(np.finfo(np.float64).eps))
@@ -476,7 +480,8 @@ def _check_shape(numbers: Samples) -> Finding:
     """Test the distance from the normal distribution, on as many numbers as sort quickly."""
     compared = _subsample(numbers)
     distance = float(stats.kstest(compared, "norm").statistic)
-    limit = math.sqrt(-math.log(ALPHA / 2) / (2 * compared.size))
+    exponent = -math.log(ALPHA / 2)
+    limit = math.sqrt(exponent / (2 * compared.size))
     return Finding(
         check="noise shape",
         measured=f"distance {distance:.5f}",
@@ -486,14 +491,19 @@ def _check_shape(numbers: Samples) -> Finding:
     )
 
 
+def autocorrelate(samples: Iterable[Samples]) -> Samples:
+    """Return the sum over releases of their products with themselves, by distance `[d]`."""
+    total: Samples = np.zeros(1)
+    for x in samples:
+        products = signal.correlate(x, x, method="fft")
+        total = total + products[x.size - 1 :]
+    return total
+
+
 def _check_repetition_within(samples: Sequence[Samples]) -> Finding:
     """Test the autocorrelation of releases: a repeated block correlates with itself."""
     size = samples[0].size
-    length = 1 << (2 * size - 1).bit_length()
-    total: Samples = np.zeros(size)
-    for x in samples:
-        spectrum = np.fft.rfft(x, length)
-        total += np.fft.irfft(np.abs(spectrum) ** 2, length)[:size]
+    total = autocorrelate(samples)
     pairs = np.arange(size, 0, -1) * len(samples)
     scores = np.abs(total[1:]) / np.sqrt(pairs[1:])
     limits = _largest_product_score(max(1, size - 1), pairs[1:])
@@ -530,7 +540,8 @@ def _check_consecutive(samples: Sequence[Samples]) -> Finding:
     """
     scores = []
     for lag in range(1, min(4, len(samples))):
-        products = sum(float(x @ y) for x, y in zip(samples, samples[lag:], strict=False))
+        following = zip(samples, samples[lag:], strict=False)
+        products = sum(float(x @ y) for x, y in following)
         count = samples[0].size * (len(samples) - lag)
         scores.append(abs(products) / math.sqrt(count))
     return _correlation_finding(
@@ -649,7 +660,8 @@ def check_low_bits(subject: Subject, *, progress: Progress | None = None) -> Fin
     Source:
         Fisher's exact test for every bit, with ALPHA divided by their number.
     """
-    size = min(MOST_ROWS, max(2, math.ceil(2 * subject.plan.expected_batch_size)))
+    twice = math.ceil(2 * subject.plan.expected_batch_size)
+    size = min(MOST_ROWS, max(2, twice))
     canaries, examples = Canaries(), len(subject.dataset[-1])
     for number in range(1 + size):
         canaries.add("loss × 1e-4", subject.example(number % examples), 1e-4)
@@ -783,9 +795,11 @@ class SizeDistribution:
     def squared_covariances(self) -> float:
         """Sum of the squares of the N² covariances of the indicators of the examples."""
         n, q = self.dataset_size, self.rate
-        both = (self.variance + self.mean**2 - self.mean) / (n * (n - 1))
+        pairs = n * (n - 1)
+        both = (self.variance + self.mean**2 - self.mean) / pairs
         variances = n * (q * (1 - q)) ** 2
-        return float(variances + n * (n - 1) * (both - q * q) ** 2)
+        covariances = pairs * (both - q * q) ** 2
+        return float(variances + covariances)
 
 
 def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -> Batches:
@@ -950,10 +964,12 @@ def _test_examples(inclusions: _Inclusions, distribution: SizeDistribution) -> d
     variance = steps * (1 - 2 * q) ** 2 * distribution.variance
     variance += 2 * steps * (steps - 1) * distribution.squared_covariances
     binomial = stats.binom(steps, q)
+    fewest = float(binomial.cdf(counts.min()))
+    most = float(binomial.sf(counts.max() - 1))
     return {
         "inclusion": _gamma_p_value(spread, steps * n * q * (1 - q), variance),
-        "example drawn least": min(1.0, n * float(binomial.cdf(counts.min()))),
-        "example drawn most": min(1.0, n * float(binomial.sf(counts.max() - 1))),
+        "example drawn least": min(1.0, n * fewest),
+        "example drawn most": min(1.0, n * most),
     }
 
 
@@ -966,7 +982,8 @@ def _test_overlap(first: _Inclusions, second: _Inclusions, n: int) -> float:
     shared = np.intersect1d(first_keys, second_keys, assume_unique=True).size
     a, b = first.sizes.astype(float), second.sizes.astype(float)
     mean = a * b / n
-    variance = a * b * (n - a) * (n - b) / (n * n * (n - 1))
+    variance = mean * (n - a) * (n - b)
+    variance /= n * (n - 1)
     return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
 
 
@@ -987,8 +1004,10 @@ def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
     adjacent += int(has_end[0] @ has_end[1])
     adjacent -= n * int((sizes == n).sum())
     rest = n - inner
-    mean = inner * (inner - 1) / (n - 1)
-    variance = inner * rest * (inner - 1) * (rest - 1) / ((n - 1) ** 2 * (n - 2))
+    ordered_pairs = inner * (inner - 1)
+    mean = ordered_pairs / (n - 1)
+    variance = ordered_pairs * rest * (rest - 1)
+    variance /= (n - 1) ** 2 * (n - 2)
     return _count_p_value(adjacent, float(mean.sum()), float(variance.sum()))
 
 
@@ -1059,8 +1078,7 @@ def _test_fit(sizes: Integers, distribution: SizeDistribution) -> float:
         return 1.0
     expected = np.diff([0.0, *cumulative[edges], 1.0]) * steps
     counts = np.bincount(np.searchsorted(edges, sizes), minlength=len(expected))
-    statistic = float(np.square(counts - expected) @ (1 / expected))
-    return float(stats.chi2.sf(statistic, len(edges)))
+    return float(stats.chisquare(counts, expected).pvalue)
 
 
 def _normal_p_value(score: float) -> float:
@@ -1082,7 +1100,8 @@ def _count_p_value(count: int, mean: float, variance: float) -> float:
     """
     if variance <= 0:
         return float(math.isclose(count, mean, rel_tol=1e-9, abs_tol=1e-9))
-    lower, upper = stats.poisson.cdf(count, mean), stats.poisson.sf(count - 1, mean)
+    lower = stats.poisson.cdf(count, mean)
+    upper = stats.poisson.sf(count - 1, mean)
     poisson = float(_two_sided(lower, upper))
     score = (count - mean) / math.sqrt(variance)
     return max(poisson, _normal_p_value(score))

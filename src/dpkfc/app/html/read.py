@@ -664,13 +664,9 @@ def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> Run
         method=str(as_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
         measured_on=str(row.get("measured_on", run.get("evaluate_on", "test"))),
         score=str(row.get("score") or "accuracy"),
-        accuracy=number(row["accuracy"]),
+        **_figures(row),
         epsilon=number(row["epsilon"]),
         target=number(row.get("target_epsilon")),
-        delta=number(row.get("delta")),
-        sigma=number(row.get("noise_multiplier")),
-        steps=_integer(row.get("steps")),
-        seconds=number(row.get("seconds")),
         seed=_integer(seed),
         settings=select_deciding(deciding),
         smoke=is_smoke,
@@ -678,6 +674,17 @@ def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> Run
         curve=_read_curve(row.get("curve")),
         command=train_command(run.get("recipe"), run.get("method"), seed, evaluate_on, settings),
     )
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a study and a benchmark say of a run by the same names."""
+    return {
+        "accuracy": number(row["accuracy"]),
+        "delta": number(row.get("delta")),
+        "sigma": number(row.get("noise_multiplier")),
+        "steps": _integer(row.get("steps")),
+        "seconds": number(row.get("seconds")),
+    }
 
 
 def _read_curve(pairs: Any) -> list[tuple[float, float]]:
@@ -723,13 +730,9 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 task=str(row.get("dataset", "unknown")),
                 method=f"{row['arm']} ({optimizer})" if optimizer else str(row["arm"]),
                 measured_on=str(row.get("evaluate_on", "test")),
-                accuracy=number(row["accuracy"]),
+                **_figures(row),
                 epsilon=number(row.get("epsilon_spent", row.get("epsilon"))),
                 target=number(row.get("epsilon")),
-                delta=number(row.get("delta")),
-                sigma=number(row.get("noise_multiplier")),
-                steps=_integer(row.get("steps")),
-                seconds=number(row.get("seconds")),
                 seed=_integer(row.get("seed")),
                 settings=settings,
                 command="python benchmarks/accuracy.py --data-dir DIR",

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -61,7 +61,6 @@ def work(pipe: Connection, folder: Path, data_dir: str) -> None:
         folder: run folders are made in `runs` below it, and public examples kept in `public`.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
     """
-    import logging
     import warnings
 
     import torch
@@ -101,14 +100,11 @@ def _outcome(
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        told = (
-            text
-            if isinstance(error, (ValueError, CheckpointError, LedgerError))
-            else f"{type(error).__name__}: {text}"
-        )
+        if not isinstance(error, (ValueError, CheckpointError, LedgerError)):
+            text = f"{type(error).__name__}: {text}"
         if not isinstance(error, _MACHINE):
-            return "failed", told
-        return "full" if _is_full(error) else "lost", told
+            return "failed", text
+        return "full" if _is_full(error) else "lost", text
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -155,11 +151,9 @@ class Clock:
 
     def seconds_left(self) -> float | None:
         """Seconds, 0 when the time is up; None is no bound."""
-        return (
-            None
-            if self.minutes is None
-            else max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
-        )
+        if self.minutes is None:
+            return None
+        return max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
 
     def fits(self, run: Any) -> bool:
         """Whether it would end in time, as far as is known."""
@@ -561,12 +555,7 @@ class StudyProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
         if self._stopped:
             _LOG.warning(
