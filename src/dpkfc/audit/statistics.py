@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import signal, special, stats
+from scipy import signal, sparse, special, stats
 from torch import Tensor
 
 from dpkfc.audit.canaries import Canaries
@@ -849,65 +849,44 @@ def compute_p_values(
     Returns:
         Name of the test to its p-value; 0 if a batch is impossible.
     """
-    n, inclusions = distribution.dataset_size, _Inclusions.collect(batches)
-    size_rates = distribution.mass[np.minimum(inclusions.sizes, n)]
-    if not inclusions.are_possible(n) or np.any(size_rates == 0):
+    n = distribution.dataset_size
+    inclusions = _collect_inclusions(batches, n)
+    if inclusions is None or np.any(distribution.mass[inclusions.sum(1)] == 0):
         return {"possible batches": 0.0}
     p_values = {"possible batches": 1.0}
-    p_values |= _test_sizes(inclusions.sizes, distribution)
-    p_values |= _test_examples(inclusions, distribution)
-    p_values["neighbouring examples"] = _test_neighbours(inclusions, n)
-    p_values["halves of the data set"] = _test_halves(inclusions, n)
-    earlier, later = inclusions.between(0, -1), inclusions.between(1, None)
-    p_values["following batches"] = _test_overlap(earlier, later, n)
+    p_values |= _test_sizes(inclusions.sum(1), distribution)
+    p_values |= _test_examples(inclusions.sum(0), len(batches), distribution)
+    p_values["neighbouring examples"] = _test_neighbours(inclusions)
+    p_values["halves of the data set"] = _test_halves(inclusions)
+    p_values["following batches"] = _test_overlap(inclusions[:-1], inclusions[1:])
     p_values["equal batches"] = _test_equal_batches(batches, distribution)
     if other_batches is not None:
-        other_inclusions = _Inclusions.collect(other_batches)
-        p_values["another stream"] = _test_overlap(inclusions, other_inclusions, n)
+        other_inclusions = _collect_inclusions(other_batches, n)
+        if other_inclusions is None:
+            return {"possible batches": 0.0}
+        p_values["another stream"] = _test_overlap(inclusions, other_inclusions)
         p_values["equal batches in another stream"] = _test_equal_batches(
             batches, distribution, other_batches
         )
     return p_values
 
 
-@dataclass(frozen=True)
-class _Inclusions:
-    """All inclusions of consecutive batches.
+def _collect_inclusions(batches: Batches, dataset_size: int) -> sparse.csr_array | None:
+    """Return which batch holds which example, as ones `[steps, dataset_size]`.
 
-    Attributes:
-        step: of every inclusion, in order.
-        example: of every inclusion, in order within a step.
-        sizes: of every batch.
+    Returns:
+        None if a batch holds an example twice, or one that does not exist.
     """
-
-    step: Integers
-    example: Integers
-    sizes: Integers
-
-    @classmethod
-    def collect(cls, batches: Batches) -> _Inclusions:
-        sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
-        step = np.repeat(np.arange(len(sizes)), sizes)
-        example = np.concatenate(batches).astype(np.int64)
-        order = np.lexsort((example, step))
-        return cls(step, example[order], sizes)
-
-    def between(self, begin: int, end: int | None) -> _Inclusions:
-        """Return the inclusions of some of the batches, numbered from 0."""
-        first, last, _ = slice(begin, end).indices(len(self.sizes))
-        is_inside = (self.step >= first) & (self.step < last)
-        step = self.step[is_inside] - first
-        return _Inclusions(step, self.example[is_inside], self.sizes[first:last])
-
-    @property
-    def ascents(self) -> Integers:
-        """Differences between consecutive examples of the same batch."""
-        return np.diff(self.example)[np.diff(self.step) == 0]
-
-    def are_possible(self, dataset_size: int) -> bool:
-        """Return whether every batch holds existing examples, each at most once."""
-        exists = (self.example >= 0) & (self.example < dataset_size)
-        return bool(np.all(self.ascents > 0) and np.all(exists))
+    sizes = [len(batch) for batch in batches]
+    examples = np.concatenate(batches).astype(np.int64)
+    if np.any(examples < 0) or np.any(examples >= dataset_size):
+        return None
+    steps = np.repeat(np.arange(len(sizes)), sizes)
+    ones = np.ones(examples.size, dtype=np.int64)
+    shape = (len(sizes), dataset_size)
+    # Equal places are added up.
+    inclusions = sparse.csr_array((ones, (steps, examples)), shape=shape)
+    return None if np.any(inclusions.data > 1) else inclusions
 
 
 def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, float]:
@@ -952,12 +931,13 @@ def _probability_of_any(probability: float, steps: int) -> float:
     return 1.0 if probability >= 1 else -math.expm1(steps * math.log1p(-probability))
 
 
-def _test_examples(inclusions: _Inclusions, distribution: SizeDistribution) -> dict[str, float]:
+def _test_examples(
+    counts: Integers, steps: int, distribution: SizeDistribution
+) -> dict[str, float]:
     """Test how often each example was sampled: too unevenly, too evenly, or one far off."""
-    n, steps, q = distribution.dataset_size, len(inclusions.sizes), distribution.rate
+    n, q = distribution.dataset_size, distribution.rate
     if q >= 1:
         return {}
-    counts = np.bincount(inclusions.example, minlength=n)
     spread = float(np.square(counts - steps * q).sum())
     # The variance of the sum over steps t and u of the products of centred indicators. The first
     # term is that of equal steps.
@@ -973,35 +953,31 @@ def _test_examples(inclusions: _Inclusions, distribution: SizeDistribution) -> d
     }
 
 
-def _test_overlap(first: _Inclusions, second: _Inclusions, n: int) -> float:
+def _test_overlap(first: sparse.csr_array, second: sparse.csr_array) -> float:
     """Test how many examples two batches share, summed over pairs of batches.
 
     Given the sizes, the number of each pair is hypergeometric.
     """
-    first_keys, second_keys = first.step * n + first.example, second.step * n + second.example
-    shared = np.intersect1d(first_keys, second_keys, assume_unique=True).size
-    a, b = first.sizes.astype(float), second.sizes.astype(float)
+    n = first.shape[1]
+    shared = int(first.multiply(second).sum())
+    a, b = first.sum(1).astype(float), second.sum(1).astype(float)
     mean = a * b / n
     variance = mean * (n - a) * (n - b)
     variance /= n * (n - 1)
     return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
 
 
-def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
+def _test_neighbours(inclusions: sparse.csr_array) -> float:
     """Test the number of pairs of examples i, i + 1 in one batch, on a circle.
 
     A batch of s examples has s minus the number of its runs. Given s that number is hypergeometric.
     """
-    sizes = inclusions.sizes
+    sizes, n = inclusions.sum(1), inclusions.shape[1]
     inner = sizes[(sizes > 0) & (sizes < n)].astype(float)
     if n < 3 or not inner.size:
         return 1.0
-    has_end = []
-    for end in (0, n - 1):
-        steps = inclusions.step[inclusions.example == end]
-        has_end.append(np.bincount(steps, minlength=len(sizes)))
-    adjacent = int((inclusions.ascents == 1).sum())
-    adjacent += int(has_end[0] @ has_end[1])
+    adjacent = int(inclusions[:, 1:].multiply(inclusions[:, :-1]).sum())
+    adjacent += int(inclusions[:, :1].multiply(inclusions[:, -1:]).sum())
     adjacent -= n * int((sizes == n).sum())
     rest = n - inner
     ordered_pairs = inner * (inner - 1)
@@ -1011,14 +987,14 @@ def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
     return _count_p_value(adjacent, float(mean.sum()), float(variance.sum()))
 
 
-def _test_halves(inclusions: _Inclusions, n: int) -> float:
+def _test_halves(inclusions: sparse.csr_array) -> float:
     """Test how batches divide over even and odd examples.
 
     The spread shows pairs of examples that come together or avoid each other.
     """
-    even, sizes = (n + 1) // 2, inclusions.sizes
-    even_steps = inclusions.step[inclusions.example % 2 == 0]
-    counts = np.bincount(even_steps, minlength=len(sizes))
+    sizes, n = inclusions.sum(1), inclusions.shape[1]
+    even = (n + 1) // 2
+    counts = inclusions[:, ::2].sum(1)
     squares = float(np.square(counts - sizes * even / n).sum())
     mean = variance = 0.0
     for size, repeats in Counter(sizes.tolist()).items():
@@ -1050,8 +1026,7 @@ def _test_equal_batches(
         equal = sum(count * other_tally[key] for key, count in tally.items())
         pairs = steps * len(other_batches)
     sizes = np.arange(n + 1)
-    log_subsets = special.gammaln(n + 1) - special.gammaln(sizes + 1)
-    log_subsets -= special.gammaln(n - sizes + 1)
+    log_subsets = -np.log(n + 1) - special.betaln(n - sizes + 1, sizes + 1)
     with np.errstate(divide="ignore"):
         log_rates = 2 * np.log(distribution.mass) - log_subsets
         expected = pairs * float(np.exp(log_rates).sum())

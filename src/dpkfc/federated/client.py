@@ -746,20 +746,17 @@ class Client:
         if isinstance(work, FedNewStep):
             return self._released(self._newton(work, number, extra, extra_round), first)
         if isinstance(work, LocalSteps):
-            return (
-                self._released(self._change(work, extra), first)
-                if whole
-                else self._steps(work, extra, first)
-            )
+            if not whole:
+                return self._steps(work, extra, first)
+            return self._released(self._change(work, extra), first)
         indices = self._sample(first)
         if not whole:
             return self._released(self._work.sum_examples(indices), first)
-        return self._released(
-            self._work.contribute_as_one(
-                lambda: self.local.clipped_sum(self.records, indices, together=True)
-            ),
-            first,
-        )
+
+        def clip_together() -> Tensors:
+            return self.local.clipped_sum(self.records, indices, together=True)
+
+        return self._released(self._work.contribute_as_one(clip_together), first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the difference c − c_i of control variates; nothing without control variates."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import time
 import traceback
@@ -685,11 +686,8 @@ def _tensor(array: Any) -> Tensor:
     except Exception:
         raise ValueError("an array of another format") from None
     numbers = array.data[stream.tell() :]
-    size = 1
-    for length in shape:
-        size *= length
     is_plain = not fortran and dtype.name in _DTYPES and dtype.isnative
-    if not is_plain or size * dtype.itemsize != len(numbers):
+    if not is_plain or math.prod(shape) * dtype.itemsize != len(numbers):
         raise ValueError("an array whose bytes are not what it says")
     return torch.from_numpy(np.frombuffer(numbers, dtype).reshape(shape).copy())
 

@@ -516,11 +516,10 @@ class Server:
                 " clients, or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
-            spent = (
+            raise BudgetExhausted(
                 f"all {self.plan.config.rounds} rounds of the plan are spent (ε ="
-                f" {self.epsilon:.3g})"
+                f" {self.epsilon:.3g}); nothing was sent"
             )
-            raise BudgetExhausted(f"{spent}; nothing was sent")
 
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
         """Sample the next round's cohort for an exchange of keys."""
@@ -700,10 +699,9 @@ class Server:
             "model": checkpoint.unique_tensors(self.model.state_dict()),
             "filters": self._pipeline.postprocess.state_dict(),
             "rule": self._state,
-            "preconditioner": {}
-            if self.preconditioner is None
-            else self.preconditioner.state_dict(),
         }
+        if self.preconditioner is not None:
+            groups["preconditioner"] = self.preconditioner.state_dict()
         meta = {
             "plan": self.plan.hash,
             "contract": self.contract,
@@ -741,9 +739,9 @@ class Server:
                 checkpoint.unique_tensors(self.model.state_dict()), tensors["model"]
             )
             device = next(iter(self.parameters.values())).device
-            state = tensors.get("preconditioner")
             preconditioner = None
-            if state is not None:
+            if "preconditioner" in tensors:
+                state = tensors["preconditioner"]
                 preconditioner = self._pipeline.preconditioning.restore(state)
             self._pipeline.postprocess.load_state_dict(
                 copy_to_device(tensors.get("filters", {}), device)

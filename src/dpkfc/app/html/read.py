@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpkfc.app import plots
 from dpkfc.app.html.text import command_of, delta_text, score_text, show
@@ -30,6 +30,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+Item = TypeVar("Item")
 # From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`)
 # to the settings that recipe and method do not say by themselves.
 Departures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -961,24 +962,35 @@ def group_runs(runs: Sequence[RunSummary]) -> list[RunGroup]:
 
     A run is in the same group whether its folder or a study holds it.
     """
-    members: dict[str, list[RunSummary]] = {}
-    for run in runs:
-        settings = {str(name): str(value) for name, value in run.settings.items()}
-        key = [
-            run.task,
-            run.method,
-            run.measured_on,
-            run.score,
-            run.target,
-            run.delta,
-            run.steps,
-            run.against,
-            list(run.warnings),
-            settings,
-        ]
-        members.setdefault(json.dumps(key, sort_keys=True), []).append(run)
+    members = collect(runs, _group_key)
     differing = _differing_settings(group[0] for group in members.values())
     return [_make_group(group, differing[_method_of(group[0])]) for group in members.values()]
+
+
+def collect(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Return items by their key, in order."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _group_key(run: RunSummary) -> str:
+    """Return all but the seed that decides a run, as one text."""
+    settings = {str(name): str(value) for name, value in run.settings.items()}
+    key = [
+        run.task,
+        run.method,
+        run.measured_on,
+        run.score,
+        run.target,
+        run.delta,
+        run.steps,
+        run.against,
+        list(run.warnings),
+        settings,
+    ]
+    return json.dumps(key, sort_keys=True)
 
 
 def _make_group(runs: Sequence[RunSummary], differing: Sequence[str]) -> RunGroup:
@@ -1004,11 +1016,9 @@ def _method_of(run: RunSummary) -> tuple[str, str]:
 
 def _differing_settings(runs: Iterable[RunSummary]) -> dict[tuple[str, str], list[str]]:
     """Return, by task and method, the settings in which runs differ."""
-    settings_of: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for run in runs:
-        settings_of.setdefault(_method_of(run), []).append(run.settings)
     differing = {}
-    for method, settings in settings_of.items():
+    for method, members in collect(runs, _method_of).items():
+        settings = [run.settings for run in members]
         names = []
         for name in sorted(set().union(*settings)):
             if len({str(one.get(name, "")) for one in settings}) > 1:
@@ -1019,12 +1029,12 @@ def _differing_settings(runs: Iterable[RunSummary]) -> dict[tuple[str, str], lis
 
 def comparable_panels(groups: Sequence[RunGroup]) -> list[Panel]:
     """Return groups that can be drawn on common axes; test sets before validation sets."""
-    members: dict[tuple[str, str, str, float | None], list[RunGroup]] = {}
-    for group in groups:
+
+    def axes(group: RunGroup) -> tuple[str, str, str, float | None]:
         run = group.first
-        if number(group.mean) is not None:
-            key = (run.task, run.measured_on, run.score, run.delta)
-            members.setdefault(key, []).append(group)
+        return run.task, run.measured_on, run.score, run.delta
+
+    members = collect([group for group in groups if number(group.mean) is not None], axes)
     panels = []
     for (task, measured_on, score, delta), shared in members.items():
         panels.append(

@@ -22,6 +22,7 @@ from dpkfc.app.html.read import (
     Panel,
     RunGroup,
     assign_styles,
+    collect,
     comparable_panels,
     evenly_spaced,
     group_runs,
@@ -398,9 +399,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
     budgets = sorted({group.budget for group in panel.groups if group.budget is not None})
     if len(budgets) < 2:
         return _plot_rows(panel, styles, budgets)
-    lines: dict[tuple[str, bool], list[RunGroup]] = {}
-    for group in panel.groups:
-        lines.setdefault((group.first.method, not group.first.warnings), []).append(group)
+    lines = collect(panel.groups, lambda group: (group.first.method, not group.first.warnings))
     traces = []
     for place, ((method, is_certified), members) in enumerate(lines.items()):
         style = styles[method]
@@ -436,9 +435,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
 
 
 def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
-    members: dict[str, list[RunGroup]] = {}
-    for group in panel.groups:
-        members.setdefault(group.first.method, []).append(group)
+    members = collect(panel.groups, lambda group: group.first.method)
 
     def best_score(method: str) -> float:
         return max(group.mean or 0.0 for group in members[method])
@@ -474,9 +471,7 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
 
 def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
     """Plot score against steps: a figure for each ε, a line for the mean of each group."""
-    members: dict[float | None, list[RunGroup]] = {}
-    for group in panel.groups:
-        members.setdefault(group.budget, []).append(group)
+    members = collect(panel.groups, lambda group: group.budget)
     plots = []
     for budget in sorted(members, key=lambda budget: (budget is None, budget or 0.0)):
         groups = members[budget]
