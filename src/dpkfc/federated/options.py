@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +38,7 @@ from dpkfc.postprocess.protocol import PostProcess
 # m = 1. More survivors only add noise.
 
 
-@runtime_checkable
-class PrivacyModel(Protocol):
+class PrivacyModel:
     """What a plan asks of a privacy model.
 
     Attributes:
@@ -51,24 +50,19 @@ class PrivacyModel(Protocol):
             itself.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def unit(self) -> str: ...  # noqa: D102
-    @property
-    def noise_by(self) -> str: ...  # noqa: D102
-    @property
-    def masked(self) -> bool: ...  # noqa: D102
-    @property
-    def has_full_noise(self) -> bool: ...  # noqa: D102
+    name = ""
+    unit = "example"
+    noise_by = "clients"
+    masked = False
+    has_full_noise = False
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected, for the privacy card."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TrustedServer:
+class TrustedServer(PrivacyModel):
     """Protects one example from everyone who sees the models; the server sees single messages.
 
     Attributes:
@@ -81,9 +75,6 @@ class TrustedServer:
 
     noise_by: str = "server"
     name = "example-level, trusted server"
-    unit = "example"
-    masked = False
-    has_full_noise = False
 
     def __post_init__(self) -> None:
         check_one_of("noise_by of TrustedServer", self.noise_by, ("server", "clients"))
@@ -100,7 +91,7 @@ class TrustedServer:
 
 
 @dataclass(frozen=True)
-class SecureAggregation:
+class SecureAggregation(PrivacyModel):
     """Protects one example from everyone.
 
     The server learns the sum over clients and no single message.
@@ -113,10 +104,7 @@ class SecureAggregation:
     """
 
     name = "example-level, secure aggregation"
-    unit = "example"
-    noise_by = "clients"
     masked = True
-    has_full_noise = False
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
@@ -129,13 +117,10 @@ class SecureAggregation:
 
 
 @dataclass(frozen=True)
-class PerUpload:
+class PerUpload(PrivacyModel):
     """Protects one example from a server that sees every message, which has the whole noise."""
 
     name = "example-level, per upload"
-    unit = "example"
-    noise_by = "clients"
-    masked = False
     has_full_noise = True
 
     def describe_adversaries(self, colluding: int) -> str:
@@ -144,7 +129,7 @@ class PerUpload:
 
 
 @dataclass(frozen=True)
-class ClientLevel:
+class ClientLevel(PrivacyModel):
     """Protects one client with all of its examples: its whole message is clipped to C.
 
     Where the records of one person lie with several clients, the person is not protected.
@@ -165,26 +150,12 @@ class ClientLevel:
                 "server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got "
                 f"{type(self.server).__name__}"
             )
-
-    @property
-    def name(self) -> str:
-        """Return the name for plans and privacy cards."""
-        return self.server.name.replace("example-level", "client-level")
-
-    @property
-    def noise_by(self) -> str:
-        """Return who adds the noise."""
-        return self.server.noise_by
-
-    @property
-    def masked(self) -> bool:
-        """Return whether messages are added under masks."""
-        return self.server.masked
-
-    @property
-    def has_full_noise(self) -> bool:
-        """Return whether each message carries the whole noise."""
-        return self.server.has_full_noise
+        # All but the unit is as of the model inside.
+        name = self.server.name.replace("example-level", "client-level")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "noise_by", self.server.noise_by)
+        object.__setattr__(self, "masked", self.server.masked)
+        object.__setattr__(self, "has_full_noise", self.server.has_full_noise)
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""

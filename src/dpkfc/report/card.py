@@ -212,7 +212,10 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     public = {}
     for name, (value, why) in facts.assumed_public.items():
         public[name] = {"value": value, "why": why}
-    accounts = _accounting(plan, facts)
+    checked = plan.cross_check(facts.steps, facts.extra_counts)
+    curvature = described["preconditioner"]
+    if curvature is not None:
+        curvature = {**curvature, "refreshes": [dict(refresh) for refresh in facts.refreshes]}
     return {
         **_introduction(facts.title, facts.declared, facts.begun, facts.total),
         "stamp": stamp(plan) or None,
@@ -220,16 +223,19 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "guarantee": _guarantee(plan, epsilon) | promise,
         "meaning": _meaning(plan, event, facts.releases, epsilon),
         "mechanism": mechanism,
-        "accounting": accounts,
-        "curvature": _curvature(described["preconditioner"], facts.refreshes),
+        "accounting": {
+            "accountant": plan.accountant,
+            "library": "dp-accounting",
+            "epsilon_by": _json_numbers(checked),
+        },
+        "curvature": curvature,
         "assumed_public": public,
         "hyper_parameters": {"chosen_by": facts.chosen_by, **facts.settings},
         "not_private": dict(facts.not_private),
         "results": dict(facts.results),
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
-        **_weights(facts.weights),
-        **_budget(facts.receipt),
+        **_optional(facts.weights, facts.receipt),
         "plan_hash": plan.hash,
         "software": software(),
     }
@@ -554,8 +560,7 @@ def build_federated_card(
         "results": dict(results or {}),
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
-        **_weights(weights),
-        **_budget(server.receipt),
+        **_optional(weights, server.receipt),
         "plan_hash": plan.hash,
     }
 
@@ -575,14 +580,16 @@ def neighbours(relation: str, unit: str) -> str:
     return _NEIGHBOURS[relation].format(unit)
 
 
-def _weights(weights: Mapping[str, str] | None) -> dict[str, dict[str, str]]:
-    """Return the section of the weights, {} without a file of weights."""
-    return {"weights": dict(weights)} if weights else {}
-
-
-def _budget(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
-    """Return the section of the budget, {} for a run that named none."""
-    return {} if receipt is None else {"budget": asdict(receipt)}
+def _optional(
+    weights: Mapping[str, str] | None, receipt: Receipt | None
+) -> dict[str, dict[str, Any]]:
+    """Return the sections of a file of weights and of a budget, for runs that have them."""
+    sections: dict[str, dict[str, Any]] = {}
+    if weights:
+        sections["weights"] = dict(weights)
+    if receipt is not None:
+        sections["budget"] = asdict(receipt)
+    return sections
 
 
 def _json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:
@@ -607,23 +614,6 @@ def _noise_generator(plan: Plan, device: str) -> str:
     if device.startswith("cuda"):
         ciphers += ", ChaCha20 for large draws"
     return f"{ciphers}, with a fresh key of the operating system for each release"
-
-
-def _accounting(plan: Plan, facts: CardFacts) -> dict[str, Any]:
-    checked = plan.cross_check(facts.steps, facts.extra_counts)
-    return {
-        "accountant": plan.accountant,
-        "library": "dp-accounting",
-        "epsilon_by": _json_numbers(checked),
-    }
-
-
-def _curvature(
-    preconditioner: Mapping[str, Any] | None, refreshes: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    if preconditioner is None:
-        return None
-    return {**preconditioner, "refreshes": [dict(refresh) for refresh in refreshes]}
 
 
 def _ledger_name(ledger: Ledger) -> str:
