@@ -1,7 +1,8 @@
-"""Write a privacy card for readers: what ε means, the texts of its templates, its public record."""
+"""Write a privacy card for readers: what ε means, and the texts that templates make of a card."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -111,6 +112,19 @@ def meaning_text(card: Mapping[str, Any]) -> str:
     return " ".join(line.removeprefix("- ") for line in lines).replace("**", "")
 
 
+def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a card for the public registry, as plain values.
+
+    Args:
+        card: of a session or of a federated run, with all sections of this version.
+
+    Raises:
+        KeyError: the card lacks something that the record needs.
+    """
+    record: dict[str, Any] = json.loads(render("registry.json", card, meaning=meaning_text(card)))
+    return record
+
+
 def show_name(name: str) -> str:
     """Return the name of a setting in words."""
     return name.replace("_", " ")
@@ -183,6 +197,22 @@ def _show(value: Any) -> str:
     return str(value)
 
 
+def _reasons(public: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is taken as public, with the reason."""
+    reasons = {}
+    for name, entry in public.items():
+        reasons[name] = entry["why"] if isinstance(entry, Mapping) else entry
+    return reasons
+
+
+def _join(values: Mapping[str, Any]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in values.items())
+
+
+def _slug(title: Any) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", str(title).lower()).strip("-")
+
+
 _TEMPLATES = Environment(
     loader=PackageLoader("dpkfc.report"),
     undefined=StrictUndefined,
@@ -195,128 +225,14 @@ _TEMPLATES.filters |= {
     "describe": _describe,
     "epsilon": _epsilon,
     "general": _general,
+    "joined": _join,
     "label": show_name,
     "line": _line,
     "noun": _noun,
     "number": number,
     "percent": _percent,
+    "reasons": _reasons,
     "rounded_up": rounded_up,
     "show": _show,
+    "slug": _slug,
 }
-
-
-# -- the record of a public registry ---------------------------------------------------------------
-#
-# The registry is hosted by OpenDP, and NIST has proposed to take it over. Its schema is
-# `schemas/deployments-schema.yaml` of github.com/opendp/deployments-registry-data; this module
-# follows commit 057e5d81cf60150dd3307e0cf4504b957802fb3b. docs/report.md has the mapping. What a
-# card does not hold stays an empty text, for the owner to fill in: the registry's own check names
-# those fields.
-
-
-def registry_record(card: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record of a card, as plain values that JSON or YAML can hold.
-
-    Args:
-        card: of a session or of a federated run, with all sections of this version.
-    """
-    declared, dates = card.get("declared") or {}, card.get("dates") or {}
-    owner = declared.get("owner", "")
-    return {
-        "url_slug": re.sub(r"[^a-z0-9]+", "-", str(card["title"]).lower()).strip("-"),
-        "deployment": {
-            "basic": {
-                "name": card["title"],
-                "data_curators": [{"data_curator_name": owner, "data_curator_type": ""}],
-                "description": (
-                    f"Weights of a model trained with differential privacy: {card['title']}."
-                ),
-                "intended_use": declared.get("purpose", ""),
-                "data_product_type": "Machine learning model",
-                "data_product_region": "",
-                "data_product_sector": "",
-                "publication_date": str(dates.get("ended") or "")[:10],
-            },
-            "dp_variant": {
-                "variant_name": "Approximate DP",
-                "data_domain": declared.get("data_subjects", ""),
-                "unprotected_quantities": _join({**_reasons(card), **card["not_private"]}),
-            },
-            "privacy_loss": _privacy_loss(card),
-            "deployment_model": _deployment_model(card),
-            "implementation": _implementation(card),
-            "administrative": {
-                "status": "Draft",
-                "registry_authors": [declared.get("contact") or owner],
-                "tier": 3,
-            },
-        },
-    }
-
-
-def _reasons(card: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is taken as public, with the reason."""
-    reasons = {}
-    for name, entry in card["assumed_public"].items():
-        reasons[name] = entry["why"] if isinstance(entry, Mapping) else entry
-    return reasons
-
-
-def _privacy_loss(card: Mapping[str, Any]) -> dict[str, Any]:
-    promise = card["guarantee"]
-    loss: dict[str, Any] = {
-        "privacy_unit": promise["unit"],
-        "privacy_unit_details": (
-            f"neighbouring data sets differ in {promise['neighbours_differ_in']}"
-        ),
-    }
-    for name, entry in card["assumed_public"].items():
-        if name.startswith("number of") and " N" in name and isinstance(entry, Mapping):
-            loss["number_of_privacy_units"] = entry["value"]
-    epsilon = number(promise["epsilon"])
-    if promise["certified"] is True and epsilon is not None:
-        loss["privacy_parameters"] = {"epsilon": epsilon, "delta": promise["delta"]}
-    loss["privacy_parameters_details"] = meaning_text(card)
-    return loss
-
-
-def _deployment_model(card: Mapping[str, Any]) -> dict[str, str]:
-    promise = card["guarantee"]
-    against = promise.get("against", "")
-    return {
-        "model_name": "Federated" if "rounds" in card else "Central",
-        "model_name_details": promise.get("privacy_model", ""),
-        "trust_assumptions": f"protects from {against}" if against else "",
-        "actors": "",
-        "release_type": "One release",
-        "release_type_details": (
-            "the weights of the last step; every noisy sum on the way is charged"
-        ),
-        "data_source_type": "Static",
-        "data_source_type_details": "",
-        "access_type": "Non-interactive",
-        "access_type_details": "",
-    }
-
-
-def _implementation(card: Mapping[str, Any]) -> dict[str, str]:
-    mechanism, software = card["mechanism"], card.get("software") or {}
-    settings = card.get("hyper_parameters") or card
-    accounts = card.get("accounting") or {}
-    sums = {name: mechanism.get(name) for name in ("noise_multiplier", "sensitivity", "noise")}
-    return {
-        "preprocessing_and_hyperparameter_tuning": settings.get("chosen_by", ""),
-        "mechanisms": _join({**sums, **software}),
-        "composition": (
-            f"{card['guarantee']['releases']} releases, composed by"
-            f" {accounts.get('accountant', 'pld').upper()} of dp-accounting"
-        ),
-        "post_processing": _join({"steps": mechanism.get("postprocess") or "none"}),
-        "justification": "",
-        "utility": _join(card["results"]),
-        "additional_information": f"plan {card['plan_hash']}, ledger head {card['ledger']['head']}",
-    }
-
-
-def _join(values: Mapping[str, Any]) -> str:
-    return "; ".join(f"{name}: {value}" for name, value in values.items())
