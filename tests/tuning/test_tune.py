@@ -520,9 +520,7 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     told = re.compile(r"(?<![\d.])13(?!\.?\d)")
     numbers = [line for line in text.splitlines() if told.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
-    table = _read_tuning(
-        tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8"))
-    )
+    table = _read_tuning(json.loads((tmp_path / "tune.json").read_text("utf-8")))
     assert not told.search(repr((table.notes, table.rows, table.commands)))
 
 

@@ -53,7 +53,6 @@ from dpkfc.federated.secure_aggregation import (
     channel_pair_keys,
     encode,
     mask,
-    mask_pairs,
     new_key,
     open_shares,
     pair_keys,
@@ -673,9 +672,7 @@ class Client:
         """Mask the noisy sum, then forget the secrets of the round; others store shares of them."""
         integers = encode(noisy, self.plan.grid(self.local.numbers))
         keys, self._keys = self._keys, None
-        if keys is None:
-            return mask_pairs(integers, self.number, pairs)
-        return mask(integers, self.number, keys, pairs)
+        return mask(integers, self.number, pairs, keys)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
         """Reveal one share of each client, for one survivor set of the last answered round."""

@@ -138,7 +138,6 @@ class RunSummary:
 class StudyTable:
     """A table that a study has made: a tuning study, or a published table next to ours."""
 
-    source: str
     title: str
     notes: Sequence[str]
     header: Sequence[str]
@@ -150,7 +149,6 @@ class StudyTable:
 class Chart:
     """A figure of `dpkfc reproduce` that a page draws by itself: accuracy over settings."""
 
-    source: str
     title: str
     notes: Sequence[str]
     maps: Sequence[SensitivityMap]
@@ -558,10 +556,10 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         return _read_study(path, content["rows"], departures)
     if kind == "dpkfc table" and isinstance(content.get("cells"), list):
         _check_version(content)
-        return Contents(runs=(), tables=[_read_published_table(path, content)])
+        return Contents(runs=(), tables=[_read_published_table(content)])
     if kind is None and isinstance(content.get("arms"), list):
         _check_version(content)
-        return Contents(runs=(), tables=[_read_tuning(path, content)])
+        return Contents(runs=(), tables=[_read_tuning(content)])
     if kind is None and isinstance(content.get("runs"), dict):
         return _read_benchmark(path, content["runs"])
     if kind == "dpkfc figure" and content.get("sensitivity_maps"):
@@ -742,7 +740,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
     return _add_notes(path, rows, runs, {})
 
 
-def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
+def _read_tuning(content: Mapping[str, Any]) -> StudyTable:
     """Return the table of a `tune.json`, whose accuracies are of private examples.
 
     A page may be handed on. So it does not tell the number of trials of a random search, which
@@ -773,7 +771,6 @@ def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
     if content.get("complete") is False:
         notes.append("Not finished: some methods have had fewer trials than others.")
     return StudyTable(
-        source=str(path),
         title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
         notes=[note for note in notes if note],
         header=(
@@ -788,7 +785,7 @@ def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
     )
 
 
-def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
+def _read_published_table(content: Mapping[str, Any]) -> StudyTable:
     """Return `NAME.json` of `dpkfc reproduce`: published cells next to ours."""
     rows = []
     for cell in content["cells"]:
@@ -804,7 +801,6 @@ def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
     unit = plain(content.get("unit", "%"), 20)
     is_command = isinstance(name, str) and name.replace("-", "").isalnum()
     return StudyTable(
-        source=str(path),
         title=plain(content.get("title", name), 160),
         notes=notes,
         header=(
@@ -837,7 +833,7 @@ def _read_chart(path: Path, content: Mapping[str, Any]) -> Chart:
     for cell in missing if isinstance(missing, list) else []:
         notes.append(plain(f"Missing: {cell}", 400))
     title = plain(content.get("title", content.get("name", path.stem)), 160)
-    return Chart(source=str(path), title=title, notes=notes, maps=maps)
+    return Chart(title=title, notes=notes, maps=maps)
 
 
 # --------------------------------------------------------------------------------------------------
