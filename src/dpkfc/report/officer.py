@@ -103,6 +103,7 @@ def render(template: str, card: Mapping[str, Any], **values: Any) -> str:
         )
     except UndefinedError as error:
         raise KeyError(error.message) from None
+    # Parts that are left out leave empty lines behind.
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
