@@ -35,6 +35,7 @@ BOUNDS = {
 # Modules that one module of their folder imports, each an idea of its own.
 SINGLE_IMPORTERS = {
     "audit.attacks",  # one-run audit and membership inference, beside the audit of a step
+    "audit.statistics",  # statistical tests of noise and sampler
     "gradients.shared_parameters",  # parameters that meet the examples outside of a layer
     "features.scales",  # scales of features from synthetic images
     "integrations._opacus_batch",  # one batch of a script, from the loader to the backward pass

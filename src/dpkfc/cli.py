@@ -131,7 +131,7 @@ def calibrate(
 ) -> None:
     """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.accounts import plan_table
+    from dpkfc.report.total import plan_table
 
     config = PrivacyConfig(
         expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
@@ -157,7 +157,7 @@ def epsilon(
 ) -> None:
     """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.accounts import plan_table, rate_table
+    from dpkfc.report.total import plan_table, rate_table
 
     if sample_rate:
         if sampler != "poisson" or dataset_size or batch_size:

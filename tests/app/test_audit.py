@@ -42,7 +42,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(
     folder = run(run_config({**SETTINGS, "out": str(tmp_path / "run")})).folder
     if size(True, False):  # few canaries: the whole list is run by the full size
         monkeypatch.setattr("dpkfc.audit.canaries.LAYERS", 2)
-        monkeypatch.setattr("dpkfc.audit.neighbors.SIZES", (1,))
+        monkeypatch.setattr("dpkfc.audit.audit.SIZES", (1,))
         monkeypatch.setattr("dpkfc.audit.statistics.NUMBERS", 100_000)
         monkeypatch.setattr("dpkfc.audit.statistics.INCLUSIONS", 1e6)
     arguments = [

@@ -22,8 +22,8 @@ from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, flatten, read_toml, to_toml
 from dpkfc.app.train import prepare, resume, run
-from dpkfc.report import costs
-from dpkfc.report.costs import MeasuredStructure, SideChoice
+from dpkfc.report import doctor as costs
+from dpkfc.report.doctor import MeasuredStructure, SideChoice
 from tests.app.accounting import remembered
 
 QUICK = {

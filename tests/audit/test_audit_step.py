@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpkfc.audit import audit as module
-from dpkfc.audit import neighbors as replaying
+from dpkfc.audit import audit as replaying
 from dpkfc.audit.audit import audit_step, check_charges, check_checkpoints
 from dpkfc.audit.harness import (
     Subject,
@@ -232,11 +232,11 @@ def test_charges_that_are_missing_or_late(
 
 
 def test_the_value_that_differs_in_a_checkpoint_is_named() -> None:
-    from dpkfc.audit.audit import _first_difference
+    from dpkfc.audit.harness import first_difference
 
     one = {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}
-    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}) == ""
-    assert _first_difference(one, {"a": torch.ones(2), "b": one["b"]}) == "/a"
-    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 3.0], "d": None}}) == "/b/c"
-    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0]}}) == "/b/d"
-    assert _first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": 0}}) == "/b/d"
+    assert first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": None}}) == ""
+    assert first_difference(one, {"a": torch.ones(2), "b": one["b"]}) == "/a"
+    assert first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 3.0], "d": None}}) == "/b/c"
+    assert first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0]}}) == "/b/d"
+    assert first_difference(one, {"a": torch.zeros(2), "b": {"c": [1, 2.0], "d": 0}}) == "/b/d"

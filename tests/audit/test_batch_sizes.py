@@ -7,9 +7,8 @@ from __future__ import annotations
 import pytest
 
 from dpkfc.audit import audit as module
-from dpkfc.audit.audit import check_batch_sizes, random_sizes
+from dpkfc.audit.audit import World, _neighbouring_pairs, check_batch_sizes, random_sizes
 from dpkfc.audit.harness import select_failed
-from dpkfc.audit.neighbors import World, _neighbouring_pairs
 from dpkfc.audit.statistics import check_low_bits
 from tests.audit.sizes import size
 from tests.injected_bugs.leak import noting_batches

@@ -8,7 +8,6 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting.pld import privacy_loss_distribution
 from scipy.stats import binom, norm
 
 from dpkfc.audit.attacks import (
@@ -17,13 +16,12 @@ from dpkfc.audit.attacks import (
     clopper_pearson_lower,
     clopper_pearson_upper,
     epsilon_lower,
-    gaussian_delta,
-    gaussian_epsilon,
     gaussian_mu_lower,
     one_run_epsilon,
     one_run_p_value,
     tpr_at_fpr,
 )
+from dpkfc.privacy.integration import gaussian_epsilon
 from tests.audit.sizes import size
 
 ALPHA, DELTA = 0.05, 1e-5
@@ -93,40 +91,6 @@ def test_counts_that_are_none_are_refused(k: int, n: int, alpha: float):
     for bound in (clopper_pearson_upper, clopper_pearson_lower):
         with pytest.raises(ValueError, match="must"):
             bound(k, n, alpha)
-
-
-# -- the Gaussian mechanism ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("mu", "epsilon"), [(2.0, 9.9973), (1.0, 4.3772), (0.5, 1.9931), (0.25, 0.9263)]
-)
-def test_epsilon_of_a_gaussian_release(mu: float, epsilon: float):
-    assert gaussian_epsilon(mu, DELTA) == pytest.approx(epsilon, abs=1e-4)
-
-
-@pytest.mark.parametrize("mu", [0.05, 0.7, 3.0, 6.0])
-@pytest.mark.parametrize("delta", [0.1, 1e-5, 1e-10])
-def test_gaussian_epsilon_agrees_with_the_accountant(mu: float, delta: float):
-    epsilon = gaussian_epsilon(mu, delta)
-    loss = privacy_loss_distribution.from_gaussian_mechanism(
-        1 / mu, value_discretization_interval=1e-3
-    )
-    assert loss.get_epsilon_for_delta(delta) == pytest.approx(epsilon, abs=2e-3)
-    if epsilon > 0:
-        assert gaussian_delta(mu, epsilon) == pytest.approx(delta, rel=1e-8)
-
-
-def test_gaussian_epsilon_at_its_ends():
-    assert gaussian_epsilon(0.0, DELTA) == 0.0
-    assert gaussian_epsilon(1e-6, DELTA) == 0.0  # δ alone covers it
-    values = [gaussian_epsilon(mu, DELTA) for mu in np.linspace(0.01, 30, 60)]
-    assert all(a < b for a, b in zip(values, values[1:], strict=False))
-    for bad in (0.0, 1.0):
-        with pytest.raises(ValueError, match="delta"):
-            gaussian_epsilon(1.0, bad)
-    with pytest.raises(ValueError, match="finite"):
-        gaussian_epsilon(math.inf, DELTA)
 
 
 # -- two worlds ------------------------------------------------------------------------------------
@@ -218,7 +182,7 @@ def test_power_is_what_the_design_was_made_for(sigma: float):
             by_epsilon, abs=0.27
         )
         mu_lower = max(gaussian_mu_lower(a, n, b, n, ALPHA) for a, b in pairs)
-        assert gaussian_epsilon(mu_lower, DELTA) == pytest.approx(by_mu, abs=0.06)
+        assert gaussian_epsilon(1 / mu_lower, DELTA) == pytest.approx(by_mu, abs=0.06)
 
 
 def test_the_threshold_is_chosen_on_one_half_and_judged_on_the_other():

@@ -11,18 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.audit.audit import check_contributions
+from dpkfc.audit.audit import Replay, World, check_contributions, prepare_canaries, replay
 from dpkfc.audit.canaries import Canaries
 from dpkfc.audit.harness import (
     RandomWalk,
     Subject,
-    freeze_preconditioner,
     open_session,
     script_plan,
     select_failed,
 )
-from dpkfc.audit.neighbors import Replay, World, prepare_canaries, replay
-from dpkfc.curvature.dp2 import DP2
 from dpkfc.session import Session
 from tests.audit.sizes import size
 from tests.injected_bugs.leak import noting_sums
@@ -212,14 +209,12 @@ def test_a_script_stops_where_it_ends_and_its_plan_is_that_of_the_run() -> None:
 
 
 def test_a_metric_is_built_once_where_releases_must_share_their_coordinates() -> None:
-    plan = freeze_preconditioner(vectors(preconditioner=kfac(every=1)).plan)
-    assert [plan.config.preconditioner.is_due(step) for step in range(3)] == [True, False, False]
-    assert plan.config.preconditioner.describe() == kfac(every=1).describe()
-    assert freeze_preconditioner(vectors().plan).config.preconditioner is None
-    assert hasattr(
-        freeze_preconditioner(vectors(preconditioner=DP2(phase=1)).plan).config.preconditioner,
-        "observe",
-    )
+    subject, canaries = vectors(preconditioner=kfac(every=1)), canaries_of("DP-SGD")
+    for still, refreshed in ((True, [0]), (False, [0, 1, 2])):
+        with World(subject, canaries, [[0], [1], [2]], still=still) as world:
+            for _ in range(3):
+                assert world.step("", Replay()) is not None
+            assert world.session._pipeline.preconditioning.refreshed == refreshed
 
 
 def test_what_two_sessions_leave_behind_is_compared() -> None:

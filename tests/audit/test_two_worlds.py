@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dpkfc.audit import neighbors as module
+from dpkfc.audit import audit as module
+from dpkfc.audit.audit import DistinguishingTest, distinguish_neighbors
 from dpkfc.audit.harness import Subject
-from dpkfc.audit.neighbors import DistinguishingTest, distinguish_neighbors
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_noise
 from tests.injected_bugs.subjects import canaries_of, subject_of

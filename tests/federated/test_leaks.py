@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -28,9 +27,9 @@ from dpkfc.federated import (
     Server,
     TrustedServer,
 )
-from dpkfc.federated.local_training import clip_as_one
+from dpkfc.federated.client import clip_as_one
 from dpkfc.federated.messages import add_prefix, select_prefix
-from dpkfc.federated.plan import stream_seed
+from dpkfc.federated.plan import FederatedPlan, stream_seed
 from dpkfc.federated.simulation import dirichlet, iid, parts, run_round
 from dpkfc.privacy.rng import NoiseStream
 from tests.federated.worlds import (
@@ -152,17 +151,18 @@ def test_one_seed_on_two_clients_is_found():
 def test_dropout_without_a_top_up_is_found():
     """The paper's share, stddev / √n, while a round with t < n survivors is kept."""
 
-    class PaperShare(TrustedServer):
-        def client_stddev(self, stddev: float, honest: int) -> float:
-            return stddev / math.sqrt(6)
+    class PaperShare(FederatedPlan):
+        @property
+        def client_stddev(self) -> float:
+            return self.stddev / math.sqrt(6)
 
-    plan = audit_plan(PaperShare("clients"))
+    plan = PaperShare(**vars(audit_plan()))
     assert plan.config.survivors == 5
     findings = found(plan, clients_of(plan))
     assert findings["variance of the noise"].passed and findings["independence of the noise"].passed
     assert plan.hiding_stddev(5) < plan.stddev
     assert not findings["noise of the survivors"].passed
-    half = audit_plan(replace(PaperShare("clients")), min_survivors=3)
+    half = PaperShare(**vars(audit_plan(min_survivors=3)))
     assert not found(half, clients_of(half))["noise of the survivors"].passed
 
 

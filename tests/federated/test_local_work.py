@@ -25,9 +25,9 @@ from dpkfc.federated import (
     federate,
     make_clients,
 )
-from dpkfc.federated.local_training import LocalModel, Records
+from dpkfc.federated.client import LocalModel, Records
+from dpkfc.federated.options import FedGD, Participation
 from dpkfc.federated.secure_aggregation import encode
-from dpkfc.federated.server_rules import FedGD, Participation
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.protocol import PostProcessBase
 from tests.federated.test_equality import plain_clipped_sum

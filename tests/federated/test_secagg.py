@@ -23,7 +23,6 @@ from dpkfc.federated.secure_aggregation import (
     encode,
     join,
     mask,
-    mask_pairs,
     new_key,
     open_shares,
     pair_keys,
@@ -89,7 +88,7 @@ class Cohort:
             for i in self.members
         }
         self.sent = {
-            i: mask(self.plain[i], i, self.keys[i], pair_keys(self.keys[i], i, self.public))
+            i: mask(self.plain[i], i, pair_keys(self.keys[i], i, self.public), self.keys[i])
             for i in self.members
         }
 
@@ -198,7 +197,7 @@ def test_without_recovery_a_server_with_colluding_clients_sees_only_the_sum_of_t
     cohort = Cohort(5, 3)
     channels = {i: key.public for i, key in cohort.channel.items()}
     pairs = {i: channel_pair_keys(i, cohort.channel[i], channels, SCOPE) for i in cohort.members}
-    sent = {i: mask_pairs(cohort.plain[i], i, pairs[i]) for i in cohort.members}
+    sent = {i: mask(cohort.plain[i], i, pairs[i]) for i in cohort.members}
     honest = [i for i in cohort.members if i not in colluding]
     opened = {
         i: minus(sent[i], *[_pair_mask(pairs[j][i], i, j, SIZES) for j in colluding])

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from dpkfc.report.card import session_card, to_markdown
-from dpkfc.report.registry import registry_record
+from dpkfc.report.officer import registry_record
 from dpkfc.report.verify import verify_ledger
 from tests.distributed.cases import CASES
 from tests.golden.record import digest, flatten_weights

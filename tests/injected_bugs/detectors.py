@@ -16,6 +16,8 @@ from dpkfc.audit.audit import (
     check_charges,
     check_checkpoints,
     check_contributions,
+    distinguish_neighbors,
+    replay,
 )
 from dpkfc.audit.canaries import Canaries
 from dpkfc.audit.harness import (
@@ -26,7 +28,6 @@ from dpkfc.audit.harness import (
     script_plan,
     select_failed,
 )
-from dpkfc.audit.neighbors import distinguish_neighbors, replay
 from dpkfc.audit.statistics import check_low_bits, check_noise, check_run_noise, check_sampler
 from tests.audit.sizes import size
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from dpkfc.audit.audit import SEED, distance
 from dpkfc.audit.harness import Finding, Subject, open_session, script_plan, select_failed
-from dpkfc.audit.neighbors import SEED, distance
 from dpkfc.audit.statistics import judge_noise
 from dpkfc.distributed import DistributedContext
 from dpkfc.privacy.mechanism import release

@@ -18,8 +18,15 @@ from dpkfc.app.doctor import _advice, layers_table, steps_table
 from dpkfc.curvature import PublicData
 from dpkfc.linalg.blocks import ConvBlock
 from dpkfc.linalg.metric import Dense, Identity, Kronecker
-from dpkfc.report import costs
-from dpkfc.report.costs import Costs, LayerCost, Timings, default_cache, measure_costs, norm_seconds
+from dpkfc.report import doctor as costs
+from dpkfc.report.doctor import (
+    Costs,
+    LayerCost,
+    Timings,
+    default_cache,
+    measure_costs,
+    norm_seconds,
+)
 
 
 class Sequences(nn.Module):

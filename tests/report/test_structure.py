@@ -12,8 +12,8 @@ import torch
 from dpkfc import KFAC
 from dpkfc.curvature import PublicData
 from dpkfc.linalg.metric import Dense, LowRank
-from dpkfc.report import costs
-from dpkfc.report.costs import choose_sides, measure_structure
+from dpkfc.report import doctor as costs
+from dpkfc.report.doctor import choose_sides, measure_structure
 from tests.report.test_costs import Sequences
 
 

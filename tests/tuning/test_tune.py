@@ -338,7 +338,7 @@ def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp
     )
     plan = config.with_noise(1.0, 1e-5, 1000)
     cost = cost_of(plan, StudyLedgers(3, ((plan.event, 3 * plan.steps),)))
-    assert cost.with_tuning is None and cost.composed > plan.epsilon()
+    assert cost.epsilon_with_tuning is None and cost.epsilon_composed > plan.epsilon()
     with pytest.raises(StudyError, match="cannot be counted"):
         tune.tune(
             settings(search="random", settings={"steps": 4, "sampler": "truncated_poisson"}),
@@ -498,9 +498,8 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
     alone = accountant.get_epsilon(1e-5)
     accountant.compose(final.event, 22)
     cost = cost_of(trial, StudyLedgers(), trial_law("geometric", 4), final=final)
-    assert cost.with_tuning == pytest.approx(alone) and cost.with_training == pytest.approx(
-        accountant.get_epsilon(1e-5)
-    )
+    assert cost.epsilon_with_tuning == pytest.approx(alone)
+    assert cost.epsilon_with_training == pytest.approx(accountant.get_epsilon(1e-5))
     for told in (alone, accountant.get_epsilon(1e-5)):
         assert f"ε = {rounded_up(told)}" in cost.statement
 
@@ -521,9 +520,7 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     told = re.compile(r"(?<![\d.])13(?!\.?\d)")
     numbers = [line for line in text.splitlines() if told.search(line)]
     assert numbers == [tuned.unpublished] and numbers[0].startswith("Not to be published")
-    table = _read_tuning(
-        tmp_path / "tune.json", json.loads((tmp_path / "tune.json").read_text("utf-8"))
-    )
+    table = _read_tuning(json.loads((tmp_path / "tune.json").read_text("utf-8")))
     assert not told.search(repr((table.notes, table.rows, table.commands)))
 
 

@@ -41,7 +41,7 @@ from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy.extra_release import ExtraRelease, share_noise
-from dpkfc.report import costs
+from dpkfc.report import doctor
 
 # --------------------------------------------------------------------------------------------------
 # Preconditioner, post-processing, and where curvature comes from.
@@ -596,11 +596,11 @@ def measure_structure(config: RunConfig) -> RunConfig:
     recipe = recipe_of(config).starting_from(config.pretrained)
     try:
         model = recipe.model(config.seed).to(torch.device(config.device))
-        measured = costs.measure_structure(
+        measured = doctor.measure_structure(
             model,
             make_kfac(config, recipe.input_shape, recipe_probe=recipe.probe),
             expected_batch_size=config.expected_batch_size * config.augmentations,
-            cache=costs.default_cache(),
+            cache=doctor.default_cache(),
         )
     except ConfigError:
         raise

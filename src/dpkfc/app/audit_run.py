@@ -33,8 +33,8 @@ from dpkfc.audit import (
     audit_step,
     infer_membership,
 )
+from dpkfc.audit.audit import RUNS
 from dpkfc.audit.harness import tabulate_findings
-from dpkfc.audit.neighbors import RUNS
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
 from dpkfc.privacy.accounting import event_to_dict

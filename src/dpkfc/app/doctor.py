@@ -16,15 +16,16 @@ from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, recipe_of, run_con
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig, nearest
 from dpkfc.app.train import read_settings
-from dpkfc.report.costs import (
+from dpkfc.report.doctor import (
     Costs,
     SideChoice,
     Timings,
     choose_sides,
     default_cache,
+    diagnose,
+    layer_table,
     measure_costs,
 )
-from dpkfc.report.doctor import diagnose, layer_table
 
 # --------------------------------------------------------------------------------------------------
 # The target of the report: a recipe, or a factory in any module.

@@ -20,15 +20,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.special import expit, log_ndtr, logit
-from scipy.stats import beta, binom, norm, rankdata
+from scipy.special import expit, logit
+from scipy.stats import beta, binom, mannwhitneyu, norm
 from torch import Tensor, nn
 
 from dpkfc.audit.canaries import PlantedCanaries
@@ -91,43 +91,6 @@ def _check_counts(successes: ArrayLike, trials: ArrayLike, alpha: float) -> tupl
             f"got {successes!r} of {trials!r}"
         )
     return k, n
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """Return δ(ε) of a μ-GDP mechanism: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
-
-    Source:
-        Balle and Wang (2018), theorem 8.
-    """
-    if mu <= 0:
-        return 0.0
-    first = log_ndtr(mu / 2 - epsilon / mu)
-    second = epsilon + log_ndtr(-mu / 2 - epsilon / mu)
-    return float(-np.exp(first) * np.expm1(min(second - first, 0.0)))
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Return the exact ε at δ of a μ-GDP mechanism, such as one release of noise multiplier 1 / μ.
-
-    Raises:
-        ValueError: δ outside (0, 1), or μ that is not finite.
-    """
-    _check_delta(delta)
-    if not math.isfinite(mu):
-        raise ValueError(f"mu must be finite, got {mu}")
-    if gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    most = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
-
-    def excess(epsilon: float) -> float:
-        return gaussian_delta(mu, epsilon) - delta
-
-    return float(brentq(excess, 0.0, most, xtol=1e-12, rtol=1e-13))
-
-
-def _check_delta(delta: float) -> None:
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta}")
 
 
 def gaussian_mu_lower(
@@ -341,8 +304,7 @@ def auc(scores_without: ArrayLike, scores_with: ArrayLike) -> float:
     The area is the probability that a score "with" is larger than one "without", ties counted half.
     """
     without, with_ = _check_scores(scores_without), _check_scores(scores_with)
-    ranks = rankdata(np.concatenate([without, with_]))
-    above = ranks[len(without) :].sum() - len(with_) * (len(with_) + 1) / 2
+    above = mannwhitneyu(with_, without).statistic
     return float(above / (len(without) * len(with_)))
 
 
@@ -475,14 +437,14 @@ def infer_membership(  # noqa: PLR0913 - the last three are options
         >>> print(result.auc, result.epsilon_lower)
     """
     started = time.perf_counter()
-    return infer_membership_from_losses(
+    result = infer_membership_from_losses(
         compute_losses(model, loss_fn, members, batch_size),
         compute_losses(model, loss_fn, non_members, batch_size),
         delta=delta,
         claimed_epsilon=claimed_epsilon,
         confidence=confidence,
-        started=started,
     )
+    return replace(result, seconds=time.perf_counter() - started)
 
 
 def infer_membership_from_losses(
@@ -492,7 +454,6 @@ def infer_membership_from_losses(
     delta: float,
     claimed_epsilon: float | None = None,
     confidence: float = 0.95,
-    started: float | None = None,
 ) -> MembershipResult:
     """Attack a model by a threshold on given losses.
 
@@ -502,7 +463,6 @@ def infer_membership_from_losses(
         delta: δ of the bound.
         claimed_epsilon: ε of the plan.
         confidence: of the bound and the intervals.
-        started: value of `time.perf_counter` from which the duration counts.
 
     Guarantee:
         The intervals hold for this model, whose members and others are samples of two populations.
@@ -513,7 +473,7 @@ def infer_membership_from_losses(
         ValueError: fewer than four losses of a kind, losses that are not finite, δ outside [0, 1),
             a confidence outside (0, 1).
     """
-    started = time.perf_counter() if started is None else started
+    started = time.perf_counter()
     _check_confidence(confidence)
     # A small loss speaks for membership, so it gets a large score.
     member_scores = -np.asarray(members, float).ravel()

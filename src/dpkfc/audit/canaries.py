@@ -8,7 +8,7 @@ of the others, in one parameter group alone, or not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,13 @@ from dpkfc.audit.harness import (
     Plant,
     PlantedLoss,
     RandomWalk,
+    Script,
     Shapes,
     Subject,
     WatchedSession,
     find_plantable,
     open_session,
+    script_plan,
 )
 from dpkfc.config import Plan
 from dpkfc.gradients.clipping import SPLIT, matrix_of
@@ -84,6 +86,9 @@ POWER_ITERATIONS = 30
 SEED = 7
 
 
+Planted = tuple[int, Tensor, Tensor]
+
+
 @dataclass
 class Canaries:
     """A list of canaries under construction.
@@ -98,7 +103,7 @@ class Canaries:
     names: list[str] = field(default_factory=list)
     rows: list[tuple[Tensor, ...]] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
-    plants: dict[str, list[tuple[int, Tensor, Tensor]]] = field(default_factory=dict)
+    plants: dict[str, list[Planted]] = field(default_factory=dict)
 
     @property
     def zero(self) -> int | None:
@@ -130,21 +135,23 @@ class Canaries:
         numbers = {}
         for number, name in enumerate(self.names):
             if number == self.zero or any(part in name for part in parts):
-                numbers[number] = selected.add(name, self.rows[number], self.factors[number])
+                row, factor = self.rows[number], self.factors[number]
+                numbers[number] = selected.add(name, row, factor)
         for layer, plants in self.plants.items():
-            kept = [(numbers[number], a, u) for number, a, u in plants if number in numbers]
-            if kept:
-                selected.plants[layer] = kept
+            for number, a, u in plants:
+                if number in numbers:
+                    plant = (numbers[number], a, u)
+                    selected.plants.setdefault(layer, []).append(plant)
         return selected
 
     def loss(self, subject: Subject) -> PlantedLoss:
         """Return the user's loss with these canaries in it."""
         plants = []
         for layer, planted in self.plants.items():
-            ids = torch.tensor([number for number, _, _ in planted])
-            inputs = torch.stack([a for _, a, _ in planted])
-            outputs = torch.stack([u for _, _, u in planted])
-            plants.append(Plant(layer, ids, inputs, outputs))
+            numbers, inputs, outputs = zip(*planted, strict=True)
+            ids = torch.tensor(numbers)
+            plant = Plant(layer, ids, torch.stack(inputs), torch.stack(outputs))
+            plants.append(plant)
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return PlantedLoss(subject.loss_fn, factors, plants)
 
@@ -157,7 +164,8 @@ class Canaries:
         columns = []
         for i, x in enumerate(subject.dataset):
             rows = torch.stack([row[i] for row in self.rows])
-            columns.append(torch.cat([x, rows.repeat_interleave(copies, 0)]))
+            repeated = rows.repeat_interleave(copies, 0)
+            columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
         no_canaries = torch.full((size,), NO_CANARY)
         return (*columns, torch.cat([no_canaries, ids]))
@@ -167,7 +175,8 @@ class Canaries:
         if subject.units is None:
             return None
         numbers = subject.unit_numbers
-        canaries = torch.arange(len(self.names)) + int(numbers.max()) + 1
+        canaries = torch.arange(len(self.names))
+        canaries += subject.size
         canaries = canaries.repeat_interleave(subject.records_of_a_unit)
         return torch.cat([numbers, canaries])
 
@@ -183,6 +192,26 @@ class Canaries:
         """
         dataset, units = self.dataset(subject), self.units(subject)
         return open_session(subject, plan, dataset, units=units, **options)
+
+    def release_still(
+        self, subject: Subject, script: Script, seed: int | None = None
+    ) -> Iterator[Released]:
+        """Yield the release of every batch, all at the same weights and in the same metric.
+
+        Args:
+            subject: what is audited.
+            script: units of every batch.
+            seed: of repeatable noise; None leaves the noise secret.
+        """
+        size = subject.size + len(self.names)
+        plan = script_plan(subject.plan, script, size, seed=seed)
+        session, walk = self.open_session(subject, plan, verify=False, still=True)
+        loss = self.loss(subject)
+        with session:
+            for batch in session.batches():
+                session.step(batch, loss)
+                walk.gradients.clear()
+                yield session.take()
 
 
 def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> Canaries:
@@ -200,13 +229,15 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
         canaries.add(name, row, factor)
     if row[0].is_floating_point():
         for name, change in INPUTS.items():
-            canaries.add(name, (change(row[0]), *row[1:]))
+            changed = change(row[0])
+            canaries.add(name, (changed, *row[1:]))
     else:
         # No batch takes examples of the second half.
         size = len(subject.dataset[-1])
         for number in range(size // 2, min(size, size // 2 + 9)):
             canaries.add(f"example {number}", subject.example(number))
-    _plant_gradients(canaries, subject, row, {layer.name: layer for layer in layers}, metric)
+    by_name = {layer.name: layer for layer in layers}
+    _plant_gradients(canaries, subject, row, by_name, metric)
     return canaries
 
 
@@ -223,8 +254,8 @@ def _plant_gradients(
         plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
     names = list(plantable)
     if len(names) > LAYERS:
-        last = len(names) - 1
-        names = [names[round(i * last / (LAYERS - 1))] for i in range(LAYERS)]
+        spacing = (len(names) - 1) / (LAYERS - 1)
+        names = [names[round(i * spacing)] for i in range(LAYERS)]
     generator = torch.Generator().manual_seed(SEED)
     for name in names:
         input_shape, output_shape = plantable[name]
@@ -232,7 +263,8 @@ def _plant_gradients(
         u = torch.randn(output_shape, generator=generator)
         for factor in (1e-3, 1.0, 1e3):
             canaries.plant(f"{name}: random × {factor:g}", row, name, (a, u), factor)
-        canaries.plant(f"{name}: one entry", row, name, (_first_entry(a), _first_entry(u)), 1e3)
+        gradient = (_first_entry(a), _first_entry(u))
+        canaries.plant(f"{name}: one entry", row, name, gradient, 1e3)
         if len(input_shape) == len(output_shape) == 2 and input_shape[0] > 1:
             gradient = _cancelling_positions(a, u)
             canaries.plant(f"{name}: positions cancel", row, name, gradient, 1.0)
@@ -241,7 +273,8 @@ def _plant_gradients(
             _plant_extremes(canaries, row, layer, entry, plantable[name])
     for name in names[-1:]:
         input_shape, output_shape = plantable[name]
-        a, u = _unit_vector(torch.ones(input_shape)), _unit_vector(torch.ones(output_shape))
+        a = _unit_vector(torch.ones(input_shape))
+        u = _unit_vector(torch.ones(output_shape))
         for k in HUGE:
             length = k * 2.0**149 * subject.plan.max_grad_norm / 1e22
             gradient = (1e22 * a, length * u)
@@ -255,7 +288,8 @@ def _plant_extremes(
     input_shape, output_shape = shapes
     d_in, d_out = input_shape[-1], output_shape[-1]
     has_bias = "bias" in layer.parameters
-    for kind, side in (("stretched most", entry), ("stretched least", entry.inverse())):
+    sides = {"stretched most": entry, "stretched least": entry.inverse()}
+    for kind, side in sides.items():
         a = _find_stretched(side.input.apply, d_in + has_bias)[:d_in]
         a = a.expand(input_shape).clone()
         u = _find_stretched(side.output.apply, d_out).expand(output_shape).clone()
@@ -367,15 +401,19 @@ class PlantedCanaries:
         inputs, rows = _one_patch(target, a, output_shape) if is_conv else _one_position(a)
         if "bias" in target.parameters:
             rows = torch.cat([rows, rows.new_ones(m, 1)], 1)
-        norms = u[0].norm() * rows.norm(dim=1, keepdim=True)
+        lengths = rows.norm(dim=1, keepdim=True)
+        norms = u[0].norm() * lengths
         u = u * (LOUDNESS * plan.max_grad_norm / norms)
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
-        self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
+        moved = [x.to(device) for x in (u, rows, inputs, outputs)]
+        u, rows, inputs, outputs = moved
+        self.listener = Listener(target, u, rows, plan.steps)
         self._plan = plan
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
-        plant = Plant(target.name, torch.arange(m), inputs.to(device), outputs.to(device))
+        ids = torch.arange(m)
+        plant = Plant(target.name, ids, inputs, outputs)
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
         self.dataset = _append_rows(dataset, m)
 
@@ -413,7 +451,10 @@ def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
     """
     size = len(dataset[0])
     copies = torch.arange(m) % size
-    columns = [torch.cat([x, x[copies.to(x.device)]]) for x in dataset]
+    columns = []
+    for x in dataset:
+        rows = copies.to(x.device)
+        columns.append(torch.cat([x, x[rows]]))
     no_canaries = torch.full((size,), NO_CANARY)
     ids = torch.cat([no_canaries, torch.arange(m)])
     return (*columns, ids.to(dataset[0].device))
@@ -433,7 +474,9 @@ def _choose_layer(
             "use kind='mislabelled'"
         )
     if name is None:
-        sizes = {key: layer.tensor("weight").numel() for key, layer in layers.items()}
+        sizes = {}
+        for key, layer in layers.items():
+            sizes[key] = layer.tensor("weight").numel()
         name = max(sizes, key=sizes.__getitem__)
     elif name not in layers:
         raise ValueError(
@@ -464,13 +507,15 @@ def _is_plain(layer: Layer) -> bool:
 def _planted_position(layer: Layer, output_shape: torch.Size) -> tuple[Any, ...]:
     """Return the index of the one position of `[m, *output_shape]` that holds u."""
     if layer.rule == "conv":
-        return (slice(None), slice(None), output_shape[1] // 2, output_shape[2] // 2)
+        _, height, width = output_shape
+        return (slice(None), slice(None), height // 2, width // 2)
     return (slice(None), *[0] * (len(output_shape) - 1))
 
 
 def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs that are zero except at one position, and that position `[m, d_in]`."""
-    first: tuple[Any, ...] = (slice(None), *[0] * (a.ndim - 2))
+    zeros = [0] * (a.ndim - 2)
+    first: tuple[Any, ...] = (slice(None), *zeros)
     inputs = torch.zeros_like(a)
     inputs[first] = a[first]
     return inputs, a[first]
@@ -480,7 +525,8 @@ def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tenso
     """Return the inputs, and the patch that one position of the output sees `[m, d_in]`."""
     module = layer.module
     assert isinstance(module, nn.Conv2d) and not isinstance(module.padding, str)
-    position = (output_shape[1] // 2) * output_shape[2] + output_shape[2] // 2
+    _, height, width = output_shape
+    position = (height // 2) * width + width // 2
     options = {
         "dilation": module.dilation,
         "padding": module.padding,
@@ -546,7 +592,8 @@ class Listener:
         if scale is None:
             squares = u.square().sum(1) * a.square().sum(1)
         else:
-            squares = (u.square() @ scale.square() * a.square()).sum(1)
+            scaled = u.square() @ scale.square()
+            squares = (scaled * a.square()).sum(1)
         self._squared_norms.append(squares.double())
         if self._is_solvable(scale is not None):
             self._overlaps = self._overlaps + _inner_products(u, a, scale)
@@ -573,16 +620,18 @@ class Listener:
             self._add_pending()
         if not isinstance(self._sum, Tensor):
             raise ValueError("no release was observed: call observe after every step")
-        norms = torch.stack(self._squared_norms).mean(0).sqrt().clamp(min=1e-300)
+        squared_norms = torch.stack(self._squared_norms).mean(0)
+        norms = squared_norms.sqrt().clamp(min=1e-300)
         total = plan.expected_batch_size * self._sum
         projections = self._u.to(total) @ total
-        products = (projections * self._a.to(total)).sum(1).double() / norms
+        products = (projections * self._a.to(total)).sum(1)
+        products = products.double() / norms
         if not isinstance(self._overlaps, Tensor):
             return np.nan_to_num(products.cpu().numpy())
         overlaps = self._overlaps.double() / len(self._squared_norms)
-        overlaps = overlaps / (norms[:, None] * norms)
-        products, overlaps, norms = products.cpu(), overlaps.cpu(), norms.cpu()
-        return np.nan_to_num(_solve_counts(products, overlaps, plan, self._observed, norms))
+        overlaps = overlaps / norms[:, None] / norms
+        estimates = _solve_counts(products.cpu(), overlaps.cpu(), plan, self._observed, norms.cpu())
+        return np.nan_to_num(estimates)
 
 
 def _solve_counts(
@@ -597,15 +646,17 @@ def _solve_counts(
     if plan.clipping == "normalised":
         clipped_norm /= plan.max_grad_norm
     rate = plan.expected_batch_size / plan.dataset_size
-    mean = steps * rate / 2
-    second_moment = steps * rate * (1 - rate) + (steps * rate) ** 2
+    expected = steps * rate
+    mean = expected / 2
+    second_moment = expected * (1 - rate) + expected**2
     variance = second_moment / 2 - mean**2
+    signal = variance * clipped_norm**2
     rest = products - clipped_norm * mean * overlaps.sum(1)
-    explained = variance * clipped_norm**2 * overlaps.square().sum(1).mean()
+    explained = signal * overlaps.square().sum(1).mean()
     shown = float(rest.square().mean() - explained)
-    noise = max(steps * plan.stddev**2, shown, 1e-9 * variance * clipped_norm**2)
+    noise = max(steps * plan.stddev**2, shown, 1e-9 * signal)
     identity = torch.eye(len(products), dtype=overlaps.dtype)
-    system = variance * clipped_norm**2 * overlaps + noise * identity
+    system = signal * overlaps + noise * identity
     estimate: NDArray[np.float64] = torch.linalg.solve(system, rest).numpy()
     return estimate
 

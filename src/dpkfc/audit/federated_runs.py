@@ -18,8 +18,7 @@ from scipy import stats
 from torch import Tensor
 
 from dpkfc.audit.harness import Finding
-from dpkfc.federated.local_training import total_norm
-from dpkfc.federated.messages import Message, add_prefix, select_prefix
+from dpkfc.federated.messages import Message, add_prefix, select_prefix, total_norm
 from dpkfc.federated.plan import FederatedPlan
 
 ALARM = 1e-6  # false alarms of one check

@@ -24,11 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpkfc.config import Plan
-from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.probe_pass import ProbeSpec
-from dpkfc.curvature.probes import Probe
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Batch, Session
 
@@ -362,85 +360,30 @@ def script_plan(
     )
 
 
-def freeze_preconditioner(plan: Plan) -> Plan:
-    """Return the plan without refreshes after the first step, so that all steps share a metric."""
-    preconditioner = plan.config.preconditioner
-    if preconditioner is None:
-        return plan
-    return replace(plan, config=replace(plan.config, preconditioner=_BuildOnce(preconditioner)))
+class _FirstMetric(PreconditionerManager):
+    """Builds the preconditioner at the first step alone, so that all steps share a metric."""
 
-
-class _BuildOnce(Preconditioner):
-    """Replaces a preconditioner by one that is built at step 0 alone."""
-
-    def __init__(self, inner: Preconditioner) -> None:
-        self._inner = inner
-
-    def is_due(self, step: int) -> bool:
-        return step == 0
-
-    def describe(self) -> dict[str, Any]:
-        return self._inner.describe()
-
-    def build(self, *args: Any, **more: Any) -> PreconditionerState:
-        return self._inner.build(*args, **more)
-
-    def metric_at(self, state: PreconditionerState, step: int) -> Metric:
-        return self._inner.metric_at(state, 0)
-
-    def observe(self, released: Any, past: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return self._inner.observe(released, past)
-
-    def check_plan(self, steps: int, readout: str) -> None:
-        self._inner.check_plan(steps, readout)
-
-    def restore_state(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
-        return self._inner.restore_state(tensors)
-
-    def learning_rate_factor(self, step: int) -> float:
-        return self._inner.learning_rate_factor(step)
-
-    def probe_specs(self, step: int) -> Sequence[ProbeSpec]:
-        return self._inner.probe_specs(step)
-
-    @property
-    def probes(self) -> dict[str, Probe]:
-        return self._inner.probes
-
-    @property
-    def microbatch_size(self) -> int | None:
-        return self._inner.microbatch_size
-
-    @property
-    def fewest_probe_examples(self) -> int:
-        return self._inner.fewest_probe_examples
-
-    def with_microbatch_size(self, size: int) -> Preconditioner:
-        return _BuildOnce(self._inner.with_microbatch_size(size))
-
-    @property
-    def required_clipping(self) -> str | None:
-        return self._inner.required_clipping
-
-    @property
-    def supports_distributed_build(self) -> bool:
-        return self._inner.supports_distributed_build
-
-    @property
-    def uses_previous_state(self) -> bool:
-        return self._inner.uses_previous_state
-
-    @property
-    def uses_past_releases(self) -> bool:
-        return self._inner.uses_past_releases
+    def refresh(self, step: int) -> None:
+        super().refresh(0)
 
 
 class WatchedSession(Session):
-    """A session that records its releases for an audit, and changes nothing about the step."""
+    """A session that records its releases for an audit, and changes nothing about the step.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    Args:
+        keep_metric: build the preconditioner at the first step alone.
+    """
+
+    def __init__(
+        self, plan: Plan, model: nn.Module, *args: Any, keep_metric: bool = False, **more: Any
+    ) -> None:
+        super().__init__(plan, model, *args, **more)
         self.released: list[Released] = []
+        if keep_metric:
+            config = plan.config
+            self._pipeline.preconditioning = _FirstMetric(
+                config.preconditioner, model, self.layers, rows=config.refresh_rows(1)
+            )
 
     def take(self) -> Released:
         """Remove and return the last release.
@@ -500,13 +443,8 @@ class WatchedSession(Session):
 
     def differs_from(self, other: WatchedSession) -> str:
         """Return the first parameter or buffer that differs between two sessions, "" if none."""
-        tensors, other_tensors = self._model_tensors(), other._model_tensors()
-        if tensors.keys() != other_tensors.keys():
-            return sorted(tensors.keys() ^ other_tensors.keys())[0]
-        for name, x in tensors.items():
-            if not _are_equal(x, other_tensors[name]):
-                return name
-        return ""
+        where = first_difference(self._model_tensors(), other._model_tensors())
+        return where.removeprefix("/")
 
     def _model_tensors(self) -> dict[str, Tensor]:
         return dict([*self.model.named_parameters(), *self.model.named_buffers()])
@@ -525,12 +463,21 @@ class WatchedSession(Session):
         return released
 
 
-def _are_equal(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors are equal; NaN equals NaN."""
-    if x.shape != y.shape:
-        return False
-    are_both_nan = x.isnan() & y.isnan()
-    return bool(((x == y) | are_both_nan).all())
+def first_difference(one: Any, other: Any, where: str = "") -> str:
+    """Return the path of the first value that differs, "" if none does; NaN equals NaN."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        if one.keys() != other.keys():
+            return f"{where}/{sorted(map(str, one.keys() ^ other.keys()))[0]}"
+        for name in one:
+            if difference := first_difference(one[name], other[name], f"{where}/{name}"):
+                return difference
+        return ""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        are_both_nan = one.isnan() & other.isnan() if one.shape == other.shape else None
+        is_equal = are_both_nan is not None and bool(((one == other) | are_both_nan).all())
+    else:
+        is_equal = type(one) is type(other) and one == other
+    return "" if is_equal else where
 
 
 class RandomWalk(torch.optim.Optimizer):
@@ -584,7 +531,7 @@ def open_session(
         subject: what is audited.
         plan: of `script_plan`.
         dataset: the examples with canaries, and the ids of canaries as the last tensor.
-        still: keep the weights constant.
+        still: keep the weights and the metric of the first step.
         options: of the session.
 
     Returns:
@@ -604,7 +551,7 @@ def open_session(
     walk = RandomWalk(trained, length=0.0 if still else length)
     options["augment"] = augment_with_ids(subject.augment)
     options["collate_fn"] = collate_with_ids(subject.collate_fn)
-    return WatchedSession(plan, model, walk, dataset, **options), walk
+    return WatchedSession(plan, model, walk, dataset, keep_metric=still, **options), walk
 
 
 # -- findings --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import math
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy import special, stats
+from scipy import signal, sparse, special, stats
 from torch import Tensor
 
 from dpkfc.audit.canaries import Canaries
@@ -31,7 +31,6 @@ from dpkfc.audit.harness import (
     Subject,
     WatchedSession,
     accounted_noise,
-    freeze_preconditioner,
     script_plan,
 )
 from dpkfc.config import Plan
@@ -55,7 +54,8 @@ def _two_sided(lower: ArrayLike, upper: ArrayLike) -> NDArray[np.float64]:
 
 def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> NDArray[np.float64]:
     """Return the two-sided p-values of sums of squared standard normal numbers."""
-    return _two_sided(stats.chi2.cdf(sums, freedom), stats.chi2.sf(sums, freedom))
+    lower = stats.chi2.cdf(sums, freedom)
+    return _two_sided(lower, stats.chi2.sf(sums, freedom))
 
 
 def _largest_score(tests: int) -> float:
@@ -96,7 +96,8 @@ def _count_leading_entries(released: Released, most: int) -> dict[str, int]:
     total = sum(x.numel() for x in released.gradients.values())
     counts = {}
     for name, x in released.gradients.items():
-        counts[name] = min(x.numel(), -(-most * x.numel() // total))
+        share = math.ceil(most * x.numel() / total)
+        counts[name] = min(x.numel(), share)
     return counts
 
 
@@ -151,7 +152,9 @@ def collision_rate(epsilon: float, grid: float = 0.0) -> float:
         constant spacing. For a floating-point type it is 1 / (2 π) at most, because the spacing at
         x is epsilon · |x| at most.
     """
-    return epsilon / (2 * math.pi) + grid / (2 * math.sqrt(math.pi))
+    by_type = epsilon / (2 * math.pi)
+    by_grid = grid / (2 * math.sqrt(math.pi))
+    return by_type + by_grid
 
 
 EXACT_RATE = collision_rate(float(np.finfo(np.float64).eps))
@@ -477,7 +480,8 @@ def _check_shape(numbers: Samples) -> Finding:
     """Test the distance from the normal distribution, on as many numbers as sort quickly."""
     compared = _subsample(numbers)
     distance = float(stats.kstest(compared, "norm").statistic)
-    limit = math.sqrt(-math.log(ALPHA / 2) / (2 * compared.size))
+    exponent = -math.log(ALPHA / 2)
+    limit = math.sqrt(exponent / (2 * compared.size))
     return Finding(
         check="noise shape",
         measured=f"distance {distance:.5f}",
@@ -487,14 +491,19 @@ def _check_shape(numbers: Samples) -> Finding:
     )
 
 
+def autocorrelate(samples: Iterable[Samples]) -> Samples:
+    """Return the sum over releases of their products with themselves, by distance `[d]`."""
+    total: Samples = np.zeros(1)
+    for x in samples:
+        products = signal.correlate(x, x, method="fft")
+        total = total + products[x.size - 1 :]
+    return total
+
+
 def _check_repetition_within(samples: Sequence[Samples]) -> Finding:
     """Test the autocorrelation of releases: a repeated block correlates with itself."""
     size = samples[0].size
-    length = 1 << (2 * size - 1).bit_length()
-    total: Samples = np.zeros(size)
-    for x in samples:
-        spectrum = np.fft.rfft(x, length)
-        total += np.fft.irfft(np.abs(spectrum) ** 2, length)[:size]
+    total = autocorrelate(samples)
     pairs = np.arange(size, 0, -1) * len(samples)
     scores = np.abs(total[1:]) / np.sqrt(pairs[1:])
     limits = _largest_product_score(max(1, size - 1), pairs[1:])
@@ -531,7 +540,8 @@ def _check_consecutive(samples: Sequence[Samples]) -> Finding:
     """
     scores = []
     for lag in range(1, min(4, len(samples))):
-        products = sum(float(x @ y) for x, y in zip(samples, samples[lag:], strict=False))
+        following = zip(samples, samples[lag:], strict=False)
+        products = sum(float(x @ y) for x, y in following)
         count = samples[0].size * (len(samples) - lag)
         scores.append(abs(products) / math.sqrt(count))
     return _correlation_finding(
@@ -650,7 +660,8 @@ def check_low_bits(subject: Subject, *, progress: Progress | None = None) -> Fin
     Source:
         Fisher's exact test for every bit, with ALPHA divided by their number.
     """
-    size = min(MOST_ROWS, max(2, math.ceil(2 * subject.plan.expected_batch_size)))
+    twice = math.ceil(2 * subject.plan.expected_batch_size)
+    size = min(MOST_ROWS, max(2, twice))
     canaries, examples = Canaries(), len(subject.dataset[-1])
     for number in range(1 + size):
         canaries.add("loss × 1e-4", subject.example(number % examples), 1e-4)
@@ -676,19 +687,11 @@ def _release_low_bits(
     subject: Subject, canaries: Canaries, script: list[list[int]]
 ) -> Iterator[NDArray[np.bool_]]:
     """Yield the low bits of every release `[bits]`, at fixed weights and a fixed metric."""
-    frozen = freeze_preconditioner(subject.plan)
-    plan = script_plan(frozen, script, subject.size + len(canaries.names))
-    session, walk = canaries.open_session(subject, plan, verify=False, still=True)
-    loss = canaries.loss(subject)
-    with session:
-        for batch in session.batches():
-            session.step(batch, loss)
-            walk.gradients.clear()
-            released = session.take()
-            parts = []
-            for name, count in _count_leading_entries(released, BIT_ENTRIES).items():
-                parts.append(_low_bits(released.gradients[name].flatten()[:count]))
-            yield np.concatenate(parts)
+    for released in canaries.release_still(subject, script):
+        parts = []
+        for name, count in _count_leading_entries(released, BIT_ENTRIES).items():
+            parts.append(_low_bits(released.gradients[name].flatten()[:count]))
+        yield np.concatenate(parts)
 
 
 def _low_bits(x: Tensor) -> NDArray[np.bool_]:
@@ -792,9 +795,11 @@ class SizeDistribution:
     def squared_covariances(self) -> float:
         """Sum of the squares of the N² covariances of the indicators of the examples."""
         n, q = self.dataset_size, self.rate
-        both = (self.variance + self.mean**2 - self.mean) / (n * (n - 1))
+        pairs = n * (n - 1)
+        both = (self.variance + self.mean**2 - self.mean) / pairs
         variances = n * (q * (1 - q)) ** 2
-        return float(variances + n * (n - 1) * (both - q * q) ** 2)
+        covariances = pairs * (both - q * q) ** 2
+        return float(variances + covariances)
 
 
 def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -> Batches:
@@ -844,65 +849,44 @@ def compute_p_values(
     Returns:
         Name of the test to its p-value; 0 if a batch is impossible.
     """
-    n, inclusions = distribution.dataset_size, _Inclusions.collect(batches)
-    size_rates = distribution.mass[np.minimum(inclusions.sizes, n)]
-    if not inclusions.are_possible(n) or np.any(size_rates == 0):
+    n = distribution.dataset_size
+    inclusions = _collect_inclusions(batches, n)
+    if inclusions is None or np.any(distribution.mass[inclusions.sum(1)] == 0):
         return {"possible batches": 0.0}
     p_values = {"possible batches": 1.0}
-    p_values |= _test_sizes(inclusions.sizes, distribution)
-    p_values |= _test_examples(inclusions, distribution)
-    p_values["neighbouring examples"] = _test_neighbours(inclusions, n)
-    p_values["halves of the data set"] = _test_halves(inclusions, n)
-    earlier, later = inclusions.between(0, -1), inclusions.between(1, None)
-    p_values["following batches"] = _test_overlap(earlier, later, n)
+    p_values |= _test_sizes(inclusions.sum(1), distribution)
+    p_values |= _test_examples(inclusions.sum(0), len(batches), distribution)
+    p_values["neighbouring examples"] = _test_neighbours(inclusions)
+    p_values["halves of the data set"] = _test_halves(inclusions)
+    p_values["following batches"] = _test_overlap(inclusions[:-1], inclusions[1:])
     p_values["equal batches"] = _test_equal_batches(batches, distribution)
     if other_batches is not None:
-        other_inclusions = _Inclusions.collect(other_batches)
-        p_values["another stream"] = _test_overlap(inclusions, other_inclusions, n)
+        other_inclusions = _collect_inclusions(other_batches, n)
+        if other_inclusions is None:
+            return {"possible batches": 0.0}
+        p_values["another stream"] = _test_overlap(inclusions, other_inclusions)
         p_values["equal batches in another stream"] = _test_equal_batches(
             batches, distribution, other_batches
         )
     return p_values
 
 
-@dataclass(frozen=True)
-class _Inclusions:
-    """All inclusions of consecutive batches.
+def _collect_inclusions(batches: Batches, dataset_size: int) -> sparse.csr_array | None:
+    """Return which batch holds which example, as ones `[steps, dataset_size]`.
 
-    Attributes:
-        step: of every inclusion, in order.
-        example: of every inclusion, in order within a step.
-        sizes: of every batch.
+    Returns:
+        None if a batch holds an example twice, or one that does not exist.
     """
-
-    step: Integers
-    example: Integers
-    sizes: Integers
-
-    @classmethod
-    def collect(cls, batches: Batches) -> _Inclusions:
-        sizes = np.array([len(batch) for batch in batches], dtype=np.int64)
-        step = np.repeat(np.arange(len(sizes)), sizes)
-        example = np.concatenate(batches).astype(np.int64)
-        order = np.lexsort((example, step))
-        return cls(step, example[order], sizes)
-
-    def between(self, begin: int, end: int | None) -> _Inclusions:
-        """Return the inclusions of some of the batches, numbered from 0."""
-        first, last, _ = slice(begin, end).indices(len(self.sizes))
-        is_inside = (self.step >= first) & (self.step < last)
-        step = self.step[is_inside] - first
-        return _Inclusions(step, self.example[is_inside], self.sizes[first:last])
-
-    @property
-    def ascents(self) -> Integers:
-        """Differences between consecutive examples of the same batch."""
-        return np.diff(self.example)[np.diff(self.step) == 0]
-
-    def are_possible(self, dataset_size: int) -> bool:
-        """Return whether every batch holds existing examples, each at most once."""
-        exists = (self.example >= 0) & (self.example < dataset_size)
-        return bool(np.all(self.ascents > 0) and np.all(exists))
+    sizes = [len(batch) for batch in batches]
+    examples = np.concatenate(batches).astype(np.int64)
+    if np.any(examples < 0) or np.any(examples >= dataset_size):
+        return None
+    steps = np.repeat(np.arange(len(sizes)), sizes)
+    ones = np.ones(examples.size, dtype=np.int64)
+    shape = (len(sizes), dataset_size)
+    # Equal places are added up.
+    inclusions = sparse.csr_array((ones, (steps, examples)), shape=shape)
+    return None if np.any(inclusions.data > 1) else inclusions
 
 
 def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, float]:
@@ -947,68 +931,70 @@ def _probability_of_any(probability: float, steps: int) -> float:
     return 1.0 if probability >= 1 else -math.expm1(steps * math.log1p(-probability))
 
 
-def _test_examples(inclusions: _Inclusions, distribution: SizeDistribution) -> dict[str, float]:
+def _test_examples(
+    counts: Integers, steps: int, distribution: SizeDistribution
+) -> dict[str, float]:
     """Test how often each example was sampled: too unevenly, too evenly, or one far off."""
-    n, steps, q = distribution.dataset_size, len(inclusions.sizes), distribution.rate
+    n, q = distribution.dataset_size, distribution.rate
     if q >= 1:
         return {}
-    counts = np.bincount(inclusions.example, minlength=n)
     spread = float(np.square(counts - steps * q).sum())
     # The variance of the sum over steps t and u of the products of centred indicators. The first
     # term is that of equal steps.
     variance = steps * (1 - 2 * q) ** 2 * distribution.variance
     variance += 2 * steps * (steps - 1) * distribution.squared_covariances
     binomial = stats.binom(steps, q)
+    fewest = float(binomial.cdf(counts.min()))
+    most = float(binomial.sf(counts.max() - 1))
     return {
         "inclusion": _gamma_p_value(spread, steps * n * q * (1 - q), variance),
-        "example drawn least": min(1.0, n * float(binomial.cdf(counts.min()))),
-        "example drawn most": min(1.0, n * float(binomial.sf(counts.max() - 1))),
+        "example drawn least": min(1.0, n * fewest),
+        "example drawn most": min(1.0, n * most),
     }
 
 
-def _test_overlap(first: _Inclusions, second: _Inclusions, n: int) -> float:
+def _test_overlap(first: sparse.csr_array, second: sparse.csr_array) -> float:
     """Test how many examples two batches share, summed over pairs of batches.
 
     Given the sizes, the number of each pair is hypergeometric.
     """
-    first_keys, second_keys = first.step * n + first.example, second.step * n + second.example
-    shared = np.intersect1d(first_keys, second_keys, assume_unique=True).size
-    a, b = first.sizes.astype(float), second.sizes.astype(float)
+    n = first.shape[1]
+    shared = int(first.multiply(second).sum())
+    a, b = first.sum(1).astype(float), second.sum(1).astype(float)
     mean = a * b / n
-    variance = a * b * (n - a) * (n - b) / (n * n * (n - 1))
+    variance = mean * (n - a) * (n - b)
+    variance /= n * (n - 1)
     return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
 
 
-def _test_neighbours(inclusions: _Inclusions, n: int) -> float:
+def _test_neighbours(inclusions: sparse.csr_array) -> float:
     """Test the number of pairs of examples i, i + 1 in one batch, on a circle.
 
     A batch of s examples has s minus the number of its runs. Given s that number is hypergeometric.
     """
-    sizes = inclusions.sizes
+    sizes, n = inclusions.sum(1), inclusions.shape[1]
     inner = sizes[(sizes > 0) & (sizes < n)].astype(float)
     if n < 3 or not inner.size:
         return 1.0
-    has_end = []
-    for end in (0, n - 1):
-        steps = inclusions.step[inclusions.example == end]
-        has_end.append(np.bincount(steps, minlength=len(sizes)))
-    adjacent = int((inclusions.ascents == 1).sum())
-    adjacent += int(has_end[0] @ has_end[1])
+    adjacent = int(inclusions[:, 1:].multiply(inclusions[:, :-1]).sum())
+    adjacent += int(inclusions[:, :1].multiply(inclusions[:, -1:]).sum())
     adjacent -= n * int((sizes == n).sum())
     rest = n - inner
-    mean = inner * (inner - 1) / (n - 1)
-    variance = inner * rest * (inner - 1) * (rest - 1) / ((n - 1) ** 2 * (n - 2))
+    ordered_pairs = inner * (inner - 1)
+    mean = ordered_pairs / (n - 1)
+    variance = ordered_pairs * rest * (rest - 1)
+    variance /= (n - 1) ** 2 * (n - 2)
     return _count_p_value(adjacent, float(mean.sum()), float(variance.sum()))
 
 
-def _test_halves(inclusions: _Inclusions, n: int) -> float:
+def _test_halves(inclusions: sparse.csr_array) -> float:
     """Test how batches divide over even and odd examples.
 
     The spread shows pairs of examples that come together or avoid each other.
     """
-    even, sizes = (n + 1) // 2, inclusions.sizes
-    even_steps = inclusions.step[inclusions.example % 2 == 0]
-    counts = np.bincount(even_steps, minlength=len(sizes))
+    sizes, n = inclusions.sum(1), inclusions.shape[1]
+    even = (n + 1) // 2
+    counts = inclusions[:, ::2].sum(1)
     squares = float(np.square(counts - sizes * even / n).sum())
     mean = variance = 0.0
     for size, repeats in Counter(sizes.tolist()).items():
@@ -1040,8 +1026,7 @@ def _test_equal_batches(
         equal = sum(count * other_tally[key] for key, count in tally.items())
         pairs = steps * len(other_batches)
     sizes = np.arange(n + 1)
-    log_subsets = special.gammaln(n + 1) - special.gammaln(sizes + 1)
-    log_subsets -= special.gammaln(n - sizes + 1)
+    log_subsets = -np.log(n + 1) - special.betaln(n - sizes + 1, sizes + 1)
     with np.errstate(divide="ignore"):
         log_rates = 2 * np.log(distribution.mass) - log_subsets
         expected = pairs * float(np.exp(log_rates).sum())
@@ -1068,8 +1053,7 @@ def _test_fit(sizes: Integers, distribution: SizeDistribution) -> float:
         return 1.0
     expected = np.diff([0.0, *cumulative[edges], 1.0]) * steps
     counts = np.bincount(np.searchsorted(edges, sizes), minlength=len(expected))
-    statistic = float(np.square(counts - expected) @ (1 / expected))
-    return float(stats.chi2.sf(statistic, len(edges)))
+    return float(stats.chisquare(counts, expected).pvalue)
 
 
 def _normal_p_value(score: float) -> float:
@@ -1091,7 +1075,8 @@ def _count_p_value(count: int, mean: float, variance: float) -> float:
     """
     if variance <= 0:
         return float(math.isclose(count, mean, rel_tol=1e-9, abs_tol=1e-9))
-    lower, upper = stats.poisson.cdf(count, mean), stats.poisson.sf(count - 1, mean)
+    lower = stats.poisson.cdf(count, mean)
+    upper = stats.poisson.sf(count - 1, mean)
     poisson = float(_two_sided(lower, upper))
     score = (count - mean) / math.sqrt(variance)
     return max(poisson, _normal_p_value(score))

@@ -6,22 +6,26 @@ Nothing here knows a network. An engine (Flower, say) carries the messages of `m
 
 from __future__ import annotations
 
-from dpkfc.federated.client import Client
-from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import TooFewKeys
 from dpkfc.federated.options import (
     ClientLevel,
+    FedAvg,
+    FedAvgM,
+    FedGD,
+    FedNew,
     FedNewStep,
+    FedSOFIM,
     LocalGradient,
     LocalSteps,
     PerUpload,
+    Scaffold,
     ScaffoldSteps,
     SecureAggregation,
     TrustedServer,
 )
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.server import RoundRecord, Server
-from dpkfc.federated.server_rules import FedAvg, FedAvgM, FedGD, FedNew, FedSOFIM, Scaffold
 from dpkfc.federated.simulation import Run, federate, make_clients
 
 __all__ = [

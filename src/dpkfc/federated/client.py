@@ -12,33 +12,36 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dpkfc.curvature.probe_pass import copy_to_device
+from dpkfc.data.loading import MicroBatches, Part, collate, layout, tensors_of
 from dpkfc.data.sampling import Poisson
 from dpkfc.federated import messages
-from dpkfc.federated.local_training import (
-    LocalModel,
-    Records,
-    Tensors,
-    clip_as_one,
-    flatten,
-    unflatten,
-)
 from dpkfc.federated.messages import (
     Message,
+    Tensors,
     add_prefix,
+    contract_of,
     round_number,
     select_prefix,
+    shapes_of,
     split_rows,
     stack_rows,
     to_tensor,
+    total_norm,
+    trained_parameters,
+    zero_sums,
 )
 from dpkfc.federated.options import FedNewStep, LocalSteps, ScaffoldSteps
 from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, noise_stream, sampling_stream
@@ -50,7 +53,6 @@ from dpkfc.federated.secure_aggregation import (
     channel_pair_keys,
     encode,
     mask,
-    mask_pairs,
     new_key,
     open_shares,
     pair_keys,
@@ -58,11 +60,294 @@ from dpkfc.federated.secure_aggregation import (
     round_scope,
     seal_shares,
 )
+from dpkfc.gradients.clipped_sum import LossFn, Proof, clipped_sum
+from dpkfc.gradients.clipping import Clip, clip_factors
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.state import make_stateless
 from dpkfc.postprocess.pipeline import PostprocessPipeline
+from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline
-from dpkfc.verification.examples import check_verify_setting
+from dpkfc.rng_state import device_of, randomize_generators
+from dpkfc.verification import draw_public_rows
+from dpkfc.verification.examples import check_on_public_rows, check_verify_setting
+
+# --------------------------------------------------------------------------------------------------
+# A client's model, and the private sums that it forms from per-example gradients.
+
+# Most parameters of a model whose Fisher matrix a client may form.
+_MAX_FISHER = 4096
+# Relative error of a norm in float32 against a sum of squares in float64.
+_ROUNDING = 1 + 1e-6
+
+
+class Records:
+    """A client's own data.
+
+    Args:
+        dataset: a map-style dataset, or a tuple of tensors with a common first axis.
+        collate_fn: maps a list of examples to a batch.
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        self.loader = MicroBatches(dataset, collate_fn=collate_fn)
+        self.all = np.arange(len(self.loader))
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def micro_batches(
+        self, indices: NDArray[np.int64], bound: int | None
+    ) -> Iterable[tuple[Any, Part]]:
+        """Return micro-batches with their rows.
+
+        One batch of all records of a tuple of tensors is copied, not looked up record by record.
+
+        Args:
+            indices: of records, as `data.loading.layout` takes them; `all` itself for all of them.
+            bound: most rows of a micro-batch.
+        """
+        tensors = tensors_of(self.dataset) if self.collate_fn is None else None
+        is_one_batch = indices is self.all and indices.size and bound is None
+        if is_one_batch and tensors is not None:
+            return [(tuple(x.clone() for x in tensors), Part(indices, None, indices.size))]
+        parts = layout(indices, bound)
+        return zip(self.loader.load([part.records for part in parts]), parts, strict=True)
+
+    def example(self) -> Any:
+        """Return the first readable record, not collated; None without one.
+
+        Its types and shapes are public.
+        """
+        for index in self.all:
+            with suppress(Exception):
+                return self.loader.example(int(index))
+        return None
+
+    def batch(self, indices: NDArray[np.int64]) -> Any:
+        """Return the records at some indices as one batch."""
+        return collate(self.dataset, indices, self.collate_fn)
+
+
+class LocalModel:
+    """The model of one or several clients of one process, and its preconditioner.
+
+    The parameters are those of the last round.
+
+    Args:
+        plan: of the run.
+        model: any module that a `Session` takes; its trained parameters are overwritten by every
+            round.
+        loss_fn: maps (model, batch) to one loss per example.
+
+    Raises:
+        ValueError: FedNew with a model too large for its matrix; a model that the gradient engine
+            does not cover.
+    """
+
+    def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
+        self.plan = plan
+        self.model = model
+        self.loss_fn = make_stateless(loss_fn)
+        self.layers = find_layers(model)
+        self.parameters: Tensors = trained_parameters(model)
+        self.shapes = shapes_of(model)
+        self.contract = contract_of(plan.hash, model)
+        self.coordinates = PreconditionerManager(plan.config.preconditioner, model, self.layers)
+        self.digest = ""
+        self._clip = Clip(plan.config.max_grad_norm)
+        self._proof = Proof()
+        self._is_verified = False
+        if isinstance(plan.config.local, FedNewStep) and self.numbers > _MAX_FISHER:
+            raise ValueError(
+                f"the model has {self.numbers:,} parameters, and FedNew forms a matrix of their"
+                f" square; use a head of at most {_MAX_FISHER:,}"
+            )
+
+    @property
+    def numbers(self) -> int:
+        """Return the number of trained numbers, d."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    def load(self, values: Mapping[str, Tensor]) -> None:
+        """Take the parameters of a round.
+
+        Raises:
+            ValueError: different names or shapes, or numbers that are not finite.
+        """
+        if {name: tuple(x.shape) for name, x in values.items()} != self.shapes:
+            raise ValueError(
+                "the parameters of the round have different names or shapes than this model's"
+            )
+        with torch.no_grad():
+            for name, x in values.items():
+                if not bool(torch.isfinite(x).all()):
+                    raise ValueError(f"the parameter '{name}' of the round is not finite")
+                self.parameters[name].copy_(x)
+
+    def take_metric(self, state: Mapping[str, Tensor]) -> None:
+        """Take a preconditioner that the server built."""
+        preconditioner = self.coordinates.restore(state)
+        self.coordinates.current = preconditioner
+        self.digest = preconditioner.digest
+
+    def build_metric(self, step: int) -> None:
+        """Build the preconditioner from synthetic probes and the parameters of the round."""
+        self.coordinates.refresh(step)
+        if self.coordinates.current is not None:
+            self.digest = self.coordinates.current.digest
+
+    def advance_metric(self, step: int) -> None:
+        """Set the number of the round, for a preconditioner that changes between refreshes.
+
+        Raises:
+            ValueError: the preconditioner should have been rebuilt.
+        """
+        current = self.coordinates.current
+        self.coordinates.refresh(step)
+        if self.coordinates.current is not current:
+            raise ValueError(
+                f"the preconditioner of round {step} is older than its schedule allows; send a new "
+                "one"
+            )
+
+    def zeros(self) -> Tensors:
+        """Return the sum over no records."""
+        return zero_sums(self.parameters)
+
+    def verify(self, records: Records, *, strict: bool = False) -> None:
+        """Check model and loss once, on public rows with the types and shapes of a record.
+
+        No value of a record is used. Where no record can be read, nothing is checked: such records
+        contribute zero. Where the loss takes no public rows, a `UserWarning` says so, and the
+        examples of every micro-batch that is not proved are differentiated one at a time.
+
+        Args:
+            records: of a client.
+            strict: refuse an operation that the tracker does not know.
+
+        Raises:
+            ValueError: the loss mixes examples, by name of the operation.
+            UnknownOperation: under `strict`, by name.
+        """
+        example = records.example()
+        if self._is_verified or example is None:
+            return
+        config = self.plan.config
+        collate = records.loader.collate
+        kinds = ["bits", "ones"]
+        # A wrong label ends a CUDA process, so tokens are tried on the CPU only.
+        if device_of(self.layers).type == "cpu":
+            kinds.insert(0, "tokens")
+        verdict = check_on_public_rows(
+            self.model,
+            self.layers,
+            self.loss_fn,
+            [partial(draw_public_rows, example, collate=collate, integers=kind) for kind in kinds],
+            expected=max(1, round(config.expected_records * config.example_rate / config.clients)),
+            bound=config.max_physical_batch_size,
+            strict=strict,
+        )
+        verdict.warn(stacklevel=4)
+        self._proof.operation = verdict.operation
+        self._is_verified = True
+
+    def clipped_sum(
+        self, records: Records, indices: NDArray[np.int64], *, together: bool = False
+    ) -> Tensors:
+        """PRIVATE: return the sum of clipped gradients of some records, in preconditioned space.
+
+        Args:
+            records: of the client.
+            indices: of the records, `[n]`.
+            together: clip the mean gradient of all records once, as that of one unit.
+        """
+        table = indices[None, :] if together and indices.size else indices
+        sums, _ = clipped_sum(
+            self.model,
+            self.layers,
+            self.coordinates.metric,
+            self._clip,
+            loss_fn=self.loss_fn,
+            micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
+            one_record=records.loader.alone,
+            proof=self._proof,
+            repeatable=self.plan.test_mode,
+        )
+        return sums
+
+    def _batch(self, records: Records, indices: NDArray[np.int64]) -> Any:
+        """Return the records at some indices, on the model's device."""
+        device = device_of(self.layers)
+        return tree_map(
+            lambda x: x.to(device) if isinstance(x, Tensor) else x, records.batch(indices)
+        )
+
+    def mean_gradient(self, records: Records) -> Tensors:
+        """PRIVATE and unclipped: return the gradient of the mean loss over all records."""
+        with torch.enable_grad(), randomize_generators(self.plan.test_mode):
+            losses = self.loss_fn(self.model, self._batch(records, np.arange(len(records))))
+            return self._gradients(losses.mean())
+
+    def fisher(self, records: Records) -> Tensor:
+        """PRIVATE: return the empirical Fisher matrix of all records, `[d, d]` in float64."""
+        matrix = torch.zeros(
+            self.numbers, self.numbers, dtype=torch.float64, device=device_of(self.layers)
+        )
+        for index in range(len(records)):
+            with torch.enable_grad(), randomize_generators(self.plan.test_mode):
+                loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
+                gradients = self._gradients(loss)
+            g = flatten({name: x.double() for name, x in gradients.items()})
+            matrix.addr_(g, g)
+        return matrix / max(1, len(records))
+
+    def _gradients(self, loss: Tensor) -> Tensors:
+        """PRIVATE: return the gradient of a loss; zeros for a parameter that it does not use."""
+        gradients = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
+        result = {}
+        for (name, p), g in zip(self.parameters.items(), gradients, strict=True):
+            result[name] = torch.zeros_like(p) if g is None else g.detach()
+        return result
+
+    @contextmanager
+    def restore_parameters(self) -> Iterator[Tensors]:
+        """Yield a copy of the parameters, and restore them from it at the end."""
+        before = {name: p.detach().clone() for name, p in self.parameters.items()}
+        try:
+            yield before
+        finally:
+            with torch.no_grad():
+                for name, p in self.parameters.items():
+                    p.copy_(before[name])
+
+
+def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
+    """Return all tensors as one vector, in their order."""
+    return torch.cat([x.flatten() for x in tensors.values()])
+
+
+def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
+    """Cut a vector into tensors of the shapes and types of others."""
+    pieces = vector.split([x.numel() for x in like.values()])
+    tensors = {}
+    for (name, x), piece in zip(like.items(), pieces, strict=True):
+        tensors[name] = piece.view(x.shape).to(x.dtype)
+    return tensors
+
+
+def clip_as_one(tensors: Mapping[str, Tensor], max_grad_norm: float) -> Tensors:
+    """Clip a whole contribution to norm C; return zeros for a contribution that is not finite."""
+    norm = torch.tensor([total_norm(tensors) * _ROUNDING], dtype=torch.float64)
+    factor = float(clip_factors(norm, max_grad_norm)[0])
+    if factor == 0:
+        # A product with 0 would keep NaN.
+        return {name: torch.zeros_like(x) for name, x in tensors.items()}
+    return {name: x * factor for name, x in tensors.items()}
+
 
 # --------------------------------------------------------------------------------------------------
 # Work on records can fail. Whether a client takes part must not depend on one of its records, so
@@ -387,9 +672,7 @@ class Client:
         """Mask the noisy sum, then forget the secrets of the round; others store shares of them."""
         integers = encode(noisy, self.plan.grid(self.local.numbers))
         keys, self._keys = self._keys, None
-        if keys is None:
-            return mask_pairs(integers, self.number, pairs)
-        return mask(integers, self.number, keys, pairs)
+        return mask(integers, self.number, pairs, keys)
 
     def _reveal(self, message: Mapping[str, Any]) -> Message:
         """Reveal one share of each client, for one survivor set of the last answered round."""
@@ -460,20 +743,17 @@ class Client:
         if isinstance(work, FedNewStep):
             return self._released(self._newton(work, number, extra, extra_round), first)
         if isinstance(work, LocalSteps):
-            return (
-                self._released(self._change(work, extra), first)
-                if whole
-                else self._steps(work, extra, first)
-            )
+            if not whole:
+                return self._steps(work, extra, first)
+            return self._released(self._change(work, extra), first)
         indices = self._sample(first)
         if not whole:
             return self._released(self._work.sum_examples(indices), first)
-        return self._released(
-            self._work.contribute_as_one(
-                lambda: self.local.clipped_sum(self.records, indices, together=True)
-            ),
-            first,
-        )
+
+        def clip_together() -> Tensors:
+            return self.local.clipped_sum(self.records, indices, together=True)
+
+        return self._released(self._work.contribute_as_one(clip_together), first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the difference c − c_i of control variates; nothing without control variates."""

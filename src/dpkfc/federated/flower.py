@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import time
 import traceback
@@ -34,8 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
-from dpkfc.federated.client import Client
-from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import (
     CLIENT_FAILED,
     FLOATS,
@@ -47,7 +47,7 @@ from dpkfc.federated.messages import (
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.secure_aggregation import KEY_BYTES, new_key
 from dpkfc.federated.server import RoundRecord, Server
-from dpkfc.federated.simulation import Run, federate, start_or_resume
+from dpkfc.federated.simulation import OnRound, Run, federate, start_or_resume
 from dpkfc.gradients.clipped_sum import LossFn
 
 # --------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class App:
         settings: Settings | None = None,
         *,
         folder: str | Path,
-        on_round: Callable[[RoundRecord, Run], None] | None = None,
+        on_round: OnRound | None = None,
     ) -> Run:
         """Run the app inside this process; continue an interrupted run after its last round.
 
@@ -332,7 +332,6 @@ class Node:
 # connected and carries messages to them. `Roster` and `Server` decide which node is which client,
 # who takes part and who survives; the engine does not.
 
-OnRound = Callable[[RoundRecord, Run], None]
 # Seconds between two lists of connected nodes.
 _PAUSE = 0.5
 _REFUSALS = {
@@ -534,7 +533,13 @@ def serve(
     path = folder / "checkpoint"
     try:
         start_or_resume(run, path, checkpoint.exists(path))
-        _run_rounds(app, settings, transport, run, path=path, on_round=on_round)
+        roster = Roster(server, transport, settings["timeout"])
+        least = max(1, server.plan.config.survivors)
+        roster.gather(server.plan.config.clients, least, settings["wait"])
+        evaluate = app.bind_evaluate(settings)
+        while server.rounds_left:
+            record = _run_round(server, roster, settings["wait"])
+            run.finish_round(record, evaluate, path, on_round)
     finally:
         run.seconds = time.perf_counter() - started
         server.close()
@@ -551,31 +556,6 @@ def _check_types(model: nn.Module) -> None:
                 f"the parameter '{name}' is {p.dtype}; engines carry float32 and float64: convert"
                 " the model, or use App.here. Nothing was charged"
             )
-
-
-def _run_rounds(
-    app: App,
-    settings: Settings,
-    transport: Transport,
-    run: Run,
-    *,
-    path: Path,
-    on_round: OnRound | None,
-) -> None:
-    server = run.server
-    evaluate = app.bind_evaluate(settings)
-    roster = Roster(server, transport, settings["timeout"])
-    roster.gather(
-        server.plan.config.clients, max(1, server.plan.config.survivors), settings["wait"]
-    )
-    while server.rounds_left:
-        record = _run_round(server, roster, settings["wait"])
-        run.records.append(record)
-        if evaluate is not None:
-            run.evaluate_round(evaluate)
-        run.save(path)
-        if on_round is not None:
-            on_round(record, run)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -706,11 +686,8 @@ def _tensor(array: Any) -> Tensor:
     except Exception:
         raise ValueError("an array of another format") from None
     numbers = array.data[stream.tell() :]
-    size = 1
-    for length in shape:
-        size *= length
     is_plain = not fortran and dtype.name in _DTYPES and dtype.isnative
-    if not is_plain or size * dtype.itemsize != len(numbers):
+    if not is_plain or math.prod(shape) * dtype.itemsize != len(numbers):
         raise ValueError("an array whose bytes are not what it says")
     return torch.from_numpy(np.frombuffer(numbers, dtype).reshape(shape).copy())
 

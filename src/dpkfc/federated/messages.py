@@ -43,6 +43,7 @@ from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BY
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]
 Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, Tensor]
 CLIENT_FAILED = "client-failed"
 CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = (
     "contract-differs",
@@ -51,12 +52,14 @@ CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = (
 )
 REPEATED, SPENT = "repeated-round", "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
-_PLAIN: dict[str, dict[str, type]] = {
-    "hello": {"contract": str, "client": int},
-    "keys": {"round": int, "contract": str, "client": int},
-    "sum": {"round": int, "contract": str, "client": int},
-    "shares": {"round": int, "contract": str, "client": int},
-    "error": {"round": int, "contract": str, "client": int, "reason": str},
+_OF_CLIENT: dict[str, type] = {"contract": str, "client": int}
+_OF_ROUND = {"round": int, **_OF_CLIENT}
+_PLAIN = {
+    "hello": _OF_CLIENT,
+    "keys": _OF_ROUND,
+    "sum": _OF_ROUND,
+    "shares": _OF_ROUND,
+    "error": {**_OF_ROUND, "reason": str},
 }
 _Types = tuple[torch.dtype, ...]
 # Name of a tensor to its permitted types and its shape.
@@ -67,9 +70,32 @@ _INTEGERS: _Types = (torch.int64,)
 _BYTES: _Types = (torch.uint8,)
 
 
+def trained_parameters(model: nn.Module) -> Tensors:
+    """Return the parameters that are trained, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def accumulation_dtype(parameter: Tensor) -> torch.dtype:
+    """Return the type of sums and releases: float64 for a float64 parameter, else float32."""
+    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+
+
+def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
+    """Return zeros that sums over messages or records start from."""
+    sums = {}
+    for name, p in parameters.items():
+        sums[name] = torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device)
+    return sums
+
+
+def total_norm(tensors: Mapping[str, Tensor]) -> float:
+    """Return the norm over all tensors together, in float64."""
+    return float(torch.stack([x.double().square().sum() for x in tensors.values()]).sum().sqrt())
+
+
 def shapes_of(model: nn.Module) -> Shapes:
     """Return the shape of each trained parameter, by name."""
-    return {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    return {name: tuple(p.shape) for name, p in trained_parameters(model).items()}
 
 
 def contract_of(plan_hash: str, model: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a federated run: who is protected from whom, and what clients do in a round.
+"""Settings of a federated run: who is protected from whom, what clients and the server do.
 
     LocalGradient   one clipped sum of per-example gradients; a client-level model clips the mean
                     gradient as one
@@ -12,11 +12,16 @@ relative to the noise, whatever the number of records of each client.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from dpkfc._checks import check_integer, check_one_of, check_positive
+import torch
+from torch import Tensor
+
+from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
+from dpkfc.postprocess.optimizers import SOFIM
+from dpkfc.postprocess.protocol import PostProcess
 
 # --------------------------------------------------------------------------------------------------
 # Privacy models: whose data are protected, from whom, and who adds the noise.
@@ -33,8 +38,7 @@ from dpkfc._checks import check_integer, check_one_of, check_positive
 # m = 1. More survivors only add noise.
 
 
-@runtime_checkable
-class PrivacyModel(Protocol):
+class PrivacyModel:
     """What a plan asks of a privacy model.
 
     Attributes:
@@ -46,28 +50,19 @@ class PrivacyModel(Protocol):
             itself.
     """
 
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def unit(self) -> str: ...  # noqa: D102
-    @property
-    def noise_by(self) -> str: ...  # noqa: D102
-    @property
-    def masked(self) -> bool: ...  # noqa: D102
-    @property
-    def has_full_noise(self) -> bool: ...  # noqa: D102
+    name = ""
+    unit = "example"
+    noise_by = "clients"
+    masked = False
+    has_full_noise = False
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected, for the privacy card."""
-        ...
-
-    def client_stddev(self, stddev: float, honest: int) -> float:
-        """Return the standard deviation of one client's noise, for `honest` clients in a sum."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class TrustedServer:
+class TrustedServer(PrivacyModel):
     """Protects one example from everyone who sees the models; the server sees single messages.
 
     Attributes:
@@ -80,9 +75,6 @@ class TrustedServer:
 
     noise_by: str = "server"
     name = "example-level, trusted server"
-    unit = "example"
-    masked = False
-    has_full_noise = False
 
     def __post_init__(self) -> None:
         check_one_of("noise_by of TrustedServer", self.noise_by, ("server", "clients"))
@@ -97,13 +89,9 @@ class TrustedServer:
             f" {server}"
         )
 
-    def client_stddev(self, stddev: float, honest: int) -> float:
-        """Return stddev / √honest, or 0 where the server adds the noise."""
-        return 0.0 if self.noise_by == "server" else stddev / math.sqrt(honest)
-
 
 @dataclass(frozen=True)
-class SecureAggregation:
+class SecureAggregation(PrivacyModel):
     """Protects one example from everyone.
 
     The server learns the sum over clients and no single message.
@@ -116,10 +104,7 @@ class SecureAggregation:
     """
 
     name = "example-level, secure aggregation"
-    unit = "example"
-    noise_by = "clients"
     masked = True
-    has_full_noise = False
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
@@ -130,32 +115,21 @@ class SecureAggregation:
         collusion = " and may tell the server" if colluding else ""
         return f"everyone, {server}{_describe_other_clients(colluding)}{collusion}"
 
-    def client_stddev(self, stddev: float, honest: int) -> float:
-        """Return stddev / √honest."""
-        return stddev / math.sqrt(honest)
-
 
 @dataclass(frozen=True)
-class PerUpload:
+class PerUpload(PrivacyModel):
     """Protects one example from a server that sees every message, which has the whole noise."""
 
     name = "example-level, per upload"
-    unit = "example"
-    noise_by = "clients"
-    masked = False
     has_full_noise = True
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
         return "everyone, the server included, which sees the message of every client"
 
-    def client_stddev(self, stddev: float, honest: int) -> float:
-        """Return the whole standard deviation."""
-        return stddev
-
 
 @dataclass(frozen=True)
-class ClientLevel:
+class ClientLevel(PrivacyModel):
     """Protects one client with all of its examples: its whole message is clipped to C.
 
     Where the records of one person lie with several clients, the person is not protected.
@@ -176,34 +150,16 @@ class ClientLevel:
                 "server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got "
                 f"{type(self.server).__name__}"
             )
-
-    @property
-    def name(self) -> str:
-        """Return the name for plans and privacy cards."""
-        return self.server.name.replace("example-level", "client-level")
-
-    @property
-    def noise_by(self) -> str:
-        """Return who adds the noise."""
-        return self.server.noise_by
-
-    @property
-    def masked(self) -> bool:
-        """Return whether messages are added under masks."""
-        return self.server.masked
-
-    @property
-    def has_full_noise(self) -> bool:
-        """Return whether each message carries the whole noise."""
-        return self.server.has_full_noise
+        # All but the unit is as of the model inside.
+        name = self.server.name.replace("example-level", "client-level")
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "noise_by", self.server.noise_by)
+        object.__setattr__(self, "masked", self.server.masked)
+        object.__setattr__(self, "has_full_noise", self.server.has_full_noise)
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
         return self.server.describe_adversaries(colluding)
-
-    def client_stddev(self, stddev: float, honest: int) -> float:
-        """Return the standard deviation of one client's noise."""
-        return self.server.client_stddev(stddev, honest)
 
 
 def _describe_other_clients(colluding: int) -> str:
@@ -218,17 +174,22 @@ def _describe_other_clients(colluding: int) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-@runtime_checkable
-class LocalWork(Protocol):
-    """What a plan asks of a client's work."""
+class LocalWork:
+    """A client's work in a round; most is one release of bound C under any privacy model.
+
+    Attributes:
+        counts: what the sum is over: "examples" or "clients".
+    """
+
+    counts = "clients"
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that say all that decides what is released."""
-        ...
+        raise NotImplementedError
 
     def releases(self, privacy: PrivacyModel) -> int:
         """Return the number of releases of one round."""
-        ...
+        return 1
 
     def check(self, privacy: PrivacyModel) -> None:
         """Refuse a privacy model under which this work has no bound.
@@ -236,20 +197,14 @@ class LocalWork(Protocol):
         Raises:
             ValueError: with the reason and the fix.
         """
-        ...
 
     def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
         """Return how far one unit that joins or leaves moves the sum of a release."""
-        ...
-
-    @property
-    def counts(self) -> str:
-        """Return what the sum is over: "examples" or "clients"."""
-        ...
+        return max_grad_norm
 
 
 @dataclass(frozen=True)
-class LocalGradient:
+class LocalGradient(LocalWork):
     """One clipped sum a round, over all records or a Poisson sample (DP-FedGD, DP-KFC).
 
     Under a client-level model the gradient of the mean loss over the client's records is clipped as
@@ -262,20 +217,9 @@ class LocalGradient:
         """Return plain values."""
         return {"name": "gradient"}
 
-    def releases(self, privacy: PrivacyModel) -> int:
-        """Return 1."""
-        return 1
-
-    def check(self, privacy: PrivacyModel) -> None:
-        """Accept every privacy model."""
-
-    def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
-        """Return C: one unit adds a vector of norm C at most."""
-        return max_grad_norm
-
 
 @dataclass(frozen=True)
-class LocalSteps:
+class LocalSteps(LocalWork):
     """K local steps; a client sends θ₀ − θ_K.
 
     Client-level: plain SGD on all records, the change clipped to C. Example-level: K steps of
@@ -293,7 +237,6 @@ class LocalSteps:
 
     steps: int = 5
     learning_rate: float = 0.1
-    counts = "clients"
 
     def __post_init__(self) -> None:
         check_integer(f"steps of {type(self).__name__}", self.steps, 1)
@@ -319,10 +262,6 @@ class LocalSteps:
                 " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
             )
 
-    def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
-        """Return C, the bound of a change (client) or of the clipped sum of a step (example)."""
-        return max_grad_norm
-
 
 @dataclass(frozen=True)
 class ScaffoldSteps(LocalSteps):
@@ -339,7 +278,7 @@ class ScaffoldSteps(LocalSteps):
 
 
 @dataclass(frozen=True)
-class FedNewStep:
+class FedNewStep(LocalWork):
     """One pass of FedNew's ADMM: ŷ_i = clip_C((H_i + (α + ρ) I)⁻¹ (g_i − λ_i + ρ y)).
 
     Then λ_i ← λ_i + ρ (ŷ_i − y). H_i is the empirical Fisher matrix of the client's own records.
@@ -357,7 +296,6 @@ class FedNewStep:
 
     alpha: float = 1.0
     rho: float = 0.1
-    counts = "clients"
 
     def __post_init__(self) -> None:
         check_positive("alpha of FedNewStep", self.alpha)
@@ -367,13 +305,252 @@ class FedNewStep:
         """Return plain values."""
         return {"name": "fednew", "alpha": self.alpha, "rho": self.rho}
 
-    def releases(self, privacy: PrivacyModel) -> int:
-        """Return 1."""
-        return 1
-
-    def check(self, privacy: PrivacyModel) -> None:
-        """Accept every privacy model."""
-
     def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
         """Return C for a client, 2 C for an example."""
         return max_grad_norm if privacy.unit == "client" else 2 * max_grad_norm
+
+
+# --------------------------------------------------------------------------------------------------
+# What the server does with a release. All rules are post-processing in O(d) time and a few vectors
+# of memory.
+#
+#     FedGD, FedAvg   θ ← θ − η ḡ
+#     FedAvgM         m ← β m + ḡ,  θ ← θ − η m
+#     FedSOFIM        θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ            (`postprocess.SOFIM`; DP-FedSOFIM)
+#     FedNew          θ ← θ − y                            (y is a Newton direction, not an iterate)
+#     Scaffold        θ ← θ − η ḡ,  c ← c + Σ (c_i⁺ − c_i) / n
+
+State = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """Two public fractions of the registered clients.
+
+    Attributes:
+        divisor_fraction: the divisor of a sum over clients, over n. The direction times this is the
+            sum over n.
+        survivor_fraction: survivors over n; the rate where clients were sampled secretly.
+    """
+
+    divisor_fraction: float
+    survivor_fraction: float
+
+
+class ServerRule:
+    """A server's step: maps a direction and a state to an update and the next state."""
+
+    @property
+    def postprocess(self) -> tuple[PostProcess, ...]:
+        """Return steps behind the plan's own filters."""
+        return ()
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values that say all that decides the result."""
+        raise NotImplementedError
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse work of clients that does not go with this rule.
+
+        Raises:
+            ValueError: with the fix.
+        """
+        raise NotImplementedError
+
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return what is subtracted from the parameters, and the next state.
+
+        Args:
+            direction: of the release, after filters; nobody reads it afterwards.
+            state: of the rule; empty before the first round.
+            participation: fractions of the registered clients.
+        """
+        raise NotImplementedError
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return what clients need of the state, by parameter name; empty for most rules."""
+        return {}
+
+
+@dataclass(frozen=True)
+class FedGD(ServerRule):
+    """θ ← θ − η ḡ.
+
+    Attributes:
+        learning_rate: η > 0.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    learning_rate: float = 0.1
+    name = "fedgd"
+
+    def __post_init__(self) -> None:
+        check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"name": self.name, "learning_rate": self.learning_rate}
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse work that has a rule of its own."""
+        if isinstance(local, FedNewStep | ScaffoldSteps):
+            raise ValueError(
+                f"rule={type(self).__name__} does not go with local={type(local).__name__}: "
+                "give rule=FedNew() or rule=Scaffold(...)"
+            )
+
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η ḡ and no state."""
+        return {name: self.learning_rate * g for name, g in direction.items()}, {}
+
+
+@dataclass(frozen=True)
+class FedAvg(FedGD):
+    """θ ← θ − η · mean change (FedAvg for η = 1); every client has the same public weight."""
+
+    learning_rate: float = 1.0
+    name = "fedavg"
+
+
+@dataclass(frozen=True)
+class FedAvgM(FedGD):
+    """FedAvg with momentum at the server: m ← β m + ḡ, θ ← θ − η m.
+
+    Attributes:
+        momentum: β in [0, 1).
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    name = "fedavgm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_in_range("momentum of FedAvgM", self.momentum, "[0, 1)")
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**super().describe(), "momentum": self.momentum}
+
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η m and m."""
+        momentum = {}
+        for name, g in direction.items():
+            momentum[name] = self.momentum * state[name] + g if name in state else g.clone()
+        return {name: self.learning_rate * m for name, m in momentum.items()}, momentum
+
+
+@dataclass(frozen=True)
+class FedSOFIM(FedGD):
+    """The server step of DP-FedSOFIM: θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ, M a moving average of releases.
+
+    Attributes:
+        rho, beta, direction, bias_correction, warmup: of `postprocess.SOFIM`.
+    """
+
+    learning_rate: float = 0.1
+    rho: float = 0.5
+    beta: float = 0.9
+    direction: str = "gradient"
+    bias_correction: bool = False
+    warmup: int = 0
+    name = "fedsofim"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.postprocess  # noqa: B018 - checks the values
+
+    @property
+    def postprocess(self) -> tuple[PostProcess, ...]:
+        """Return the preconditioning step."""
+        return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
+
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η times the direction, in place: no other object holds the tensors of `SOFIM`."""
+        return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
+
+
+@dataclass(frozen=True)
+class FedNew(ServerRule):
+    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions.
+
+    The next round sends y to clients.
+    """
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"name": "fednew"}
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse all work but `FedNewStep`."""
+        _check_work("FedNew", local, FedNewStep)
+
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return the mean direction y, as update and as state."""
+        y = {name: g.clone() for name, g in direction.items()}
+        return y, dict(y)
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return the last y."""
+        return dict(state)
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n.
+
+    The sum over the survivors is the release times its divisor, a public constant. Where clients
+    are sampled at a rate q, about n q of them are in it. The changes of the control variates follow
+    from the released mean and the old c, so messages are those of FedAvg.
+
+    Attributes:
+        local: the clients' work, whose K and η_local the rule needs.
+    """
+
+    local: ScaffoldSteps = ScaffoldSteps()
+    name = "scaffold"
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse all work but the same `ScaffoldSteps`."""
+        _check_work("Scaffold", local, ScaffoldSteps)
+        if local != self.local:
+            raise ValueError(
+                f"Scaffold was made for {self.local}, the clients do {local}; give both the same "
+                "value"
+            )
+
+    def step(
+        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η times the mean change, and c moved by the survivors."""
+        per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
+        c = {}
+        for name, change in direction.items():
+            old = state.get(name, torch.zeros_like(change))
+            c[name] = old + change * per_step - participation.survivor_fraction * old
+        return {name: self.learning_rate * g for name, g in direction.items()}, c
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return the control variate c."""
+        return dict(state)
+
+
+def _check_work(rule: str, local: LocalWork, needed: type) -> None:
+    if not isinstance(local, needed):
+        raise ValueError(
+            f"rule={rule} does not go with local={type(local).__name__}: give "
+            f"local={needed.__name__}(...)"
+        )

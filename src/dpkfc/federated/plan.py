@@ -23,6 +23,7 @@ from dpkfc.config import PlanBase
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
 from dpkfc.federated.options import (
+    FedGD,
     FedNewStep,
     LocalGradient,
     LocalSteps,
@@ -30,8 +31,8 @@ from dpkfc.federated.options import (
     PrivacyModel,
     ScaffoldSteps,
     SecureAggregation,
+    ServerRule,
 )
-from dpkfc.federated.server_rules import FedGD, ServerRule
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
@@ -40,6 +41,7 @@ from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
+from dpkfc.report.numbers import json_number
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -113,8 +115,12 @@ class FederatedPlan(PlanBase):
     @property
     def client_stddev(self) -> float:
         """Return the standard deviation of the noise that one client adds to its message."""
-        honest = self.config.survivors - self.config.known_shares
-        return self.config.privacy.client_stddev(self.stddev, honest)
+        privacy = self.config.privacy
+        if privacy.noise_by == "server":
+            return 0.0
+        if privacy.has_full_noise:
+            return self.stddev
+        return self.stddev / math.sqrt(self.config.survivors - self.config.known_shares)
 
     def sum_stddev(self, survivors: int) -> float:
         """Return the standard deviation of the noise in a sum, the server's noise included."""
@@ -278,7 +284,7 @@ class FederatedPlan(PlanBase):
         return {
             "plan_hash": self.hash,
             **self.config.describe(),
-            "epsilon": _number_or_text(self.curve.epsilon(self.releases)),
+            "epsilon": json_number(self.curve.epsilon(self.releases)),
             "delta": self.delta,
             "target_epsilon": self.target_epsilon,
             "certified": self.certified,
@@ -291,14 +297,9 @@ class FederatedPlan(PlanBase):
             "releases": self.releases,
             "event": accounting.event_to_dict(self.event),
             "epsilon_for_others": {
-                who: _number_or_text(epsilon) for who, epsilon in self.views().items()
+                who: json_number(epsilon) for who, epsilon in self.views().items()
             },
         }
-
-
-def _number_or_text(epsilon: float) -> float | str:
-    """Return a finite ε itself, and "inf" for an infinite one, which JSON has not."""
-    return epsilon if math.isfinite(epsilon) else "inf"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -601,7 +602,6 @@ class FederatedConfig:
 
     def describe(self) -> dict[str, Any]:
         """Return all that decides what is released, as plain values."""
-        server = getattr(self.privacy, "server", self.privacy)
         preconditioner, metric = None, None
         if self.preconditioner is not None:
             preconditioner, metric = dict(self.preconditioner.describe()), self.metric
@@ -612,7 +612,7 @@ class FederatedConfig:
             "privacy": {
                 "name": self.privacy.name,
                 "unit": self.privacy.unit,
-                "noise_by": server.noise_by,
+                "noise_by": self.privacy.noise_by,
             },
             "local": self.local.describe(),
             "rule": self.rule.describe(),
@@ -635,51 +635,29 @@ class FederatedConfig:
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class PartyMechanism:
-    """A plan as `privacy.mechanism.release` reads it, with the noise of one party."""
+    """A plan as `privacy.mechanism.release` reads it, with the noise of one party.
 
-    plan: FederatedPlan
-    stddev: float
-    expected_batch_size: int = 1
+    Args:
+        plan: of the run.
+        stddev: of the party's noise.
+        divisor: of a release.
+    """
+
     clipping = "flat"
 
-    @property
-    def max_grad_norm(self) -> float:
-        """Return C."""
-        return self.plan.config.max_grad_norm
-
-    @property
-    def noise(self) -> str:
-        """Return the kind of the noise. The party that adds the noise rounds the sum."""
-        if self.stddev > 0 or self.plan.config.privacy.masked:
-            return self.plan.config.noise
-        return GAUSSIAN
-
-    @property
-    def noise_multiplier(self) -> float:
-        """Return the noise multiplier of the guarantee."""
-        return self.plan.noise_multiplier
-
-    @property
-    def sensitivity(self) -> float:
-        """Return the sensitivity of the sum."""
-        return self.plan.config.sensitivity
-
-    @property
-    def event(self) -> dp_accounting.DpEvent:
-        """Return the event of one release."""
-        return self.plan.event
-
-    @property
-    def test_mode(self) -> bool:
-        """Return whether the noise is repeatable."""
-        return self.plan.test_mode
-
-    @property
-    def hash(self) -> str:
-        """Return the hash of the plan."""
-        return self.plan.hash
+    def __init__(self, plan: FederatedPlan, stddev: float, divisor: int = 1) -> None:
+        self.stddev = stddev
+        self.expected_batch_size = divisor
+        self.max_grad_norm = plan.config.max_grad_norm
+        self.noise_multiplier = plan.noise_multiplier
+        self.sensitivity = plan.sensitivity
+        self.event = plan.event
+        self.test_mode = plan.test_mode
+        self.hash = plan.hash
+        # The party that adds the noise rounds the sum.
+        is_rounded = stddev > 0 or plan.config.privacy.masked
+        self.noise = plan.config.noise if is_rounded else GAUSSIAN
 
 
 def stream_seed(plan: FederatedPlan, party: int) -> int | None:

@@ -416,32 +416,25 @@ def channel_pair_keys(
     return _pair_keys(scope, client, channel, channels)
 
 
-def mask(integers: Integers, client: int, keys: RoundKeys, pairs: Mapping[int, bytes]) -> Integers:
-    """Add a client's self mask and its pair masks with the other clients of the cohort.
+def mask(
+    integers: Integers, client: int, pairs: Mapping[int, bytes], keys: RoundKeys | None = None
+) -> Integers:
+    """Add a client's pair masks with the other clients of the cohort, and its self mask.
 
-    Args:
-        integers: of the client, int64.
-        client: its number.
-        keys: of the client.
-        pairs: other client to the key of the pair mask, from `pair_keys`.
-    """
-    masked = mask_pairs(integers, client, pairs)
-    _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), _sizes(integers)))
-    return masked
-
-
-def mask_pairs(integers: Integers, client: int, pairs: Mapping[int, bytes]) -> Integers:
-    """Add a client's pair masks alone; they cancel in the sum over the whole cohort.
+    Pair masks cancel in the sum over the whole cohort.
 
     Args:
         integers: of the client, int64.
         client: its number.
         pairs: other client to the key of the pair mask.
+        keys: of the client; None adds no self mask, in a round without recovery.
     """
     sizes = _sizes(integers)
     masked = {name: x.clone() for name, x in integers.items()}
     for other, key in pairs.items():
         _add(masked, _pair_mask(key, client, other, sizes))
+    if keys is not None:
+        _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
     return masked
 
 

@@ -32,17 +32,13 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.probe_pass import copy_to_device
-from dpkfc.federated.local_training import (
-    accumulation_dtype,
-    total_norm,
-    trained_parameters,
-    zero_sums,
-)
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,
     KeyExchange,
     Message,
+    Tensors,
+    accumulation_dtype,
     add_prefix,
     contract_of,
     find_problem,
@@ -50,7 +46,11 @@ from dpkfc.federated.messages import (
     shapes_of,
     split_rows,
     to_bytes,
+    total_norm,
+    trained_parameters,
+    zero_sums,
 )
+from dpkfc.federated.options import Participation
 from dpkfc.federated.plan import (
     FACTORS,
     FederatedPlan,
@@ -59,7 +59,6 @@ from dpkfc.federated.plan import (
     sampling_stream,
 )
 from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmask
-from dpkfc.federated.server_rules import Participation
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
@@ -71,8 +70,6 @@ from dpkfc.private_step import ReleasePipeline
 
 if TYPE_CHECKING:
     import dp_accounting
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -519,11 +516,10 @@ class Server:
                 " clients, or make a plan with a smaller min_survivors"
             )
         if self.rounds_left < 1:
-            spent = (
+            raise BudgetExhausted(
                 f"all {self.plan.config.rounds} rounds of the plan are spent (ε ="
-                f" {self.epsilon:.3g})"
+                f" {self.epsilon:.3g}); nothing was sent"
             )
-            raise BudgetExhausted(f"{spent}; nothing was sent")
 
     def _new_exchange(self, *, recovers: bool) -> KeyExchange:
         """Sample the next round's cohort for an exchange of keys."""
@@ -703,10 +699,9 @@ class Server:
             "model": checkpoint.unique_tensors(self.model.state_dict()),
             "filters": self._pipeline.postprocess.state_dict(),
             "rule": self._state,
-            "preconditioner": {}
-            if self.preconditioner is None
-            else self.preconditioner.state_dict(),
         }
+        if self.preconditioner is not None:
+            groups["preconditioner"] = self.preconditioner.state_dict()
         meta = {
             "plan": self.plan.hash,
             "contract": self.contract,
@@ -744,9 +739,9 @@ class Server:
                 checkpoint.unique_tensors(self.model.state_dict()), tensors["model"]
             )
             device = next(iter(self.parameters.values())).device
-            state = tensors.get("preconditioner")
             preconditioner = None
-            if state is not None:
+            if "preconditioner" in tensors:
+                state = tensors["preconditioner"]
                 preconditioner = self._pipeline.preconditioning.restore(state)
             self._pipeline.postprocess.load_state_dict(
                 copy_to_device(tensors.get("filters", {}), device)

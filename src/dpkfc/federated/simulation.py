@@ -19,8 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dpkfc._checks import check_positive
-from dpkfc.federated.client import Client
-from dpkfc.federated.local_training import LocalModel
+from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import Message
 from dpkfc.federated.plan import FederatedPlan
 from dpkfc.federated.server import RoundRecord, Server
@@ -81,10 +80,32 @@ class Run:
         for record in self.records:
             self.server.rejected.update(record.rejected)
 
-    def evaluate_round(self, evaluate: Callable[[nn.Module], Any]) -> None:
-        """Evaluate the model after the last round, and append the result to the history."""
-        rounds = self.records[-1].round + 1
-        self.history.append((rounds, self.server.epsilon, evaluate(self.server.model)))
+    def finish_round(
+        self,
+        record: RoundRecord,
+        evaluate: Callable[[nn.Module], Any] | None,
+        checkpoint: str | os.PathLike[str] | None,
+        on_round: OnRound | None,
+    ) -> None:
+        """Append a round and the result of its evaluation, write the checkpoint, and report.
+
+        Args:
+            record: of the round.
+            evaluate: maps the model to a figure for `history`; None for no evaluation.
+            checkpoint: folder that is written; None for none.
+            on_round: called with the record and the run.
+        """
+        self.records.append(record)
+        if evaluate is not None:
+            figure = evaluate(self.server.model)
+            self.history.append((record.round + 1, self.server.epsilon, figure))
+        if checkpoint is not None:
+            self.save(checkpoint)
+        if on_round is not None:
+            on_round(record, self)
+
+
+OnRound = Callable[[RoundRecord, Run], None]
 
 
 def make_clients(
@@ -231,7 +252,7 @@ def federate(
     resume: bool = False,
     evaluate: Callable[[nn.Module], Any] | None = None,
     every: int = 1,
-    on_round: Callable[[RoundRecord, Run], None] | None = None,
+    on_round: OnRound | None = None,
     fault: Fault | None = None,
     verify: bool | str = True,
     collate_fn: Callable[[list[Any]], Any] | None = None,
@@ -278,14 +299,8 @@ def federate(
             server.enroll(client.hello())
         while server.rounds_left:
             record = run_round(server, by_number, fault)
-            run.records.append(record)
-            is_due = len(run.records) % every == 0 or not server.rounds_left
-            if evaluate is not None and is_due:
-                run.evaluate_round(evaluate)
-            if checkpoint is not None:
-                run.save(checkpoint)
-            if on_round is not None:
-                on_round(record, run)
+            is_due = (len(run.records) + 1) % every == 0 or not server.rounds_left
+            run.finish_round(record, evaluate if is_due else None, checkpoint, on_round)
             _check_not_all_failed(record, by_number)
     finally:
         run.seconds = time.perf_counter() - started
@@ -329,7 +344,9 @@ def dirichlet(
     """
     classes = np.unique(np.asarray(labels), return_inverse=True)[1].reshape(-1)
     _check_size(classes.size, clients)
-    _check_alpha(alpha)
+    # It may be infinite.
+    if not alpha > 0:
+        raise ValueError(f"alpha must be positive, got {alpha}")
     generator = np.random.default_rng(seed)
     for _ in range(_DRAWS):
         owner = np.empty(classes.size, dtype=np.int64)
@@ -386,9 +403,3 @@ def _check_size(size: int, clients: int) -> None:
             f"{size} records cannot be divided between {clients} clients; give each client one at "
             "least"
         )
-
-
-def _check_alpha(alpha: float) -> None:
-    """Check a parameter that may be infinite."""
-    if not alpha > 0:
-        raise ValueError(f"alpha must be positive, got {alpha}")

@@ -34,9 +34,14 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report.numbers import number, plain, rounded_up
-from dpkfc.report.officer import Declared, explain_guarantee, first_page, glossary_rows
-from dpkfc.report.registry import registry_record
+from dpkfc.report.numbers import as_mapping, json_number, number, plain, rounded_up
+from dpkfc.report.officer import (
+    Declared,
+    explain_guarantee,
+    registry_record,
+    render,
+    show_name,
+)
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -77,28 +82,6 @@ _NOISE = {
     "rounded": "Gaussian, sum and noise rounded to one grid, which the sensitivity accounts for",
 }
 
-_FEDERATED_MECHANISM = (
-    "clients",
-    "rounds",
-    "local",
-    "rule",
-    "max_grad_norm",
-    "sensitivity",
-    "noise_multiplier",
-    "stddev",
-    "share_of_a_client",
-    "noise",
-    "min_survivors",
-    "colluding",
-    "example_rate",
-    "client_rate",
-    "secure_aggregation",
-    "divisor",
-    "preconditioner",
-    "metric",
-    "readout",
-    "postprocess",
-)
 _FEDERATED_PUBLIC = {
     "clients": "how many are registered",
     "expected_records": (
@@ -110,8 +93,6 @@ _FEDERATED_PUBLIC = {
     ),
     "max_grad_norm, rounds, delta": "settings",
 }
-_SHOWN_REFRESHES = 12
-
 
 # -- building --------------------------------------------------------------------------------------
 
@@ -231,7 +212,10 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
     public = {}
     for name, (value, why) in facts.assumed_public.items():
         public[name] = {"value": value, "why": why}
-    accounts = _accounting(plan, facts)
+    checked = plan.cross_check(facts.steps, facts.extra_counts)
+    curvature = described["preconditioner"]
+    if curvature is not None:
+        curvature = {**curvature, "refreshes": [dict(refresh) for refresh in facts.refreshes]}
     return {
         **_introduction(facts.title, facts.declared, facts.begun, facts.total),
         "stamp": stamp(plan) or None,
@@ -239,16 +223,19 @@ def build_card(plan: Plan, facts: CardFacts) -> dict[str, Any]:
         "guarantee": _guarantee(plan, epsilon) | promise,
         "meaning": _meaning(plan, event, facts.releases, epsilon),
         "mechanism": mechanism,
-        "accounting": accounts,
-        "curvature": _curvature(described["preconditioner"], facts.refreshes),
+        "accounting": {
+            "accountant": plan.accountant,
+            "library": "dp-accounting",
+            "epsilon_by": _json_numbers(checked),
+        },
+        "curvature": curvature,
         "assumed_public": public,
         "hyper_parameters": {"chosen_by": facts.chosen_by, **facts.settings},
         "not_private": dict(facts.not_private),
         "results": dict(facts.results),
         "public_seeds": dict(facts.seeds),
         "ledger": dict(facts.ledger),
-        **_weights(facts.weights),
-        **_budget(facts.receipt),
+        **_optional(facts.weights, facts.receipt),
         "plan_hash": plan.hash,
         "software": software(),
     }
@@ -573,8 +560,7 @@ def build_federated_card(
         "results": dict(results or {}),
         "not_private": dict(not_private or {}),
         "ledger": {"count": releases, "head": server.ledger.head},
-        **_weights(weights),
-        **_budget(server.receipt),
+        **_optional(weights, server.receipt),
         "plan_hash": plan.hash,
     }
 
@@ -583,7 +569,7 @@ def _guarantee(plan: Plan | FederatedPlan, epsilon: float) -> dict[str, Any]:
     """Return what every card promises first."""
     return {
         "certified": plan.certified,
-        "epsilon": _json_number(epsilon),
+        "epsilon": json_number(epsilon),
         "delta": plan.delta,
         "target_epsilon": plan.target_epsilon,
     }
@@ -594,24 +580,22 @@ def neighbours(relation: str, unit: str) -> str:
     return _NEIGHBOURS[relation].format(unit)
 
 
-def _weights(weights: Mapping[str, str] | None) -> dict[str, dict[str, str]]:
-    """Return the section of the weights, {} without a file of weights."""
-    return {"weights": dict(weights)} if weights else {}
-
-
-def _budget(receipt: Receipt | None) -> dict[str, dict[str, Any]]:
-    """Return the section of the budget, {} for a run that named none."""
-    return {} if receipt is None else {"budget": asdict(receipt)}
-
-
-def _json_number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"
+def _optional(
+    weights: Mapping[str, str] | None, receipt: Receipt | None
+) -> dict[str, dict[str, Any]]:
+    """Return the sections of a file of weights and of a budget, for runs that have them."""
+    sections: dict[str, dict[str, Any]] = {}
+    if weights:
+        sections["weights"] = dict(weights)
+    if receipt is not None:
+        sections["budget"] = asdict(receipt)
+    return sections
 
 
 def _json_numbers(values: Mapping[str, float | None]) -> dict[str, float | str | None]:
     numbers: dict[str, float | str | None] = {}
     for name, value in values.items():
-        numbers[name] = None if value is None else _json_number(value)
+        numbers[name] = None if value is None else json_number(value)
     return numbers
 
 
@@ -630,23 +614,6 @@ def _noise_generator(plan: Plan, device: str) -> str:
     if device.startswith("cuda"):
         ciphers += ", ChaCha20 for large draws"
     return f"{ciphers}, with a fresh key of the operating system for each release"
-
-
-def _accounting(plan: Plan, facts: CardFacts) -> dict[str, Any]:
-    checked = plan.cross_check(facts.steps, facts.extra_counts)
-    return {
-        "accountant": plan.accountant,
-        "library": "dp-accounting",
-        "epsilon_by": _json_numbers(checked),
-    }
-
-
-def _curvature(
-    preconditioner: Mapping[str, Any] | None, refreshes: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    if preconditioner is None:
-        return None
-    return {**preconditioner, "refreshes": [dict(refresh) for refresh in refreshes]}
 
 
 def _ledger_name(ledger: Ledger) -> str:
@@ -701,248 +668,25 @@ def _secure_aggregation(plan: FederatedPlan) -> str | None:
 
 # -- rendering -------------------------------------------------------------------------------------
 
-Row = tuple[str, str]
-
 
 def to_markdown(card: Mapping[str, Any]) -> str:
-    """Render a card for readers.
+    """Render a card for readers, by `templates/card.md`.
 
     Args:
         card: of `build_card`, `session_card` or `build_federated_card`, or read from its JSON file.
+
+    Raises:
+        KeyError: a section or an entry is missing.
     """
-    settings = card.get("hyper_parameters") or {"chosen_by": card["chosen_by"]}
-    hidden = list(card["not_private"].items())
-    public = card["assumed_public"]
-    chosen = [(_label(name), _show(settings[name])) for name in settings]
-    results = [(name, _show(value)) for name, value in card["results"].items()]
-    annex = {
-        "1 Guarantee and assumptions": (
-            _table("Guarantee", _guarantee_rows(card)),
-            _public_table(public),
-            _table("Figures that ε does NOT protect", hidden, ("figure", "why")),
-        ),
-        "2 Method": (
-            _table("Mechanism", _mechanism_rows(card)),
-            _curvature_text(card["curvature"]) if "curvature" in card else "",
-            _table("Rounds", _labelled(card.get("rounds", {}))),
-            _table("Hyper-parameters", chosen),
-        ),
-        "3 Results and audit": (_table("Results", results), _audit_text(card.get("audit"))),
-        "4 Origin": (_table("Provenance", _provenance_rows(card)),),
-        "5 Terms": (_table("Glossary", glossary_rows(), ("term", "meaning")),),
-    }
-    parts = [first_page(card, _statement(card), failed_checks(card.get("audit"))), "# Annex"]
-    for title, sections in annex.items():
-        shown = [section for section in sections if section]
-        if shown:
-            parts += [f"## {title}", *shown]
-    return "\n\n".join(parts) + "\n"
-
-
-def _statement(card: Mapping[str, Any]) -> str:
-    """Return the promise in a sentence, or why there is none."""
-    promise = card["guarantee"]
-    if failed := failed_checks(card.get("audit")):
-        return (
-            f"> **AUDIT FAILED: {', '.join(failed)}**\n>\n> What this card states was disproved, "
-            "or is not what lies beside it: do not rely on any of it. See the section Audit."
-        )
-    mark = card.get("stamp")
-    if "stamp" not in card and card["caveats"]:
-        mark = "NOT PRIVATE"
-    if mark:
-        reasons = "\n".join(f"> - {caveat}" for caveat in card["caveats"])
-        return f"> **{mark}**\n>\n> There is no certified guarantee for this model:\n>\n{reasons}"
-    spent = f"(ε = {_epsilon(promise['epsilon'])}, δ = {promise['delta']:g})"
-    text = (
-        f"The released weights are **{spent}-differentially private** for {promise['unit']}: "
-        f"neighbouring data sets differ in {promise['neighbours_differ_in']}."
+    audit = card.get("audit")
+    return render(
+        "card.md",
+        card,
+        failed=failed_checks(audit),
+        audit_rows=audit_rows(audit),
+        audit_summary=audit_summary(audit),
+        optional_steps=_OPTIONAL_STEPS,
     )
-    if "against" in promise:
-        text += f" Protected from {promise['against']}."
-    return text
-
-
-def _guarantee_rows(card: Mapping[str, Any]) -> list[Row]:
-    promise, accounts = card["guarantee"], card.get("accounting")
-    epsilon_by = promise["epsilon_by"] if accounts is None else accounts["epsilon_by"]
-    by = ", ".join(f"{name.upper()}: {_epsilon(value)}" for name, value in epsilon_by.items())
-    rows = [
-        ("ε spent", _epsilon(promise["epsilon"])),
-        ("ε of the budget", _show(promise["target_epsilon"])),
-        ("δ", f"{promise['delta']:g}"),
-    ]
-    differ = promise["neighbours_differ_in"]
-    if "neighbouring_relation" in promise:
-        rows.append(("privacy unit", promise["unit"]))
-        rows.append(("neighbouring relation", f"{promise['neighbouring_relation']} ({differ})"))
-    else:
-        rows.append(("privacy model", promise["privacy_model"]))
-        rows.append(("protects from", promise["against"]))
-        rows.append(("privacy unit", promise["unit"]))
-        rows.append(("neighbours differ in", differ))
-    for party, epsilon in promise.get("epsilon_for_others", {}).items():
-        rows.append((f"ε for {party}", _epsilon(epsilon)))
-    if budget := card.get("budget"):
-        rows.append(("budget", _budget_text(budget)))
-    rows.append(("releases", _releases(promise)))
-    if accounts is not None:
-        rows.append(("accountant", f"{accounts['accountant'].upper()} of {accounts['library']}"))
-    rows.append(("ε by each accountant", by))
-    rows.append(("certified", "yes" if promise["certified"] else "NO"))
-    return rows
-
-
-def _budget_text(budget: Mapping[str, Any]) -> str:
-    return (
-        f"{budget['people']}: ε of all runs {_epsilon(budget['before'])} before this one and"
-        f" {_epsilon(budget['after'])} with its whole plan, of {budget['epsilon']:g} at δ ="
-        f" {budget['delta']:g}"
-    )
-
-
-def _releases(promise: Mapping[str, Any]) -> str:
-    planned = promise.get("planned_releases", promise.get("planned_steps"))
-    if planned is None:
-        return f"{promise['releases']:,}, without a limit"
-    return f"{promise['releases']:,} of {planned:,} planned"
-
-
-def _mechanism_rows(card: Mapping[str, Any]) -> list[Row]:
-    mechanism = card["mechanism"]
-    if "rounds" in card:
-        shown = {name: mechanism.get(name) for name in _FEDERATED_MECHANISM}
-        return _labelled({name: x for name, x in shown.items() if x not in (None, [], {})})
-    sampler = dict(mechanism["sampler"])
-    sampling = [sampler.pop("name", "")]
-    for name, value in sampler.items():
-        if name not in ("neighbouring_relation", "certified", "dataset_size"):
-            sampling.append(f"{_label(name)} {_show(value)}")
-    rows = [
-        ("sampler", ", ".join(sampling)),
-        ("clipping", f"{mechanism['clipping']}, C = {_show(mechanism['max_grad_norm'])}"),
-        ("noise multiplier σ", _show(mechanism["noise_multiplier"])),
-        ("sensitivity of the sum", _show(mechanism["sensitivity"])),
-        ("standard deviation on the sum", _show(mechanism["stddev"])),
-        ("divisor (expected batch size)", _show(mechanism["divisor"])),
-        ("noise", mechanism["noise"]),
-        ("noise generator", mechanism["noise_generator"]),
-    ]
-    for name, label in _OPTIONAL_STEPS.items():
-        if name in mechanism:
-            rows.append((label, _describe(mechanism[name])))
-    rows += [_extra_row(row) for row in mechanism.get("extra_releases", [])]
-    return rows
-
-
-def _extra_row(row: Mapping[str, Any]) -> Row:
-    return (
-        f"releases for {_label(row['purpose'])}, part of ε and δ",
-        f"{row['releases']:,}, σ = {_show(row['noise_multiplier'])}, standard deviation"
-        f" {_show(row['stddev'])}; alone ε = {_epsilon(row['epsilon_alone'])}, composed with the"
-        " steps",
-    )
-
-
-def _curvature_text(curvature: Mapping[str, Any] | None) -> str:
-    if curvature is None:
-        return "### Curvature\n\nNo preconditioner was used."
-    rows = []
-    probes = {"probe": "comes from", "output_probe": "output factors come from"}
-    for name, label in probes.items():
-        if probe := curvature.get(name):
-            rows.append((label, ", ".join(f"{key} {_show(value)}" for key, value in probe.items())))
-    private = "yes: NOT PRIVATE" if curvature.get("uses_private_data") else "no"
-    rows.append(("uses private data", private))
-    shown_elsewhere = {*probes, "refreshes", "uses_private_data", "curvature_source"}
-    for name, value in curvature.items():
-        if name not in shown_elsewhere:
-            rows.append((_label(name), _show(value)))
-    refreshes = curvature["refreshes"]
-    steps = ", ".join(str(refresh["step"]) for refresh in refreshes[:_SHOWN_REFRESHES])
-    if len(refreshes) > _SHOWN_REFRESHES:
-        steps += f", … {refreshes[-1]['step']}"
-    rows.append(("refreshes", f"{len(refreshes)}, before steps {steps}"))
-    if refreshes:
-        rows.append(("digest of the last", f"`{refreshes[-1].get('digest', 'not known')}`"))
-    notes = [refresh["note"] for refresh in refreshes if refresh.get("note")]
-    rows += [("note", note) for note in dict.fromkeys(notes)]
-    return _table("Curvature", rows)
-
-
-def _public_table(public: Mapping[str, Any]) -> str:
-    """Render what is assumed public. A federated card gives reasons without values."""
-    rows: list[tuple[str, ...]] = []
-    header: tuple[str, ...] = ("setting", "why")
-    for name, entry in public.items():
-        if isinstance(entry, Mapping):
-            header = ("setting", "value", "why")
-            rows.append((name, _show(entry["value"]), entry["why"]))
-        else:
-            rows.append((name, entry))
-    return _table("Taken as public", rows, header)
-
-
-def _provenance_rows(card: Mapping[str, Any]) -> list[Row]:
-    rows = [("plan", f"`{card['plan_hash']}`")]
-    for section in ("ledger", "weights"):
-        for name, value in card.get(section, {}).items():
-            rows.append((f"{section}, {name}", f"`{value}`"))
-    for name, value in card.get("public_seeds", {}).items():
-        rows.append((f"public seed, {name}", str(value)))
-    rows += card.get("software", {}).items()
-    return rows
-
-
-def _table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ("", "")) -> str:
-    """Render a table under its title, "" without rows."""
-    if not rows:
-        return ""
-    lines = [f"### {title}", "", "| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
-    for row in rows:
-        cells = [str(text).replace("|", "\\|").replace("\n", " ") for text in row]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _labelled(settings: Mapping[str, Any]) -> list[Row]:
-    return [(_label(name), _describe(value)) for name, value in settings.items()]
-
-
-def _label(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _epsilon(value: float | str | None) -> str:
-    """Render ε with four decimals, rounded up: a printed ε is never below the true one."""
-    return rounded_up(value, 4) if isinstance(value, (int, float)) else _show(value)
-
-
-def _describe(value: Any) -> str:
-    """Render a setting, the description of a step, or a list of descriptions."""
-    if isinstance(value, list):
-        return "; ".join(map(_describe, value))
-    if not isinstance(value, Mapping):
-        return _show(value)
-    options = ", ".join(f"{key} {_show(item)}" for key, item in value.items() if key != "name")
-    name = value.get("name", "")
-    if name and options:
-        return f"{name} ({options})"
-    return name or options or "none"
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(_show(item) for item in value)
-    return str(value)
 
 
 # -- the section that `dpkfc audit` adds -----------------------------------------------------------
@@ -959,14 +703,14 @@ _ABOUT = (
 
 def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
     """Return check, measured value, bound, verdict and detail of every check of an audit."""
-    sections = _mapping(audit)
-    rows = [_finding_row(_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
-    findings = _mapping(sections.get("step")).get("findings")
+    sections = as_mapping(audit)
+    rows = [_finding_row(as_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
+    findings = as_mapping(sections.get("step")).get("findings")
     if isinstance(findings, list):
-        rows += [_finding_row(_mapping(finding)) for finding in findings]
+        rows += [_finding_row(as_mapping(finding)) for finding in findings]
     for name in ("one_run", "membership"):
-        if bound := _mapping(sections.get(name)):
-            rows.append(_bound_row(_label(name), bound))
+        if bound := as_mapping(sections.get(name)):
+            rows.append(_bound_row(show_name(name), bound))
     return rows
 
 
@@ -993,34 +737,17 @@ def failed_checks(audit: Any) -> list[str]:
 
 def audit_summary(audit: Any) -> str:
     """Return when the audit was made, and what it was about."""
-    sections = _mapping(audit)
+    sections = as_mapping(audit)
     dates = set()
     for name in ("ledger", "card", "step", "one_run", "membership"):
-        date = _mapping(sections.get(name)).get("date")
+        date = as_mapping(sections.get(name)).get("date")
         if isinstance(date, str):
             dates.add(date)
     return f"Audited {', '.join(sorted(dates)) or 'at an unknown time'}. {_ABOUT}"
 
 
-def _audit_text(audit: Mapping[str, Any] | None) -> str:
-    """Render the findings of `dpkfc audit`, "" if there was no audit."""
-    if not audit:
-        return ""
-    rows = [(check, measured, bound, how) for check, measured, bound, _, how in audit_rows(audit)]
-    verdict = "Every check held. An audit that holds proves nothing; one that fails disproves."
-    if failed := failed_checks(audit):
-        verdict = f"**FAILED: {', '.join(failed)}.**"
-    table = _table("Audit", rows, ("check", "measured", "allowed", "how"))
-    title, table = table.split("\n", 1)
-    return f"{title}\n\n{audit_summary(audit)}\n{table}\n\n{verdict}"
-
-
 def _verdict(finding: Mapping[str, Any]) -> str:
     return "held" if finding.get("passed") is True else "FAILED"
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _text(value: Any) -> str:

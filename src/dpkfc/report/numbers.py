@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 # Categories of characters that a terminal, an HTML parser or a reader could mistake for something
@@ -49,3 +50,13 @@ def number(value: Any) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def json_number(value: float) -> float | str:
+    """Return a finite number itself, and "inf" for an infinite one, which JSON has not."""
+    return value if math.isfinite(value) else "inf"
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping itself, an empty one for anything else."""
+    return value if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""What several runs on the same people cost together: of ledgers that exist, and of a budget."""
+"""Tables of ε: of a plan by every accountant, of several ledgers together, and of a budget."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from dpkfc.privacy.accounting import total_epsilon
+from dpkfc.config import Plan, PrivacyConfig
+from dpkfc.data.sampling import Poisson
+from dpkfc.privacy.accounting import cross_check, total_epsilon
 from dpkfc.privacy.budget import Budget, unit_of
 from dpkfc.privacy.ledger import Verified
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report.numbers import json_number, rounded_up
 from dpkfc.report.verify import charges_of, doubt_of, relation_of_releases, verify_history
 
 _UNKNOWN = "not stated"
@@ -161,22 +163,18 @@ def to_json(total: Total) -> dict[str, Any]:
             "ledger": str(row.path),
             "plan": row.ledger.header["plan_hash"],
             "releases": len(row.ledger.releases),
-            "epsilon": _number(row.epsilon),
+            "epsilon": json_number(row.epsilon),
             "certified": not row.doubt,
         }
         runs.append(run)
     return {
-        "epsilon": _number(total.epsilon),
+        "epsilon": json_number(total.epsilon),
         "delta": total.delta,
         "certified": not total.doubts,
         "unit": total.rows[0].unit,
         "neighbouring_relation": total.rows[0].neighbouring_relation,
         "runs": runs,
     }
-
-
-def _number(value: float) -> float | str:
-    return value if math.isfinite(value) else "inf"
 
 
 def total_table(total: Total) -> Table:
@@ -244,4 +242,69 @@ def budget_table(
             rounded_up(charge.epsilon),
             rounded_up(charge.after),
         )
+    return table
+
+
+# -- one plan, by every accountant -----------------------------------------------------------------
+
+
+def plan_table(plan: Plan) -> Table:
+    """Return the table of a plan and its ε."""
+    rows = {
+        "noise multiplier σ": f"{plan.noise_multiplier:.5f}",
+        "steps": f"{plan.steps:,}",
+        "expected batch size B": f"{plan.expected_batch_size:,}",
+        "dataset size N": f"{plan.dataset_size:,}",
+        "sampler": plan.sampler.describe()["name"],
+        "δ": f"{plan.delta:g}",
+        "standard deviation of the noise": (
+            f"{plan.stddev:.5g} on a sum clipped to {plan.max_grad_norm:g}"
+        ),
+    }
+    return _accountants_table(rows, plan.cross_check(), plan.neighbouring_relation)
+
+
+def rate_table(
+    sigma: float, rate: float, *, epochs: float | None, steps: int | None, delta: float
+) -> Table:
+    """Return the table of Poisson sampling at a rate, without N and B.
+
+    Args:
+        sigma: noise multiplier.
+        rate: q in (0, 1].
+        epochs: expected passes over the data, or None.
+        steps: number of steps, or None; exactly one of the two is given.
+        delta: δ.
+
+    Raises:
+        ValueError: a value outside its range; both or neither of `epochs` and `steps`.
+    """
+    # The config refuses both, neither, and values that are not positive.
+    PrivacyConfig(expected_batch_size=1, epochs=epochs, steps=steps)
+    sampler = Poisson(rate, max(1, round(1 / rate)) if rate > 0 else 1)
+    if steps is None:
+        steps = max(1, round((epochs or 0.0) / rate))
+    relation = sampler.neighbouring_relation
+    epsilons = cross_check(sampler.event(sigma), steps, delta, relation)
+    rows = {
+        "sampling rate q": f"{rate:g}",
+        "steps": f"{steps:,}",
+        "σ": f"{sigma:g}",
+        "δ": f"{delta:g}",
+    }
+    return _accountants_table(rows, epsilons, relation)
+
+
+def _accountants_table(
+    rows: dict[str, str], epsilons: dict[str, float | None], relation: str
+) -> Table:
+    table = Table(show_header=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    for accountant, epsilon in epsilons.items():
+        text = "does not apply to this sampler"
+        if epsilon is not None:
+            text = f"[bold]{rounded_up(epsilon)}[/bold]"
+        table.add_row(f"ε by {accountant.upper()}", text)
+    table.add_row("neighbouring relation", relation)
     return table

@@ -29,13 +29,14 @@ from dpkfc.report.card import (
     LAYOUT,
     LEDGER,
     REGISTRY,
+    WEIGHTS,
     check_total,
     neighbours,
     to_json,
     to_markdown,
 )
-from dpkfc.report.officer import explain_guarantee
-from dpkfc.report.registry import registry_record
+from dpkfc.report.numbers import as_mapping
+from dpkfc.report.officer import explain_guarantee, registry_record
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -361,6 +362,12 @@ def check_texts(card: Card) -> str:
     return "say what the card says"
 
 
+def _find_weights(beside: Path, card: Card | None) -> Path:
+    """Return the file of weights that a card names, next to another file."""
+    named = {} if card is None else as_mapping(card.content.get("weights"))
+    return beside.parent / (Path(str(named.get("file", ""))).name or WEIGHTS)
+
+
 def check_weights(card: Card) -> str:
     """Compare the weights next to a card with the digest that the card names.
 
@@ -370,14 +377,13 @@ def check_weights(card: Card) -> str:
     Raises:
         CardError: the file next to the card holds other weights.
     """
-    weights = card.content.get("weights")
-    if not isinstance(weights, Mapping) or not isinstance(weights.get("sha256"), str):
+    digest = as_mapping(card.content.get("weights")).get("sha256")
+    if not isinstance(digest, str):
         return "not compared: the card names no digest of them"
-    name = Path(str(weights.get("file", ""))).name or "model.safetensors"
-    path = card.path.parent / name
+    path = _find_weights(card.path, card)
     if not path.is_file():
-        return f"not compared: {name} is not next to the card"
-    if file_digest(path) != weights["sha256"]:
+        return f"not compared: {path.name} is not next to the card"
+    if file_digest(path) != digest:
         raise CardError(
             f"{path} does not hold the weights that the card next to it was written for: one of "
             "them was changed"
@@ -412,9 +418,7 @@ def check_recorded(path: Path, ledger: Verified, card: Card | None) -> str:
         )
     if releases < len(ledger.releases):
         return f"not compared: their digest is of release {releases}, before the last one"
-    named = card.content.get("weights") if card is not None else None
-    file = named.get("file", "") if isinstance(named, Mapping) else ""
-    weights = path.parent / (Path(str(file)).name or "model.safetensors")
+    weights = _find_weights(path, card)
     if weights.suffix != ".safetensors" or not weights.is_file():
         return "not compared: no safetensors file of them is next to the ledger"
     try:

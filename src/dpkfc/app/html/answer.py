@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from dpkfc.app.html.read import Panel, RunGroup
+from dpkfc.app.html.read import Panel, RunGroup, collect
 from dpkfc.app.html.text import count_text, epsilon_text, score_text
 
 # Two methods differ significantly where an interval of their difference leaves out zero.
@@ -58,18 +58,15 @@ def answer_panels(panels: Sequence[Panel]) -> list[Answer]:
     answers = []
     for panel in panels:
         groups = [group for group in panel.groups if not group.first.smoke]
-        budgets = {group.budget for group in groups}
-        for budget in sorted(budgets, key=lambda value: (value is None, value or 0.0)):
-            members = [group for group in groups if group.budget == budget]
-            answers.append(_answer(panel, budget, members))
+        members = collect(groups, lambda group: group.budget)
+        for budget in sorted(members, key=lambda value: (value is None, value or 0.0)):
+            answers.append(_answer(panel, budget, members[budget]))
     # Comparisons come before methods that nothing is compared with.
     return sorted(answers, key=lambda answer: len(answer.standings) == 1)
 
 
 def _answer(panel: Panel, budget: float | None, groups: Sequence[RunGroup]) -> Answer:
-    by_method: dict[str, list[RunGroup]] = {}
-    for group in groups:
-        by_method.setdefault(group.first.method, []).append(group)
+    by_method = collect(groups, lambda group: group.first.method)
 
     def rank(group: RunGroup) -> tuple[bool, float]:
         return bool(group.first.warnings), -(group.mean or 0.0)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dpkfc.app import plots
 from dpkfc.app.html.text import command_of, delta_text, score_text, show
@@ -23,13 +23,14 @@ from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
 from dpkfc.app.unpack_limit import UnpackedSizeError
 from dpkfc.report.card import failed_checks
-from dpkfc.report.numbers import number, plain
+from dpkfc.report.numbers import as_mapping, number, plain
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+Item = TypeVar("Item")
 # From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`)
 # to the settings that recipe and method do not say by themselves.
 Departures = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -137,7 +138,6 @@ class RunSummary:
 class StudyTable:
     """A table that a study has made: a tuning study, or a published table next to ours."""
 
-    source: str
     title: str
     notes: Sequence[str]
     header: Sequence[str]
@@ -149,7 +149,6 @@ class StudyTable:
 class Chart:
     """A figure of `dpkfc reproduce` that a page draws by itself: accuracy over settings."""
 
-    source: str
     title: str
     notes: Sequence[str]
     maps: Sequence[SensitivityMap]
@@ -316,12 +315,12 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         task=name_task(_own_name(settings) or recipe, is_smoke),
         method=method,
         measured_on=metrics.measured_on,
-        score=_score_name(_mapping(card.get("results")), metrics.measured_on),
+        score=_score_name(as_mapping(card.get("results")), metrics.measured_on),
         accuracy=evaluated[-1].accuracy if evaluated else None,
         epsilon=number(guarantee.get("epsilon")),
         target=number(guarantee.get("target_epsilon")),
         delta=number(guarantee.get("delta")),
-        sigma=number(_mapping(card.get("mechanism")).get("noise_multiplier")),
+        sigma=number(as_mapping(card.get("mechanism")).get("noise_multiplier")),
         steps=_integer(guarantee.get("releases")),
         seconds=sum(seconds) if seconds else None,
         seed=None if seed is None else int(seed),
@@ -330,7 +329,7 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         warnings=_card_warnings(card),
         against=plain(guarantee.get("against") or "", 300),
         curve=[(float(row.step), row.accuracy) for row in evaluated if row.accuracy is not None],
-        spending=_thin(spending),
+        spending=evenly_spaced(spending, _MOST_POINTS),
         command=command,
         config=config,
         card=card,
@@ -426,7 +425,7 @@ def _read_pictures(folder: Path) -> dict[str, str]:
 def _card_warnings(card: Mapping[str, Any]) -> list[str]:
     """Return why a card has no certified guarantee, a failed audit first."""
     warnings = collect_warnings(card.get("stamp"), card.get("caveats"))
-    if not warnings and _mapping(card.get("guarantee")).get("certified") is not True:
+    if not warnings and as_mapping(card.get("guarantee")).get("certified") is not True:
         warnings = ["UNCERTIFIED"]
     failed = failed_checks(card.get("audit"))
     if failed:
@@ -442,19 +441,15 @@ def collect_warnings(stamp: Any, caveats: Any) -> list[str]:
     return warnings
 
 
-def _mapping(content: Any) -> Mapping[str, Any]:
-    return content if isinstance(content, Mapping) else {}
-
-
 def _integer(value: Any) -> int:
     return int(number(value) or 0)
 
 
-def _thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    if len(points) <= _MOST_POINTS:
-        return points
-    last = len(points) - 1
-    return [points[round(i * last / (_MOST_POINTS - 1))] for i in range(_MOST_POINTS)]
+def evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
+    """Return at most so many of the items, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def train_command(
@@ -561,10 +556,10 @@ def read_file(path: Path, content: Any, departures: Departures) -> Contents:
         return _read_study(path, content["rows"], departures)
     if kind == "dpkfc table" and isinstance(content.get("cells"), list):
         _check_version(content)
-        return Contents(runs=(), tables=[_read_published_table(path, content)])
+        return Contents(runs=(), tables=[_read_published_table(content)])
     if kind is None and isinstance(content.get("arms"), list):
         _check_version(content)
-        return Contents(runs=(), tables=[_read_tuning(path, content)])
+        return Contents(runs=(), tables=[_read_tuning(content)])
     if kind is None and isinstance(content.get("runs"), dict):
         return _read_benchmark(path, content["runs"])
     if kind == "dpkfc figure" and content.get("sensitivity_maps"):
@@ -631,7 +626,7 @@ def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> 
         has_accuracy = number(row.get("accuracy")) is not None
         if row["run"].get("measure") and not has_accuracy:
             left_out["measurements"] += 1
-        elif _mapping(row.get("tag")).get("pruned") is True:
+        elif as_mapping(row.get("tag")).get("pruned") is True:
             left_out["pruned"] += 1
         elif has_accuracy and number(row.get("epsilon")) is not None:
             complete.append(row)
@@ -645,7 +640,7 @@ def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
     """Return identities of tests of settings that a search has left behind since."""
     tuned = []
     for row in rows:
-        has_name = isinstance(_mapping(row.get("tag")).get("arm"), str)
+        has_name = isinstance(as_mapping(row.get("tag")).get("arm"), str)
         if has_name and isinstance(row["run"].get("recipe"), str) and "measured_on" in row:
             tuned.append(row)
     tests = {id(row) for row in tuned if row["measured_on"] == "test"}
@@ -654,7 +649,7 @@ def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
 
 def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> RunSummary:
     run = row["run"]
-    settings = _mapping(run.get("settings"))
+    settings = as_mapping(run.get("settings"))
     seed = run.get("seed")
     evaluate_on = run.get("evaluate_on")
     has_hash = isinstance(row.get("hash"), str)
@@ -665,16 +660,12 @@ def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> Run
     return RunSummary(
         source=str(path),
         task=name_task(str(run.get("recipe", "unknown")), is_smoke),
-        method=str(_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
+        method=str(as_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
         measured_on=str(row.get("measured_on", run.get("evaluate_on", "test"))),
         score=str(row.get("score") or "accuracy"),
-        accuracy=number(row["accuracy"]),
+        **_figures(row),
         epsilon=number(row["epsilon"]),
         target=number(row.get("target_epsilon")),
-        delta=number(row.get("delta")),
-        sigma=number(row.get("noise_multiplier")),
-        steps=_integer(row.get("steps")),
-        seconds=number(row.get("seconds")),
         seed=_integer(seed),
         settings=select_deciding(deciding),
         smoke=is_smoke,
@@ -682,6 +673,17 @@ def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> Run
         curve=_read_curve(row.get("curve")),
         command=train_command(run.get("recipe"), run.get("method"), seed, evaluate_on, settings),
     )
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a study and a benchmark say of a run by the same names."""
+    return {
+        "accuracy": number(row["accuracy"]),
+        "delta": number(row.get("delta")),
+        "sigma": number(row.get("noise_multiplier")),
+        "steps": _integer(row.get("steps")),
+        "seconds": number(row.get("seconds")),
+    }
 
 
 def _read_curve(pairs: Any) -> list[tuple[float, float]]:
@@ -727,13 +729,9 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
                 task=str(row.get("dataset", "unknown")),
                 method=f"{row['arm']} ({optimizer})" if optimizer else str(row["arm"]),
                 measured_on=str(row.get("evaluate_on", "test")),
-                accuracy=number(row["accuracy"]),
+                **_figures(row),
                 epsilon=number(row.get("epsilon_spent", row.get("epsilon"))),
                 target=number(row.get("epsilon")),
-                delta=number(row.get("delta")),
-                sigma=number(row.get("noise_multiplier")),
-                steps=_integer(row.get("steps")),
-                seconds=number(row.get("seconds")),
                 seed=_integer(row.get("seed")),
                 settings=settings,
                 command="python benchmarks/accuracy.py --data-dir DIR",
@@ -742,7 +740,7 @@ def _read_benchmark(path: Path, rows: Mapping[str, Any]) -> Contents:
     return _add_notes(path, rows, runs, {})
 
 
-def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
+def _read_tuning(content: Mapping[str, Any]) -> StudyTable:
     """Return the table of a `tune.json`, whose accuracies are of private examples.
 
     A page may be handed on. So it does not tell the number of trials of a random search, which
@@ -773,7 +771,6 @@ def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
     if content.get("complete") is False:
         notes.append("Not finished: some methods have had fewer trials than others.")
     return StudyTable(
-        source=str(path),
         title=f"Tuning of {plain(content.get('recipe', 'unknown'), 80)}",
         notes=[note for note in notes if note],
         header=(
@@ -788,7 +785,7 @@ def _read_tuning(path: Path, content: Mapping[str, Any]) -> StudyTable:
     )
 
 
-def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
+def _read_published_table(content: Mapping[str, Any]) -> StudyTable:
     """Return `NAME.json` of `dpkfc reproduce`: published cells next to ours."""
     rows = []
     for cell in content["cells"]:
@@ -804,7 +801,6 @@ def _read_published_table(path: Path, content: Mapping[str, Any]) -> StudyTable:
     unit = plain(content.get("unit", "%"), 20)
     is_command = isinstance(name, str) and name.replace("-", "").isalnum()
     return StudyTable(
-        source=str(path),
         title=plain(content.get("title", name), 160),
         notes=notes,
         header=(
@@ -837,7 +833,7 @@ def _read_chart(path: Path, content: Mapping[str, Any]) -> Chart:
     for cell in missing if isinstance(missing, list) else []:
         notes.append(plain(f"Missing: {cell}", 400))
     title = plain(content.get("title", content.get("name", path.stem)), 160)
-    return Chart(source=str(path), title=title, notes=notes, maps=maps)
+    return Chart(title=title, notes=notes, maps=maps)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -962,24 +958,35 @@ def group_runs(runs: Sequence[RunSummary]) -> list[RunGroup]:
 
     A run is in the same group whether its folder or a study holds it.
     """
-    members: dict[str, list[RunSummary]] = {}
-    for run in runs:
-        settings = {str(name): str(value) for name, value in run.settings.items()}
-        key = [
-            run.task,
-            run.method,
-            run.measured_on,
-            run.score,
-            run.target,
-            run.delta,
-            run.steps,
-            run.against,
-            list(run.warnings),
-            settings,
-        ]
-        members.setdefault(json.dumps(key, sort_keys=True), []).append(run)
+    members = collect(runs, _group_key)
     differing = _differing_settings(group[0] for group in members.values())
     return [_make_group(group, differing[_method_of(group[0])]) for group in members.values()]
+
+
+def collect(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Return items by their key, in order."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _group_key(run: RunSummary) -> str:
+    """Return all but the seed that decides a run, as one text."""
+    settings = {str(name): str(value) for name, value in run.settings.items()}
+    key = [
+        run.task,
+        run.method,
+        run.measured_on,
+        run.score,
+        run.target,
+        run.delta,
+        run.steps,
+        run.against,
+        list(run.warnings),
+        settings,
+    ]
+    return json.dumps(key, sort_keys=True)
 
 
 def _make_group(runs: Sequence[RunSummary], differing: Sequence[str]) -> RunGroup:
@@ -1005,11 +1012,9 @@ def _method_of(run: RunSummary) -> tuple[str, str]:
 
 def _differing_settings(runs: Iterable[RunSummary]) -> dict[tuple[str, str], list[str]]:
     """Return, by task and method, the settings in which runs differ."""
-    settings_of: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for run in runs:
-        settings_of.setdefault(_method_of(run), []).append(run.settings)
     differing = {}
-    for method, settings in settings_of.items():
+    for method, members in collect(runs, _method_of).items():
+        settings = [run.settings for run in members]
         names = []
         for name in sorted(set().union(*settings)):
             if len({str(one.get(name, "")) for one in settings}) > 1:
@@ -1020,12 +1025,12 @@ def _differing_settings(runs: Iterable[RunSummary]) -> dict[tuple[str, str], lis
 
 def comparable_panels(groups: Sequence[RunGroup]) -> list[Panel]:
     """Return groups that can be drawn on common axes; test sets before validation sets."""
-    members: dict[tuple[str, str, str, float | None], list[RunGroup]] = {}
-    for group in groups:
+
+    def axes(group: RunGroup) -> tuple[str, str, str, float | None]:
         run = group.first
-        if number(group.mean) is not None:
-            key = (run.task, run.measured_on, run.score, run.delta)
-            members.setdefault(key, []).append(group)
+        return run.task, run.measured_on, run.score, run.delta
+
+    members = collect([group for group in groups if number(group.mean) is not None], axes)
     panels = []
     for (task, measured_on, score, delta), shared in members.items():
         panels.append(

@@ -8,7 +8,6 @@ import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ from dpkfc.app.html.read import (
     Panel,
     RunGroup,
     assign_styles,
+    collect,
     comparable_panels,
+    evenly_spaced,
     group_runs,
     read_all,
 )
@@ -37,8 +38,9 @@ from dpkfc.app.html.text import (
 )
 from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
 from dpkfc.app.run_folder import RunFolderError, placed
+from dpkfc.privacy.ledger import version
 from dpkfc.report.card import audit_rows, audit_summary, failed_checks
-from dpkfc.report.numbers import plain
+from dpkfc.report.numbers import as_mapping, plain
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run as plain values for its template.
@@ -145,7 +147,7 @@ def view_card(card: Mapping[str, Any]) -> CardView:
     Args:
         card: as read from JSON; nothing in it is trusted.
     """
-    guarantee = _mapping(card.get("guarantee"))
+    guarantee = as_mapping(card.get("guarantee"))
     reasons = card.get("caveats")
     caveats = [show(text) for text in reasons if text] if isinstance(reasons, list) else []
     stamp = ""
@@ -166,7 +168,7 @@ def view_card(card: Mapping[str, Any]) -> CardView:
 
 def _card_sections(card: Mapping[str, Any]) -> list[CardSection]:
     audit = card.get("audit")
-    not_private = _mapping(card.get("not_private"))
+    not_private = as_mapping(card.get("not_private"))
     sections = [
         CardSection(title="Guarantee", rows=_guarantee_rows(card)),
         CardSection(title="Mechanism", rows=_rows(card.get("mechanism"), _NOT_IN_MECHANISM)),
@@ -199,10 +201,10 @@ def _card_sections(card: Mapping[str, Any]) -> list[CardSection]:
 
 
 def _guarantee_rows(card: Mapping[str, Any]) -> TextRows:
-    guarantee = _mapping(card.get("guarantee"))
-    accounting = _mapping(card.get("accounting"))
+    guarantee = as_mapping(card.get("guarantee"))
+    accounting = as_mapping(card.get("accounting"))
     by_accountant = []
-    epsilons = _mapping(accounting.get("epsilon_by") or guarantee.get("epsilon_by"))
+    epsilons = as_mapping(accounting.get("epsilon_by") or guarantee.get("epsilon_by"))
     for name, value in epsilons.items():
         by_accountant.append(f"{name.upper()}: {epsilon_text(value, 4)}")
     planned = guarantee.get("planned_steps", guarantee.get("planned_releases"))
@@ -216,7 +218,7 @@ def _guarantee_rows(card: Mapping[str, Any]) -> TextRows:
         ("privacy unit", show(guarantee.get("unit"))),
         ("neighbouring relation", relation),
     ]
-    for party, value in _mapping(guarantee.get("epsilon_for_others")).items():
+    for party, value in as_mapping(guarantee.get("epsilon_for_others")).items():
         rows.append((f"ε for {show(party)}", epsilon_text(value, 4)))
     rows += [
         *_rows(guarantee, _IN_GUARANTEE),
@@ -244,7 +246,7 @@ def _curvature_rows(curvature: Any) -> TextRows:
 def _public_rows(settings: Any) -> TextRows:
     """Return setting, value and reason. A card of federated training gives the reason alone."""
     rows = []
-    for name, entry in _mapping(settings).items():
+    for name, entry in as_mapping(settings).items():
         content = entry if isinstance(entry, Mapping) else {"why": entry}
         rows.append((show(name), show(content.get("value")), show(content.get("why"))))
     return rows
@@ -261,14 +263,10 @@ def _provenance_rows(card: Mapping[str, Any]) -> TextRows:
 def _rows(content: Any, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
     hidden = set(left_out)
     rows = []
-    for name, value in _mapping(content).items():
+    for name, value in as_mapping(content).items():
         if name not in hidden and value not in (None, [], ""):
             rows.append((_CAPTIONS.get(name, str(name).replace("_", " ")), show(value)))
     return rows
-
-
-def _mapping(content: Any) -> Mapping[str, Any]:
-    return content if isinstance(content, Mapping) else {}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -323,6 +321,22 @@ def _layout(x: Mapping[str, Any], y: Mapping[str, Any], **margins: int) -> dict[
         "margin": {"l": 56, "r": 18, "t": 12, "b": 48, **margins},
         "showlegend": False,
         "hovermode": "closest",
+    }
+
+
+def _trace(
+    name: str, x: Sequence[Any], y: Sequence[Any], texts: Any, **more: Any
+) -> dict[str, Any]:
+    """Return points or lines, with the texts that are shown where the pointer rests on them."""
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": x,
+        "y": y,
+        "hovertext": texts,
+        "hoverinfo": "text",
+        **more,
     }
 
 
@@ -385,9 +399,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
     budgets = sorted({group.budget for group in panel.groups if group.budget is not None})
     if len(budgets) < 2:
         return _plot_rows(panel, styles, budgets)
-    lines: dict[tuple[str, bool], list[RunGroup]] = {}
-    for group in panel.groups:
-        lines.setdefault((group.first.method, not group.first.warnings), []).append(group)
+    lines = collect(panel.groups, lambda group: (group.first.method, not group.first.warnings))
     traces = []
     for place, ((method, is_certified), members) in enumerate(lines.items()):
         style = styles[method]
@@ -397,19 +409,17 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
         has_one_point_each = len({budget for budget, _ in known}) == len(known)
         shift = 1 + 0.014 * (place - (len(lines) - 1) / 2)
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines+markers" if is_certified and has_one_point_each else "markers",
-                "name": plot_text(method),
-                "meta": style.index,
-                "x": [budget * shift for budget, _ in known],
-                "y": [group.mean for group in groups],
-                "error_y": _error_bars(groups),
-                "line": {"color": style.colour, "width": 2},
-                "marker": _marker(style, 9, groups),
-                "hovertext": [_group_text(group, panel.score) for group in groups],
-                "hoverinfo": "text",
-            }
+            _trace(
+                plot_text(method),
+                [budget * shift for budget, _ in known],
+                [group.mean for group in groups],
+                [_group_text(group, panel.score) for group in groups],
+                mode="lines+markers" if is_certified and has_one_point_each else "markers",
+                meta=style.index,
+                error_y=_error_bars(groups),
+                line={"color": style.colour, "width": 2},
+                marker=_marker(style, 9, groups),
+            )
         )
     x = _axis("ε of the budget, logarithmic", type="log")
     if len(budgets) <= 12:
@@ -425,9 +435,7 @@ def plot_accuracy(panel: Panel, styles: Styles) -> Plot:
 
 
 def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
-    members: dict[str, list[RunGroup]] = {}
-    for group in panel.groups:
-        members.setdefault(group.first.method, []).append(group)
+    members = collect(panel.groups, lambda group: group.first.method)
 
     def best_score(method: str) -> float:
         return max(group.mean or 0.0 for group in members[method])
@@ -437,18 +445,15 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
         groups = members[method]
         style = styles[method]
         traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": plot_text(method),
-                "meta": style.index,
-                "x": [group.mean for group in groups],
-                "y": [_wrap_name(method)] * len(groups),
-                "error_x": _error_bars(groups),
-                "marker": {**_marker(style, 10, groups), "opacity": 0.85},
-                "hovertext": [_group_text(group, panel.score) for group in groups],
-                "hoverinfo": "text",
-            }
+            _trace(
+                plot_text(method),
+                [group.mean for group in groups],
+                [_wrap_name(method)] * len(groups),
+                [_group_text(group, panel.score) for group in groups],
+                meta=style.index,
+                error_x=_error_bars(groups),
+                marker={**_marker(style, 10, groups), "opacity": 0.85},
+            )
         )
     budget = f", ε = {epsilon_text(budgets[0])}" if budgets else ""
     says = "The method with the best point is on top. Bars: 95 % intervals of the mean over seeds."
@@ -466,16 +471,14 @@ def _plot_rows(panel: Panel, styles: Styles, budgets: Sequence[float]) -> Plot:
 
 def plot_learning(panel: Panel, styles: Styles) -> list[Plot]:
     """Plot score against steps: a figure for each ε, a line for the mean of each group."""
-    members: dict[float | None, list[RunGroup]] = {}
-    for group in panel.groups:
-        members.setdefault(group.budget, []).append(group)
+    members = collect(panel.groups, lambda group: group.budget)
     plots = []
     for budget in sorted(members, key=lambda budget: (budget is None, budget or 0.0)):
         groups = members[budget]
         with_curve = [g for g in groups if any(len(run.curve) > 1 for run in g.runs)]
         if not with_curve:
             continue
-        shown = _evenly_spaced(with_curve, MAX_LINES)
+        shown = evenly_spaced(with_curve, MAX_LINES)
         traces = []
         for group in shown:
             points = _mean_curve([run.curve for run in group.runs])
@@ -503,7 +506,7 @@ def plot_spending(panel: Panel, styles: Styles) -> Plot | None:
             curves.append((group, spending[0]))
     if not curves:
         return None
-    shown = _evenly_spaced(curves, MAX_LINES)
+    shown = evenly_spaced(curves, MAX_LINES)
     return Plot(
         title=f"{plain(panel.task, 60)}, ε spent by step",
         says=(
@@ -523,21 +526,16 @@ def _plot_line(group: RunGroup, styles: Styles, points: Points, score: str) -> d
     for step, y in points:
         value = score_text(y, score) if score else f"ε = {epsilon_text(y)}"
         texts.append(f"step {step:g}: {value}<br>{description}")
-    trace = {
-        "type": "scatter",
-        "mode": "lines",
-        "name": plot_text(group.first.method),
-        "meta": style.index,
-        "x": [x for x, _ in points],
-        "y": [y for _, y in points],
-        "line": {
-            "color": style.colour,
-            "width": 2,
-            "dash": "dot" if group.first.warnings else "solid",
-        },
-        "hovertext": texts,
-        "hoverinfo": "text",
-    }
+    dash = "dot" if group.first.warnings else "solid"
+    trace = _trace(
+        plot_text(group.first.method),
+        [x for x, _ in points],
+        [y for _, y in points],
+        texts,
+        mode="lines",
+        meta=style.index,
+        line={"color": style.colour, "width": 2, "dash": dash},
+    )
     if score and len(points) <= 40:
         trace |= {"mode": "lines+markers", "marker": _marker(style, 6, [group] * len(points))}
     return trace
@@ -557,16 +555,10 @@ def _mean_curve(curves: Sequence[Points]) -> Points:
     return [(step, sum(curve[step] for curve in known) / len(known)) for step in shared_steps]
 
 
-def _evenly_spaced(items: Sequence[Any], most: int) -> Sequence[Any]:
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
-
-
 def plot_curvature(figures: Figures, style: MethodStyle) -> list[Plot]:
     """Plot the signal-to-noise profile, spectra and sensitivity maps of one run."""
     plots = [_plot_signal(figures.signal_to_noise, style)] if figures.signal_to_noise else []
-    plots += [_plot_spectrum(layer) for layer in _evenly_spaced(figures.spectra, MAX_LAYERS)]
+    plots += [_plot_spectrum(layer) for layer in evenly_spaced(figures.spectra, MAX_LAYERS)]
     return plots + plot_sensitivity(figures.sensitivity_maps, {style.name: style})
 
 
@@ -574,7 +566,7 @@ def plot_sensitivity(maps: Sequence[SensitivityMap], styles: Styles) -> list[Plo
     """Plot accuracy over two settings: a figure for each map, all maps on one scale."""
     values = [value for one in maps for row in one.values for value in row if value is not None]
     scale = {"zmin": min(values), "zmax": max(values)} if values else {}
-    shown = _evenly_spaced(maps, MAX_MAPS)
+    shown = evenly_spaced(maps, MAX_MAPS)
     return [_plot_map(one, styles.get(one.method), scale) for one in shown]
 
 
@@ -587,16 +579,8 @@ def _plot_signal(layers: Sequence[LayerSignal], style: MethodStyle) -> Plot:
         for layer, value in zip(names, values, strict=True):
             texts.append(f"{layer}<br>{name}: {value:.3g}")
         line = {"width": 2, "color": colour}
-        return {
-            "type": "scatter",
-            "mode": "markers",
-            "name": name,
-            "x": values,
-            "y": names,
-            "marker": {"color": colour, "symbol": symbol, "size": 10, "line": line},
-            "hovertext": texts,
-            "hoverinfo": "text",
-        }
+        marker = {"color": colour, "symbol": symbol, "size": 10, "line": line}
+        return _trace(name, values, names, texts, marker=marker)
 
     without = [layer.plain for layer in shown]
     preconditioned = [layer.preconditioned for layer in shown]
@@ -634,34 +618,30 @@ def _plot_spectrum(layer: LayerSpectra) -> Plot:
             continue
         size = max(1, layer.sizes.get(side, len(layer.values[side])) - 1)
         ranked = [(rank / size, value) for rank, value in enumerate(values)]
-        points = _evenly_spaced(ranked, MAX_POINTS)
-        trace = {
-            "type": "scatter",
-            "name": side,
-            "mode": "lines",
-            "x": [x for x, _ in points],
-            "y": [y for _, y in points],
-            "line": {"color": colour, "width": 2, "dash": dash},
-            "hovertext": [f"{side}: {y:.3g}" for _, y in points],
-            "hoverinfo": "text",
-        }
+        points = evenly_spaced(ranked, MAX_POINTS)
+        trace = _trace(
+            side,
+            [x for x, _ in points],
+            [y for _, y in points],
+            [f"{side}: {y:.3g}" for _, y in points],
+            mode="lines",
+            line={"color": colour, "width": 2, "dash": dash},
+        )
         if len(points) <= 12:
             trace |= {"mode": "lines+markers", "marker": {"size": 5}}
         traces.append(trace)
         damping = layer.damping.get(side, 0.0)
         if damping > 0:
             traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": f"damping of {side}",
-                    "x": [0, 1],
-                    "y": [damping, damping],
-                    "line": {"color": colour, "width": 1.2, "dash": "dot"},
-                    "showlegend": False,
-                    "hovertext": f"damping of {side}: {damping:.3g}",
-                    "hoverinfo": "text",
-                }
+                _trace(
+                    f"damping of {side}",
+                    [0, 1],
+                    [damping, damping],
+                    f"damping of {side}: {damping:.3g}",
+                    mode="lines",
+                    line={"color": colour, "width": 1.2, "dash": "dot"},
+                    showlegend=False,
+                )
             )
     ticks = {"tickvals": [0, 0.5, 1], "ticktext": ["0", "½", "1"]}
     x = _axis("rank of the eigenvalue ÷ size", range=[-0.03, 1.03], **ticks)
@@ -732,25 +712,23 @@ class PlacedPlot:
 
 
 class _Places:
-    """Gives each figure of a page an id."""
+    """Gives each figure of a page an id.
+
+    Attributes:
+        figures: what the script in the page draws, by id.
+    """
 
     def __init__(self) -> None:
-        self.placed: list[PlacedPlot] = []
+        self.figures: dict[str, Any] = {}
 
     def place(self, plots: Iterable[Plot]) -> list[PlacedPlot]:
-        before = len(self.placed)
+        placed = []
         for plot in plots:
-            self.placed.append(PlacedPlot(f"plot-{len(self.placed) + 1}", plot))
-        return self.placed[before:]
-
-    def figures(self) -> dict[str, Any]:
-        """Return what the script in the page draws, by id."""
-        figures = {}
-        for place in self.placed:
-            plot = place.plot
+            name = f"plot-{len(self.figures) + 1}"
             content = {"data": plot.traces, "layout": plot.layout, "height": plot.height}
-            figures[place.name] = content
-        return figures
+            self.figures[name] = content
+            placed.append(PlacedPlot(name, plot))
+        return placed
 
 
 def write_page(
@@ -843,7 +821,7 @@ def build(contents: Contents, library: str, title: str) -> str:
     script = _asset(environment, "page.js")
     return environment.get_template("page.html").render(
         title=title,
-        generator=f"{GENERATOR} {_version()}",
+        generator=f"{GENERATOR} {version()}",
         contents=contents,
         styles=styles,
         uncertified=len(uncertified),
@@ -859,7 +837,7 @@ def build(contents: Contents, library: str, title: str) -> str:
         folders=folders,
         folders_left_out=len(with_card) - len(folders),
         commands=_commands(groups),
-        figures=places.figures(),
+        figures=places.figures,
         style=_asset(environment, "page.css"),
         library=library,
         script=script,
@@ -920,10 +898,3 @@ def _commands(groups: Sequence[RunGroup]) -> dict[tuple[str, str], list[str]]:
 
 def _digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("dpkfc")
-    except metadata.PackageNotFoundError:
-        return ""

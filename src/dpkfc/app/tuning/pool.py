@@ -13,12 +13,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -61,7 +61,6 @@ def work(pipe: Connection, folder: Path, data_dir: str) -> None:
         folder: run folders are made in `runs` below it, and public examples kept in `public`.
         data_dir: folder of the data sets; empty as for `dpkfc train`.
     """
-    import logging
     import warnings
 
     import torch
@@ -101,14 +100,11 @@ def _outcome(
         raise
     except Exception as error:
         text = " ".join(str(error).split())
-        told = (
-            text
-            if isinstance(error, (ValueError, CheckpointError, LedgerError))
-            else f"{type(error).__name__}: {text}"
-        )
+        if not isinstance(error, (ValueError, CheckpointError, LedgerError)):
+            text = f"{type(error).__name__}: {text}"
         if not isinstance(error, _MACHINE):
-            return "failed", told
-        return "full" if _is_full(error) else "lost", told
+            return "failed", text
+        return "full" if _is_full(error) else "lost", text
 
 
 def _is_full(error: BaseException | None) -> bool:
@@ -155,11 +151,9 @@ class Clock:
 
     def seconds_left(self) -> float | None:
         """Seconds, 0 when the time is up; None is no bound."""
-        return (
-            None
-            if self.minutes is None
-            else max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
-        )
+        if self.minutes is None:
+            return None
+        return max(0.0, 60 * self.minutes - (time.monotonic() - self.started))
 
     def fits(self, run: Any) -> bool:
         """Whether it would end in time, as far as is known."""
@@ -267,25 +261,6 @@ class Source(Protocol):
         """
 
 
-class Watcher(Protocol):
-    """Who is shown how a study goes on."""
-
-    def started(self, task: Task) -> None:
-        """A cell has started."""
-
-    def evaluated(self, task: Task, number: int, accuracy: float) -> None:
-        """A cell was judged on the way."""
-
-    def finished(self, task: Task, outcome: str) -> None:
-        """A cell has ended: its accuracy, or why there is none."""
-
-    def lost(self, task: Task, reason: str) -> None:
-        """A cell was lost to the machine: its place is still open."""
-
-    def out_of_time(self, task: Task) -> None:
-        """A cell was stopped because the time was up."""
-
-
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -323,7 +298,7 @@ def drive(
     workers: int = 1,
     budget_minutes: float | None = None,
     expected: Callable[[Run], float | None] = lambda run: None,
-    watcher: Watcher | None = None,
+    watcher: StudyProgress | None = None,
 ) -> None:
     """Run what a source asks for until it asks for nothing more.
 
@@ -342,22 +317,22 @@ def drive(
         StudyError: a worker process cannot be started, or the disk is full.
     """
     clock = Clock(budget_minutes, expected)
-    crew: list[_Worker] = []
+    crew = _Crew(source, place, watcher or StudyProgress(None))
     with _sigterm_interrupts():
         try:
             while True:
-                _hand_out(source, clock.fits, crew, lambda: _hire(place), watcher, workers=workers)
-                busy = [worker for worker in crew if worker.task is not None]
+                crew.hand_out(clock.fits, workers)
+                busy = crew.busy
                 if not busy:
                     return
                 ready = wait([worker.pipe for worker in busy], clock.seconds_left())
                 if clock.seconds_left() == 0:
-                    return _stop(busy, source, watcher)
-                for worker in [worker for worker in busy if worker.pipe in ready]:
-                    _listen(worker, source, watcher)
-                crew = [worker for worker in crew if not worker.pipe.closed]
+                    return crew.stop()
+                for worker in busy:
+                    if worker.pipe in ready:
+                        crew.listen(worker)
         finally:
-            _dismiss(crew)
+            crew.dismiss()
 
 
 @contextmanager
@@ -376,110 +351,112 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _hand_out(
-    source: Source,
-    fits: Callable[[Run], bool],
-    crew: list[_Worker],
-    hire: Callable[[], _Worker],
-    watcher: Watcher | None,
-    *,
-    workers: int,
-) -> None:
-    while sum(worker.task is not None for worker in crew) < workers:
-        task = source.next(fits)
-        if task is None:
+class _Crew:
+    """The workers of a study, its source, and who is shown how it goes on."""
+
+    def __init__(self, source: Source, place: Place, watcher: StudyProgress) -> None:
+        self._source = source
+        self._place = place
+        self._watcher = watcher
+        self._workers: list[_Worker] = []
+
+    @property
+    def busy(self) -> list[_Worker]:
+        """Workers that have a cell."""
+        return [worker for worker in self._workers if worker.task is not None]
+
+    def hand_out(self, fits: Callable[[Run], bool], workers: int) -> None:
+        """Give cells to so many workers, as long as the source has one that fits."""
+        while len(self.busy) < workers:
+            task = self._source.next(fits)
+            if task is None:
+                return
+            worker = next((worker for worker in self._workers if worker.task is None), None)
+            if worker is None:
+                worker = _hire(self._place)
+                self._workers.append(worker)
+            worker.task = task
+            with suppress(OSError):  # a dead one is noticed when it is listened to
+                worker.pipe.send((task.run, task.watched))
+            self._watcher.started(task)
+
+    def stop(self) -> None:
+        """End cells because the time is up; one that ends by itself meanwhile is kept."""
+        until = time.monotonic() + _PATIENCE
+        for worker in self.busy:
+            if worker.process.is_alive():
+                worker.process.terminate()
+        while left := self.busy:
+            ready = wait([worker.pipe for worker in left], max(0.0, until - time.monotonic()))
+            for worker in left:
+                if worker.pipe in ready:
+                    self.listen(worker, time_is_up=True)
+                elif not ready:
+                    worker.process.kill()
+                    self._leave(worker)
+
+    def _leave(self, worker: _Worker) -> None:
+        """Give back the cell of a worker that is stopped in time."""
+        task, worker.task = worker.task, None
+        assert task is not None
+        self._source.failed(task, _TIME_IS_UP, lost=True)
+        self._watcher.out_of_time(task)
+
+    def listen(self, worker: _Worker, *, time_is_up: bool = False) -> None:
+        """Hear what a worker has to say.
+
+        Raises:
+            KeyboardInterrupt: a signal has ended its cell, and not because the time was up.
+            StudyError: the disk is full.
+        """
+        task = worker.task
+        assert task is not None
+        try:
+            kind, *content = worker.pipe.recv()
+        except (EOFError, OSError):
+            kind, content = "lost", ["its process ended (killed, or out of memory)"]
+            worker.pipe.close()
+            self._workers.remove(worker)
+        if kind == "judged":
+            goes_on = self._source.report(task, *content)
+            with suppress(OSError):
+                worker.pipe.send(goes_on)
+            self._watcher.evaluated(task, *content)
             return
-        worker = next((worker for worker in crew if worker.task is None), None)
-        if worker is None:
-            worker = hire()
-            crew.append(worker)
-        worker.task = task
-        with suppress(OSError):  # a dead one is noticed when it is listened to
-            worker.pipe.send((task.run, task.watched))
-        if watcher is not None:
-            watcher.started(task)
+        if kind == "full":
+            raise StudyError(
+                f"{content[0]}; what had finished before is kept, and the same command goes on from"
+                " there"
+            )
+        if time_is_up and kind in ("interrupted", "lost"):
+            self._leave(worker)
+            return
+        if kind == "interrupted":
+            raise KeyboardInterrupt
+        if kind == "done":
+            self._keep(task, *content)
+        else:
+            self._source.failed(task, content[0], lost=kind == "lost")
+            show = self._watcher.lost if kind == "lost" else self._watcher.finished
+            show(task, content[0])
+        worker.task = None
 
+    def _keep(self, task: Task, row: dict[str, Any], ended: bool) -> None:
+        self._source.done(task, row, ended)
+        outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
+        self._watcher.finished(task, outcome + (" (ended early)" if ended else ""))
 
-def _stop(busy: Sequence[_Worker], source: Source, watcher: Watcher | None) -> None:
-    """End cells because the time is up; one that ends by itself meanwhile is kept."""
-    until = time.monotonic() + _PATIENCE
-    for worker in busy:
-        if worker.process.is_alive():
-            worker.process.terminate()
-    while left := [worker for worker in busy if worker.task is not None]:
-        ready = wait([worker.pipe for worker in left], max(0.0, until - time.monotonic()))
-        for worker in left:
-            if worker.pipe in ready:
-                _listen(worker, source, watcher, time_is_up=True)
-            elif not ready:
+    def dismiss(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
+            if worker.task is not None and worker.process.is_alive():
+                worker.process.terminate()
+            worker.pipe.close()
+        for worker in self._workers:
+            worker.process.join(_PATIENCE)
+            if worker.process.is_alive():
                 worker.process.kill()
-                _leave(worker, source, watcher)
-                worker.task = None
-
-
-def _leave(worker: _Worker, source: Source, watcher: Watcher | None) -> None:
-    """Give back the cell of a worker that is stopped in time."""
-    assert worker.task is not None
-    source.failed(worker.task, _TIME_IS_UP, lost=True)
-    if watcher is not None:
-        watcher.out_of_time(worker.task)
-
-
-def _listen(
-    worker: _Worker, source: Source, watcher: Watcher | None, *, time_is_up: bool = False
-) -> None:
-    """Hear what a worker has to say.
-
-    Raises:
-        KeyboardInterrupt: a signal has ended its cell, and not because the time was up.
-        StudyError: the disk is full.
-    """
-    task = worker.task
-    assert task is not None
-    try:
-        kind, *content = worker.pipe.recv()
-    except (EOFError, OSError):
-        kind, content = "lost", ["its process ended (killed, or out of memory)"]
-        worker.pipe.close()
-    if kind == "judged":
-        number, accuracy = content
-        goes_on = source.report(task, number, accuracy)
-        with suppress(OSError):
-            worker.pipe.send(goes_on)
-        if watcher is not None:
-            watcher.evaluated(task, number, accuracy)
-        return
-    if kind == "full":
-        raise StudyError(
-            f"{content[0]}; what had finished before is kept, and the same command goes on from"
-            " there"
-        )
-    if time_is_up and kind in ("interrupted", "lost"):
-        _leave(worker, source, watcher)
-    elif kind == "interrupted":
-        raise KeyboardInterrupt
-    elif kind in ("failed", "lost"):
-        _give_up(task, content[0], source, watcher, lost=kind == "lost")
-    else:
-        _keep(task, *content, source=source, watcher=watcher)
-    worker.task = None
-
-
-def _give_up(
-    task: Task, reason: str, source: Source, watcher: Watcher | None, *, lost: bool
-) -> None:
-    source.failed(task, reason, lost=lost)
-    if watcher is not None:
-        (watcher.lost if lost else watcher.finished)(task, reason)
-
-
-def _keep(
-    task: Task, row: dict[str, Any], ended: bool, *, source: Source, watcher: Watcher | None
-) -> None:
-    source.done(task, row, ended)
-    outcome = f"{100 * row['accuracy']:.2f} %" if "accuracy" in row else "measured"
-    if watcher is not None:
-        watcher.finished(task, outcome + (" (ended early)" if ended else ""))
+                worker.process.join()
 
 
 @contextmanager
@@ -507,18 +484,6 @@ def _hire(place: Place) -> _Worker:
         ) from None
     theirs.close()
     return _Worker(process, ours)
-
-
-def _dismiss(crew: list[_Worker]) -> None:
-    for worker in crew:
-        if worker.task is not None and worker.process.is_alive():
-            worker.process.terminate()
-        worker.pipe.close()
-    for worker in crew:
-        worker.process.join(_PATIENCE)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -590,12 +555,7 @@ class StudyProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
         if self._stopped:
             _LOG.warning(

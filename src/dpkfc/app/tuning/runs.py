@@ -13,13 +13,14 @@ import logging
 import os
 import platform
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, TextIO
 
 from dpkfc.app.recipes.catalogue import run_config
@@ -129,12 +130,7 @@ class Store:
         self._rows = _read_rows(self.path)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -308,8 +304,6 @@ def _write(path: Path, recipe: str, count: int, data_dir: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from dpkfc.app.run_folder import placed
-
     inputs, labels = _examples(recipe, data_dir)
     if not 0 < count <= len(labels):
         raise StudyError(
@@ -340,7 +334,7 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
             .tensors(lambda lines: hashed_texts(lines, SIZE))
             .train
         )
-    from dpkfc.app.recipes.catalogue import find_recipe, run_config
+    from dpkfc.app.recipes.catalogue import find_recipe
 
     given = {"data_dir": data_dir} if data_dir else {}
     return find_recipe(name).data(run_config({"recipe": name, **given})).train
@@ -494,7 +488,7 @@ class Run:
             "seed": self.seed,
             "evaluate_on": self.evaluate_on,
             "settings": changed,
-            **({"measure": self.measure} if self.measure else {}),
+            **self._measure,
         }
 
     def default(self, name: str) -> Any:
@@ -521,8 +515,12 @@ class Run:
             "settings": dict(self.settings),
             "seed": self.seed,
             "evaluate_on": self.evaluate_on,
-            **({"measure": self.measure} if self.measure else {}),
+            **self._measure,
         }
+
+    @property
+    def _measure(self) -> dict[str, str]:
+        return {"measure": self.measure} if self.measure else {}
 
     def measuring(self) -> Callable[..., dict[str, Any]]:
         """What runs the cell: `run_cell`, or what `measure` names.
@@ -678,13 +676,11 @@ def hardware() -> dict[str, Any]:
     import torch
 
     name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        name = next(
-            (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name
-        )
-    except OSError:
-        pass
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                name = line.split(":", 1)[1].strip()
+                break
     return {
         "cpu": name,
         "threads_a_run": 1,
@@ -695,8 +691,6 @@ def hardware() -> dict[str, Any]:
 
 def _clear(place: Any) -> None:
     """Keep settings and ledger of a run; remove the files that only a continuation needs."""
-    import shutil
-
     for path in (place.checkpoint, place.checkpoint.with_name(place.checkpoint.name + ".old")):
         shutil.rmtree(path, ignore_errors=True)
     place.metrics.unlink(missing_ok=True)

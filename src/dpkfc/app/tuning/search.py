@@ -116,13 +116,14 @@ _KFAC = {"damping": Range(0.01, 1.0), **_CLIP}
 _PINK = {"power_exponent": Range(0.0, 2.0, log=False)}
 _ZIPF = {"zipf_exponent": Range(0.0, 1.5, log=False)}
 _SPACES: dict[str, dict[str, Range | Choice]] = {
-    "dp-sgd": {**_STEP, **_CLIP},
+    **dict.fromkeys(("dp-sgd", "dp-sgd-pt"), {**_STEP, **_CLIP}),
     "dp-adam": {**_ADAM, **_CLIP},
     "dp-adamw": {**_ADAM, **_CLIP, "weight_decay": Range(1e-4, 0.1)},
     # The learning rate and C are one number here.
     "dp-sgd-normalised": dict(_SGD),
-    "adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
-    "pink-adadps": {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP},
+    **dict.fromkeys(
+        ("adadps", "pink-adadps"), {**_STEP, "adadps_floor": Range(1e-3, 1.0), **_CLIP}
+    ),
     "dp2": {
         **_WITHOUT_MOMENTUM,
         **_CLIP,
@@ -135,15 +136,12 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
         "gep_residual_norm": Range(0.2, 10.0),
     },
     "b-gep": {**_SGD, "gep_embedding_norm": Range(0.5, 20.0)},
-    "dp-kfc": {**_KFAC, **_PINK},
-    "dp-kfc-a": {**_KFAC, **_PINK},
+    **dict.fromkeys(("dp-kfc", "dp-kfc-a", "dp-kfc-g", "dp-kfc-random"), {**_KFAC, **_PINK}),
     "dp-kfc-natural": {
         "lr": Range(0.002, 1.0, times=(("max_grad_norm", 1.0),)),
         **_KFAC,
         **_PINK,
     },
-    "dp-kfc-g": {**_KFAC, **_PINK},
-    "dp-kfc-random": {**_KFAC, **_PINK},
     "dp-ngd": {
         **_NATURAL,
         "lambda_safe": Range(1e-4, 0.1),
@@ -164,7 +162,6 @@ _SPACES: dict[str, dict[str, Range | Choice]] = {
         "sofim_beta": Choice((0.5, 0.9, 0.99)),
     },
     "de-et-al": {"lr": Range(0.05, 10.0)},
-    "dp-sgd-pt": {**_STEP, **_CLIP},
 }
 # Arms that every comparison holds unless asked to leave them out. `arms_for` says when it leaves
 # out the last one.

@@ -315,23 +315,23 @@ class Cost:
             asks to be secret.
         unpublished: what else there is to say, to the operator only; empty where the statement says
             it all.
-        with_tuning: ε of one arm of a random search that is over, its choice counted; None where
-            there is no such figure.
-        with_training: ε of that and of one training with what it chose.
-        composed: ε of all runs started, one after the other, by RDP and their ledgers; None where
-            it cannot be told.
+        epsilon_with_tuning: ε of one arm of a random search that is over, its choice counted; None
+            where there is no such figure.
+        epsilon_with_training: ε of that and of one training with what it chose.
+        epsilon_composed: ε of all runs started, one after the other, by RDP and their ledgers; None
+            where it cannot be told.
     """
 
     statement: str
-    unpublished: str = ""
-    with_tuning: float | None = None
-    with_training: float | None = None
-    composed: float | None = None
+    unpublished: str
+    epsilon_with_tuning: float | None
+    epsilon_with_training: float | None
+    epsilon_composed: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
-    """A tuning study.
+class Tuned(Cost):
+    """A tuning study, and what ε says about it.
 
     Attributes:
         recipe: the task.
@@ -340,11 +340,6 @@ class Tuned:
         validation: size of the validation split.
         epsilon: of one trial.
         delta: of one trial.
-        statement: what ε says about the tuning, in words.
-        unpublished: what is for the operator only.
-        epsilon_with_tuning: as of `Cost`.
-        epsilon_with_training: as of `Cost`.
-        epsilon_composed: as of `Cost`.
         runs_begun: killed ones included, as each has spent its budget.
         arms: best first.
         complete: whether every arm has had its trials.
@@ -357,11 +352,6 @@ class Tuned:
     validation: int
     epsilon: float
     delta: float
-    statement: str
-    unpublished: str
-    epsilon_with_tuning: float | None
-    epsilon_with_training: float | None
-    epsilon_composed: float | None
     runs_begun: int
     arms: Sequence[ArmResult]
     complete: bool
@@ -484,11 +474,10 @@ def cost_of(
             " tighter figure exists; a random search (--search random) has one."
         )
     else:
-        unpublished = (
-            f"Not to be published, since the number of trials has to stay secret: {together}"
-            if together
-            else ""
-        )
+        if together:
+            unpublished = (
+                f"Not to be published, since the number of trials has to stay secret: {together}"
+            )
         if over:
             chosen, trained, text = _describe_choice_cost(plan, final or plan, law)
             lines.append(text)
@@ -509,9 +498,9 @@ def cost_of(
     return Cost(
         statement=" ".join(lines),
         unpublished=unpublished,
-        with_tuning=chosen,
-        with_training=trained,
-        composed=total,
+        epsilon_with_tuning=chosen,
+        epsilon_with_training=trained,
+        epsilon_composed=total,
     )
 
 
@@ -536,10 +525,8 @@ def _describe_choice_cost(plan: Any, final: Any, law: TrialLaw) -> tuple[float, 
     With it come ε of the choice and a training, and both in words.
     """
     terms = (plan.event, plan.steps, plan.delta, law, plan.neighbouring_relation)
-    chosen, trained = (
-        bound_selection(*terms),
-        bound_selection(*terms, then=(final.event, final.steps)),
-    )
+    chosen = bound_selection(*terms)
+    trained = bound_selection(*terms, then=(final.event, final.steps))
     return (
         chosen,
         trained,
@@ -862,34 +849,21 @@ def _check_terms(
         arm = known.get(tag.get("arm")) if row["run"]["recipe"] == study.recipe else None
         if arm is None or "params" not in tag:
             continue
-        before = {
-            name: value
-            for name, value in settings.items()
-            if name not in tag["params"] and name not in arm.settings
-        }
-        now = {
-            name: value
-            for name, value in common.items()
-            if name not in tag["params"] and name not in arm.settings
-        }
-        other = next(
-            (name for name in sorted({*before, *now}) if before.get(name) != now.get(name)), None
-        )
-        if other is not None:
-            values = [
-                "the recipe's value" if other not in own else repr(own[other])
-                for own in (before, now)
-            ]
-            raise StudyError(
-                f"{store.path} has trials of {arm.label} with {other} = {values[0]}, not"
-                f" {values[1]}; choose another --out, or set {other} back"
-            )
+        shared = sorted({*settings, *common} - {*tag["params"], *arm.settings})
+        for name in shared:
+            if settings.get(name) != common.get(name):
+                before, now = (
+                    repr(own[name]) if name in own else "the recipe's value"
+                    for own in (settings, common)
+                )
+                raise StudyError(
+                    f"{store.path} has trials of {arm.label} with {name} = {before}, not {now};"
+                    f" choose another --out, or set {name} back"
+                )
 
 
 def _draw_counts(path: Path, arms: Sequence[Arm], law: TrialLaw) -> dict[str, int]:
     """The number of trials of every arm, drawn once before any trial and kept."""
-    from dpkfc.app.run_folder import placed
-
     stated = {"law": law.name, "mean": law.mean}
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -938,11 +912,7 @@ def _tuned(
         validation=run.config().validation_size,
         epsilon=plan.target_epsilon or plan.epsilon(),
         delta=plan.delta,
-        statement=cost.statement,
-        unpublished=cost.unpublished,
-        epsilon_with_tuning=cost.with_tuning,
-        epsilon_with_training=cost.with_training,
-        epsilon_composed=cost.composed,
+        **vars(cost),
         runs_begun=begun.runs,
         arms=results,
         complete=source.is_over,
