@@ -107,6 +107,19 @@ def test_the_readme_and_the_documents_are_short() -> None:
     assert STATS["words_of"](DOCUMENTS) <= 24_660
 
 
+def test_results_are_one_short_page_with_short_pages_behind_it() -> None:
+    page = ROOT / "docs" / "results.md"
+    long = {
+        path.name: count
+        for path in [page, *(ROOT / "docs" / "results").glob("*.md")]
+        if (count := len(path.read_text("utf-8").splitlines())) > 250
+    }
+    assert not long
+    # Rows of tables are as wide as what was measured.
+    prose = [line for line in page.read_text("utf-8").splitlines() if not line.startswith("|")]
+    assert max(map(len, prose)) <= 100
+
+
 def test_the_glossary_has_at_most_thirty_entries() -> None:
     rows = re.findall(
         r"^\| (?!term|---)", (ROOT / "docs" / "glossary.md").read_text("utf-8"), flags=re.MULTILINE
