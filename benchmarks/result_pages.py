@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,14 @@ class Line:
         cells: accuracies in percent by ε, one a seed; of a paper one.
         kind: "features", "network", "here" (of another study) or "published".
         link: of the source of a published figure.
+        group: the data set, where a task has several; its lines have dashes of their own.
     """
 
     label: str
     cells: Cells
     kind: str = "here"
     link: str = ""
+    group: int = 0
 
     @property
     def told(self) -> str:
@@ -76,7 +78,7 @@ class Line:
 def feature_lines(*data: str) -> list[Line]:
     """Return the best arms on the validation split, and those that were trained without privacy."""
     lines = []
-    for name in data:
+    for group, name in enumerate(data):
         rows = [row for row in features_table.read_rows() if row.data == name]
         arms = _by_arm(rows)
         best = sorted(arms, key=lambda arm: -_validation(arms[arm]))
@@ -90,7 +92,7 @@ def feature_lines(*data: str) -> list[Line]:
         for arm in shown:
             cells = {row.epsilon: row.test for row in arms[arm]}
             kind = "network" if arm.is_network else "features"
-            lines.append(Line(title + arm.label, cells, kind))
+            lines.append(Line(title + arm.label, cells, kind, group=group))
     return lines
 
 
@@ -355,6 +357,7 @@ COLOURS = {
     "here": ("#08519c", "#4292c6", "#6a51a3", "#999999", "#333333"),
     "published": ("#000000",),
 }
+DASHES = ("-", "--", "-.")
 MARKERS = ("s", "D", "^", "v")
 
 
@@ -363,20 +366,22 @@ def picture(name: str, path: Path) -> bool:
     lines = _private(TASKS[name].lines(name))
     if not any(line.kind != "published" for line in lines):
         return False
-    figure, panel = _sheet()
+    # Long names stand below one another.
+    columns = 1 if max(len(line.label) for line in lines) > 50 else 2
+    figure, panel = _sheet(3.2 + 0.2 * math.ceil(len(lines) / columns))
     epsilons = _epsilons(lines)
-    used: dict[str, int] = {}
+    used: dict[tuple[str, int], int] = {}
     measured = [line for line in lines if line.kind != "published"]
     for line in lines:
-        number = used.get(line.kind, 0)
-        used[line.kind] = number + 1
+        number = used.get((line.kind, line.group), 0)
+        used[line.kind, line.group] = number + 1
         # Neighbouring points and error bars must not hide each other.
         apart = measured.index(line) - (len(measured) - 1) / 2 if line in measured else 0
         _draw(panel, line, epsilons, number, 0.05 * apart)
     panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
     panel.set_xlim(-0.35, len(epsilons) - 0.65)
     panel.set_title(f"{TASKS[name].title}: test accuracy, %", loc="left", fontsize=11)
-    _finish(figure, panel, path)
+    _finish(figure, panel, columns, path)
     return True
 
 
@@ -386,7 +391,7 @@ def _private(lines: Sequence[Line]) -> list[Line]:
     for line in lines:
         cells = {e: values for e, values in line.cells.items() if math.isfinite(e)}
         if cells:
-            kept.append(Line(line.label, cells, line.kind))
+            kept.append(replace(line, cells=cells))
     return kept
 
 
@@ -403,7 +408,7 @@ def _draw(panel: Any, line: Line, epsilons: Sequence[float], number: int, shift:
         yerr=None if published else errors,
         label=line.label,
         color=colours[number % len(colours)],
-        linestyle=":" if published else "-",
+        linestyle=":" if published else DASHES[line.group % len(DASHES)],
         linewidth=1 if published else 1.8,
         marker=MARKERS[number % len(MARKERS)] if published else "o",
         markerfacecolor="white" if published else None,
@@ -413,22 +418,24 @@ def _draw(panel: Any, line: Line, epsilons: Sequence[float], number: int, shift:
     )
 
 
-def _sheet() -> Any:
+def _sheet(height: float) -> Any:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=(7, 4.4), constrained_layout=True)
+    return plt.subplots(figsize=(7, height), constrained_layout=True)
 
 
-def _finish(figure: Any, panel: Any, path: Path) -> None:
+def _finish(figure: Any, panel: Any, columns: int, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
     handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=8.5)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100, pil_kwargs={"optimize": True})
     plt.close(figure)
