@@ -162,6 +162,17 @@ def test_arms_that_won_where_their_search_begins_are_named():
     assert f"{names} won at" in told(DETAILS / "claims.md")
 
 
+def test_adambc_won_at_the_largest_floor_that_was_tried():
+    floors = {}
+    for row in Store(RESULTS / "accuracy" / "cnn.json"):
+        tag = row.get("tag", {})
+        is_trial = row["measured_on"] == "validation" and tag.get("arm") == "dp-kfc+adam-bc"
+        if is_trial and row["run"]["recipe"] == "mnist-cnn" and not tag["pruned"]:
+            floors[row["accuracy"]] = tag["params"].get("adam_bc_floor", 0.0)
+    assert floors[max(floors)] == max(floors.values()) > 0
+    assert "won at the largest absolute floor that was tried" in told(DETAILS / "claims.md")
+
+
 def test_which_factor_does_most_of_the_realised_map():
     rows = json.loads((RESULTS / "figures" / "kfc-theorem-5.4.json").read_text("utf-8"))["rows"]
     more = {}
