@@ -61,7 +61,8 @@ assurance: $(TOOLS) ## every check of the privacy promise at full size, then ref
 	$(BIN)/python benchmarks/assurance.py
 	$(BIN)/python benchmarks/tables.py
 
-results: $(TOOLS) ## refresh the tables in README.md and docs, and the README's picture, from benchmarks/results
+results: $(TOOLS) ## refresh the tables in README.md and docs, and their pictures, from benchmarks/results
+	$(BIN)/python benchmarks/result_pages.py
 	$(BIN)/python benchmarks/tables.py
 	$(BIN)/python benchmarks/headline.py
 

@@ -1,10 +1,11 @@
-"""What the papers say in one table, beside the difference between two arms here that tests it.
+"""Claims of papers and of this project, beside the difference between two arms that tests each.
 
-    python benchmarks/claims.py    # the Markdown table; `make results` puts it into docs/results.md
+    python benchmarks/claims.py    # the Markdown table of docs/results/claims.md
 
-Both arms of a comparison were tuned on the same data set and judged on its test set at ε = 1. Where
-a grid holds an arm, whose every point ran to its end, its tests stand for those of the twenty
-trials, most of which were pruned.
+`make results` writes it, and the verdicts alone into docs/results.md. Both arms of a comparison
+were tuned on the same data set and judged on its test set at ε = 1. Where a grid holds an arm,
+whose every point ran to its end, its tests stand for those of the twenty trials, most of which were
+pruned. Claims about features compare all rows of `features.py` that differ in one part.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ import math
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, read_json
+import features_table
+from common import RESULTS, markdown, read_json
+from features_table import Row
 
 # data set to arm to accuracies on the test set, %
 Accuracies = Mapping[str, Mapping[str, Sequence[float]]]
+# difference in points and half of its 95 % interval, by data set and what else tells pairs apart
+Differences = Mapping[str, tuple[float, float]]
 
 ARMS = {
     "DP-SGD, clip C=1": "dp-sgd",
@@ -80,6 +85,10 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
         },
     ),
 }
+# What a data set can say of a claim.
+SAID = ("holds", "no difference", "the reverse")
+# data sets of features.py, and networks on the same pixels
+NETWORKS = {"mnist": "MNIST, CNN", "fashion-mnist": "Fashion-MNIST, CNN"}
 FEDERATED = {
     "cifar10": "CIFAR-10 features",
     "mnist": "MNIST features",
@@ -95,35 +104,99 @@ class Claim:
     says: str
     above: str
     below: str
-    same_on: tuple[
-        str, ...
-    ] = ()  # data sets on which both are one mechanism, so that a difference shows the search alone
+    # data sets on which both are one mechanism, so that a difference shows the search alone
+    same_on: tuple[str, ...] = ()
+    # why no verdict is given
+    withdrawn: str = ""
+
+    def differences(self, found: Accuracies, rows: Sequence[Row]) -> Differences:
+        """Return the difference and half of its 95 % interval on each data set."""
+        same = {STUDIES[recipe] for recipe in self.same_on}
+        known = {}
+        for where, arms in found.items():
+            pair = arms.get(self.above, ()), arms.get(self.below, ())
+            if where not in same and min(map(len, pair)) > 1:
+                known[where] = compared(*pair)
+        return known
 
 
-CLAIMS = (
+@dataclass(frozen=True)
+class FeatureClaim:
+    """A part of an arm of `features.py` that should be better than another in its place."""
+
+    paper: str
+    says: str
+    part: str
+    above: Sequence[str]
+    below: Sequence[str]
+    withdrawn: str = ""
+
+    def differences(self, found: Accuracies, rows: Sequence[Row]) -> Differences:
+        """Return the difference and half of its 95 % interval for each pair of rows."""
+        at_one = {(row.data, row.arm): row for row in rows if row.epsilon == 1.0}
+        known = {}
+        for (data, arm), row in at_one.items():
+            if getattr(arm, self.part) not in self.above:
+                continue
+            for value in self.below:
+                other = at_one.get((data, replace(arm, **{self.part: value})))
+                if other is not None:
+                    known[f"{row.title} ({arm.label})"] = compared(row.test, other.test)
+        return known
+
+
+@dataclass(frozen=True)
+class HeadClaim:
+    """Heads on features should be better than networks on the pixels."""
+
+    paper: str
+    says: str
+    withdrawn: str = ""
+
+    def differences(self, found: Accuracies, rows: Sequence[Row]) -> Differences:
+        """Compare the best features of the search with the natural method and with networks."""
+        known = {}
+        for data in dict.fromkeys(row.data for row in rows):
+            own = [row for row in rows if row.data == data and row.epsilon == 1.0]
+            heads = [row for row in own if not row.arm.is_network]
+            if not heads:
+                continue
+            best = max(heads, key=lambda row: row.validation)
+            rivals = {f"over {row.arm.label}": row.test for row in own if row.arm.is_network}
+            study = found.get(NETWORKS.get(data, ""), {})
+            for arm in ("leaves-mapped", "dp-kfc-natural"):
+                if len(study.get(arm, ())) > 1:
+                    rivals["over the CNN with DP-KFC natural"] = study[arm]
+                    break
+            for told, values in rivals.items():
+                known[f"{best.title} ({told})"] = compared(best.test, values)
+        return known
+
+
+CLAIMS: tuple[Claim | FeatureClaim | HeadClaim, ...] = (
     Claim("DP-KFC", "whitening with curvature from noise beats DP-SGD", "dp-kfc-noise", "dp-sgd"),
     Claim(
         "",
-        "… and normalised clipping is not the reason (inputs alone whitened)",
+        "… and normalised clipping is not the reason (inputs whitened)",
         "dp-kfc-a",
         "dp-sgd-normalised",
     ),
     Claim(
         "",
-        "… nor is the spectrum: random directions with the same one are worse",
+        "… nor is the spectrum: random directions are worse",
         "dp-kfc-noise",
         "dp-kfc-random",
     ),
     Claim(
         "",
-        "… nor is the spectrum: random directions are worse (inputs alone whitened)",
+        "… nor is the spectrum (inputs alone whitened)",
         "dp-kfc-a",
         "dp-kfc-a-random",
     ),
     Claim("", "noise is no worse than public data of another set", "dp-kfc-noise", "dp-kfc-public"),
     Claim(
         "",
-        "noise is no worse than the private data themselves (oracle, NOT PRIVATE)",
+        "noise is no worse than private data (NOT PRIVATE)",
         "dp-kfc-noise",
         "dp-kfc-oracle",
     ),
@@ -137,39 +210,67 @@ CLAIMS = (
     ),
     Claim("", "DP-AdamBC behind it adds to it", "dp-kfc+adam-bc", "dp-kfc-noise"),
     Claim("AdaDPS", "scaling by public second moments beats DP-SGD", "adadps", "dp-sgd"),
-    Claim("DP-NGD", "clamped public curvature, natural gradient, beats DP-SGD", "dp-ngd", "dp-sgd"),
+    Claim("DP-NGD", "clamped public curvature beats DP-SGD", "dp-ngd", "dp-sgd"),
     Claim("DiSK", "filtering gradients over time beats DP-SGD", "disk", "dp-sgd"),
     Claim("DP-AdamBC", "second moments without the noise beat DP-Adam", "dp-adambc", "dp-adam"),
     Claim(
         "this project",
-        "the natural gradient beats the preconditioned gradient (dead leaves)",
+        "natural beats preconditioned gradients (dead leaves)",
         "leaves-mapped",
         "leaves-along",
     ),
     Claim(
         "",
-        "… and directions are the reason: random ones with the same spectrum are worse",
+        "… directions are the reason: random ones are worse",
         "leaves-mapped",
         "random-mapped",
     ),
     Claim("", "… from inputs alone no worse than from both sides", "leaves-mapped", "leaves-both"),
     Claim(
         "",
-        "… and dead leaves are a better probe for it than pink noise",
+        "… dead leaves beat pink noise as its probe (chosen on tests)",
         "leaves-mapped",
         "pink-mapped",
+        withdrawn="dead leaves became the default when the tests of both were known",
     ),
     Claim(
         "",
-        "… no worse than the private images themselves (oracle, NOT PRIVATE)",
+        "… no worse than the private images (NOT PRIVATE)",
         "leaves-mapped",
         "oracle-mapped",
     ),
+    HeadClaim("", "linear heads on synthetic features beat networks on pixels"),
+    FeatureClaim(
+        "",
+        "an encoder of synthetic images adds to scattering",
+        "maps",
+        ("scattering+encoder2", "scattering+encoder4"),
+        ("scattering",),
+    ),
+    FeatureClaim(
+        "", "… and scattering adds to it", "maps", ("scattering+encoder2",), ("encoder2",)
+    ),
+    FeatureClaim(
+        "",
+        "… finer cells, 4 × 4, add to it",
+        "maps",
+        ("scattering+encoder4",),
+        ("scattering+encoder2",),
+    ),
+    FeatureClaim("", "a mean with the mirrored image adds", "more", (("mirrored",),), ((),)),
+    FeatureClaim(
+        "", "scales of synthetic images beat one number", "scales", ("synthetic",), ("none",)
+    ),
+    FeatureClaim("", "… those of white noise", "scales", ("synthetic",), ("white",)),
+    FeatureClaim("", "… those of pink noise", "scales", ("synthetic",), ("pink",)),
+    FeatureClaim("", "… those of dead leaves", "scales", ("synthetic",), ("leaves",)),
+    FeatureClaim("", "whitening adds to features with scales", "method", ("dp-kfc",), ("dp-sgd",)),
+    FeatureClaim("", "… random directions are worse", "more", ((),), (("random directions",),)),
     Claim("DP-FedSOFIM", "its server step beats DP-FedGD, both tuned", "sofim", "fedgd"),
     Claim("", "… also at a matched learning rate", "sofim", "fedgd-matched"),
     Claim(
         "",
-        "… and its momentum form beats momentum at a matched learning rate",
+        "… its momentum form beats momentum at that rate",
         "sofim-momentum",
         "fedavgm-matched",
     ),
@@ -246,48 +347,69 @@ def compared(above: Sequence[float], below: Sequence[float]) -> tuple[float, flo
     return gain, float(t.ppf(0.975, freedom)) * math.sqrt(spread)
 
 
-def verdict(differences: Mapping[str, tuple[float, float]]) -> str:
-    """In how many data sets the difference is beyond its error, and on which side; two comparisons
-    on one set are one vote.
-    """
-    votes: dict[str, set[str]] = defaultdict(set)
+def votes(differences: Differences) -> list[str]:
+    """Return what each data set says; two comparisons on one set are one vote."""
+    cast: dict[str, set[str]] = defaultdict(set)
     for where, (gain, error) in differences.items():
-        votes[where.partition(" (")[0]].add(
+        cast[where.partition(" (")[0]].add(
             "holds" if gain > error else "the reverse" if gain < -error else "no difference"
         )
-    cast = [vote.pop() if len(vote) == 1 else "no difference" for vote in votes.values()]
-    parts = [
-        f"{name} in {count}"
-        for name in ("holds", "no difference", "the reverse")
-        if (count := cast.count(name))
-    ]
+    return [vote.pop() if len(vote) == 1 else "no difference" for vote in cast.values()]
+
+
+def verdict(differences: Differences) -> str:
+    """In how many data sets the difference is beyond its error, and on which side."""
+    cast = votes(differences)
+    parts = [f"{name} in {count}" for name in SAID if (count := cast.count(name))]
     return parts[0].rpartition(" in ")[0] if len(parts) == 1 else ", ".join(parts)
 
 
-def table(found: Accuracies) -> str:
-    """Claim, differences in points with their 95 % intervals, verdict."""
-    lines, paper = [], ""
+def judge(cast: Sequence[str]) -> str:
+    """Return the verdict of all data sets in one or two words."""
+    holds, _, reverse = (cast.count(name) for name in SAID)
+    if holds == len(cast):
+        return "holds"
+    if holds:
+        return "mixed" if reverse else "holds in part"
+    return "does not hold" if reverse else "no difference"
+
+
+def known(found: Accuracies, rows: Sequence[Row]) -> Iterator[tuple[str, Any, Differences]]:
+    """Yield claims with something to compare: whose they are, the claim, its differences."""
+    paper = ""
     for claim in CLAIMS:
         paper = claim.paper or paper
-        pairs = {
-            where: (arms.get(claim.above, ()), arms.get(claim.below, ()))
-            for where, arms in found.items()
-        }
-        same = {STUDIES[recipe] for recipe in claim.same_on}
-        known = {
-            where: compared(*pair)
-            for where, pair in pairs.items()
-            if where not in same and min(map(len, pair)) > 1
-        }
-        if known:
-            told = "<br>".join(
-                f"{where}: {gain:+.2f} ± {error:.2f}" for where, (gain, error) in known.items()
-            )
-            lines.append([paper, claim.says, told, f"**{verdict(known)}**"])
+        if differences := claim.differences(found, rows):
+            yield paper, claim, differences
+
+
+def table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
+    """Claim, differences in points with their 95 % intervals, verdict."""
+    lines = []
+    for paper, claim, differences in known(found, rows):
+        told = "<br>".join(
+            f"{where}: {gain:+.2f} ± {error:.2f}" for where, (gain, error) in differences.items()
+        )
+        said = f"**{verdict(differences)}**"
+        if claim.withdrawn:
+            said = f"**withdrawn**: {claim.withdrawn}"
+        lines.append([paper, claim.says, told, said])
     head = [["paper", "claim", "difference here, points (± 95 % interval)", "here"], ["---"] * 4]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *lines])
 
 
+def verdict_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
+    """Claim, on how many data sets it held, and the verdict."""
+    lines = []
+    for paper, claim, differences in known(found, rows):
+        cast = votes(differences)
+        counts = [str(cast.count(name)) for name in SAID]
+        said = "withdrawn" if claim.withdrawn else judge(cast)
+        whose = paper.replace("this project", "ours")
+        lines.append([f"{whose}: {claim.says}", *counts, f"**{said}**"])
+    return markdown(["claim", "holds", "level", "reverse", "verdict"], lines)
+
+
 if __name__ == "__main__":
-    print(table(measured(RESULTS)))
+    print(table(measured(RESULTS), features_table.read_rows()))
     sys.exit(0)

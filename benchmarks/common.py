@@ -292,6 +292,22 @@ class CardWatch:
         return round((self._of.max_memory_allocated() - self.start) / 2**20, 1)
 
 
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the 95 % interval of a mean, by Student's t over the seeds."""
+    from scipy.stats import t
+
+    spread = statistics.stdev(values) / math.sqrt(len(values))
+    return float(t.ppf(0.975, len(values) - 1)) * spread
+
+
+def interval(values: Sequence[float]) -> str:
+    """A mean and its 95 % interval, on one line; of one value no interval, of none a dash."""
+    if not values:
+        return "–"
+    half = f"\u00a0±\u00a0{half_interval(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{half}"
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table; all columns but the first are right-aligned."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]

@@ -1,13 +1,21 @@
-"""The table of `benchmarks/features.py`: it needs no torch."""
+"""Rows of `benchmarks/features.py` and their tables: they need no torch.
+
+Rows lie in `results/features.json` and, controls, in `results/features_controls.json`. An arm is
+"features, scales, method, more". What this file does not know is shown by its own name.
+"""
 
 from __future__ import annotations
 
-import json
 import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parent / "results" / "features.json"
+from common import RESULTS, interval, markdown, read_json
+
+MEASURED, CONTROLS = "features.json", "features_controls.json"
 TITLES = {
     "mnist": "MNIST",
     "fashion-mnist": "Fashion-MNIST",
@@ -17,8 +25,8 @@ TITLES = {
 }
 MAPS = {
     "scattering": "scattering",
-    "encoder2": "encoder, 2 × 2",
-    "encoder4": "encoder, 4 × 4",
+    "encoder2": "encoder 2 × 2",
+    "encoder4": "encoder 4 × 4",
 }
 SCALES = {
     "synthetic": "synthetic images",
@@ -27,38 +35,151 @@ SCALES = {
     "white": "white noise",
     "none": "one number for all",
 }
+METHODS = {"dp-sgd": "DP-SGD", "dp-kfc": "DP-KFC natural", "mirrored": "mirrored mean"}
+WITHOUT = "without privacy"
 
 
-def row_of(found: dict[str, Any]) -> str:
-    """Return one line of the table."""
-    maps, scales, *method = found["arm"].split(", ")
-    features = " + ".join(MAPS[part] for part in maps.split("+"))
-    if "mirrored" in method:
-        features += ", mean with the mirrored image"
-        method.remove("mirrored")
-    epsilon = "∞" if math.isinf(found["epsilon"]) else f"{found['epsilon']:g}"
-    hardware = "two cores" if found["device"] == "cpu" else found["device"].replace("NVIDIA ", "")
-    cells = [
-        TITLES[found["data"]],
-        epsilon,
-        features,
-        SCALES[scales],
-        ", ".join(method).replace("dp-sgd", "DP-SGD").replace("dp-kfc", "DP-KFC, natural"),
-        f"{100 * found['mean']:.2f} ± {100 * found['interval']:.2f}",
-        f"{found['rate']:g} × {found['epochs']}",
-        f"{found['seconds a run']:.0f} ({hardware})",
-    ]
-    return "| " + " | ".join(cells) + " |"
+@dataclass(frozen=True)
+class Arm:
+    """What a row measures: features, where their scales come from, and how the head trains."""
+
+    maps: str
+    scales: str
+    method: str
+    more: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Arm:
+        """Read the name of an arm."""
+        maps, *rest = text.split(", ")
+        scales = rest.pop(0) if rest and rest[0] in SCALES else ""
+        method = rest.pop(0) if rest else ""
+        return cls(maps, scales, method, tuple(rest))
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it trains a network instead of a head on features."""
+        return not set(self.maps.split("+")) & set(MAPS)
+
+    @property
+    def features(self) -> str:
+        """Return the features in words."""
+        return " + ".join(MAPS.get(part, part) for part in self.maps.split("+"))
+
+    @property
+    def told(self) -> str:
+        """Return the method in words."""
+        return ", ".join(METHODS.get(part, part) for part in (self.method, *self.more) if part)
+
+    @property
+    def label(self) -> str:
+        """Return the arm in words, without what is usual."""
+        usual = {"", "synthetic", "dp-sgd", WITHOUT}
+        scales = "" if self.scales in usual else f"scales: {SCALES[self.scales]}"
+        told = {"dp-kfc": "whitened", "mirrored": "mirrored"}
+        method = [told.get(part, part) for part in (self.method, *self.more) if part not in usual]
+        return ", ".join(part for part in (self.features, scales, *method) if part)
 
 
-def table() -> str:
-    """Return the table, "" without results."""
-    if not RESULTS.exists():
-        return ""
-    rows = json.loads(RESULTS.read_text("utf-8"))["rows"]
+@dataclass(frozen=True)
+class Row:
+    """One arm on one data set at one ε.
+
+    Attributes:
+        data: its name.
+        arm: what was measured.
+        epsilon: infinite without privacy.
+        test: accuracies on the test set in percent, one a seed.
+        validation: the best accuracy of the search in percent.
+        setting: what won the search.
+        seconds: of a run, and where.
+    """
+
+    data: str
+    arm: Arm
+    epsilon: float
+    test: tuple[float, ...]
+    validation: float
+    setting: str
+    seconds: str
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Row:
+        """Read a row of a results file."""
+        device = found.get("device", "")
+        hardware = "two cores" if device == "cpu" else device.replace("NVIDIA ", "")
+        seconds = found.get("seconds a run")
+        tried = [100 * one[-1] for one in found.get("validation", [])]
+        rate, epochs = found.get("rate"), found.get("epochs")
+        return cls(
+            found["data"],
+            Arm.parse(found["arm"]),
+            float(found["epsilon"]),
+            tuple(100 * value for value in found["test"]),
+            max(tried, default=math.nan),
+            "–" if rate is None else f"{rate:g} × {epochs}",
+            "–" if seconds is None else f"{seconds:.0f} ({hardware})",
+        )
+
+    @property
+    def title(self) -> str:
+        """Return the name of the data set."""
+        return TITLES.get(self.data, self.data)
+
+
+def read_rows(*files: str, folder: Path = RESULTS) -> list[Row]:
+    """Return the rows of results files by data set and ε; of two for one cell the first."""
+    rows: dict[tuple[str, Arm, float], Row] = {}
+    for file in files or (MEASURED, CONTROLS):
+        for found in read_json(folder / file).get("rows", []):
+            row = Row.read(found)
+            rows.setdefault((row.data, row.arm, row.epsilon), row)
     order = list(TITLES)
-    rows.sort(key=lambda row: (order.index(row["data"]), row["epsilon"], -row["mean"]))
+
+    def place(row: Row) -> tuple[int, str, float, float]:
+        known = order.index(row.data) if row.data in order else len(order)
+        return known, row.data, row.epsilon, -sum(row.test) / len(row.test)
+
+    return sorted(rows.values(), key=place)
+
+
+def table(file: str) -> str:
+    """Return all rows of a file, "" without any."""
+    rows = read_rows(file)
+    if not rows:
+        return ""
     head = ["data", "ε", "features", "scales from", "method", "test % (95 % interval)"]
-    head += ["rate × epochs", "seconds a run"]
-    lines = ["| " + " | ".join(head) + " |", "| --- | --: | --- | --- | --- | --: | --: | --: |"]
-    return "\n".join([*lines, *map(row_of, rows)])
+    head += ["seeds", "validation %", "rate × epochs", "seconds a run"]
+    lines = []
+    for row in rows:
+        lines.append(
+            [
+                row.title,
+                "∞" if math.isinf(row.epsilon) else f"{row.epsilon:g}",
+                row.arm.features,
+                SCALES.get(row.arm.scales, "–"),
+                row.arm.told,
+                interval(row.test),
+                str(len(row.test)),
+                "–" if math.isnan(row.validation) else f"{row.validation:.2f}",
+                row.setting,
+                row.seconds,
+            ]
+        )
+    return markdown(head, lines)
+
+
+def matrix(epsilon: float = 1.0) -> str:
+    """Return an arm a line and a data set a column, with 95 % intervals; "" without rows."""
+    rows = [row for row in read_rows() if row.epsilon in (epsilon, math.inf)]
+    names = list(dict.fromkeys(row.data for row in rows))
+    cells: dict[tuple[str, str, str], dict[str, Sequence[float]]] = defaultdict(dict)
+    for row in rows:
+        key = row.arm.features, SCALES.get(row.arm.scales, "–"), row.arm.told
+        cells[key][row.data] = row.test
+    lines = []
+    for key, of in sorted(cells.items(), key=lambda cell: cell[0]):
+        told = [interval(of[name]) if name in of else "–" for name in names]
+        lines.append([*key, *told])
+    head = ["features", "scales from", "method", *(TITLES.get(name, name) for name in names)]
+    return markdown(head, lines) if lines else ""

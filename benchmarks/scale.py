@@ -10,7 +10,7 @@ The model is a stack of `depth` maps of `width` × `width` with a GELU between, 
 an example, and a mean loss: nothing but what the mechanism pays for. Contenders take turns within
 one run; times are medians, ratios are medians over rounds of the ratio within a round. Memory is
 taken in a process of its own for every size and contender. Expected exponents are those of the
-dearest term; docs/speed.md derives them.
+dearest term; docs/results/scaling.md derives them.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -173,8 +174,31 @@ def grid(name: str) -> str:
 def claims() -> str:
     """What the papers say, and what was found here."""
     import claims as said
+    from features_table import read_rows
 
-    return said.table(said.measured(RESULTS))
+    return said.table(said.measured(RESULTS), read_rows())
+
+
+def verdicts() -> str:
+    """The verdict on each claim alone."""
+    import claims as said
+    from features_table import read_rows
+
+    return said.verdict_table(said.measured(RESULTS), read_rows())
+
+
+def task(name: str) -> str:
+    """A few methods of a task, with 95 % intervals and what papers print."""
+    import result_pages
+
+    return result_pages.task_page(name) or missing("python benchmarks/features.py")
+
+
+def conditions() -> str:
+    """How far from white the two factors of each network are."""
+    import result_pages
+
+    return result_pages.condition_table() or missing("dpkfc reproduce kfc-theorem-5.4")
 
 
 def rank_accuracy() -> str:
@@ -258,6 +282,22 @@ def published(name: str = "") -> str:
         ],
         rows,
     )
+
+
+def published_groups() -> str:
+    """How the cells of the DP-KFC paper that were run came out, by table and recipe."""
+    rows = []
+    for number in (1, 2, 5, 6, 7):
+        table, found = _published(f"dp-kfc-{number}")
+        for recipe in dict.fromkeys(one.cell.recipe for one in found if one.values):
+            of = [one for one in found if one.values and one.cell.recipe == recipe]
+            words = ("better", "reproduced", "not reproduced")
+            counts = [sum(one.verdict == word for one in of) for word in words]
+            below = sum(statistics.mean(one.values) < one.cell.published.mean for one in of)
+            title = table.title.partition(":")[0]
+            rows.append([f"{title}, `{recipe}`", str(len(of)), *map(str, counts), str(below)])
+    head = ["table, recipe", "cells run", "better", "reproduced", "not reproduced"]
+    return markdown([*head, "below in the mean"], rows)
 
 
 def methods(page: str = "") -> str:
@@ -455,11 +495,16 @@ def own_data() -> str:
     return study.table_of_results() + "\n\n" + machine(results)
 
 
-def features() -> str:
-    """Linear heads on features without data, by features, scales and whitening."""
+def features(part: str = "") -> str:
+    """Linear heads on features without data: all rows, those of the controls, or a matrix."""
     import features_table
 
-    return features_table.table() or missing("python benchmarks/features.py")
+    if part == "matrix":
+        found = features_table.matrix()
+    else:
+        files = {"": features_table.MEASURED, "controls": features_table.CONTROLS}
+        found = features_table.table(files[part])
+    return found or missing("python benchmarks/features.py")
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -482,6 +527,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "own-data": own_data,
     "sklearn": sklearn_estimators,
     "claims": claims,
+    "verdicts": verdicts,
+    "conditions": conditions,
+    "paper-groups": published_groups,
     "headline": headline,
     "phases": phases,
     "tracking": tracking,
@@ -490,6 +538,8 @@ PARTS: dict[
     str, Callable[[str], str]
 ] = {  # before a dash and the name of a part: a recipe, a page, a section, ...
     "accuracy-study": accuracy_study,
+    "task": task,
+    "features": features,
     "published": published,
     "methods": methods,
     "method-speed": method_speed,

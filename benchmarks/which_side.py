@@ -5,15 +5,15 @@ MNIST's CNN.
     python benchmarks/which_side.py --table            # the Markdown table of what has been run
 
 A step θ − η (z̄ + ξ), with z̄ the mean of examples whitened and clipped to C, and ξ the noise,
-changes the loss by −η ⟨∇L, z̄⟩ + ½ η² (z̄ᵀ H z̄ + (σC/B)² tr H) to second order. The best η takes
-off ⟨∇L, z̄⟩² / 2 (z̄ᵀ H z̄ + (σC/B)² tr H). With C the median norm of each metric the three
-numbers, over C, are comparable between metrics: what is left of the gradient after clipping
-(signal), what the step meets of the curvature, and what noise meets of it. "Mapped back" steps
-along U (z̄ + ξ), U the
-whitening (`--readout natural`): there the noise meets U H U. H is the Fisher matrix at the model's
-own labels. Weights are those of a private run (σ and B of the study, inputs alone whitened, pink
-noise); gradients are those of private images, so the figures are NOT PRIVATE and for the table
-alone.
+changes the loss by −η ⟨∇L, z̄⟩ + ½ η² (z̄ᵀ H z̄ + (σC/B)² tr H) to second order. Where the signal
+⟨∇L, z̄⟩ is positive, the best η takes off ⟨∇L, z̄⟩² / 2 (z̄ᵀ H z̄ + (σC/B)² tr H). Where it is
+negative no step lowers the loss; an earlier table squared it all the same. With C the median norm
+of each metric the three numbers, over C, are comparable between metrics: what is left of the
+gradient after clipping (signal), what the step meets of the curvature, and what noise meets of it.
+"Mapped back" steps along U (z̄ + ξ), U the whitening (`--readout natural`): there the noise meets U
+H U. H is the Fisher matrix at the model's own labels. Weights are those of a private run (σ and B
+of the study, inputs alone whitened, pink noise); gradients are those of private images, so the
+figures are NOT PRIVATE and for the table alone.
 """
 
 from __future__ import annotations
@@ -112,9 +112,7 @@ class Measured:
         return sum(float(norms(part).square().sum()) for part in parts) / len(self.x)
 
     def steps(self, metric: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, float]]]:
-        """Signal, curvature, noise and the best decrease of a step in one metric, and of one that
-        is mapped back.
-        """
+        """Signal, curvature and noise of a step in one metric, and of one that is mapped back."""
         clip = float(
             torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median()
         )
@@ -125,11 +123,14 @@ class Measured:
         for suffix, (step, trace) in taken.items():
             signal = sum(float((step[name] * g).sum()) for name, g in self.gradient.items())
             curvature, noise = self.curvature(step), (SIGMA / BATCH) ** 2 * trace
-            decrease = signal**2 / 2 / (curvature + noise)
-            yield (
-                suffix,
-                {"signal": signal, "curvature": curvature, "noise": noise, "decrease": decrease},
-            )
+            yield suffix, {"signal": signal, "curvature": curvature, "noise": noise}
+
+
+def decrease(one: Mapping[str, float]) -> float | None:
+    """What the best step takes off the loss; None where the signal points uphill."""
+    if one["signal"] <= 0:
+        return None
+    return one["signal"] ** 2 / 2 / (one["curvature"] + one["noise"])
 
 
 def whitened(part: Gradients, metric: Mapping[str, Any] | None) -> Gradients:
@@ -209,21 +210,24 @@ def measure(data_dir: str) -> dict[str, Any]:
 
 
 def table(results: Mapping[str, Any]) -> str:
+    """A metric a line, by stage; a signal that is not positive has no decrease."""
     lines = []
     for stage, of in results["stages"].items():
         lines.append([f"*{stage}*", *[""] * 5])
         for name, one in of.items():
             if not name.endswith(BACK):
                 back = of.get(name + BACK)
-                parts = [
-                    f"{1e3 * one[part]:.1f}"
-                    for part in ("signal", "curvature", "noise", "decrease")
-                ]
-                lines.append([name, *parts, f"{1e3 * back['decrease']:.1f}" if back else ""])
+                parts = [f"{1e3 * one[part]:.1f}" for part in ("signal", "curvature", "noise")]
+                lines.append([name, *parts, _told(one), _told(back) if back else ""])
     return markdown(
         ["whitened", "signal", "curvature", "noise", "decrease of the loss", "… natural gradient"],
         lines,
     )
+
+
+def _told(one: Mapping[str, float]) -> str:
+    found = decrease(one)
+    return "none" if found is None else f"{1e3 * found:.1f}"
 
 
 def main() -> int:

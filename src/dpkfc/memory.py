@@ -284,7 +284,7 @@ def _available_without_proc() -> int:
 #
 # glibc gives large freed blocks back to the system, which clears their pages before it hands them
 # out again. A private step frees and allocates more than a plain one (rows, norms, noise), so it
-# pays more. docs/speed.md has both times.
+# pays more. docs/results/speed.md has both times.
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # numbers of glibc's malloc.h
 _KEPT, _LARGEST, _PAD = (1 << 31) - 1, 1 << 30, 1 << 24

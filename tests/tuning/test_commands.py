@@ -20,7 +20,7 @@ from dpkfc.terminal import INTERRUPTED
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED, DOCUMENT = (
     ROOT / "benchmarks" / "results" / "accuracy" / "cnn.json",
-    ROOT / "docs" / "results.md",
+    ROOT / "docs" / "results" / "papers.md",
 )
 
 

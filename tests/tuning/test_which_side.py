@@ -81,7 +81,9 @@ def test_a_step_is_that_of_dense_matrices(which_side, whitened: bool):
     assert {name: found[name] for name in expected} == pytest.approx(
         {k: float(v) for k, v in expected.items()}, rel=1e-9
     )
-    assert found["decrease"] == pytest.approx(
+    uphill = {**found, "signal": -abs(found["signal"])}
+    assert which_side.decrease(uphill) is None
+    assert which_side.decrease({**found, "signal": abs(found["signal"])}) == pytest.approx(
         found["signal"] ** 2 / 2 / (found["curvature"] + found["noise"])
     )
     assert (which_side.BACK in dict(seen.steps(metric))) == whitened
@@ -99,6 +101,21 @@ def test_a_step_that_is_mapped_back_meets_the_curvature_there(which_side):
     assert back["signal"] == pytest.approx(2 * along["signal"]) and back[
         "curvature"
     ] == pytest.approx(4 * along["curvature"])
-    assert back["noise"] == pytest.approx(4 * along["noise"]) and back["decrease"] == pytest.approx(
-        along["decrease"]
-    )
+    assert back["noise"] == pytest.approx(4 * along["noise"])
+    assert which_side.decrease(back) == pytest.approx(which_side.decrease(along))
+
+
+def test_a_step_uphill_takes_nothing_off_the_loss(which_side):
+    """Also in the table, whose earlier form squared the signal."""
+    one = {"signal": -0.5, "curvature": 0.1, "noise": 0.1}
+    back = {**one, "signal": 0.2}
+    held = {"none": one, f"inputs{which_side.BACK}": back, "inputs": one}
+    lines = which_side.table({"stages": {"start": held}}).splitlines()
+    assert lines[3] == "| none | -500.0 | 100.0 | 100.0 | none |  |"
+    assert lines[4] == "| inputs | -500.0 | 100.0 | 100.0 | none | 100.0 |"
+
+
+def test_the_page_holds_no_decrease_of_a_negative_signal(which_side, benchmark_module):
+    stages = benchmark_module("common").read_json(which_side.PATH)["stages"].values()
+    uphill = [one for stage in stages for one in stage.values() if one["signal"] < 0]
+    assert len(uphill) > 10 and all(which_side.decrease(one) is None for one in uphill)

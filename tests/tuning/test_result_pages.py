@@ -1,0 +1,140 @@
+"""The tables of docs/results.md: intervals, and rows that appear without further code."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+
+@pytest.fixture
+def features_table(benchmark_module):
+    return benchmark_module("features_table")
+
+
+@pytest.fixture
+def result_pages(benchmark_module):
+    return benchmark_module("result_pages")
+
+
+def row(arm: str, *test: float, epsilon: float = 1.0, best: float = 0.9, data: str = "mnist"):
+    """A row as `benchmarks/features.py` writes it."""
+    return {
+        "data": data,
+        "arm": arm,
+        "epsilon": epsilon,
+        "rate": 0.25,
+        "epochs": 15,
+        "validation": [[0.25, 15, best], [0.5, 15, 0.1]],
+        "test": test,
+        "seconds a run": 5.6,
+        "device": "NVIDIA H200",
+    }
+
+
+def write(folder: Path, name: str, *rows) -> None:
+    (folder / name).write_text(json.dumps({"rows": rows}), "utf-8")
+
+
+def place(monkeypatch, module: ModuleType, folder: Path) -> None:
+    """Let the tables read their rows from a folder."""
+    read = module.read_rows
+    monkeypatch.setattr(module, "read_rows", lambda *files: read(*files, folder=folder))
+
+
+def test_an_interval_is_that_of_student(benchmark_module):
+    from scipy.stats import t, tstd
+
+    common, values = benchmark_module("common"), [97.0, 97.5, 98.0]
+    half = t.ppf(0.975, 2) * tstd(values) / math.sqrt(3)
+    assert common.half_interval(values) == pytest.approx(half)
+    assert common.interval(values) == f"97.50\u00a0±\u00a0{half:.2f}"
+    assert common.interval([97.0]) == "97.00" and common.interval([]) == "–"
+
+
+def test_arms_are_read_whatever_they_are_called(features_table):
+    parse = features_table.Arm.parse
+    plain = parse("scattering+encoder4, synthetic, dp-sgd")
+    assert (plain.label, plain.is_network) == ("scattering + encoder 4 × 4", False)
+    random = parse("scattering, white, dp-kfc, random directions, mirrored")
+    assert random.label == "scattering, scales: white noise, whitened, random directions, mirrored"
+    network = parse("small network, tanh, dp-sgd")
+    assert network.is_network and network.label == "small network, tanh"
+    assert parse("wavelets").features == "wavelets" and parse("wavelets").is_network
+
+
+def test_rows_of_both_files_are_shown_once(features_table, tmp_path, monkeypatch):
+    write(tmp_path, "features.json", row("scattering, synthetic, dp-sgd", 0.9, 0.91))
+    place(monkeypatch, features_table, tmp_path)
+    assert (
+        len(features_table.read_rows()) == 1
+        and features_table.table("features_controls.json") == ""
+    )
+    twice = row("scattering, synthetic, dp-sgd", 0.1, 0.11)
+    infinite = row("scattering, synthetic, without privacy", 0.99, 0.98, epsilon=math.inf)
+    new = row("scattering, none, dp-sgd", 0.8, 0.82, data="other data")
+    write(tmp_path, "features_controls.json", twice, infinite, new)
+    found = features_table.read_rows()
+    assert [one.data for one in found] == ["mnist", "mnist", "other data"]
+    assert found[0].test == pytest.approx((90.0, 91.0))
+    assert "| other data | 1 | scattering | one number for all |" in features_table.table(
+        "features_controls.json"
+    )
+    head, _, *lines = features_table.matrix().splitlines()
+    assert head.endswith("| MNIST | other data |") and len(lines) == 3
+
+
+def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_private(
+    result_pages, features_table, tmp_path, monkeypatch
+):
+    arms = [
+        row(f"scattering, {scales}, dp-sgd", test, test + 0.01, best=best)
+        for scales, test, best in (
+            ("synthetic", 0.90, 0.91),
+            ("leaves", 0.91, 0.93),
+            ("pink", 0.92, 0.92),
+            ("white", 0.99, 0.80),
+        )
+    ]
+    more = [
+        row("network, tanh, dp-sgd", 0.7, 0.71),
+        row("scattering, none, without privacy", 0.97, 0.98, epsilon=math.inf),
+    ]
+    write(tmp_path, "features.json", *arms, *more)
+    place(monkeypatch, features_table, tmp_path)
+    task = result_pages.Task("MNIST", ("mnist",))
+    monkeypatch.setitem(result_pages.TASKS, "mnist", task)
+    head, _, *lines = result_pages.task_table("mnist").splitlines()
+    labels = [line.split(" | ")[0].removeprefix("| ") for line in lines]
+    assert head == "| test % | ε = 1 | ε = 2 | ε = 3 | ε = 8 | not private | seeds |"
+    assert labels[:5] == [
+        "scattering, scales: dead leaves",
+        "scattering, scales: pink noise",
+        "scattering",
+        "network, tanh",
+        "scattering, scales: one number for all",
+    ]
+    assert "ScatterNet, [Tramèr, Boneh 2021](https://arxiv.org/abs/2011.11660)" in labels[5]
+    assert "| 98.7 | – | – | – |" in lines[5] and lines[0].endswith("| – | 2 |")
+    assert result_pages.picture("mnist", tmp_path / "mnist.png")
+    assert (tmp_path / "mnist.png").stat().st_size > 5000
+
+
+def test_without_rows_a_task_says_what_to_run(
+    result_pages, benchmark_module, features_table, tmp_path, monkeypatch
+):
+    place(monkeypatch, features_table, tmp_path)
+    assert not result_pages.picture("medical", tmp_path / "medical.png")
+    assert "benchmarks/features.py" in benchmark_module("tables").task("medical")
+
+
+def test_every_published_figure_belongs_to_a_task_and_has_a_source(result_pages):
+    content = (result_pages.HERE / "published.toml").read_text("utf-8")
+    figures = result_pages.tomllib.loads(content)["figure"]
+    assert {one["task"] for one in figures} <= set(result_pages.TASKS)
+    for name in result_pages.TASKS:
+        for line in result_pages.published_lines(name):
+            assert line.cells and ", " in line.label
