@@ -196,7 +196,7 @@ def test_weights_of_words_follow_zipfs_law_and_count_no_text():
     share = 1 / 3.7 / total
     rare = 1 / 1003.7 / total
     expected = [-math.log(1 - (1 - p) ** 200) for p in (share, rare)]
-    assert weights.of(np.array([first, other])).tolist() == pytest.approx(expected)
+    assert weights.weigh(np.array([first, other])).tolist() == pytest.approx(expected)
     rows = hashed_texts(["the quark", ""], 1 << 20, weights=weights)
     values = rows[0][rows[0] != 0].abs().sort().values
     norm = math.hypot(*expected)

@@ -371,7 +371,7 @@ class WordWeights:
     values: np.ndarray
     rare: float
 
-    def of(self, hashes: np.ndarray) -> np.ndarray:
+    def weigh(self, hashes: np.ndarray) -> np.ndarray:
         """Return the weights of word hashes, float64 of the same shape."""
         places = np.searchsorted(self.hashes, hashes).clip(max=len(self.hashes) - 1)
         weights: np.ndarray = np.where(
@@ -431,7 +431,7 @@ def hashed_rows(
         column = (hashes & np.uint64(size - 1)).astype(np.int64)
         sign = 1.0 - 2.0 * (hashes >> np.uint64(63)).astype(np.float64)
         if weights is not None:
-            sign *= weights.of(hashes)
+            sign *= weights.weigh(hashes)
         total = np.bincount(column, weights=sign, minlength=size)
         row[:] = total / max(float(np.linalg.norm(total)), 1e-12)
     return torch.from_numpy(rows)
