@@ -521,11 +521,6 @@ class Session:
                 " session.restore() its checkpoint, or take another ledger_path"
             )
 
-    @property
-    def has_released_weights(self) -> bool:
-        """Whether this session, or the one that it goes on from, has made a release."""
-        return self._step > 0
-
     def check_weights(self) -> None:
         """Check that the model holds weights that the ledger's releases have made.
 

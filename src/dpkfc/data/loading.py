@@ -120,28 +120,23 @@ class MicroBatches:
     Args:
         dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first
             axis.
-        max_physical_batch_size: largest micro-batch; None for one micro-batch a step.
         collate_fn: list of examples to a batch; by default torch's own.
         num_workers: processes that load examples; tensors are always indexed in this process.
 
     Raises:
-        ValueError: a dataset without a length or indices, tensors of different lengths, a bound
-            below 1.
+        ValueError: a dataset without a length or indices, tensors of different lengths.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any] | Sequence[Tensor],
-        max_physical_batch_size: int | None = None,
         collate_fn: Collate | None = None,
         num_workers: int = 0,
     ) -> None:
-        split([], max_physical_batch_size)
         if num_workers < 0:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}")
         self._source: Any = dataset
         self._size = _length(dataset)
-        self._bound = max_physical_batch_size
         self._collate_fn = collate_fn
         self._batch_indices: list[list[int]] = []
         self._loader: DataLoader[Any] | None = None
@@ -169,19 +164,10 @@ class MicroBatches:
         """Return a batch of one record."""
         return collate(self._source, np.array([index]), self._collate_fn)
 
-    def __call__(self, indices: ArrayLike) -> Iterator[Any]:
-        """Yield the micro-batches of one step, in order; none for an empty batch.
+    def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
+        """Yield the micro-batches of one step that is already cut, in order.
 
         A caller may stop early: the next call starts with its own indices.
-
-        Raises:
-            ValueError: indices that are not a vector.
-            IndexError: an index outside the dataset.
-        """
-        return self.load(split(indices, self._bound))
-
-    def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
-        """Yield the micro-batches of one step that is already cut.
 
         Args:
             parts: indices `[n]` of the examples of each micro-batch, n >= 1.
@@ -206,12 +192,6 @@ class MicroBatches:
     def close(self) -> None:
         """End the worker processes; later batches are loaded in this process."""
         self._loader = None
-
-    def __enter__(self) -> MicroBatches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Rows(Dataset[Any]):

@@ -391,50 +391,6 @@ def relation_of(event: dp_accounting.DpEvent) -> str:
     return "replace_one" if replaces else "add_or_remove_one"
 
 
-def delta_of_epsilon(
-    event: dp_accounting.DpEvent,
-    count: int,
-    epsilon: float,
-    accountant: str = "pld",
-    neighbouring_relation: str = "add_or_remove_one",
-) -> float:
-    """Return δ of `count` adaptive repetitions of an event at ε >= 0; 1 without noise.
-
-    Raises:
-        ValueError: an accountant that cannot treat the event under this relation, a negative count,
-            or ε negative or NaN.
-    """
-    import dp_accounting
-
-    _check_pair(event, accountant, neighbouring_relation)
-    _check_count(count)
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {epsilon}")
-    if count == 0:
-        return 0.0
-    if has_no_noise(event):
-        return 1.0
-    with quiet_accountants():
-        if accountant == "rdp":
-            compute_delta = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
-            deltas = []
-            for neighbour in neighbouring_sizes(event):
-                orders, divergences = _rdp_of_one(neighbour, neighbouring_relation)
-                deltas.append(float(compute_delta(orders, count * divergences, epsilon)[0]))
-            return max(deltas)
-        if is_truncated(event):
-            deltas = []
-            for neighbour in neighbouring_sizes(event):
-                losses = pld_of_one(neighbour, neighbouring_relation).self_compose(count)
-                deltas.append(float(losses.get_delta_for_epsilon(epsilon)))
-            delta = max(deltas)
-        else:
-            delta = float(
-                _composed(event, count, accountant, neighbouring_relation).get_delta(epsilon)
-            )
-        return min(1.0, delta + _rounding(event, count))
-
-
 def deltas_of_epsilons(
     event: dp_accounting.DpEvent, count: int, epsilons: NDArray[np.float64], relation: str
 ) -> NDArray[np.float64]:

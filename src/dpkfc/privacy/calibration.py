@@ -65,7 +65,6 @@ def calibrate_noise_multiplier(
     accountant: str = "pld",
     *,
     relation: str = "add_or_remove_one",
-    dataset_size: int | None = None,
     also: Charges = (),
 ) -> float:
     """Return the safe, upper end of a bracket around the noise multiplier that costs exactly ε.
@@ -77,7 +76,6 @@ def calibrate_noise_multiplier(
         count: number of releases, >= 1.
         accountant: "pld" or "rdp".
         relation: "add_or_remove_one" or "replace_one".
-        dataset_size: number of examples; only for the warning of `check_target`.
         also: other releases on the same people, which are part of ε.
 
     Returns:
@@ -88,7 +86,7 @@ def calibrate_noise_multiplier(
             1e6].
         ValueError: an accountant that cannot treat the event under this relation.
     """
-    check_target(epsilon, delta, dataset_size)
+    check_target(epsilon, delta)
     if count < 1:
         raise CalibrationError(f"the number of releases must be >= 1, got {count}")
 

@@ -138,15 +138,15 @@ class Losses:
         return float(scipy.special.logsumexp(tilt * self.loss, b=self.mass))
 
 
-def sampled_losses(rate: float, stddev: float, shift: float = 1.0) -> Losses:
+def sampled_losses(rate: float, stddev: float) -> Losses:
     """Return the losses of the presence of an example against its absence.
 
-    The example is in the batch with probability `rate` and then moves the sum by `shift`. For ε >=
-    0 this direction costs at least as much as the opposite one.
+    The example is in the batch with probability `rate` and then moves the sum by 1. For ε >= 0
+    this direction costs at least as much as the opposite one.
     """
     step = stddev / _ATOMS_PER_STDDEV
-    x = np.arange(-FAR * stddev, shift + FAR * stddev, step)
-    log_ratio = shift * (x - shift / 2) / stddev**2  # of the two densities
+    x = np.arange(-FAR * stddev, 1 + FAR * stddev, step)
+    log_ratio = (x - 0.5) / stddev**2  # of the two densities
     log_absence = math.log1p(-rate) if rate < 1 else -math.inf
     loss = np.logaddexp(log_absence, math.log(rate) + log_ratio)
     mass = np.exp(loss - 0.5 * (x / stddev) ** 2) * (step / (stddev * math.sqrt(2 * math.pi)))
