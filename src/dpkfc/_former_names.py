@@ -20,6 +20,7 @@ FORMER_MODULES = {
     "dpkfc.metric": "dpkfc.linalg.metric",
     "dpkfc.plan": "dpkfc.config",
     "dpkfc.privacy.events": "dpkfc.privacy.accounting",
+    "dpkfc.privacy.extra_release": "dpkfc.privacy.mechanism",
     "dpkfc.privacy.grid": "dpkfc.privacy.mechanism",
     "dpkfc.recipes.federated_demo": "dpkfc.app.federated_demo",
     "dpkfc.report.of_session": "dpkfc.report.card",

@@ -40,7 +40,8 @@ from dpkfc.early_stopping import NORM, PURPOSE
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
-from dpkfc.privacy.extra_release import ExtraRelease, share_noise
+from dpkfc.privacy.calibration import share_noise
+from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import costs
 
 # --------------------------------------------------------------------------------------------------

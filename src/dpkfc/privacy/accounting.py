@@ -382,6 +382,33 @@ def _total_by_pld(
     return float(total.get_epsilon_for_delta(delta - _rounding(composed, 1)))
 
 
+def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[dict[str, Any]]:
+    """Return what a ledger holds beside the steps, with ε of each kind alone at δ.
+
+    Args:
+        releases: lines of a ledger.
+        delta: δ in (0, 1).
+    """
+    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for line in releases:
+        if line.get("purpose"):
+            scale = line["noise_multiplier"], line["stddev"], line["sensitivity"]
+            kinds.setdefault((line["purpose"], *scale), []).append(line)
+    rows = []
+    for (purpose, noise_multiplier, stddev, sensitivity), lines in kinds.items():
+        charges = [(event_from_dict(line["event"]), 1) for line in lines]
+        row = {
+            "purpose": purpose,
+            "releases": len(lines),
+            "noise_multiplier": noise_multiplier,
+            "stddev": stddev,
+            "sensitivity": sensitivity,
+            "epsilon_alone": total_epsilon(charges, delta),
+        }
+        rows.append(row)
+    return rows
+
+
 def relation_of(event: dp_accounting.DpEvent) -> str:
     """Return the neighbouring relation under which an event can be accounted for."""
     import dp_accounting

@@ -20,11 +20,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.privacy.accounting import compose, event_from_dict, event_to_dict, total_epsilon
-from dpkfc.privacy.extra_release import ExtraRelease
+from dpkfc.privacy.calibration import PlanBase
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
 
 try:
@@ -51,27 +51,6 @@ _DOUBLINGS, _HALVINGS = 6, 5
 
 class BudgetError(ValueError):
     """A budget that cannot be read or written, or a run that it cannot count."""
-
-
-class PlannedRun(Protocol):
-    """What a budget reads of a plan, of a session as of a federated run."""
-
-    @property
-    def hash(self) -> str: ...  # noqa: D102
-    @property
-    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
-    @property
-    def extra_releases(self) -> tuple[ExtraRelease, ...]:
-        """Return the kinds of releases beside the steps."""
-
-    @property
-    def delta(self) -> float: ...  # noqa: D102
-    @property
-    def privacy_unit(self) -> str: ...  # noqa: D102
-    @property
-    def neighbouring_relation(self) -> str: ...  # noqa: D102
-    @property
-    def caveats(self) -> tuple[str, ...]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +162,7 @@ class Budget:
         """Total ε of all runs so far, at δ."""
         return total_epsilon([charge.cost for charge in self.charges], self.delta)
 
-    def check(self, plan: PlannedRun, releases: int) -> Receipt:
+    def check(self, plan: PlanBase, releases: int) -> Receipt:
         """Return what a new run would be charged, and write nothing.
 
         Args:
@@ -196,7 +175,7 @@ class Budget:
         """
         return self._receipt(self._price(self._read(), plan, releases, "", ""))
 
-    def charge(self, plan: PlannedRun, ledger: Ledger) -> Receipt:
+    def charge(self, plan: PlanBase, ledger: Ledger) -> Receipt:
         """Charge a whole plan once for each ledger. When this returns, the disk has the charge.
 
         The charge follows the ledger: it notes the last release when the run begins and ends.
@@ -322,7 +301,7 @@ class Budget:
         )
 
     def _price(
-        self, state: _State, plan: PlannedRun, releases: int, ledger: str, path: str
+        self, state: _State, plan: PlanBase, releases: int, ledger: str, path: str
     ) -> Charge:
         """Return the charge of a run that fits."""
         unit = unit_of(plan.privacy_unit)
@@ -348,7 +327,7 @@ class Budget:
             after=after,
         )
 
-    def _check_countable(self, state: _State, plan: PlannedRun, unit: str) -> None:
+    def _check_countable(self, state: _State, plan: PlanBase, unit: str) -> None:
         if plan.caveats:
             raise BudgetError(
                 f"the budget {self.path.name} counts certified plans alone. {plan.caveats[0]}"
@@ -377,7 +356,7 @@ class Budget:
     def _refusal(
         self,
         state: _State,
-        plan: PlannedRun,
+        plan: PlanBase,
         own: tuple[dp_accounting.DpEvent, int],
         before: float,
         after: float,
@@ -395,7 +374,7 @@ class Budget:
         )
 
 
-def _cost_of(plan: PlannedRun, steps: int) -> tuple[dp_accounting.DpEvent, int]:
+def _cost_of(plan: PlanBase, steps: int) -> tuple[dp_accounting.DpEvent, int]:
     """Return one event and its number for all that a plan allows."""
     extra = [(kind.event, kind.count) for kind in plan.extra_releases]
     return compose([(plan.event, steps), *extra])
