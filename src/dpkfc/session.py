@@ -30,7 +30,7 @@ from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.loading import MicroBatches, layout
-from dpkfc.data.units import make_units
+from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
@@ -46,11 +46,10 @@ from dpkfc.gradients.state import (
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
-from dpkfc.private_step import ReleasePipeline, set_gradients
+from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program
 from dpkfc.verification.public_rows import PublicRows

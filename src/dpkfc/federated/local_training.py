@@ -21,7 +21,7 @@ from dpkfc.gradients.clipped_sum import LossFn, Proof, clipped_sum
 from dpkfc.gradients.clipping import Clip, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import make_stateless
-from dpkfc.preconditioning import PreconditionerManager
+from dpkfc.private_step import PreconditionerManager
 from dpkfc.rng_state import device_of, randomize_generators
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows

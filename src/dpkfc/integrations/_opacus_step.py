@@ -47,11 +47,10 @@ from dpkfc.integrations._opacus_idioms import (
 )
 from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.private_step import ReleasePipeline, set_gradients
+from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import GradientTally, check_recorded_weights, record_weights
 from dpkfc.tracking.axes import Unknown
