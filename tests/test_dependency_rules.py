@@ -23,7 +23,7 @@ SOURCE = ROOT / "src" / "dpkfc"
 MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
-LIBRARY |= {"features", "preconditioning", "private_step", "checkpoint", "config", "session"}
+LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
 LIBRARY |= {"callbacks", "early_stopping"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
@@ -47,16 +47,7 @@ ALLOWED = {
     "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"curvature", "distributed"},  # for types only
-    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
-    "private_step": {
-        "distributed",
-        "fsdp",
-        "linalg",
-        "gradients",
-        "postprocess",
-        "preconditioning",
-        "privacy",
-    },
+    "private_step": MACHINE | {"linalg", "privacy", "gradients", "curvature", "postprocess"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py

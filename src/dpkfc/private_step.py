@@ -37,7 +37,6 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, release
 from dpkfc.privacy.rng import NoiseStream
-from dpkfc.private_step import PreconditionerManager
 from dpkfc.rng_state import device_of
 
 _SINGLE_PROCESS = DistributedContext()

@@ -175,7 +175,7 @@ def test_one_release_is_the_closed_hockey_stick(q: float, noise: float, eps: flo
     from tests.audit.integration import one_release_delta
 
     exact = one_release_delta(q, noise, eps)
-    event = Poisson(q, 5).event(noise)
+    event = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(noise))
     (ours,) = deltas_of_epsilons(event, 1, np.array([eps]), "add_or_remove_one")
     assert exact - 1e-12 <= ours <= exact * (1 + 1e-4) + 1e-9
 

@@ -348,10 +348,10 @@ class Shuffle(SamplerBase):
 # --------------------------------------------------------------------------------------------------
 # Privacy units larger than a record: all records of one patient or user count as one example.
 #
-# The sampler draws units. Of a unit with more records than the limit, a uniform subset of the size of
-# the limit is drawn anew at every step. The choice uses the secret sampling stream and the data of no
-# other unit. A step therefore stays the plan's event with the unit in place of the example: the
-# guarantee of a mixture is that of its components.
+# The sampler draws units. Of a unit with more records than the limit, a uniform subset of the size
+# of the limit is drawn anew at every step. The choice uses the secret sampling stream and the data
+# of no other unit. A step therefore stays the plan's event with the unit in place of the example:
+# the guarantee of a mixture is that of its components.
 
 _MISSING_TEXTS = {"", "nan", "nat", "none", "<na>"}
 
