@@ -13,6 +13,7 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,19 @@ _NOT_PRIVATE = {
 }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateEstimator(BaseEstimator):
     """Holds what all estimators do: public scales, one session a fit, and the card."""
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    bounds: Any = None
+    method: str = "dp-kfc"
+    steps: int = 100
+    batch_size: int | None = None
+    learning_rate: float = 1.0
+    max_grad_norm: float | None = None
+    random_state: Any = None
 
     def __sklearn_tags__(self) -> Any:
         """Return scikit-learn's tags: noise is never seeded; NaN and texts count as missing."""
@@ -239,8 +251,12 @@ class _PrivateEstimator(BaseEstimator):
         return outputs
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
     """Trains a module whose outputs are the logits of public classes."""
+
+    classes: Any = None
+    class_weights: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any) -> Any:
         """Train under (ε, δ); each call spends its ε.
@@ -316,6 +332,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         return self.classes_[positions]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPLogisticRegression(_PrivateClassifier):
     """Logistic regression under (ε, δ)-differential privacy.
 
@@ -351,32 +368,7 @@ class DPLogisticRegression(_PrivateClassifier):
         number of rows, their types and all arguments are public.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        classes: Any = None,
-        class_weights: Mapping[Any, float] | None = None,
-        method: str = "dp-kfc",
-        steps: int = 100,
-        batch_size: int | None = None,
-        learning_rate: float = 4.0,
-        max_grad_norm: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.class_weights = class_weights
-        self.method = method
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.random_state = random_state
+    learning_rate: float = 4.0
 
     def _build_module(self, outputs: int) -> nn.Module:
         layer = nn.Linear(self.n_features_in_, outputs)
@@ -400,6 +392,7 @@ class DPLogisticRegression(_PrivateClassifier):
         return intercepts
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPMLPClassifier(_PrivateClassifier):
     """A small neural network for classes under (ε, δ)-differential privacy.
 
@@ -411,39 +404,14 @@ class DPMLPClassifier(_PrivateClassifier):
     Guarantee: As of `DPLogisticRegression`.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden_layer_sizes: Sequence[int] = (32,),
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        classes: Any = None,
-        class_weights: Mapping[Any, float] | None = None,
-        method: str = "dp-kfc",
-        steps: int = 100,
-        batch_size: int | None = None,
-        learning_rate: float = 3.0,
-        max_grad_norm: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.class_weights = class_weights
-        self.method = method
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.random_state = random_state
+    hidden_layer_sizes: Sequence[int] = (32,)
+    learning_rate: float = 3.0
 
     def _build_module(self, outputs: int) -> nn.Module:
         return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
     """A small neural network for numbers under (ε, δ)-differential privacy.
 
@@ -457,32 +425,9 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
     Guarantee: As of `DPLogisticRegression`.
     """
 
-    def __init__(
-        self,
-        *,
-        target_bounds: Any = None,
-        hidden_layer_sizes: Sequence[int] = (32,),
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        method: str = "dp-kfc",
-        steps: int = 100,
-        batch_size: int | None = None,
-        learning_rate: float = 1.0,
-        max_grad_norm: float = 1.0,
-        random_state: Any = None,
-    ) -> None:
-        self.target_bounds = target_bounds
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.method = method
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.random_state = random_state
+    target_bounds: Any = None
+    hidden_layer_sizes: Sequence[int] = (32,)
+    max_grad_norm: float | None = 1.0
 
     def _build_module(self, outputs: int) -> nn.Module:
         return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)

@@ -281,7 +281,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class ScriptedSampler:
+class ScriptedSampler(Sampler):
     """A sampler with fixed batches, and the event, relation and sensitivity of another sampler.
 
     Attributes:
@@ -295,7 +295,6 @@ class ScriptedSampler:
     dataset_size: int
 
     certified = True
-    steps_per_draw = 1
 
     @property
     def neighbouring_relation(self) -> str:

@@ -7,8 +7,9 @@ from the object that samples the indices, so they cannot be paired wrongly.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import scipy
@@ -24,77 +25,63 @@ ADD_OR_REMOVE_ONE = "add_or_remove_one"
 REPLACE_ONE = "replace_one"
 
 
-@runtime_checkable
 class Sampler(Protocol):
     """The choice of the examples in every logical batch, and its privacy event.
 
-    Inherit from `SamplerBase` for the defaults, and write `dataset_size`, `expected_batch_size`,
-    `event`, `indices` and `describe`.
+    Inherit from it, and write `dataset_size`, `expected_batch_size`, `event`, `indices` and
+    `describe`. The defaults are those of neighbours that add or remove one example.
+
+    Attributes:
+        dataset_size: number of examples N.
+        certified: whether `event` bounds the privacy loss of the batches of `indices`.
     """
 
-    @property
-    def dataset_size(self) -> int:
-        """Return the number of examples N."""
-        ...
-
-    @property
-    def certified(self) -> bool:
-        """Return whether `event` bounds the privacy loss of the batches of `indices`."""
-        ...
+    dataset_size: int
+    certified: bool = False
 
     @property
     def neighbouring_relation(self) -> str:
         """Return the relation of neighbouring datasets: "add_or_remove_one" or "replace_one"."""
-        ...
+        return ADD_OR_REMOVE_ONE
 
     @property
     def steps_per_draw(self) -> int:
         """Return the number of steps whose batches come from one draw of random numbers.
 
-        The generators of these steps are equal.
+        The generators of these steps are equal. By default every step has numbers of its own.
         """
-        ...
+        return 1
 
     @property
+    @abstractmethod
     def expected_batch_size(self) -> float:
         """Return the mean number of examples in a batch."""
-        ...
 
     def sensitivity(self, max_grad_norm: float) -> float:
-        """Return the largest change of the clipped sum between neighbours, for the clip norm C."""
-        ...
+        """Return the largest change of the clipped sum between neighbours, for the clip norm C.
 
+        By default it is C, the most that one example more or less can change.
+        """
+        return max_grad_norm
+
+    @abstractmethod
     def event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
         """Return the event of one step.
 
         Args:
             noise_multiplier: standard deviation of the noise over `sensitivity(C)`.
         """
-        ...
 
+    @abstractmethod
     def indices(self, step: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Return the indices of one batch, possibly none."""
-        ...
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Return plain values for the card, the header of the ledger and the hash of the plan."""
-        ...
 
 
-class SamplerBase:
-    """Defaults of a sampler: uncertified, add or remove one example, a new draw at every step."""
-
-    certified: bool = False
-    neighbouring_relation: str = ADD_OR_REMOVE_ONE
-
-    @property
-    def steps_per_draw(self) -> int:
-        """Return 1: every step has random numbers of its own."""
-        return 1
-
-    def sensitivity(self, max_grad_norm: float) -> float:
-        """Return C: an example that is added or removed moves the clipped sum by at most C."""
-        return max_grad_norm
+SamplerBase = Sampler
 
 
 def _check_size(name: str, value: int, largest: int | None = None) -> None:
@@ -132,7 +119,7 @@ def _describe_common(sampler: Sampler) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Poisson(SamplerBase):
+class Poisson(Sampler):
     """Every example is in the batch with probability `sample_rate`, independently of all else.
 
     The batch size varies and may be 0. Neighbours: one example added or removed.
@@ -174,7 +161,7 @@ class Poisson(SamplerBase):
 
 
 @dataclass(frozen=True)
-class TruncatedPoisson(SamplerBase):
+class TruncatedPoisson(Sampler):
     """A Poisson batch, cut to a uniform subset of `max_batch_size` where it is larger.
 
     Memory is therefore bounded. Neighbours: one example added or removed. In a full batch an
@@ -240,7 +227,7 @@ class TruncatedPoisson(SamplerBase):
 
 
 @dataclass(frozen=True)
-class FixedSize(SamplerBase):
+class FixedSize(Sampler):
     """Exactly `batch_size` distinct examples, uniform and new at every step.
 
     Neighbours: one example replaced.
@@ -300,7 +287,7 @@ class FixedSize(SamplerBase):
 
 
 @dataclass(frozen=True)
-class Shuffle(SamplerBase):
+class Shuffle(Sampler):
     """Fixed batches along one permutation an epoch; the incomplete last batch is skipped.
 
     UNCERTIFIED: `event` is that of a Poisson sampler of the same rate, for comparison with papers

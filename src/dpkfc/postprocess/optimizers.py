@@ -21,14 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.postprocess.protocol import PostProcessBase, State, get_tensor, state_entries
+from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, state_entries
 from dpkfc.privacy.mechanism import Released
 
 _SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
 
 
 @dataclass(frozen=True)
-class AdamBC(PostProcessBase):
+class AdamBC(PostProcess):
     """The step of DP-AdamBC, to be taken by `torch.optim.SGD(lr)`; the floor lies inside the root.
 
     v̂ estimates φ̂ with the relative standard deviation r_t = √(2 (1 − β₂)(1 + β₂^t) / ((1 + β₂)(1
@@ -138,7 +138,7 @@ _CHUNK = 1 << 15  # numbers that fit the cache of one core
 
 
 @dataclass(frozen=True)
-class SOFIM(PostProcessBase):
+class SOFIM(PostProcess):
     """The step of DP-FedSOFIM, to be taken by `torch.optim.SGD(lr)`.
 
     Attributes:
