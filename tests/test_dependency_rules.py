@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dpkfc"
 
-MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
+MACHINE = {"fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
 LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
@@ -31,16 +31,15 @@ ALLOWED = {
     "_former_names": set(),
     "linalg": set(),
     "tracking": set(),
-    "entropy": set(),
     "checkpoint": set(),
     "early_stopping": set(),
     "terminal": set(),
     "data": set(),
     "fsdp": {"gradients"},  # for types only
-    "rng_state": {"entropy", "gradients"},  # for types only
+    "rng_state": {"privacy", "gradients"},  # fresh keys; layers for types only
     "distributed": {"fsdp"},
     "memory": {"distributed"},
-    "privacy": {"entropy"},
+    "privacy": set(),
     "gradients": {"linalg", "tracking", "fsdp", "memory", "rng_state"},
     "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,20 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.session import Session
+
+
+def refuse(checks: Iterable[tuple[bool, str]]) -> None:
+    """Raise the message of the first check that applies.
+
+    Args:
+        checks: whether each applies, and its message.
+
+    Raises:
+        ValueError: with that message.
+    """
+    for applies, message in checks:
+        if applies:
+            raise ValueError(message)
 
 
 def refuse_unreleased_steps(

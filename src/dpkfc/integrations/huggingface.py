@@ -40,7 +40,7 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
-from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
+from dpkfc.integrations._common import refuse, refuse_unreleased_steps, write_summary
 from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
 from dpkfc.session import Session
@@ -67,10 +67,7 @@ def check_arguments(args: Any, plan: Plan) -> None:
     Raises:
         ValueError: naming the argument and the fix.
     """
-    checks = (*_check_plan(args, plan), *_check_loop(args), *_check_machine(args))
-    for refused, message in checks:
-        if refused:
-            raise ValueError(message)
+    refuse(_refused(args, plan))
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -145,7 +142,7 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
         )
 
 
-def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
     yield (
@@ -181,8 +178,6 @@ def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
         "example. Examples are clipped by PrivacyConfig.max_grad_norm; leave this one out",
     )
 
-
-def _check_loop(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.train_sampling_strategy != "random",
         f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or"
@@ -204,8 +199,6 @@ def _check_loop(args: Any) -> Iterator[tuple[bool, str]]:
         " already added)",
     )
 
-
-def _check_machine(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.fp16,
         "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private"

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -33,13 +33,9 @@ from torch import Tensor
 
 from dpkfc.config import Plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
-from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
+from dpkfc.integrations._common import refuse, refuse_unreleased_steps, write_summary
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
-
-if TYPE_CHECKING:
-    pass
-
 
 # --------------------------------------------------------------------------------------------------
 # The LightningModule of a private fit, and what a Trainer may not do with it.
@@ -297,9 +293,7 @@ class PrivateTraining(pl.Callback):
         """
         if stage != "fit":
             return
-        for applies, message in refused(trainer, pl_module):
-            if applies:
-                raise ValueError(message)
+        refuse(refused(trainer, pl_module))
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
                 f"this callback made {self.session.steps_done} releases in an earlier fit, with a"
@@ -314,15 +308,17 @@ class PrivateTraining(pl.Callback):
                 has, or a ledger that holds an earlier run.
             CheckpointError: the checkpoint is of another run or ledger.
         """
-        for applies, message in refused_at_start(trainer, self.plan.steps):
-            if applies:
-                raise ValueError(message)
+        refuse(refused_at_start(trainer, self.plan.steps))
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
-        more: dict[str, Any] = {"ledger_path": self._ledger_path, **self._settings}
-        # A ledger of an earlier run without its checkpoint is refused below.
-        more["resume"] = True
-        session = self.session = Session(self.plan, pl_module, plain, self._dataset, **more)
+        session = self.session = Session(
+            self.plan,
+            pl_module,
+            plain,
+            self._dataset,
+            # A ledger of an earlier run without its checkpoint is refused below.
+            **{"ledger_path": self._ledger_path, **self._settings, "resume": True},
+        )
         if self._restored is not None:
             _restore(session, self._restored)
         elif session.steps_done:
@@ -433,15 +429,14 @@ class PrivateTraining(pl.Callback):
         if self.session is not None:
             self.session.close()
             if self._ledger_path is not None:
-                names = sorted(
-                    x
-                    for x in module.trainer.callback_metrics
-                    if x != "epsilon" and not x.endswith(PUBLIC)
-                )
-                logged = [
-                    x if x.endswith(MARK) else f"{x}: logged by the module, not covered by the plan"
-                    for x in names
-                ]
+                logged = []
+                for name in sorted(module.trainer.callback_metrics):
+                    if name != "epsilon" and not name.endswith(PUBLIC):
+                        is_marked = name.endswith(MARK)
+                        note = (
+                            "" if is_marked else ": logged by the module, not covered by the plan"
+                        )
+                        logged.append(name + note)
                 write_summary(
                     Path(self._ledger_path).parent, self.session, self._ledger_path, logged
                 )

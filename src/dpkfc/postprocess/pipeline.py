@@ -300,7 +300,8 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
         if not isinstance(step, PostProcess):
             raise ValueError(
                 f"{type(step).__name__} in postprocess is no PostProcess (inherit from"
-                " PostProcessBase): use preconditioner= or weight_average=, or hand a torch optimizer to the session"
+                " PostProcessBase): use preconditioner= or weight_average=, or hand a torch"
+                " optimizer to the session"
             )
         name = step.describe()["name"]
         if step.needs_variance and optimizer_steps:

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpkfc.entropy import count_forks
 from dpkfc.privacy.accounting import event_from_dict, event_to_dict
+from dpkfc.privacy.rng import count_forks
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dpkfc._checks import check_integer, check_positive
-from dpkfc.entropy import draw_key
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.rng import CHUNK, NoiseStream
+from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -1,7 +1,7 @@
 """Draw the numbers of the mechanism and of the sampler, in streams independent of any seed.
 
 Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system
-(`entropy`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory,
+(`draw_key`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory,
 or two processes after a fork, draw different noise. A snapshot during a draw repeats one release as
 a whole, since the sum is fixed before its noise is drawn. An observer of any number of releases
 cannot predict another one without breaking the cipher. Batches come from Philox (Salmon et al.
@@ -16,7 +16,10 @@ the float64 numbers, accounts for the floating-point numbers that a sum with noi
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +29,59 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
-from dpkfc.entropy import count_forks, draw_key
+# --------------------------------------------------------------------------------------------------
+# Keys from the operating system, drawn when they are used and never before.
+#
+# Memory can repeat: two resumptions of one snapshot and the two processes after a fork begin with
+# equal memory. A key in memory would give both of them equal numbers. A key that is drawn at its use
+# differs, because the kernel is asked anew.
+
+
+def draw_key() -> bytes:
+    """Draw a fresh 256-bit key from the operating system.
+
+    The key is BLAKE2b (RFC 7693) of two clocks, keyed with 32 bytes of the kernel. The kernel's
+    bytes make the key unpredictable. The clocks separate two resumptions of a virtual machine
+    without a generation identifier. Its kernel does not notice that it was resumed, and repeats its
+    own bytes for a while.
+
+    Returns:
+        32 bytes.
+    """
+    clocks = f"{time.time_ns()} {time.perf_counter_ns()}"
+    return hashlib.blake2b(clocks.encode(), key=os.urandom(32), digest_size=32).digest()
+
+
+# --------------------------------------------------------------------------------------------------
+# The number of forks between the first process and this one.
+#
+# A process identifier does not show a fork: with PID namespaces a parent and its child can both be
+# process 1.
+
+
+class _Process:
+    """Counts in every child that is forked from a process in which this module was imported."""
+
+    forks = 0
+
+    @classmethod
+    def add_fork(cls) -> None:
+        cls.forks += 1
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_Process.add_fork)
+
+
+def count_forks() -> int:
+    """Return the number of forks.
+
+    An object that stores it can tell a child from the process that made the object.
+    """
+    return _Process.forks
+
+
+# --------------------------------------------------------------------------------------------------
 
 # Numbers drawn from one counter: they fit a cache, and threads seldom wait. No draw depends on the
 # number of threads.
@@ -156,11 +211,11 @@ class NoiseStream(_Stream):
         """Return the 63-bit seed of an accelerator in test mode, a function of (seed, step).
 
         Raises:
-            ValueError: the stream is secure; an accelerator then takes its keys from `entropy`.
+            ValueError: the stream is secure; an accelerator then takes its keys from `draw_key`.
         """
         if self._seed is None:
             raise ValueError(
-                "a secure stream has no seed for a device; draw a key from dpkfc.entropy"
+                "a secure stream has no seed for a device; take a key of dpkfc.privacy.rng.draw_key"
             )
         state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
         return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
