@@ -247,6 +247,7 @@ def step_schedules(trainer: Any, releases: int) -> None:
 # --------------------------------------------------------------------------------------------------
 
 _KEY = "dpkfc_session"
+_UNCOVERED = "logged by the module, not covered by the plan"
 
 
 class PrivateTraining(pl.Callback):
@@ -433,9 +434,7 @@ class PrivateTraining(pl.Callback):
                 for name in sorted(module.trainer.callback_metrics):
                     if name != "epsilon" and not name.endswith(PUBLIC):
                         is_marked = name.endswith(MARK)
-                        note = (
-                            "" if is_marked else ": logged by the module, not covered by the plan"
-                        )
+                        note = "" if is_marked else f": {_UNCOVERED}"
                         logged.append(name + note)
                 write_summary(
                     Path(self._ledger_path).parent, self.session, self._ledger_path, logged

@@ -1,8 +1,8 @@
 """Draw the numbers of the mechanism and of the sampler, in streams independent of any seed.
 
-Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system
-(`draw_key`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory,
-or two processes after a fork, draw different noise. A snapshot during a draw repeats one release as
+Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating
+system (`draw_key`), so no state in memory decides the next draw. Two resumptions of one snapshot of
+memory, or two processes after a fork, draw different noise. A snapshot during a draw repeats one release as
 a whole, since the sum is fixed before its noise is drawn. An observer of any number of releases
 cannot predict another one without breaking the cipher. Batches come from Philox (Salmon et al.
 2011) under fresh keys of their own.
@@ -33,8 +33,8 @@ from numpy.typing import DTypeLike, NDArray
 # Keys from the operating system, drawn when they are used and never before.
 #
 # Memory can repeat: two resumptions of one snapshot and the two processes after a fork begin with
-# equal memory. A key in memory would give both of them equal numbers. A key that is drawn at its use
-# differs, because the kernel is asked anew.
+# equal memory. A key in memory would give both of them equal numbers. A key that is drawn at its
+# use differs, because the kernel is asked anew.
 
 
 def draw_key() -> bytes:
