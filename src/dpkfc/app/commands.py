@@ -18,7 +18,14 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from dpkfc.app.card_command import card
-from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.command_options import (
+    Budget,
+    DataDir,
+    DemoFolder,
+    Quiet,
+    SettingsFile,
+    Workers,
+)
 from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
 from dpkfc.app.methods import METHODS, Method
 from dpkfc.app.owndata.records import describe_figures
@@ -38,15 +45,13 @@ if TYPE_CHECKING:
 
 def demo_federated(
     *,
-    out: Annotated[
-        str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
-    ] = "",
+    out: DemoFolder = "",
     epsilon: Annotated[float, typer.Option(help="ε of every method.")] = 3.0,
     rounds: Annotated[int, typer.Option(help="Rounds of every method.")] = 40,
     engine: Annotated[
         str, typer.Option(help="here (one process), flower (its simulation), or both.")
     ] = "both",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients.
 
@@ -55,9 +60,7 @@ def demo_federated(
     """
     from dpkfc.app.federated_demo import ENGINES, federated_demo
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
+    console = open_console()
     result = federated_demo(
         out,
         None if quiet else console,
@@ -217,7 +220,6 @@ def tune(
     with the same --out.
     """
     from dpkfc.app.owndata.recipes import own_kind
-    from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
@@ -448,7 +450,7 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
 def train(
     *,
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    config: SettingsFile = None,
     resume: Annotated[
         Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")
     ] = None,
@@ -458,7 +460,7 @@ def train(
             "--any-world-size", hidden=True, help="Resume on another number of processes."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder.
 
@@ -541,10 +543,8 @@ def _results_table(results: dict[str, Result]) -> Table:
 def demo(
     *,
     settings: dict[str, Any],
-    out: Annotated[
-        str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
-    ] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    out: DemoFolder = "",
+    quiet: Quiet = False,
 ) -> None:
     """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
     from dpkfc.app.demo import demo as run_demo
@@ -563,7 +563,7 @@ def demo(
 def every_setting(
     *,
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    config: SettingsFile = None,
 ) -> None:
     """Print every setting that `train` would take, as TOML.
 
@@ -678,14 +678,14 @@ def audit(
     ] = None,
     *,
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    config: SettingsFile = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(help="step, one-run, membership; may be given several times."),
     ] = None,
     canaries: Annotated[int, typer.Option(help="Canaries of the one-run audit.")] = 1000,
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Try to disprove the guarantee of a run.
 
