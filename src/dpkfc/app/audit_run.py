@@ -52,6 +52,7 @@ from dpkfc.report.verify import (
     verify_history,
     verify_ledger,
 )
+from dpkfc.terminal import make_table
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run folder against its settings and its ledger, and its weights against the
@@ -542,9 +543,7 @@ class _Bars:
 
 def verdict_table(verdict: Verdict) -> Table:
     """Return a table with one row for each check."""
-    table = Table(header_style="bold", show_lines=False)
-    for column in ("check", "measured", "allowed", "verdict", "how"):
-        table.add_column(column, overflow="fold")
+    table = make_table("check", "measured", "allowed", "verdict", "how")
     for check, measured, allowed, result, how in tabulate_findings(verdict.findings):
         colour = "green" if result == "held" else "bold red"
         table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)

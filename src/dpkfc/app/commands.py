@@ -33,7 +33,7 @@ from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
 from dpkfc.report.numbers import plain, rounded_up
-from dpkfc.terminal import INTERRUPTED, open_console, print_error, resumable
+from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable
 
 if TYPE_CHECKING:
     from dpkfc.app.preparation import Result
@@ -298,11 +298,8 @@ def _tuned_table(tuned: Any) -> Table:
         f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on "
         f"{tuned.validation:,} validation examples"
     )
-    table = Table(title=title, header_style="bold", title_justify="left")
-    table.add_column("method")
-    for name in ("validation %", "trials", "pruned"):
-        table.add_column(name, justify="right")
-    table.add_column("settings")
+    numbers = ("validation %", "trials", "pruned")
+    table = make_table("method", *numbers, "settings", right=numbers, title=title)
     for arm in tuned.arms:
         table.add_row(
             f"{arm.label} (control)" if arm.control else arm.label,
@@ -523,11 +520,8 @@ def _announce(result: Result) -> None:
 
 
 def _results_table(results: dict[str, Result]) -> Table:
-    table = Table(header_style="bold", title_justify="left")
-    table.add_column("method")
-    score = next(iter(results.values())).score
-    for name in (score, "ε spent", "steps", "seconds"):
-        table.add_column(name, justify="right")
+    numbers = (next(iter(results.values())).score, "ε spent", "steps", "seconds")
+    table = make_table("method", *numbers, right=numbers)
     for label, result in results.items():
         table.add_row(
             label,

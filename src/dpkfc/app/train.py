@@ -39,7 +39,7 @@ from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.recipes.recipe import Recipe, evaluate
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
@@ -140,13 +140,7 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
     # Dropout draws from the public seed.
     seeded(train, config.seed)
     optimizer.zero_grad()
-    model.eval()
-    right = 0
-    with torch.no_grad():
-        for x, y in zip(inputs.split(500), labels.split(500), strict=True):
-            right += int((model(x).argmax(-1) == y).sum())
-    model.train()
-    return right / len(inputs)
+    return evaluate(model, (inputs, labels), 500).accuracy
 
 
 # --------------------------------------------------------------------------------------------------

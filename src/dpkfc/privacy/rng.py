@@ -2,10 +2,10 @@
 
 Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating
 system (`draw_key`), so no state in memory decides the next draw. Two resumptions of one snapshot of
-memory, or two processes after a fork, draw different noise. A snapshot during a draw repeats one release as
-a whole, since the sum is fixed before its noise is drawn. An observer of any number of releases
-cannot predict another one without breaking the cipher. Batches come from Philox (Salmon et al.
-2011) under fresh keys of their own.
+memory, or two processes after a fork, draw different noise. A snapshot during a draw repeats one
+release as a whole, since the sum is fixed before its noise is drawn. An observer of any number of
+releases cannot predict another one without breaking the cipher. Batches come from Philox (Salmon
+et al. 2011) under fresh keys of their own.
 
 Normal numbers are made by the transform of Box and Muller (1958). In float32, 32 bits decide the
 angle and 32 the radius, and 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard

@@ -7,7 +7,6 @@ nothing about other rows is in the features of a row.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -641,9 +640,7 @@ class SchemaNoise(Probe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return features `[n, width]`, no labels."""
-        parts = []
-        for _, column in self.columns:
-            parts.append(self._draw(column, n, generator))
+        parts = [self._draw(column, n, generator) for _, column in self.columns]
         return torch.cat(parts, dim=1), None
 
     def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
@@ -672,15 +669,8 @@ class SchemaNoise(Probe):
             "kind": "SchemaNoise",
             "source": "synthetic",
             "missing": self.missing,
-            "columns": self._described,
+            "columns": [[name, column.kind, column.width] for name, column in self.columns],
         }
-
-    @functools.cached_property
-    def _described(self) -> list[list[Any]]:
-        described: list[list[Any]] = []
-        for name, column in self.columns:
-            described.append([name, column.kind, column.width])
-        return described
 
 
 def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tuple[str, str]]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.formats import Examples
 from dpkfc.app.owndata.records import UNKNOWN, Figures
 from dpkfc.app.owndata.schema import Column, Schema
-from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Task, squared_error
+from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Task, model_outputs, squared_error
 
 _CHUNK = 250
 
@@ -139,23 +138,19 @@ class Number:
         )
 
 
-@torch.no_grad()
 def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
     """Return a score, and the mean squared error in the unit of the target, of known targets."""
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
     absolute = 0.0
     squared = 0.0
     is_known = ~examples[1].isnan()
-    known = examples[0][is_known], examples[1][is_known]
-    for inputs, labels in zip(known[0].split(_CHUNK), known[1].split(_CHUNK), strict=True):
-        predicted = model(inputs.to(device)).squeeze(1).clamp(-1, 1)
-        errors = (predicted - labels.to(device)).double()
+    known = examples[1][is_known]
+    outputs = model_outputs(model, examples[0][is_known], _CHUNK)
+    for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
+        predicted = output.squeeze(1).clamp(-1, 1)
+        errors = (predicted - labels.to(output.device)).double()
         absolute += float(errors.abs().sum())
         squared += float(errors.square().sum())
-    model.train(training)
-    count = len(known[1])
+    count = len(known)
     if not count:
         return Judged(0.0, 0.0)
     # The scaled range is 2 wide.
