@@ -768,7 +768,9 @@ class Session:
         integers = ["bits", "ones"]
         if self._device.type == "cpu":
             integers = ["tokens", *integers]  # a wrong label would end a CUDA process
-        return [partial(_draw_public_rows, record, collate, kind) for kind in integers]
+        return [
+            partial(draw_public_rows, record, collate=collate, integers=kind) for kind in integers
+        ]
 
     @property
     def unproved_operation(self) -> str:
@@ -1130,9 +1132,3 @@ class Session:
     ) -> None:
         """Close the session."""
         self.close()
-
-
-def _draw_public_rows(
-    record: Any, collate: Callable[[list[Any]], Any], integers: str, count: int
-) -> PublicRows:
-    return draw_public_rows(record, count, collate, integers)

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpkfc._checks import check_in_range, check_integer, check_one_of
+
 Augment = Callable[[Any], Any]
 
 
@@ -38,8 +40,7 @@ def horizontal_flip(p: float = 0.5) -> Augment:
     Raises:
         ValueError: p outside [0, 1].
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must lie in [0, 1], got {p}")
+    check_in_range("p", p, "[0, 1]")
     return _augment_images(lambda x: _flip(x, p))
 
 
@@ -57,10 +58,8 @@ def reflect_pad_crop_flip(pad: int = 4) -> Augment:
 
 
 def _check_pad(pad: int, mode: str) -> None:
-    if isinstance(pad, bool) or not isinstance(pad, int) or pad < 1:
-        raise ValueError(f"pad must be an integer >= 1, got {pad!r}")
-    if mode not in ("reflect", "constant"):
-        raise ValueError(f"mode must be 'reflect' or 'constant', got {mode!r}")
+    check_integer("pad", pad, 1)
+    check_one_of("mode", mode, ("reflect", "constant"))
 
 
 def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:

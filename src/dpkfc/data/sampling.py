@@ -6,7 +6,6 @@ from the object that samples the indices, so they cannot be paired wrongly.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ import scipy
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from dpkfc._checks import check_not_negative
 from dpkfc.data.checks import check_once
 
 if TYPE_CHECKING:
@@ -96,8 +96,7 @@ def _check_size(name: str, value: int, largest: int | None = None) -> None:
 def _gaussian(noise_multiplier: float) -> dp_accounting.GaussianDpEvent:
     import dp_accounting
 
-    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
-        raise ValueError(f"noise_multiplier must be finite and >= 0, got {noise_multiplier}")
+    check_not_negative("noise_multiplier", noise_multiplier)
     return dp_accounting.GaussianDpEvent(float(noise_multiplier))
 
 

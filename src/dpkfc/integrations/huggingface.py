@@ -40,7 +40,13 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
-from dpkfc.integrations._common import refuse, refuse_unreleased_steps, write_summary
+from dpkfc.integrations._common import (
+    refuse,
+    refuse_unreleased_steps,
+    steps_per_epoch,
+    write_card,
+    write_summary,
+)
 from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
 from dpkfc.session import Session
@@ -50,11 +56,6 @@ from dpkfc.verification import draw_public_rows
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
 
 _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
-
-
-def steps_per_epoch(plan: Plan) -> int:
-    """Return the expected number of releases in one pass over the dataset, a public number."""
-    return max(1, round(plan.dataset_size / plan.expected_batch_size))
 
 
 def check_arguments(args: Any, plan: Plan) -> None:
@@ -338,9 +339,7 @@ class ClosedTrainer(Trainer):
         Raises:
             RuntimeError: as there, or nothing was trained.
         """
-        if self.session is None:
-            raise RuntimeError("there is no session yet; train before a card is written")
-        return self.session.write_card(folder, **said)
+        return write_card(self.session, folder, **said)
 
     def _not_private(self) -> list[str]:
         """Return the logged values, those of resumed runs included, that ε does not cover."""

@@ -33,7 +33,13 @@ from torch import Tensor
 
 from dpkfc.config import Plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
-from dpkfc.integrations._common import refuse, refuse_unreleased_steps, write_summary
+from dpkfc.integrations._common import (
+    refuse,
+    refuse_unreleased_steps,
+    steps_per_epoch,
+    write_card,
+    write_summary,
+)
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
 
@@ -279,7 +285,7 @@ class PrivateTraining(pl.Callback):
     ) -> None:
         self.plan = plan
         self.session: Session | None = None
-        self.steps_per_epoch = max(1, round(plan.dataset_size / plan.expected_batch_size))
+        self.steps_per_epoch = steps_per_epoch(plan)
         self._dataset, self._ledger_path, self._settings = dataset, ledger_path, settings
         self._batches: Iterator[Any] = iter(())
         self._restored: dict[str, Tensor] | None = None
@@ -380,9 +386,7 @@ class PrivateTraining(pl.Callback):
         Raises:
             RuntimeError: as there, or nothing was trained.
         """
-        if self.session is None:
-            raise RuntimeError("there is no session yet; train before a card is written")
-        return self.session.write_card(folder, **said)
+        return write_card(self.session, folder, **said)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

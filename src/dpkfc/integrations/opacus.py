@@ -40,6 +40,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint
+from dpkfc._checks import check_integer, check_positive
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
@@ -265,14 +266,7 @@ class BatchMemoryManager:
                 "the optimizer belongs to another engine than data_loader; pass what make_private"
                 " returned"
             )
-        if isinstance(max_physical_batch_size, bool) or not isinstance(
-            max_physical_batch_size, int
-        ):
-            raise ValueError(
-                f"max_physical_batch_size must be an integer, got {max_physical_batch_size!r}"
-            )
-        if max_physical_batch_size < 1:
-            raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
+        check_integer("max_physical_batch_size", max_physical_batch_size, 1)
         self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
 
     def __enter__(self) -> PrivateLoader:
@@ -465,8 +459,7 @@ def make_config(
     """
     size = _dataset_size(*parts)
     source = parts[2]
-    if not (epochs > 0 and math.isfinite(epochs)):
-        raise ValueError(f"epochs must be positive and finite, got {epochs}")
+    check_positive("epochs", epochs)
     if isinstance(max_grad_norm, (list, tuple)):
         raise ValueError(
             "max_grad_norm must be one number for all layers together; write"
@@ -894,11 +887,7 @@ class PrivacyEngine:
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> bool:
         """Return whether `validate` would pass."""
-        try:
-            find_layers(module)
-        except ValueError:
-            return False
-        return True
+        return ModuleValidator.is_valid(module)
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dpkfc._checks import check_one_of, check_positive
 from dpkfc.postprocess.protocol import (
     AT_PARAMETERS,
     EvaluationPoint,
@@ -240,8 +241,7 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
             f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new"
             " release; 1 switches the filter off"
         )
-    if init not in INITS:
-        raise ValueError(f"init of {name} must be one of {', '.join(INITS)}; got {init!r}")
+    check_one_of(f"init of {name}", init, INITS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -297,8 +297,7 @@ class DiSK(PostProcess):
                 "an average of gradients at one point is not DiSK: use EMA(kappa=...) in place of"
                 " mode='ema'"
             )
-        if self.mode not in MODES:
-            raise ValueError(f"mode of DiSK must be one of {', '.join(MODES)}; got {self.mode!r}")
+        check_one_of("mode of DiSK", self.mode, MODES)
         if self.gamma is None:
             return
         if not (math.isfinite(self.gamma) and self.gamma != 0):
@@ -368,8 +367,7 @@ def kalman_gain(ratio: float) -> float:
     Raises:
         ValueError: a ratio that is not positive and finite.
     """
-    if not (ratio > 0 and math.isfinite(ratio)):
-        raise ValueError(f"ratio must be positive and finite, got {ratio}")
+    check_positive("ratio", ratio)
     return (math.sqrt(ratio * ratio + 4 * ratio) - ratio) / 2
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpkfc._checks import check_integer, check_positive
+from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
 
@@ -596,10 +596,8 @@ def rounded_release(
 
 
 def _check_scale(stddev: float, divisor: float) -> None:
-    if not (stddev >= 0 and math.isfinite(stddev)):
-        raise ValueError(f"stddev must be finite and >= 0, got {stddev}")
-    if not (divisor > 0 and math.isfinite(divisor)):
-        raise ValueError(f"divisor must be positive and finite, got {divisor}")
+    check_not_negative("stddev", stddev)
+    check_positive("divisor", divisor)
 
 
 def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:

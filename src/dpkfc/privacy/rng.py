@@ -29,6 +29,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
+from dpkfc._checks import check_optional_integer
+
 # --------------------------------------------------------------------------------------------------
 # Keys from the operating system, drawn when they are used and never before.
 #
@@ -107,10 +109,7 @@ class _Stream:
     _domain: str
 
     def __init__(self, seed: int | None = None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(
-                f"the seed of a repeatable stream must be an integer >= 0, got {seed!r}"
-            )
+        check_optional_integer("the seed of a repeatable stream", seed, 0)
         self._seed = seed
         self._key = b"" if seed is None else _test_key(seed, self._domain)
 
