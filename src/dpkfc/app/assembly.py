@@ -372,7 +372,12 @@ def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
             " lower it"
         )
     noise = share_noise(config.stop_share, config.epsilon, config.delta, count)
-    return ExtraRelease(purpose=PURPOSE, noise_multiplier=noise, norm=NORM, count=count)
+    return ExtraRelease(
+        purpose=PURPOSE,
+        noise_multiplier=noise,
+        norm=NORM,
+        count=count,
+    )
 
 
 def _bounds_release(config: RunConfig, private_bounds: int) -> ExtraRelease:

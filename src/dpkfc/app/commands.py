@@ -658,7 +658,12 @@ def pretrain_encoder(
             progress.update(task, completed=step, description=f"encoder, loss {loss:.3f}")
 
         facts = pretrain_and_save(
-            out, steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
+            out,
+            steps=steps,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            report=report,
         )
     log = out.with_suffix(".json")
     placed(log, lambda part: part.write_text(json.dumps({**facts, "losses": losses}), "utf-8"))

@@ -123,7 +123,12 @@ def _style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
-    axes.tick_params(colors=MUTED, labelsize=9, length=0, which="both")
+    axes.tick_params(
+        colors=MUTED,
+        labelsize=9,
+        length=0,
+        which="both",
+    )
     axes.grid(True, axis=grid, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
 
@@ -146,7 +151,13 @@ def _stamp(figure: Figure, text: str) -> None:
 
 def _label(axes: Axes, text: str) -> None:
     """Write the name of the vertical axis above the axis."""
-    axes.set_title(text, fontsize=10, color=INK, loc="left", pad=7)
+    axes.set_title(
+        text,
+        fontsize=10,
+        color=INK,
+        loc="left",
+        pad=7,
+    )
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -399,7 +410,14 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
     handles = [
         *first.plot([], [], color=SPENT, linewidth=2.2, label="A, of the inputs"),
         *first.plot([], [], color=WHITENED, linewidth=2.2, label="G, of the output gradients"),
-        *first.plot([], [], color=MUTED, linewidth=1.1, linestyle=_DASHES, label="damping"),
+        *first.plot(
+            [],
+            [],
+            color=MUTED,
+            linewidth=1.1,
+            linestyle=_DASHES,
+            label="damping",
+        ),
     ]
     figure.legend(
         handles=handles,
@@ -423,7 +441,13 @@ def _spaced_evenly(items: Sequence[LayerSpectra], most: int) -> list[LayerSpectr
 
 def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
     _style_axes(axes)
-    axes.set_title(layer.name, fontsize=9.5, color=INK, loc="left", pad=5)
+    axes.set_title(
+        layer.name,
+        fontsize=9.5,
+        color=INK,
+        loc="left",
+        pad=5,
+    )
     axes.set_yscale("log")
     seen = []
     for name, colour in (("A", SPENT), ("G", WHITENED)):
@@ -445,7 +469,13 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
         seen += [kept[0], kept[-1]]
         damping = layer.damping.get(name, 0)
         if damping > 0:
-            axes.axhline(damping, color=colour, linewidth=1.1, linestyle=_DASHES, alpha=0.8)
+            axes.axhline(
+                damping,
+                color=colour,
+                linewidth=1.1,
+                linestyle=_DASHES,
+                alpha=0.8,
+            )
             seen.append(damping)
     if seen:
         axes.set_ylim(min(seen) / 3, max(seen) * 3)
@@ -613,7 +643,12 @@ def _read_spectra(row: Mapping[str, Any]) -> LayerSpectra:
     for side, size in row.get("sizes", {}).items():
         if side in values:
             sizes[side] = int(number(size) or 0)
-    return LayerSpectra(name=str(row["name"]), values=values, damping=damping, sizes=sizes)
+    return LayerSpectra(
+        name=str(row["name"]),
+        values=values,
+        damping=damping,
+        sizes=sizes,
+    )
 
 
 def _fill_gaps(known: list[float], ranks: list[int]) -> list[float]:
@@ -723,7 +758,13 @@ def partition(
     top = 1 - 1.08 / height
     cells = figure.add_axes((left, bottom, 0.7 - left, top - bottom))
     sizes = figure.add_axes((0.73, bottom, 0.21, top - bottom), sharey=cells)
-    cells.imshow(table, aspect="auto", cmap=_SHADES, vmin=0, vmax=max(1, int(table.max())))
+    cells.imshow(
+        table,
+        aspect="auto",
+        cmap=_SHADES,
+        vmin=0,
+        vmax=max(1, int(table.max())),
+    )
     _write_counts(cells, table)
     cells.set_yticks(range(len(names)), names)
     cells.set_xticks(range(len(kinds)), kinds)
@@ -731,7 +772,13 @@ def partition(
         cells.yaxis.set_major_locator(MaxNLocator(12, integer=True))
     cells.set_xlabel("label", color=MUTED, fontsize=9)
     cells.set_ylabel("client", color=MUTED, fontsize=9)
-    cells.set_title("records of each label", fontsize=10, color=INK, loc="left", pad=7)
+    cells.set_title(
+        "records of each label",
+        fontsize=10,
+        color=INK,
+        loc="left",
+        pad=7,
+    )
     _draw_totals(sizes, table.sum(1))
     for axes in (cells, sizes):
         axes.tick_params(colors=MUTED, labelsize=8.5, length=0)
@@ -760,7 +807,13 @@ def _write_counts(axes: Any, table: NDArray[np.int64]) -> None:
 
 def _draw_totals(axes: Any, totals: NDArray[np.int64]) -> None:
     axes.barh(range(len(totals)), totals, color=SPENT, height=0.62)
-    axes.set_title("all records", fontsize=10, color=INK, loc="left", pad=7)
+    axes.set_title(
+        "all records",
+        fontsize=10,
+        color=INK,
+        loc="left",
+        pad=7,
+    )
     axes.tick_params(labelleft=False)
     axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.grid(True, axis="x", color=GRID, linewidth=0.8)

@@ -160,7 +160,11 @@ def _adapted(model: nn.Module, rank: int) -> Logits:
         raise DatasetError(f"peft is not installed: {_HOW}") from None
     targets = ["c_attn", "c_proj", "c_fc"]
     lora: Any = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=True, lora_dropout=0.0
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=targets,
+        fan_in_fan_out=True,
+        lora_dropout=0.0,
     )
     return Logits(get_peft_model(model, lora))
 
@@ -243,7 +247,11 @@ def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
         raise DatasetError(f"transformers is not installed: {_HOW_SENTENCES}") from None
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(
-        list(texts), truncation=True, padding="max_length", max_length=length, return_tensors="np"
+        list(texts),
+        truncation=True,
+        padding="max_length",
+        max_length=length,
+        return_tensors="np",
     )
     return torch.from_numpy(encoded["input_ids"]).long()
 

@@ -97,9 +97,8 @@ _RARE_FINE = 1 << 45
 
 def _test_key(seed: int, domain: str) -> bytes:
     """Return a 256-bit key of the test mode; every domain has its own."""
-    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(
-        4, np.uint64
-    )
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],))
+    words = sequence.generate_state(4, np.uint64)
     return words.astype("<u8").tobytes()
 
 
@@ -254,7 +253,8 @@ def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first:
             keystream.update_into(memoryview(zeros)[:size], buffer)
             return np.frombuffer(buffer, dtype, count)
 
-        _fill_normal(out[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK], words)
+        begin = (chunk - first) * CHUNK
+        _fill_normal(out[begin : begin + CHUNK], words)
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
@@ -278,7 +278,8 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
         angle = fine[half:].astype(np.float64)
         rare = np.flatnonzero(fine[:half] < _RARE_FINE)
         unit = 2.0**-53
-    refined = (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 + radius[rare]
+    more_bits = words(rare.size, "<u8") >> np.uint64(11)
+    refined = more_bits * 2.0**-53 + 2.0**-54 + radius[rare]
     radius += 0.5
     radius[rare] = refined
     radius *= unit
@@ -351,6 +352,6 @@ class SamplingStream(_Stream):
 
 def _philox(key: bytes, draw: int) -> np.random.Generator:
     """Return a generator from the first 128 bits of a key, at the counter of a draw."""
-    return np.random.Generator(
-        np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=draw << 192)
-    )
+    number = int.from_bytes(key[:16], "little")
+    bits = np.random.Philox(key=number, counter=draw << 192)
+    return np.random.Generator(bits)

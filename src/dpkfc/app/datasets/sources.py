@@ -86,7 +86,11 @@ _IDX_FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 MNIST = Source(
-    name="MNIST", folder="mnist", files=_IDX_FILES, read=_read_idx_files, hub="ylecun/mnist"
+    name="MNIST",
+    folder="mnist",
+    files=_IDX_FILES,
+    read=_read_idx_files,
+    hub="ylecun/mnist",
 )
 FASHION_MNIST = Source(
     name="Fashion-MNIST",

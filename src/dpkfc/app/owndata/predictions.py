@@ -166,7 +166,12 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
             rows.append((name, score.examples, score.recall, score.precision))
     judged = task.judge(trained.model, examples)
     total = len(examples[1])
-    return Evaluation(judged=judged, examples=total, unlabelled=unlabelled, classes=rows)
+    return Evaluation(
+        judged=judged,
+        examples=total,
+        unlabelled=unlabelled,
+        classes=rows,
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -68,7 +68,9 @@ class Classes:
         number_of = {name: number for number, name in enumerate(self.names)}
         numbers = []
         for value in values:
-            number = UNKNOWN if value is None else number_of.get(value.strip(), UNKNOWN)
+            number = UNKNOWN
+            if value is not None:
+                number = number_of.get(value.strip(), UNKNOWN)
             numbers.append(number)
         return np.array(numbers, np.int64), {}
 
@@ -113,7 +115,8 @@ class Number:
 
     def answer(self, outputs: Tensor) -> dict[str, list[str]]:
         """Return the predicted number in its own unit, inside of the bounds."""
-        share = (outputs.squeeze(1).double().clamp(-1, 1) + 1) / 2
+        scaled = outputs.squeeze(1).double().clamp(-1, 1)
+        share = (scaled + 1) / 2
         numbers = self.least + share * (self.greatest - self.least)
         return {self.name: [f"{number:.6g}" for number in numbers.tolist()]}
 
@@ -144,17 +147,21 @@ def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
     squared = 0.0
     is_known = ~examples[1].isnan()
     known = examples[1][is_known]
-    outputs = model_outputs(model, examples[0][is_known], _CHUNK)
+    inputs = examples[0][is_known]
+    outputs = model_outputs(model, inputs, _CHUNK)
     for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
         predicted = output.squeeze(1).clamp(-1, 1)
         errors = (predicted - labels.to(output.device)).double()
-        absolute += float(errors.abs().sum())
+        absolutes = errors.abs()
+        absolute += float(absolutes.sum())
         squared += float(errors.square().sum())
     count = len(known)
     if not count:
         return Judged(0.0, 0.0)
     # The scaled range is 2 wide.
-    return Judged(1 - absolute / count / 2, squared / count * unit**2)
+    score = 1 - absolute / count / 2
+    loss = squared / count * unit**2
+    return Judged(score, loss)
 
 
 def _errors(judged: Judged, unit: float) -> dict[str, float]:
