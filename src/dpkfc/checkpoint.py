@@ -535,15 +535,12 @@ def write_weights_record(ledger: Path, record: WeightsRecord) -> None:
     """Write the record next to its ledger; a crash leaves the old one or the new one.
 
     Raises:
-        OSError: the disk cannot take it.
+        CheckpointError: the disk cannot take it.
     """
     path = weights_record_path(ledger)
     content = {"format": _RECORD_FORMAT, **asdict(record)}
-    part = path.with_name(path.name + ".part")
     text = json.dumps(content | {"hash": _digest_manifest(content)}, indent=1) + "\n"
-    part.write_text(text, "utf-8")
-    _sync(part)
-    part.replace(path)
+    place_file(path, lambda part: part.write_text(text, "utf-8"))
     _sync(path.parent)
 
 

@@ -278,19 +278,15 @@ class Plan(PlanBase):
         extra = self.extra_counts
         if extra:
             header["extra"] = extra
-        if path is None:
-            return Ledger.in_memory(self.hash, header, self.steps, extra)
         return Ledger.open(path, self.hash, header, self.steps, extra)
 
     def noise_stream(self) -> NoiseStream:
         """Return a new noise stream: secure, or repeatable in test mode."""
-        seed = self.config.test_mode_seed
-        return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+        return NoiseStream(self.config.test_mode_seed)
 
     def sampling_stream(self) -> SamplingStream:
         """Return a new stream for the sampler: secure, or repeatable in test mode."""
-        seed = self.config.test_mode_seed
-        return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+        return SamplingStream(self.config.test_mode_seed)
 
     def draw(self, step: int, stream: SamplingStream) -> NDArray[np.int64]:
         """Return the indices of the examples of one logical batch, possibly none."""

@@ -314,7 +314,7 @@ def record_weights(
         average: digests of its tensors with the average of the weights.
 
     Raises:
-        OSError: the disk cannot take it.
+        CheckpointError: the disk cannot take it.
     """
     if ledger.place is None:
         return

@@ -397,10 +397,7 @@ def make_plan(
     dataset_size: int,
     recipe_probe: RecipeProbe | None = None,
     private: Any = None,
-    *,
-    unit: str = "example",
-    max_records_per_unit: int | None = None,
-    private_bounds: int = 0,
+    **units: Any,
 ) -> Plan:
     """Return the calibrated plan; arguments as of `make_privacy_config`.
 
@@ -419,9 +416,7 @@ def make_plan(
             recipe_probe,
             dataset_size=dataset_size,
             private=private,
-            unit=unit,
-            max_records_per_unit=max_records_per_unit,
-            private_bounds=private_bounds,
+            **units,
         )
         if config.noise_multiplier:
             return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)

@@ -497,10 +497,7 @@ def attach(
     module, optimizer, source = parts
     header = {**plan.ledger_header, "steps": limit}
     with ExitStack() as undo:
-        if options.ledger_path is None:
-            ledger = Ledger.in_memory(plan.hash, header, limit)
-        else:
-            ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
+        ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
         undo.callback(ledger.abandon)
         _check_resumed(ledger, options.resume)
         step = PrivateStep(

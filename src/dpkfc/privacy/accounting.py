@@ -11,8 +11,8 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +205,7 @@ def _interval_for_noise(noise: float) -> float:
 # --------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
@@ -214,7 +215,8 @@ _RARE = 1e-3  # of δ, for the loss of full batches
 # Calibration, the check before a run and the card ask for the same values of ε.
 _CACHE_SIZE = 4096
 _values: dict[tuple[Any, ...], float] = {}
-_divergences: dict[tuple[str, str], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+_integrals: dict[tuple[Any, ...], float | None] = {}
+_divergences: dict[tuple[Any, ...], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 _forwarded: set[str] = set()
 
 
@@ -342,9 +344,7 @@ def _epsilon_of_parts(
         if not (is_known and pld_resolves(event, 1, delta)):
             return epsilon(event, 1, delta, "pld", relation)
         key = (repr(event), delta, relation, "pld", 1)
-        if key not in _values:
-            _store(key, _total_by_pld(neighbours, event, delta, relation))
-        return _values[key]
+        return _remember(_values, key, lambda: _total_by_pld(neighbours, event, delta, relation))
     orders, total = np.zeros(0), np.zeros(1)
     for part, count in neighbours:
         _check_pair(part, "rdp", relation)
@@ -549,17 +549,18 @@ def check_before_a_run(
 
 
 def _integral(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
-    key = (repr(event), delta, "integral", count)
-    if key not in _values:
-        integral = integrated_epsilon(event, count, delta)
-        _store(key, math.nan if integral is None else integral)
-    return None if math.isnan(_values[key]) else _values[key]
+    key = (repr(event), delta, count)
+    return _remember(_integrals, key, lambda: integrated_epsilon(event, count, delta))
 
 
-def _store(key: tuple[Any, ...], value: float) -> None:
-    if len(_values) >= _CACHE_SIZE:
-        _values.pop(next(iter(_values)), None)
-    _values[key] = value
+def _remember(cache: dict[tuple[Any, ...], T], key: tuple[Any, ...], compute: Callable[[], T]) -> T:
+    """Return the value of a key, computed where it is not known; the oldest make room."""
+    if key not in cache:
+        value = compute()
+        if len(cache) >= _CACHE_SIZE:
+            cache.pop(next(iter(cache)), None)
+        cache[key] = value
+    return cache[key]
 
 
 def pld_resolves(event: dp_accounting.DpEvent, count: int, delta: float) -> bool:
@@ -652,9 +653,7 @@ class EpsilonCurve:
     def _cached(self, count: int) -> float:
         """Return the value of an equal curve, where this process has computed it."""
         key = (repr(self.event), self.delta, self.relation, self.accountant, count)
-        if key not in _values:
-            _store(key, self._compute(count))
-        return _values[key]
+        return _remember(_values, key, lambda: self._compute(count))
 
     def _compute(self, count: int) -> float:
         import dp_accounting
@@ -777,11 +776,7 @@ def _rdp_of_one(
     """
     # A composed event holds a list, which has no hash.
     key = (repr(event), relation)
-    if key not in _divergences:
-        if len(_divergences) >= _CACHE_SIZE:
-            _divergences.pop(next(iter(_divergences)), None)
-        _divergences[key] = _compute_rdp_of_one(event, relation)
-    return _divergences[key]
+    return _remember(_divergences, key, lambda: _compute_rdp_of_one(event, relation))
 
 
 def _compute_rdp_of_one(
