@@ -622,11 +622,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         )
 
 
-def plain_entries(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state dict that are not tensors (`get_extra_state`)."""
-    return {name: value for name, value in state.items() if not isinstance(value, Tensor)}
-
-
 def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the tensors of a state dict; tied weights keep their first name only."""
     seen: set[tuple[int, torch.Size]] = set()

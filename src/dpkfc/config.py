@@ -152,15 +152,12 @@ class Plan(PlanBase):
         """Return the number of privacy units N."""
         return self.dataset_size
 
-    @property
-    def _curvature_is_private(self) -> bool:
-        return bool((self.config.describe_preconditioner() or {}).get("uses_private_data"))
-
     def _further_caveats(self) -> Iterable[str]:
         for kind in self.extra_releases:
             if kind.noise_multiplier < NEGLIGIBLE_NOISE:
                 yield f"NOT PRIVATE: the release for {kind.purpose} has no noise to speak of"
-        if self._curvature_is_private:
+        preconditioner = self.config.describe_preconditioner() or {}
+        if preconditioner.get("uses_private_data"):
             yield "NOT PRIVATE: curvature is measured on the private data themselves"
         if not self.sampler.certified:
             yield (

@@ -34,11 +34,6 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def processes_started() -> int:
-    """Return the number of processes that torchrun has started on all hosts; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
-
-
 def processes_on_this_host() -> int:
     """Return the number of processes that share the memory of this host; 1 without torchrun."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_launched() else 1
@@ -108,7 +103,7 @@ class DistributedContext:
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
-        started = processes_started()
+        started = int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
         if started > 1:
             raise RuntimeError(
                 f"{started} processes would spend {started} times the budget; call "
@@ -535,7 +530,10 @@ def _describe_run(
     description["number of records"] = (str(records), None)
     for name, p in model.named_parameters():
         frozen = "" if p.requires_grad else ", frozen"
-        description[f"parameter '{name}'"] = (_kind(p) + frozen, _hash_parameter(p))
+        # A sharded parameter has one copy.
+        layout: Any = getattr(p, "placements", None)
+        value = f"divided as {layout}" if is_divided(p) else _hash(p)
+        description[f"parameter '{name}'"] = (_kind(p) + frozen, value)
     for name, buffer in model.named_buffers():
         description[f"buffer '{name}'"] = (_kind(buffer), _hash(buffer))
     description["optimizer"] = (_describe_optimizer(optimizer), None)
@@ -556,11 +554,6 @@ def _bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, Any]]:
 
 def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-
-
-def _hash_parameter(parameter: Any) -> str:
-    """Return a hash of a whole parameter, or the layout of a sharded one, which has one copy."""
-    return f"divided as {parameter.placements}" if is_divided(parameter) else _hash(parameter)
 
 
 def _hash(*values: Any) -> str:

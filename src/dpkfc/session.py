@@ -1015,7 +1015,9 @@ class Session:
             meta["world_size"] = self._ranks.world_size
         if self._callbacks.takers:
             meta["takers"] = list(self._callbacks.takers)
-        plain = checkpoint.plain_entries(self.model.state_dict())
+        state = self.model.state_dict()
+        # What modules keep beside tensors (`get_extra_state`).
+        plain = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
         if plain:
             meta["plain"] = plain
         if self.plan.test_mode:

@@ -12,7 +12,7 @@ import operator
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,10 @@ class _PrivateEstimator(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         plan = self._plan(len(rows), seed, likelihood)
         self._warn_of_another_fit(plan)
-        module = build_seeded(lambda: self._build_module(outputs), seed)
+        # The initial weights are a function of a public seed alone.
+        with preserve_generators():
+            seed_generators(seed)
+            module = self._build_module(outputs)
         optimizer = torch.optim.SGD(module.parameters(), lr=float(self.learning_rate))
         data = (torch.as_tensor(self._scale(rows), dtype=torch.float32), targets)
         generator = torch.Generator().manual_seed(seed)
@@ -616,13 +619,6 @@ def encode_classes(labels: Sequence[Any], classes: Sequence[Any]) -> list[int]:
             code = _NO_CLASS
         codes.append(code)
     return codes
-
-
-def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return a module whose initial weights are a function of a public seed alone."""
-    with preserve_generators():
-        seed_generators(seed)
-        return build()
 
 
 def expected_failed_checks(estimator: BaseEstimator) -> dict[str, str]:

@@ -343,7 +343,7 @@ _SHORT_HELP = {
     },
 }
 _GROUP_OF = {name: group for group, texts in _SHORT_HELP.items() for name in texts}
-_SHORT_ORDER = list(_GROUP_OF)
+_PLACES = {name: place for place, name in enumerate(_GROUP_OF)}
 
 
 def _show_all_help(context: typer.Context, is_asked: bool) -> None:
@@ -372,7 +372,8 @@ def _add_settings(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
-        fields.sort(key=_place_in_help)
+        # The settings of the short help come first, in its order.
+        fields.sort(key=lambda setting: _PLACES.get(setting.name, len(_PLACES)))
 
         def run_command(*, help_all: bool, **arguments: Any) -> None:
             settings = {}
@@ -396,13 +397,6 @@ def _add_settings(
         return run_command
 
     return decorate
-
-
-def _place_in_help(setting: dataclasses.Field[Any]) -> int:
-    """Return a key that puts the settings of the short help first, in its order."""
-    if setting.name in _GROUP_OF:
-        return _SHORT_ORDER.index(setting.name)
-    return len(_SHORT_ORDER)
 
 
 def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:

@@ -740,7 +740,7 @@ def _result(
         measured_on=prepared.config.eval_on,
         epsilon=session.epsilon,
         steps=session.steps_done,
-        seconds=time_spent(metrics),
+        seconds=sum(row.seconds or 0.0 for row in metrics.rows),
         interrupted=interrupted,
         curve=curve_of(prepared, metrics),
         score=task.score,
@@ -751,8 +751,3 @@ def _result(
         releases=session.ledger.count,
         figures=prepared.data.figures,
     )
-
-
-def time_spent(metrics: Metrics) -> float:
-    """Return the seconds of all steps in the metrics."""
-    return sum(row.seconds or 0.0 for row in metrics.rows)

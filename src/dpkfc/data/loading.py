@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,15 +90,11 @@ class Fields(dict[str, Any]):
         return moved
 
 
-def _flatten_fields(fields: Fields) -> tuple[list[Any], list[str]]:
-    return list(fields.values()), list(fields)
-
-
-def _unflatten_fields(values: Iterable[Any], names: list[str]) -> Fields:
-    return Fields(zip(names, values, strict=True))
-
-
-register_pytree_node(Fields, _flatten_fields, _unflatten_fields)
+register_pytree_node(
+    Fields,
+    lambda fields: (list(fields.values()), list(fields)),
+    lambda values, names: Fields(zip(names, values, strict=True)),
+)
 
 
 def _replace_mappings(batch: Any) -> Any:
@@ -286,7 +282,11 @@ def layout(
             table = table[:, None]
         table = np.repeat(table, views, axis=1)
     if table.ndim == 1:
-        runs = split(table, bound) if multiple is None else _full_runs(table, bound)
+        runs = split(table, bound)
+        if multiple is not None:
+            # Full micro-batches, and a smaller last one.
+            step = bound or max(1, table.size)
+            runs = [table[i : i + step] for i in range(0, table.size, step)]
         return [_part(run[:, None], multiple, reduction, 1) for run in runs]
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
@@ -299,12 +299,6 @@ def layout(
         parts.append(_part(table[order[start:end], :width], multiple, reduction, views))
         start = end
     return parts
-
-
-def _full_runs(records: NDArray[np.int64], bound: int | None) -> list[NDArray[np.int64]]:
-    """Return full micro-batches and a smaller last one."""
-    step = bound or max(1, records.size)
-    return [records[i : i + step] for i in range(0, records.size, step)]
 
 
 def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views: int) -> Part:

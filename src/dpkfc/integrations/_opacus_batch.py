@@ -151,12 +151,6 @@ class _Inputs:
             )
 
 
-def _record_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> _Inputs:
-    """Return a call that was just made, with the write counters of its inputs."""
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    return _Inputs(args, kwargs, output, [(x, x._version) for x in tensors])
-
-
 class _TakeOver(TorchFunctionMode):
     """Hands `loss.backward()` to a recording; class-label losses get public divisors."""
 
@@ -279,12 +273,6 @@ class BatchRecording:
         with self._modes.suspended():
             yield
 
-    def _end_following(self) -> None:
-        """Stop following the script. Later calls of `backward()` are still taken over."""
-        if self.tape is not None:
-            self.tape.close_hooks()
-        self._modes.switch_off(all_but=_TakeOver)
-
     def end(self) -> None:
         """Let go of the script."""
         if self.tape is not None:
@@ -304,10 +292,13 @@ class BatchRecording:
         if self.size < 2 or self.tracker is None:
             return None
         if self.exact is None and self.tracker.failure is None:
-            states = [self.tracker.state(x) for x in _differentiable(output)]
+            leaves = filter(_is_differentiable, tree_leaves(output))
+            states = [self.tracker.state(x) for x in leaves]
             self.exact = next((state for state in states if isinstance(state, Unknown)), None)
             if self.exact is None:
-                self._inputs.append(_record_inputs(args, kwargs, output))
+                tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+                versions = [(x, x._version) for x in tensors]
+                self._inputs.append(_Inputs(args, kwargs, output, versions))
                 return None
         if self.exact is None:
             self.exact = self.tracker.failure
@@ -424,7 +415,10 @@ class BatchRecording:
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
-        self._end_following()
+        # The script is followed no further. Later calls of `backward()` are still taken over.
+        if self.tape is not None:
+            self.tape.close_hooks()
+        self._modes.switch_off(all_but=_TakeOver)
         try:
             self._take_gradients(loss, state)
         except BaseException:
@@ -592,10 +586,6 @@ class BatchRecording:
 
 def _is_differentiable(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
-
-
-def _differentiable(output: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(output) if _is_differentiable(x)]
 
 
 def unwrap_containers(batch: Any) -> Any:

@@ -58,19 +58,6 @@ from dpkfc.verification import draw_public_rows
 _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
 
 
-def check_arguments(args: Any, plan: Plan) -> None:
-    """Refuse arguments that would be ignored silently, or would let private data out.
-
-    Args:
-        args: `transformers.TrainingArguments`.
-        plan: of the run. It sets batch size, steps and clip.
-
-    Raises:
-        ValueError: naming the argument and the fix.
-    """
-    refuse(_refused(args, plan))
-
-
 def check_settings(settings: Mapping[str, Any]) -> None:
     """Refuse keywords of `transformers.Trainer` that private training does not take.
 
@@ -144,6 +131,7 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
 
 
 def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+    """Yield whether an argument would be ignored, or would let private data out, and the fix."""
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
     yield (
@@ -726,7 +714,7 @@ class PrivateTrainer(ClosedTrainer):
         log_private_loss: bool = False,
         **settings: Any,
     ) -> None:
-        check_arguments(args, plan)
+        refuse(_refused(args, plan))
         check_settings(settings)
         check_overrides(type(self), ClosedTrainer, per_example_loss is not None)
         if hasattr(model, "_orig_mod"):

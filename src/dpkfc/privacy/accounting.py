@@ -620,7 +620,11 @@ class EpsilonCurve:
         if self._also:
             charges = [(self.event, count), *self._also]
             return total_epsilon(charges, self.delta, self.accountant)
-        return math.inf if has_no_noise(self.event) else self._cached(count)
+        if has_no_noise(self.event):
+            return math.inf
+        # An equal curve of this process may have computed it.
+        key = (repr(self.event), self.delta, self.relation, self.accountant, count)
+        return _remember(_values, key, lambda: self._compute(count))
 
     def upper_bound(self, count: int, every: int = 0) -> float:
         """Return an upper bound of ε of `count` releases that never falls with the count.
@@ -649,11 +653,6 @@ class EpsilonCurve:
         if every > 0:
             point = min(point, -(-count // every) * every)
         return self.epsilon(point)
-
-    def _cached(self, count: int) -> float:
-        """Return the value of an equal curve, where this process has computed it."""
-        key = (repr(self.event), self.delta, self.relation, self.accountant, count)
-        return _remember(_values, key, lambda: self._compute(count))
 
     def _compute(self, count: int) -> float:
         import dp_accounting

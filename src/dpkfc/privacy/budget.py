@@ -194,7 +194,7 @@ class Budget:
                 "a budget counts runs with a planned end; make_private has none: use"
                 " make_private_with_epsilon"
             )
-        path = _path_of(ledger)
+        path = "" if ledger.place is None else str(ledger.place.resolve())
         with _locked(self.path):
             state = self._read()
             number = _find_charge(state, ledger.id, path, ledger.contains)
@@ -307,7 +307,8 @@ class Budget:
         unit = unit_of(plan.privacy_unit)
         self._check_countable(state, plan, unit)
         costs = [charge.cost for charge in state.charges]
-        own = _cost_of(plan, releases)
+        extra = [(kind.event, kind.count) for kind in plan.extra_releases]
+        own = compose([(plan.event, releases), *extra])
         before = total_epsilon(costs, state.delta)
         after = total_epsilon([*costs, own], state.delta)
         if not after <= state.epsilon:
@@ -374,12 +375,6 @@ class Budget:
         )
 
 
-def _cost_of(plan: PlanBase, steps: int) -> tuple[dp_accounting.DpEvent, int]:
-    """Return one event and its number for all that a plan allows."""
-    extra = [(kind.event, kind.count) for kind in plan.extra_releases]
-    return compose([(plan.event, steps), *extra])
-
-
 def unit_of(text: str) -> str:
     """Return whom a plan protects, without how many of their records count in a step."""
     return text.split(" (", maxsplit=1)[0]
@@ -425,10 +420,6 @@ def _louder(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEven
         return [scale(inner) for inner in value] if isinstance(value, list) else value
 
     return event_from_dict(scale(event_to_dict(event)))
-
-
-def _path_of(ledger: Ledger) -> str:
-    return "" if ledger.place is None else str(ledger.place.resolve())
 
 
 def _find_charge(

@@ -74,7 +74,11 @@ class Texts:
         """
         train = tokenise(self.train[0]), torch.tensor(self.train[1])
         test = tokenise(self.test[0]), torch.tensor(self.test[1])
-        return ExampleSet(train=train, test=test, source=self.source)
+        return ExampleSet(
+            train=train,
+            test=test,
+            source=self.source,
+        )
 
 
 def _read_tsv(path: Path) -> Labelled:
