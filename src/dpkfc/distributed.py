@@ -530,10 +530,7 @@ def _describe_run(
     description["number of records"] = (str(records), None)
     for name, p in model.named_parameters():
         frozen = "" if p.requires_grad else ", frozen"
-        # A sharded parameter has one copy.
-        layout: Any = getattr(p, "placements", None)
-        value = f"divided as {layout}" if is_divided(p) else _hash(p)
-        description[f"parameter '{name}'"] = (_kind(p) + frozen, value)
+        description[f"parameter '{name}'"] = (_kind(p) + frozen, _hash_parameter(p))
     for name, buffer in model.named_buffers():
         description[f"buffer '{name}'"] = (_kind(buffer), _hash(buffer))
     description["optimizer"] = (_describe_optimizer(optimizer), None)
@@ -554,6 +551,11 @@ def _bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, Any]]:
 
 def _kind(x: Tensor) -> str:
     return f"{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+
+
+def _hash_parameter(parameter: Any) -> str:
+    """Return a hash of a whole parameter, or the layout of a sharded one, which has one copy."""
+    return f"divided as {parameter.placements}" if is_divided(parameter) else _hash(parameter)
 
 
 def _hash(*values: Any) -> str:

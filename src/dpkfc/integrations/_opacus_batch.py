@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,8 +101,25 @@ def remove_finished_modes() -> None:
 
 # --------------------------------------------------------------------------------------------------
 
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 # From here on, a power of two before the loss comes from a GradScaler.
 _LARGEST_SCALE = 2.0**8
+
+
+@dataclass(frozen=True, eq=False)
+class PhysicalBatch:
+    """A physical batch that the loader yields.
+
+    Attributes:
+        size: the number of its examples. PRIVATE.
+        first, last: whether a logical batch begins or ends with this physical batch.
+        logical: the indices of its logical batch, the same object in all of its parts. PRIVATE.
+    """
+
+    size: int
+    first: bool
+    last: bool
+    logical: Indices
 
 
 @dataclass(frozen=True)

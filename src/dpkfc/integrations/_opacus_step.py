@@ -38,8 +38,12 @@ from dpkfc.gradients.state import (
     restore_attributes,
     restored_state,
 )
-from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
-from dpkfc.integrations._opacus_loader import PhysicalBatch
+from dpkfc.integrations._opacus_batch import (
+    BatchRecording,
+    PhysicalBatch,
+    check_model,
+    check_padding,
+)
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -47,19 +46,6 @@ from dpkfc.session import Session
 # The LightningModule of a private fit, and what a Trainer may not do with it.
 
 MARK, PUBLIC = "(NOT private)", "(public)"
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Numbers the steps of one pass; a batch is drawn when its step begins, never before."""
-
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length))
 
 
 class PrivateModule(pl.LightningModule):
@@ -131,8 +117,8 @@ class PrivateModule(pl.LightningModule):
         self._private.step(self, batch)
 
     def train_dataloader(self) -> Any:
-        """The numbers of the steps of a pass."""
-        return Steps(self._private.steps_per_epoch)
+        """The numbers of the steps of a pass; a batch is drawn when its step begins."""
+        return range(self._private.steps_per_epoch)
 
     @property
     def _private(self) -> PrivateTraining:

@@ -257,17 +257,15 @@ class BatchMemoryManager:
         max_physical_batch_size: int,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        if not isinstance(data_loader, PrivateLoader) or not isinstance(
-            data_loader.listener, PrivateStep
-        ):
+        if not isinstance(data_loader, PrivateLoader):
             raise ValueError("data_loader is not private; pass the one that make_private returned")
-        if data_loader.listener.optimizer is not optimizer:
+        if data_loader.step.optimizer is not optimizer:
             raise ValueError(
                 "the optimizer belongs to another engine than data_loader; pass what make_private"
                 " returned"
             )
         check_integer("max_physical_batch_size", max_physical_batch_size, 1)
-        self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
+        self._step, self._loader = data_loader.step, data_loader.cut(max_physical_batch_size)
 
     def __enter__(self) -> PrivateLoader:
         """Return the loader of physical batches."""
