@@ -166,7 +166,7 @@ def _stamp(figure: Figure, text: str) -> None:
 
 
 def _label(axes: Axes, text: str) -> None:
-    """Write the name of the vertical axis above the axis."""
+    """Write a name above axes, such as that of the vertical axis."""
     axes.set_title(
         text,
         fontsize=10,
@@ -803,29 +803,7 @@ def partition(
     table, kinds = counts(labels, pieces)
     names = [str(i) for i in range(len(table))] if clients is None else list(clients)
     height = min(12.0, 1.9 + 0.3 * len(table))
-    figure = Figure(
-        figsize=(8.4, height),
-        facecolor=PAPER,
-        dpi=150,
-    )
-    FigureCanvasAgg(figure)
-    figure.text(
-        0.04,
-        1 - 0.3 / height,
-        title,
-        fontsize=13.5,
-        fontweight="bold",
-        color=INK,
-        va="center",
-    )
-    figure.text(
-        0.04,
-        1 - 0.6 / height,
-        caption,
-        fontsize=9.5,
-        color=MUTED,
-        va="center",
-    )
+    figure = _figure(8.4, height, title, caption)
     longest = max(map(len, names))
     left = 0.08 + 0.009 * longest
     bottom = 0.62 / height
@@ -846,13 +824,7 @@ def partition(
         cells.yaxis.set_major_locator(MaxNLocator(12, integer=True))
     cells.set_xlabel("label", color=MUTED, fontsize=9)
     cells.set_ylabel("client", color=MUTED, fontsize=9)
-    cells.set_title(
-        "records of each label",
-        fontsize=10,
-        color=INK,
-        loc="left",
-        pad=7,
-    )
+    _label(cells, "records of each label")
     _draw_totals(sizes, table.sum(1))
     for axes in (cells, sizes):
         axes.tick_params(
@@ -885,13 +857,7 @@ def _write_counts(axes: Any, table: NDArray[np.int64]) -> None:
 
 def _draw_totals(axes: Any, totals: NDArray[np.int64]) -> None:
     axes.barh(range(len(totals)), totals, color=SPENT, height=0.62)
-    axes.set_title(
-        "all records",
-        fontsize=10,
-        color=INK,
-        loc="left",
-        pad=7,
-    )
+    _label(axes, "all records")
     axes.tick_params(labelleft=False)
     axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
     axes.grid(
