@@ -326,10 +326,7 @@ def audit_folder(
     verdict = _run_audits(prepared, kinds, canaries, runs, weights, console)
     card = card_finding(folder.ledger, prepared.plan, config.device)
     verdict = replace(verdict, ledger=ledger, card=card)
-    described = verdict.describe()
-    folder.write_json(folder.path / "audit.json", described)
-    _write_into_card(folder, verdict, described)
-    return verdict
+    return _write_verdict(folder, verdict)
 
 
 def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
@@ -364,10 +361,7 @@ def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
         detail=card_problem or "ε, its meaning, mechanism, pages and weights fit the ledger",
     )
     verdict = Verdict(ledger=ledger, card=card)
-    described = verdict.describe()
-    folder.write_json(folder.path / "audit.json", described)
-    _write_into_card(folder, verdict, described)
-    return verdict
+    return _write_verdict(folder, verdict)
 
 
 def _find_release_problem(facts: Mapping[str, Any]) -> str:
@@ -378,13 +372,15 @@ def _find_release_problem(facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
-    """Write a verdict into the card.
+def _write_verdict(folder: RunFolder, verdict: Verdict) -> Verdict:
+    """Write a verdict into `audit.json` and into the card, and return it.
 
     A card too damaged to be shown stays as it is, and audit.json says so.
     """
+    described = verdict.describe()
+    folder.write_json(folder.path / "audit.json", described)
     if verdict.card is None:
-        return
+        return verdict
     try:
         card = json.loads(folder.card.read_text("utf-8"))
         before = card.get("audit", {})
@@ -399,8 +395,9 @@ def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, A
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         if verdict.card.passed:
             raise
-        return
+        return verdict
     write_card_files(folder.path, card)
+    return verdict
 
 
 def ledger_finding(path: Path, plan: Plan) -> Finding:
