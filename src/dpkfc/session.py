@@ -205,25 +205,6 @@ class GradientTally:
             _log.warning(_ONLY_NOISE)
 
 
-def warn_of_other_releases(releases: int, left: int | None) -> None:
-    """Warn that a session begins at new weights on a ledger that was in use.
-
-    A script that crashed and was started again does this.
-
-    Args:
-        releases: the releases in the ledger that the session neither made nor restored. There is no
-            warning for 0.
-        left: the releases that the plan still allows.
-    """
-    if releases:
-        warnings.warn(
-            f"the ledger holds {releases} releases from before; this session begins at new weights "
-            f"and has {left} left. Go on from a checkpoint with session.restore(), or take a new "
-            "ledger: then both ε add up",
-            stacklevel=4,  # the caller of Session.step
-        )
-
-
 def check_dataset(dataset: Any) -> None:
     """Refuse an object that holds data, but not record i under the index i.
 
@@ -641,8 +622,14 @@ class Session:
             )
         )
         self._ranks.run_on_all(self._weights.check)
-        if self._is_first_step and self._ranks.is_rank0:
-            warn_of_other_releases(self._other_releases, self.ledger.remaining)
+        if self._is_first_step and self._ranks.is_rank0 and self._other_releases:
+            # A script that crashed and was started again begins at new weights.
+            warnings.warn(
+                f"the ledger holds {self._other_releases} releases from before; this session begins"
+                f" at new weights and has {self.ledger.remaining} left. Go on from a checkpoint"
+                " with session.restore(), or take a new ledger: then both ε add up",
+                stacklevel=3,  # the caller of Session.step
+            )
 
     def _release(self, clipped: ClippedSum) -> Released:
         """Make the release of this step. Audits override this method to see both."""

@@ -450,7 +450,14 @@ class BatchRecording:
             self.gradients = [self._parameter_gradients([loss], None)]
             return
         factor = self._sum_factor(state)
-        self._check_unaltered()
+        assert self.tracker is not None
+        altered = self._altered or self.tracker.altered
+        if altered is not None:
+            # No proof covers what the script did to its batch or its loss.
+            raise ValueError(
+                f"between loader and loss.backward() stands {altered.operation}: "
+                f"{altered.reason[:80]}"
+            )
         total = loss * factor
         if self._model_calls:
             self._differentiate_singles(total)
@@ -462,20 +469,6 @@ class BatchRecording:
             return
         self.exact = failure
         self._differentiate_singles(total)
-
-    def _check_unaltered(self) -> None:
-        """Refuse what the script did to its batch or its loss if no proof covers it.
-
-        Raises:
-            ValueError: by name of the operation.
-        """
-        assert self.tracker is not None
-        altered = self._altered or self.tracker.altered
-        if altered is not None:
-            raise ValueError(
-                f"between loader and loss.backward() stands {altered.operation}: "
-                f"{altered.reason[:80]}"
-            )
 
     def reaches_the_model(self, x: Tensor) -> bool:
         """Return whether a tensor depends on a trainable parameter of the model."""

@@ -222,20 +222,6 @@ def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
     )
 
 
-def step_schedules(trainer: Any, releases: int) -> None:
-    """Step every schedule whose `interval` and `frequency` say so, where a step is a release.
-
-    Args:
-        trainer: in a training step, whose release has been made.
-        releases: made so far.
-    """
-    passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
-    for config in trainer.lr_scheduler_configs:
-        count = releases if config.interval == "step" else passes
-        if count and count % config.frequency == 0:
-            config.scheduler.step()
-
-
 # --------------------------------------------------------------------------------------------------
 
 _KEY = "dpkfc_session"
@@ -356,7 +342,12 @@ class PrivateTraining(pl.Callback):
 
         with torch.autocast(device, enabled=False), module.mark_release():
             session.step(next(self._batches), losses)
-        step_schedules(trainer, session.steps_done)
+        # Schedules are stepped as their `interval` and `frequency` say, where a step is a release.
+        passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
+        for config in trainer.lr_scheduler_configs:
+            count = session.steps_done if config.interval == "step" else passes
+            if count and count % config.frequency == 0:
+                config.scheduler.step()
         last = session.steps_done >= self.plan.steps
         if last or (
             trainer.log_every_n_steps and session.steps_done % trainer.log_every_n_steps == 0

@@ -312,7 +312,15 @@ class Budget:
         before = total_epsilon(costs, state.delta)
         after = total_epsilon([*costs, own], state.delta)
         if not after <= state.epsilon:
-            raise BudgetExhausted(self._refusal(state, plan, own, before, after))
+            fitting = _fitting_epsilon(costs, plan.delta, own, state)
+            advice = "name another budget"
+            if fitting:
+                advice = f"plan for ε = {fitting:g}, or {advice}"
+            left = max(0.0, state.epsilon - before)
+            raise BudgetExhausted(
+                f"the budget {self.path.name} has ε = {left:.3g} of {state.epsilon:g} left, this"
+                f" run takes the total to {after:.4g} at δ = {state.delta:g}; {advice}"
+            )
         now = datetime.datetime.now(datetime.timezone.utc)
         return Charge(
             ledger=ledger,
@@ -352,26 +360,6 @@ class Budget:
             delta=self.delta,
             before=charge.before,
             after=charge.after,
-        )
-
-    def _refusal(
-        self,
-        state: _State,
-        plan: PlanBase,
-        own: tuple[dp_accounting.DpEvent, int],
-        before: float,
-        after: float,
-    ) -> str:
-        """Return what is left, and the ε of a plan that fits."""
-        costs = [charge.cost for charge in state.charges]
-        fitting = _fitting_epsilon(costs, plan.delta, own, state)
-        advice = "name another budget"
-        if fitting:
-            advice = f"plan for ε = {fitting:g}, or {advice}"
-        left = max(0.0, state.epsilon - before)
-        return (
-            f"the budget {self.path.name} has ε = {left:.3g} of {state.epsilon:g} left, this run"
-            f" takes the total to {after:.4g} at δ = {state.delta:g}; {advice}"
         )
 
 
