@@ -24,7 +24,7 @@ MACHINE = {"fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
 LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
-LIBRARY |= {"callbacks", "early_stopping"}
+LIBRARY |= {"callbacks"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
     "_checks": set(),
@@ -32,7 +32,6 @@ ALLOWED = {
     "linalg": set(),
     "tracking": set(),
     "checkpoint": set(),
-    "early_stopping": set(),
     "terminal": set(),
     "data": set(),
     "fsdp": {"gradients"},  # for types only

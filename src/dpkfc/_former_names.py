@@ -15,6 +15,7 @@ FORMER_MODULES = {
     "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
     "dpkfc.data.public": "dpkfc.data.checks",
     "dpkfc.data.units": "dpkfc.data.sampling",
+    "dpkfc.early_stopping": "dpkfc.callbacks",
     "dpkfc.entropy": "dpkfc.privacy.rng",
     "dpkfc.federated.app": "dpkfc.federated.flower",
     "dpkfc.federated.partition": "dpkfc.federated.simulation",

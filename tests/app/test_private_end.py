@@ -21,7 +21,7 @@ from dpkfc.app.recipes.recipe import cross_entropy
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
-from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
+from dpkfc.callbacks import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
 from dpkfc.privacy.mechanism import ExtraRelease, release_vector

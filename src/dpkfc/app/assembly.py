@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
+from dpkfc.callbacks import NORM, PURPOSE
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
@@ -36,7 +37,6 @@ from dpkfc.curvature.probes import (
     WhiteNoise,
 )
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
-from dpkfc.early_stopping import NORM, PURPOSE
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
