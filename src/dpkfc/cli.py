@@ -130,7 +130,10 @@ def calibrate(
     from dpkfc.report.accounts import plan_table
 
     config = PrivacyConfig(
-        expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
+        expected_batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        sampler=sampler,
     )
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
@@ -167,7 +170,10 @@ def epsilon(
     if not (dataset_size and batch_size):
         raise ValueError("give --dataset-size and --batch-size, or --sample-rate")
     config = PrivacyConfig(
-        expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
+        expected_batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        sampler=sampler,
     )
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 

@@ -90,7 +90,12 @@ class _PrivateEstimator(BaseEstimator):
     def _read_rows(self, X: Any, *, reset: bool) -> NDArray[np.float64]:
         """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked."""
         rows = validate_data(
-            self, X, reset=reset, dtype=None, ensure_all_finite=False, estimator=self
+            self,
+            X,
+            reset=reset,
+            dtype=None,
+            ensure_all_finite=False,
+            estimator=self,
         )
         return parse_numbers(np.asarray(rows))
 

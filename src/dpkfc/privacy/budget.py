@@ -473,7 +473,13 @@ def _parse(text: str, name: str) -> _State:
         ) from None
     if not text.endswith("\n"):
         text += "\n"
-    return _State(text=text, people=people, epsilon=epsilon, delta=delta, charges=charges)
+    return _State(
+        text=text,
+        people=people,
+        epsilon=epsilon,
+        delta=delta,
+        charges=charges,
+    )
 
 
 def _read_charge(row: Mapping[str, Any]) -> Charge:

@@ -383,7 +383,12 @@ def release(
     else:
         gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal)
     variance = (plan.stddev / plan.expected_batch_size) ** 2
-    return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
+    return Released(
+        gradients=gradients,
+        noise_variance=variance,
+        step=step,
+        release=number,
+    )
 
 
 class VectorPlan(Protocol):
