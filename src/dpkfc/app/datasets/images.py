@@ -24,7 +24,6 @@ from dpkfc.app.datasets.formats import (
     damaged_error,
     decode_delta,
     hold_out,
-    import_optional,
     one_line,
     read_npz,
     unreadable_error,
@@ -252,10 +251,13 @@ def _unpack(file: IO[bytes]) -> IO[bytes]:
 
 def _reduce(file: Any) -> np.ndarray:
     """Return one JPEG file as uint8 `[32, 32, 3]`, each pixel the mean of those it replaces."""
-    Image = import_optional(
-        "PIL.Image",
-        "faces of UTKFace are JPEG files, and Pillow is not installed: pip install 'dpkfc[data]'",
-    )
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DatasetError(
+            "faces of UTKFace are JPEG files, and Pillow is not installed: pip install"
+            " 'dpkfc[data]'"
+        ) from None
     with Image.open(file) as image:
         small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
         return np.asarray(small)
