@@ -193,7 +193,8 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
         away = start + h * np.arange(index, end) - epsilon
         if not away.size:
             return -math.inf
-        factors = -np.expm1(-away) * np.exp(-tilt * (away - away[0]))
+        decay = np.exp(-tilt * (away - away[0]))
+        factors = -np.expm1(-away) * decay
         masses = composed[index : index + away.size]
         tail = float(factors @ masses)
         log_tail = math.log(max(tail, 1e-300))

@@ -176,9 +176,11 @@ class NoiseStream(_Stream):
         if workers <= 1:
             _fill_chunks(out, key, draw, range(chunks))
         else:
-            spans = [
-                range(i * chunks // workers, (i + 1) * chunks // workers) for i in range(workers)
-            ]
+            spans = []
+            for worker in range(workers):
+                begin = worker * chunks // workers
+                end = (worker + 1) * chunks // workers
+                spans.append(range(begin, end))
             with ThreadPoolExecutor(max_workers=workers) as pool:
                 list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
         return out
@@ -288,8 +290,11 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
     radius *= -2.0
     np.sqrt(radius, out=radius)
     scale = radius.astype(out.dtype, copy=False)
-    np.multiply(np.cos(angle), scale, out=out[:half])
-    np.multiply(np.sin(angle[: out.size - half]), scale[: out.size - half], out=out[half:])
+    cosines = np.cos(angle)
+    np.multiply(cosines, scale, out=out[:half])
+    rest = out.size - half
+    sines = np.sin(angle[:rest])
+    np.multiply(sines, scale[:rest], out=out[half:])
 
 
 class SamplingStream(_Stream):
