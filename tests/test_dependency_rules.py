@@ -20,43 +20,32 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dpkfc"
 
-MACHINE = {"entropy", "fsdp", "distributed", "memory", "rng_state"}
+MACHINE = {"fsdp", "distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
-LIBRARY |= {"features", "preconditioning", "private_step", "checkpoint", "config", "session"}
-LIBRARY |= {"callbacks", "early_stopping"}
+LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
+LIBRARY |= {"callbacks"}
 EVERYWHERE = {"_checks", "_former_names"}
 ALLOWED = {
     "_checks": set(),
     "_former_names": set(),
     "linalg": set(),
     "tracking": set(),
-    "entropy": set(),
     "checkpoint": set(),
-    "early_stopping": set(),
     "terminal": set(),
     "data": set(),
     "fsdp": {"gradients"},  # for types only
-    "rng_state": {"entropy", "gradients"},  # for types only
+    "rng_state": {"privacy", "gradients"},  # fresh keys; layers for types only
     "distributed": {"fsdp"},
     "memory": {"distributed"},
-    "privacy": {"entropy"},
+    "privacy": set(),
     "gradients": {"linalg", "tracking", "fsdp", "memory", "rng_state"},
     "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},
     "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},
     "callbacks": {"curvature", "distributed"},  # for types only
-    "preconditioning": MACHINE | {"linalg", "privacy", "gradients", "curvature"},
-    "private_step": {
-        "distributed",
-        "fsdp",
-        "linalg",
-        "gradients",
-        "postprocess",
-        "preconditioning",
-        "privacy",
-    },
+    "private_step": MACHINE | {"linalg", "privacy", "gradients", "curvature", "postprocess"},
     "config": {"linalg", "data", "gradients", "curvature", "postprocess", "privacy"},
     "session": LIBRARY | {"report"},  # `write_card` imports it when it is called
     "": LIBRARY,  # dpkfc/__init__.py

@@ -38,8 +38,7 @@ SINGLE_IMPORTERS = {
     "audit.statistics",  # statistical tests of noise and sampler
     "gradients.shared_parameters",  # parameters that meet the examples outside of a layer
     "features.scales",  # scales of features from synthetic images
-    "integrations._opacus_batch",  # one batch of a script, from the loader to the backward pass
-    "integrations._opacus_step",  # a step of the optimizer as a private step
+    "integrations._opacus_loader",  # the loader, whose batches a plan draws
     "tracking.batch_rules",  # the table of rules
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.

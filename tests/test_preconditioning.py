@@ -14,8 +14,8 @@ from torch import nn
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Elementwise
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import Released
+from dpkfc.private_step import PreconditionerManager
 
 
 class Noted(Preconditioner):

@@ -8,7 +8,7 @@ factors and noise.
 from __future__ import annotations
 
 from dpkfc._former_names import register_former_modules
-from dpkfc.callbacks import Callback, StepReport
+from dpkfc.callbacks import Callback, EarlyStopping, StepReport
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature import (
@@ -28,7 +28,6 @@ from dpkfc.curvature import (
     WhiteNoise,
     generated_text,
 )
-from dpkfc.early_stopping import EarlyStopping
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.memory import keep_freed_memory
 from dpkfc.postprocess import (

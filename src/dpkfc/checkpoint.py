@@ -535,15 +535,12 @@ def write_weights_record(ledger: Path, record: WeightsRecord) -> None:
     """Write the record next to its ledger; a crash leaves the old one or the new one.
 
     Raises:
-        OSError: the disk cannot take it.
+        CheckpointError: the disk cannot take it.
     """
     path = weights_record_path(ledger)
     content = {"format": _RECORD_FORMAT, **asdict(record)}
-    part = path.with_name(path.name + ".part")
     text = json.dumps(content | {"hash": _digest_manifest(content)}, indent=1) + "\n"
-    part.write_text(text, "utf-8")
-    _sync(part)
-    part.replace(path)
+    place_file(path, lambda part: part.write_text(text, "utf-8"))
     _sync(path.parent)
 
 
@@ -623,11 +620,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
             f"the checkpoint belongs to another optimizer: it has no {min(missing)!r} for "
             f"{type(optimizer).__name__}"
         )
-
-
-def plain_entries(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a state dict that are not tensors (`get_extra_state`)."""
-    return {name: value for name, value in state.items() if not isinstance(value, Tensor)}
 
 
 def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,17 +58,14 @@ class _Commands(TyperGroup):
 
 def _describe_error(error: Exception) -> str:
     if isinstance(error, NoSuchOption):
-        return _suggest_one(f"unknown option {error.option_name!r}", error.possibilities or ())
+        hint = f"did you mean {error.possibilities[0]!r}?" if error.possibilities else "see --help"
+        return f"unknown option {error.option_name!r}; {hint}"
     text = error.format_message() if hasattr(error, "format_message") else str(error)
     # The group and its base class both suggest a command.
     text = text.split("? Did you mean")[0] + "?" if text.count("Did you mean") > 1 else text
     if isinstance(error, _KNOWN_ERRORS) or hasattr(error, "exit_code"):
         return text
     return f"{type(error).__name__}: {text} (DPKFC_DEBUG=1 shows where)"
-
-
-def _suggest_one(problem: str, known: Sequence[str]) -> str:
-    return f"{problem}; did you mean {known[0]!r}?" if known else f"{problem}; see --help"
 
 
 app = typer.Typer(
@@ -134,7 +130,10 @@ def calibrate(
     from dpkfc.report.total import plan_table
 
     config = PrivacyConfig(
-        expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
+        expected_batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        sampler=sampler,
     )
     open_console().print(plan_table(config.calibrate(epsilon, delta, dataset_size)))
 
@@ -171,7 +170,10 @@ def epsilon(
     if not (dataset_size and batch_size):
         raise ValueError("give --dataset-size and --batch-size, or --sample-rate")
     config = PrivacyConfig(
-        expected_batch_size=batch_size, epochs=epochs, steps=steps, sampler=sampler
+        expected_batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        sampler=sampler,
     )
     open_console().print(plan_table(config.with_noise(noise_multiplier, delta, dataset_size)))
 

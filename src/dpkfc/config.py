@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import os
 import warnings
@@ -17,7 +15,6 @@ from numpy.typing import NDArray
 
 from dpkfc._checks import (
     check_integer,
-    check_not_negative,
     check_one_of,
     check_optional_integer,
     check_positive,
@@ -31,10 +28,9 @@ from dpkfc.postprocess.pipeline import check_fields, check_pipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
-from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target, vacuous
-from dpkfc.privacy.extra_release import ExtraRelease
+from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, widened
+from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, ExtraRelease, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
 
 if TYPE_CHECKING:
@@ -48,116 +44,6 @@ if TYPE_CHECKING:
 # disagree.
 
 FORMAT = 1
-
-
-class PlanBase:
-    """Holds what the plan of a session and the plan of a federated run have in common."""
-
-    config: Any
-    noise_multiplier: float
-    delta: float
-    target_epsilon: float | None
-
-    def _check_noise_and_target(self) -> None:
-        """Check the noise multiplier and the target."""
-        check_not_negative("noise_multiplier", self.noise_multiplier)
-        check_target(self.target_epsilon, self.delta)
-
-    @property
-    def sensitivity(self) -> float:
-        """Return the largest change of a clipped sum between neighbouring datasets."""
-        raise NotImplementedError
-
-    @property
-    def units(self) -> int:
-        """Return the number of privacy units, which is taken as public."""
-        raise NotImplementedError
-
-    @property
-    def privacy_unit(self) -> str:
-        """Return what is added, removed or replaced between neighbouring datasets."""
-        raise NotImplementedError
-
-    @property
-    def neighbouring_relation(self) -> str:
-        """Return which datasets count as neighbours: "add_or_remove_one" or "replace_one"."""
-        raise NotImplementedError
-
-    @property
-    def extra_releases(self) -> tuple[ExtraRelease, ...]:
-        """Return the kinds of releases beside the steps."""
-        return ()
-
-    @property
-    def stddev(self) -> float:
-        """Return the standard deviation of the noise on a sum: noise_multiplier · sensitivity."""
-        return self.noise_multiplier * self.sensitivity
-
-    @property
-    def test_mode(self) -> bool:
-        """Return whether the random streams are repeatable; such a run is not private."""
-        return self.config.test_mode_seed is not None
-
-    @property
-    def certified(self) -> bool:
-        """Return whether ε is a guarantee: noise exists and is secret, and the accounting fits."""
-        return not self.caveats
-
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """Return the reasons why this run has no certified guarantee, one sentence each."""
-        reasons = []
-        if self.noise_multiplier == 0:
-            reasons.append("NOT PRIVATE: no noise is added, epsilon is infinite")
-        elif self.noise_multiplier < NEGLIGIBLE_NOISE:
-            reasons.append("NOT PRIVATE: the noise is below a thousandth of the sensitivity")
-        if self.test_mode:
-            reasons.append("NOT PRIVATE: test mode, the noise can be repeated from a seed")
-        reasons.extend(self._further_caveats())
-        vacuous_delta = vacuous(self.delta, self.units)
-        if vacuous_delta:
-            reasons.append(f"UNCERTIFIED: {vacuous_delta}")
-        return tuple(reasons)
-
-    def _further_caveats(self) -> Iterable[str]:
-        """Return reasons that only this kind of plan has."""
-        return ()
-
-    @property
-    def ledger_header(self) -> dict[str, Any]:
-        """Return what a ledger says of its plan, so that the ledger can be read alone.
-
-        The number of releases is left to the caller that opens the ledger: an engine may have no
-        limit.
-        """
-        return {
-            "certified": self.certified,
-            "rng": "repeatable" if self.test_mode else "secure",
-            "unit": self.privacy_unit,
-            "neighbouring_relation": self.neighbouring_relation,
-            "delta": self.delta,
-            "dataset_size": int(self.units),
-        }
-
-    @cached_property
-    def hash(self) -> str:
-        """Return the SHA-256 of the public description; equal hashes mean the same mechanism.
-
-        Raises:
-            ValueError: the description of the preconditioner holds something else than plain
-                values.
-        """
-        try:
-            text = json.dumps(self._mechanism(), sort_keys=True, separators=(",", ":"))
-        except TypeError as error:
-            raise ValueError(
-                f"preconditioner.describe() must return plain values that JSON can hold: {error}"
-            ) from error
-        return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-    def _mechanism(self) -> dict[str, Any]:
-        """Return all that decides what is released, without settings for speed or memory alone."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,15 +152,12 @@ class Plan(PlanBase):
         """Return the number of privacy units N."""
         return self.dataset_size
 
-    @property
-    def _curvature_is_private(self) -> bool:
-        return bool((self.config.describe_preconditioner() or {}).get("uses_private_data"))
-
     def _further_caveats(self) -> Iterable[str]:
         for kind in self.extra_releases:
             if kind.noise_multiplier < NEGLIGIBLE_NOISE:
                 yield f"NOT PRIVATE: the release for {kind.purpose} has no noise to speak of"
-        if self._curvature_is_private:
+        preconditioner = self.config.describe_preconditioner() or {}
+        if preconditioner.get("uses_private_data"):
             yield "NOT PRIVATE: curvature is measured on the private data themselves"
         if not self.sampler.certified:
             yield (
@@ -392,19 +275,15 @@ class Plan(PlanBase):
         extra = self.extra_counts
         if extra:
             header["extra"] = extra
-        if path is None:
-            return Ledger.in_memory(self.hash, header, self.steps, extra)
         return Ledger.open(path, self.hash, header, self.steps, extra)
 
     def noise_stream(self) -> NoiseStream:
         """Return a new noise stream: secure, or repeatable in test mode."""
-        seed = self.config.test_mode_seed
-        return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+        return NoiseStream(self.config.test_mode_seed)
 
     def sampling_stream(self) -> SamplingStream:
         """Return a new stream for the sampler: secure, or repeatable in test mode."""
-        seed = self.config.test_mode_seed
-        return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+        return SamplingStream(self.config.test_mode_seed)
 
     def draw(self, step: int, stream: SamplingStream) -> NDArray[np.int64]:
         """Return the indices of the examples of one logical batch, possibly none."""

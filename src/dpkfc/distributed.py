@@ -34,11 +34,6 @@ def is_launched() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def processes_started() -> int:
-    """Return the number of processes that torchrun has started on all hosts; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
-
-
 def processes_on_this_host() -> int:
     """Return the number of processes that share the memory of this host; 1 without torchrun."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if is_launched() else 1
@@ -108,7 +103,7 @@ class DistributedContext:
         """
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
-        started = processes_started()
+        started = int(os.environ.get("WORLD_SIZE", "1")) if is_launched() else 1
         if started > 1:
             raise RuntimeError(
                 f"{started} processes would spend {started} times the budget; call "

@@ -213,16 +213,10 @@ def available_bytes() -> int:
 
     They are limited by the machine and by the control group of the process.
     """
-    limits = [limit for limit in (_meminfo(), _control_group()) if limit is not None]
+    kilobytes = _read_statistic(Path("/proc/meminfo"), "MemAvailable:")
+    found = (1024 * kilobytes or None, _control_group())
+    limits = [limit for limit in found if limit is not None]
     return min(limits) if limits else _available_without_proc()
-
-
-def _meminfo() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return None
 
 
 # For both versions of control groups: folder, limit, use, and the part of the use that the system

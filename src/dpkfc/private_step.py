@@ -8,22 +8,283 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from dpkfc.distributed import DistributedContext, RankLost
-from dpkfc.fsdp import divided_as
+from dpkfc.curvature.base import Preconditioner, PreconditionerState
+from dpkfc.curvature.probe_pass import (
+    Capture,
+    check_same_probe,
+    copy_to_device,
+    digest_of_probes,
+    preserve_model,
+    run_probe,
+)
+from dpkfc.curvature.refresh import SCALE_SIZE
+from dpkfc.distributed import DistributedContext, RankLost, advice, check_in_step
+from dpkfc.fsdp import divided_as, is_divided, reshard
+from dpkfc.gradients.clipped_sum import capture
+from dpkfc.gradients.clipping import diagonal_metric
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
+from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, MechanismPlan, Released, release
 from dpkfc.privacy.rng import NoiseStream
+from dpkfc.rng_state import device_of
 
 _SINGLE_PROCESS = DistributedContext()
+T = TypeVar("T")
+
+# --------------------------------------------------------------------------------------------------
+# Probe examples in one forward pass of a refresh: no more than a step of the run holds.
+#
+# A refresh holds the factors of all layers next to its micro-batch. Below the number of examples on
+# which the scale of a metric is measured, the micro-batch is therefore half of what a step holds:
+# these examples run through the model a second time in any case. With all of them in one
+# micro-batch they run once, which halving would undo.
+#
+# The number follows from public settings. With "auto" it also follows from the memory that passes
+# over the PROBE take. It never follows from the micro-batch size that steps have found: private
+# batches have decided that, and no noise protects the last bits of a metric, which depend on how
+# sums are cut.
+
+
+def refresh_microbatch_size(config: Preconditioner, most: int) -> int | None:
+    """Return the probe examples of one forward pass, at least 1; None if it must not be changed.
+
+    Args:
+        config: the preconditioner.
+        most: examples that a step holds.
+    """
+    size = config.microbatch_size
+    if size is None:
+        return None
+    rows = min(size, most)
+    if rows >= min(size, SCALE_SIZE, config.fewest_probe_examples):
+        return rows
+    return -(-rows // 2)
+
+
+class ProbeRows:
+    """The probe micro-batch size of all refreshes of one run.
+
+    Args:
+        most: examples that a step holds; None leaves preconditioners as they are.
+        automatic: whether a refresh tries fewer when memory runs out; otherwise that is an error.
+    """
+
+    def __init__(self, most: int | None = None, automatic: bool = False) -> None:
+        self._most = most
+        self._size = MicroBatchSize(automatic=automatic, what="probe example")
+
+    def measure(
+        self,
+        config: Preconditioner,
+        model: nn.Module,
+        capture: Capture,
+        step: int,
+        *,
+        ranks: DistributedContext,
+        device: torch.device,
+    ) -> None:
+        """Bound the size by the bytes of a few probe examples, before the first automatic refresh.
+
+        Args:
+            config: the preconditioner.
+            model: run on the probe, and left as it is.
+            capture: as for `build`.
+            step: names the probe's random stream.
+            ranks: the processes, which all take the smallest bound; one process if one builds.
+            device: of the model.
+        """
+        rows = self._rows(config)
+        specs = config.probe_specs(step)
+        if rows is None or not specs or not self._size.automatic or self._size.bound is not None:
+            return
+
+        def run_examples(count: int) -> None:
+            spec = replace(specs[0], size=count, chunk=count)
+            with preserve_model(model), torch.no_grad():
+                for microbatch in run_probe(model, capture, spec):
+                    for name in microbatch.blocks:
+                        microbatch.blocks[name].explicit()
+
+        self._size.measure(run_examples, rows, device)
+        self._size.bound = min(ranks.all_gather(min(rows, self._size.bound or rows)))
+
+    def fit(self, config: Preconditioner, build: Callable[[Preconditioner], T]) -> T:
+        """Return the result of `build` with the largest micro-batch size that fits.
+
+        Args:
+            config: the preconditioner.
+            build: builds with a preconditioner that differs in its micro-batch size alone, and
+                keeps nothing when it fails. It raises on all processes that build together, or on
+                none.
+
+        Raises:
+            RuntimeError: out of memory at a size that was given, or with one example.
+        """
+        rows = self._rows(config)
+        if rows is None:
+            return build(config)
+        if not self._size.automatic:
+            self._size.bound = rows
+
+        def build_with(bound: int | None) -> T:
+            return build(config.with_microbatch_size(min(rows, bound or rows)))
+
+        return self._size.fit(build_with, rows)
+
+    def _rows(self, config: Preconditioner) -> int | None:
+        """Return the micro-batch size, or None if it must not be changed."""
+        return None if self._most is None else refresh_microbatch_size(config, self._most)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class PreconditionerManager:
+    """Holds the state of the preconditioner of a run, and rebuilds it when it is due.
+
+    The state is a function of probes, released weights, releases and the step only. `refreshed`
+    lists the steps of refreshes, for the privacy card; a state from a checkpoint adds none.
+
+    Args:
+        config: the preconditioner; None is the identity.
+        model, layers: the model and its layers.
+        ranks: the processes that share a refresh.
+        rows: the probe examples that a refresh may run at once, and whether it tries fewer when
+            memory runs out; see `PrivacyConfig.refresh_rows`. The default leaves the number of the
+            preconditioner.
+    """
+
+    def __init__(
+        self,
+        config: Preconditioner | None,
+        model: nn.Module,
+        layers: Sequence[Layer],
+        ranks: DistributedContext = _SINGLE_PROCESS,
+        rows: tuple[int | None, bool] = (None, False),
+    ) -> None:
+        self._config = config
+        self._model = model
+        self._layers = layers
+        self._ranks = ranks
+        self._rows = ProbeRows(*rows)
+        self.current: PreconditionerState | None = None
+        self.past: Mapping[str, Tensor] = {}
+        self.refreshed: list[int] = []
+        self._step = 0
+
+    @property
+    def metric(self) -> Metric:
+        """The metric in which this step clips and adds noise."""
+        if self._config is None or self.current is None:
+            return {}
+        return self._config.metric_at(self.current, self._step)
+
+    def refresh(self, step: int) -> None:
+        """Rebuild the metric before a step if it is due."""
+        self._step = step
+        config = self._config
+        if config is None:
+            return
+        if self.current is not None and (self.current.step == step or not config.is_due(step)):
+            return
+        trainable = {n: p for n, p in self._model.named_parameters() if p.requires_grad}
+        check_in_step(self._ranks, trainable, "refresh")
+        self.current = self._build_on_ranks(config, step)
+        # A refresh with too little drift keeps the state, and a step is listed once.
+        if self.current.step not in self.refreshed[-1:]:
+            self.refreshed.append(self.current.step)
+
+    def _build_on_ranks(self, config: Preconditioner, step: int) -> PreconditionerState:
+        """Build on this process, on all of them together, or on the first."""
+        arguments: dict[str, Any] = {"rules": {layer.name: layer.rule for layer in self._layers}}
+        if config.uses_previous_state:
+            arguments["previous"] = self.current
+        if config.uses_past_releases:
+            arguments["past"] = self.past
+            arguments["diagonal"] = partial(diagonal_metric, self._layers)
+        ranks = self._ranks
+        if ranks.world_size == 1:
+            return self._build(config, step, _SINGLE_PROCESS, **arguments)
+        if is_divided(self._model):
+            # All processes make the same passes through a sharded model. None of them could see
+            # that
+            # another has a different probe: the difference would be taken for rounding.
+            specs = config.probe_specs(step)
+            digests = ranks.all_gather(ranks.run_on_all(partial(digest_of_probes, specs)))
+            check_same_probe(digests)
+            state = ranks.run_collective(partial(self._build, config, step, ranks, **arguments))
+        elif config.supports_distributed_build:
+            state = self._build(config, step, ranks, team=ranks, **arguments)
+        else:
+            return self._build_on_first(config, step, **arguments)
+        ranks.check_consistent(lambda: {"metric": ("", state.digest)}, advice)
+        return state
+
+    def _build(
+        self, config: Preconditioner, step: int, ranks: DistributedContext, **arguments: Any
+    ) -> PreconditionerState:
+        """Build on these processes, with a micro-batch that fits on all of them."""
+
+        def build(config: Preconditioner) -> PreconditionerState:
+            make = partial(config.build, self._model, self._capture, step, **arguments)
+            # A team retries together, or a lack of memory on one process would end the run there.
+            return ranks.run_on_all(make) if "team" in arguments else make()
+
+        device = device_of(self._layers)
+        self._rows.measure(config, self._model, self._capture, step, ranks=ranks, device=device)
+        state = self._rows.fit(config, build)
+        reshard(self._model)
+        return state
+
+    def _capture(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> Mapping[str, Any]:
+        return capture(model, self._layers, loss)
+
+    def _build_on_first(
+        self, config: Preconditioner, step: int, **arguments: Any
+    ) -> PreconditionerState:
+        """Build on the first process while the others wait, and send the state to all."""
+        cpu = torch.device("cpu")
+
+        def build() -> PreconditionerState:
+            return copy_to_device(self._build(config, step, _SINGLE_PROCESS, **arguments), cpu)
+
+        return copy_to_device(self._ranks.broadcast_from_rank0(build), device_of(self._layers))
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> PreconditionerState:
+        """Return the state of a checkpoint.
+
+        Raises:
+            ValueError: the state does not fit the model.
+        """
+        if self._config is None:
+            state = PreconditionerState.from_state_dict(tensors)
+        else:
+            state = self._config.restore_state(tensors)
+        state = state.to(device_of(self._layers))
+        shapes = {}
+        for layer in self._layers:
+            shapes[layer.name] = {role: layer.tensor(role).shape for role in layer.parameters}
+        state.check(shapes)
+        return state
+
+    def observe(self, released: Released) -> None:
+        """Show a release to a preconditioner that is made from past releases."""
+        if self._config is not None and self._config.uses_past_releases:
+            self.past = self._config.observe(released, self.past)
+
+
+# --------------------------------------------------------------------------------------------------
 
 
 class ReleasePipeline:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc.entropy import draw_key
+from dpkfc.privacy.rng import draw_key
 
 if TYPE_CHECKING:
     from dpkfc.gradients.layers import Layer

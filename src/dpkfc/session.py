@@ -30,7 +30,7 @@ from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.loading import MicroBatches, layout
-from dpkfc.data.units import make_units
+from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
@@ -46,11 +46,10 @@ from dpkfc.gradients.state import (
 from dpkfc.memory import MicroBatchSize
 from dpkfc.postprocess.optimizers import WeightAverage
 from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
-from dpkfc.private_step import ReleasePipeline, set_gradients
+from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program
 from dpkfc.verification.public_rows import PublicRows
@@ -206,25 +205,6 @@ class GradientTally:
             _log.warning(_ONLY_NOISE)
 
 
-def warn_of_other_releases(releases: int, left: int | None) -> None:
-    """Warn that a session begins at new weights on a ledger that was in use.
-
-    A script that crashed and was started again does this.
-
-    Args:
-        releases: the releases in the ledger that the session neither made nor restored. There is no
-            warning for 0.
-        left: the releases that the plan still allows.
-    """
-    if releases:
-        warnings.warn(
-            f"the ledger holds {releases} releases from before; this session begins at new weights "
-            f"and has {left} left. Go on from a checkpoint with session.restore(), or take a new "
-            "ledger: then both ε add up",
-            stacklevel=4,  # the caller of Session.step
-        )
-
-
 def check_dataset(dataset: Any) -> None:
     """Refuse an object that holds data, but not record i under the index i.
 
@@ -315,7 +295,7 @@ def record_weights(
         average: digests of its tensors with the average of the weights.
 
     Raises:
-        OSError: the disk cannot take it.
+        CheckpointError: the disk cannot take it.
     """
     if ledger.place is None:
         return
@@ -521,11 +501,6 @@ class Session:
                 " session.restore() its checkpoint, or take another ledger_path"
             )
 
-    @property
-    def has_released_weights(self) -> bool:
-        """Whether this session, or the one that it goes on from, has made a release."""
-        return self._step > 0
-
     def check_weights(self) -> None:
         """Check that the model holds weights that the ledger's releases have made.
 
@@ -647,8 +622,14 @@ class Session:
             )
         )
         self._ranks.run_on_all(self._weights.check)
-        if self._is_first_step and self._ranks.is_rank0:
-            warn_of_other_releases(self._other_releases, self.ledger.remaining)
+        if self._is_first_step and self._ranks.is_rank0 and self._other_releases:
+            # A script that crashed and was started again begins at new weights.
+            warnings.warn(
+                f"the ledger holds {self._other_releases} releases from before; this session begins"
+                f" at new weights and has {self.ledger.remaining} left. Go on from a checkpoint"
+                " with session.restore(), or take a new ledger: then both ε add up",
+                stacklevel=3,  # the caller of Session.step
+            )
 
     def _release(self, clipped: ClippedSum) -> Released:
         """Make the release of this step. Audits override this method to see both."""
@@ -774,7 +755,9 @@ class Session:
         integers = ["bits", "ones"]
         if self._device.type == "cpu":
             integers = ["tokens", *integers]  # a wrong label would end a CUDA process
-        return [partial(_draw_public_rows, record, collate, kind) for kind in integers]
+        return [
+            partial(draw_public_rows, record, collate=collate, integers=kind) for kind in integers
+        ]
 
     @property
     def unproved_operation(self) -> str:
@@ -1019,7 +1002,9 @@ class Session:
             meta["world_size"] = self._ranks.world_size
         if self._callbacks.takers:
             meta["takers"] = list(self._callbacks.takers)
-        plain = checkpoint.plain_entries(self.model.state_dict())
+        state = self.model.state_dict()
+        # What modules keep beside tensors (`get_extra_state`).
+        plain = {name: value for name, value in state.items() if not isinstance(value, Tensor)}
         if plain:
             meta["plain"] = plain
         if self.plan.test_mode:
@@ -1136,9 +1121,3 @@ class Session:
     ) -> None:
         """Close the session."""
         self.close()
-
-
-def _draw_public_rows(
-    record: Any, collate: Callable[[list[Any]], Any], integers: str, count: int
-) -> PublicRows:
-    return draw_public_rows(record, count, collate, integers)

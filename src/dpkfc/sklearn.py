@@ -12,7 +12,8 @@ import operator
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,19 @@ _NOT_PRIVATE = {
 }
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateEstimator(BaseEstimator):
     """Holds what all estimators do: public scales, one session a fit, and the card."""
+
+    epsilon: float = 1.0
+    delta: float = 1e-5
+    bounds: Any = None
+    method: str = "dp-kfc"
+    steps: int = 100
+    batch_size: int | None = None
+    learning_rate: float = 1.0
+    max_grad_norm: float | None = None
+    random_state: Any = None
 
     def __sklearn_tags__(self) -> Any:
         """Return scikit-learn's tags: noise is never seeded; NaN and texts count as missing."""
@@ -78,7 +90,12 @@ class _PrivateEstimator(BaseEstimator):
     def _read_rows(self, X: Any, *, reset: bool) -> NDArray[np.float64]:
         """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked."""
         rows = validate_data(
-            self, X, reset=reset, dtype=None, ensure_all_finite=False, estimator=self
+            self,
+            X,
+            reset=reset,
+            dtype=None,
+            ensure_all_finite=False,
+            estimator=self,
         )
         return parse_numbers(np.asarray(rows))
 
@@ -126,7 +143,10 @@ class _PrivateEstimator(BaseEstimator):
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         plan = self._plan(len(rows), seed, likelihood)
         self._warn_of_another_fit(plan)
-        module = build_seeded(lambda: self._build_module(outputs), seed)
+        # The initial weights are a function of a public seed alone.
+        with preserve_generators():
+            seed_generators(seed)
+            module = self._build_module(outputs)
         optimizer = torch.optim.SGD(module.parameters(), lr=float(self.learning_rate))
         data = (torch.as_tensor(self._scale(rows), dtype=torch.float32), targets)
         generator = torch.Generator().manual_seed(seed)
@@ -239,8 +259,12 @@ class _PrivateEstimator(BaseEstimator):
         return outputs
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
     """Trains a module whose outputs are the logits of public classes."""
+
+    classes: Any = None
+    class_weights: Mapping[Any, float] | None = None
 
     def fit(self, X: Any, y: Any) -> Any:
         """Train under (ε, δ); each call spends its ε.
@@ -316,6 +340,7 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         return self.classes_[positions]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPLogisticRegression(_PrivateClassifier):
     """Logistic regression under (ε, δ)-differential privacy.
 
@@ -351,32 +376,7 @@ class DPLogisticRegression(_PrivateClassifier):
         number of rows, their types and all arguments are public.
     """
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        classes: Any = None,
-        class_weights: Mapping[Any, float] | None = None,
-        method: str = "dp-kfc",
-        steps: int = 100,
-        batch_size: int | None = None,
-        learning_rate: float = 4.0,
-        max_grad_norm: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.class_weights = class_weights
-        self.method = method
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.random_state = random_state
+    learning_rate: float = 4.0
 
     def _build_module(self, outputs: int) -> nn.Module:
         layer = nn.Linear(self.n_features_in_, outputs)
@@ -400,6 +400,7 @@ class DPLogisticRegression(_PrivateClassifier):
         return intercepts
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPMLPClassifier(_PrivateClassifier):
     """A small neural network for classes under (ε, δ)-differential privacy.
 
@@ -411,39 +412,14 @@ class DPMLPClassifier(_PrivateClassifier):
     Guarantee: As of `DPLogisticRegression`.
     """
 
-    def __init__(
-        self,
-        *,
-        hidden_layer_sizes: Sequence[int] = (32,),
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        classes: Any = None,
-        class_weights: Mapping[Any, float] | None = None,
-        method: str = "dp-kfc",
-        steps: int = 100,
-        batch_size: int | None = None,
-        learning_rate: float = 3.0,
-        max_grad_norm: float | None = None,
-        random_state: Any = None,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.classes = classes
-        self.class_weights = class_weights
-        self.method = method
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.random_state = random_state
+    hidden_layer_sizes: Sequence[int] = (32,)
+    learning_rate: float = 3.0
 
     def _build_module(self, outputs: int) -> nn.Module:
         return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
     """A small neural network for numbers under (ε, δ)-differential privacy.
 
@@ -457,32 +433,9 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
     Guarantee: As of `DPLogisticRegression`.
     """
 
-    def __init__(
-        self,
-        *,
-        target_bounds: Any = None,
-        hidden_layer_sizes: Sequence[int] = (32,),
-        epsilon: float = 1.0,
-        delta: float = 1e-5,
-        bounds: Any = None,
-        method: str = "dp-kfc",
-        steps: int = 100,
-        batch_size: int | None = None,
-        learning_rate: float = 1.0,
-        max_grad_norm: float = 1.0,
-        random_state: Any = None,
-    ) -> None:
-        self.target_bounds = target_bounds
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.epsilon = epsilon
-        self.delta = delta
-        self.bounds = bounds
-        self.method = method
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_grad_norm = max_grad_norm
-        self.random_state = random_state
+    target_bounds: Any = None
+    hidden_layer_sizes: Sequence[int] = (32,)
+    max_grad_norm: float | None = 1.0
 
     def _build_module(self, outputs: int) -> nn.Module:
         return build_network(self.n_features_in_, self.hidden_layer_sizes, outputs)
@@ -671,13 +624,6 @@ def encode_classes(labels: Sequence[Any], classes: Sequence[Any]) -> list[int]:
             code = _NO_CLASS
         codes.append(code)
     return codes
-
-
-def build_seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Return a module whose initial weights are a function of a public seed alone."""
-    with preserve_generators():
-        seed_generators(seed)
-        return build()
 
 
 def expected_failed_checks(estimator: BaseEstimator) -> dict[str, str]:

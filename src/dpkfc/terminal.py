@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 INTERRUPTED = 130  # exit code after Ctrl-C
 
@@ -18,6 +20,21 @@ def open_console() -> Console:
     """Return the console of results, wide enough for tables if there is no terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=140)
+
+
+def make_table(*columns: str, right: Collection[str] = (), title: str | None = None) -> Table:
+    """Return an empty table whose cells break where a terminal is narrow.
+
+    Args:
+        columns: their headings.
+        right: headings of the columns whose cells stand at the right.
+        title: above the table.
+    """
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for column in columns:
+        justify: Literal["left", "right"] = "right" if column in right else "left"
+        table.add_column(column, overflow="fold", justify=justify)
+    return table
 
 
 def print_error(text: str) -> None:

@@ -21,11 +21,10 @@ from dpkfc.app.recipes.recipe import cross_entropy
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import prepare, read_settings, resume, run
-from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
+from dpkfc.callbacks import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import event_from_dict, total_epsilon
-from dpkfc.privacy.extra_release import ExtraRelease
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError, verify
-from dpkfc.privacy.mechanism import release_vector
+from dpkfc.privacy.mechanism import ExtraRelease, release_vector
 from dpkfc.report.verify import verify_ledger
 
 PRIVATE = {

@@ -4,6 +4,7 @@ workers.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import OrderedDict, UserDict
 
@@ -30,6 +31,14 @@ class Squares(Dataset):
         return torch.tensor(float(index**2)), index
 
 
+@contextlib.contextmanager
+def cut_batches(source, bound=None, **options):
+    """Yield a function that loads the micro-batches of at most `bound` examples."""
+    batches = MicroBatches(source, **options)
+    yield lambda indices: batches.load(split(indices, bound))
+    batches.close()
+
+
 def double(examples):
     return 2 * torch.stack([x for x, _ in examples])
 
@@ -49,7 +58,8 @@ def test_parts_are_bounded_nearly_equal_and_lose_nothing(indices, bound):
 
 @pytest.mark.parametrize("source", [(X, Y), [X, Y], TensorDataset(X, Y)])
 def test_tensors_are_indexed_at_once(source):
-    batches = list(MicroBatches(source, 3)(np.array([4, 9, 1, 19])))
+    with cut_batches(source, 3) as micro:
+        batches = list(micro(np.array([4, 9, 1, 19])))
     assert [len(b) for b in batches] == [2, 2]
     assert torch.equal(torch.cat([x for x, _ in batches]), X[[4, 9, 1, 19]])
     assert torch.equal(torch.cat([y for _, y in batches]), torch.tensor([4, 9, 1, 19]))
@@ -58,8 +68,8 @@ def test_tensors_are_indexed_at_once(source):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_map_style_dataset_with_and_without_workers(workers):
-    with MicroBatches(Squares(), 4, num_workers=workers) as micro:
-        assert len(micro) == 20
+    assert len(MicroBatches(Squares())) == 20
+    with cut_batches(Squares(), 4, num_workers=workers) as micro:
         for indices in ([3, 5, 7, 11, 13], [], [2]):
             batches = list(micro(indices))
             assert [i for _, y in batches for i in y.tolist()] == indices
@@ -75,17 +85,19 @@ def test_a_map_style_dataset_with_and_without_workers(workers):
     "source", [Squares(), (torch.arange(20.0) ** 2, Y)], ids=["map-style", "tensors"]
 )
 def test_the_callers_own_collate(source, workers):
-    with MicroBatches(source, 2, collate_fn=double, num_workers=workers) as micro:
+    with cut_batches(source, 2, collate_fn=double, num_workers=workers) as micro:
         assert [x.tolist() for x in micro([1, 2, 3])] == [[2.0, 8.0], [18.0]]
 
 
 @pytest.mark.parametrize("source", [(X, Y), Squares()])
 def test_an_empty_batch_has_no_micro_batches(source):
-    assert list(MicroBatches(source, 4)(np.array([], dtype=np.int64))) == []
+    with cut_batches(source, 4) as micro:
+        assert list(micro(np.array([], dtype=np.int64))) == []
 
 
 def test_one_part_without_a_bound():
-    assert len(list(MicroBatches((X, Y))(range(20)))) == 1
+    with cut_batches((X, Y)) as micro:
+        assert len(list(micro(range(20)))) == 1
 
 
 def test_collate_is_the_same_for_both_kinds():
@@ -96,7 +108,7 @@ def test_collate_is_the_same_for_both_kinds():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="max_physical_batch_size must be >= 1, got 0"):
-        MicroBatches((X, Y), 0)
+        split([1], 0)
     with pytest.raises(ValueError, match="num_workers must be >= 0, got -1"):
         MicroBatches((X, Y), num_workers=-1)
     with pytest.raises(ValueError, match=r"must have one length, got \[19, 20\]"):
@@ -104,11 +116,11 @@ def test_bad_input():
     with pytest.raises(ValueError, match="generator has no length or no indices; .* map-style"):
         MicroBatches(i for i in range(3))
     with pytest.raises(IndexError, match="index 20 is outside the dataset of 20 examples"):
-        MicroBatches((X, Y))([0, 20])
+        MicroBatches((X, Y)).load(split([0, 20], None))
     with pytest.raises(IndexError, match="index -1 is outside"):
-        MicroBatches((X, Y))([-1])
+        MicroBatches((X, Y)).load(split([-1], None))
     with pytest.raises(ValueError, match=r"must be a vector, got an array of shape \(1, 2\)"):
-        MicroBatches((X, Y))([[1, 2]])
+        split([[1, 2]], None)
 
 
 class Encoding(UserDict):
@@ -127,7 +139,7 @@ def encoded(rows):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_mappings_of_another_kind_become_dicts(workers):
     rows = [(torch.full((2,), i), i) for i in range(4)]
-    with MicroBatches(rows, 2, encoded, num_workers=workers) as batches:
+    with cut_batches(rows, 2, collate_fn=encoded, num_workers=workers) as batches:
         for batch in [*batches([0, 1, 2, 3]), collate(rows, np.arange(2), encoded)]:
             assert (
                 isinstance(batch, dict)

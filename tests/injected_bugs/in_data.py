@@ -21,10 +21,10 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.data.sampling import FixedSize, Poisson
 from dpkfc.gradients import clipped_sum
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy import ledger
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.rng import SamplingStream
+from dpkfc.private_step import PreconditionerManager
 from dpkfc.session import Session
 from dpkfc.tracking import BatchAxis, Tracker
 from tests.injected_bugs.leak import Leak, noting_batches, noting_sums, swapped

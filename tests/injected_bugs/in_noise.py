@@ -11,11 +11,10 @@ import torch
 from dpkfc import session
 from dpkfc.config import Plan
 from dpkfc.data.sampling import FixedSize
-from dpkfc.entropy import draw_key
 from dpkfc.postprocess.pipeline import read_out
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.mechanism import Released
-from dpkfc.privacy.rng import NoiseStream
+from dpkfc.privacy.rng import NoiseStream, draw_key
 from dpkfc.session import Session
 from tests.injected_bugs.leak import Leak, Patch, noting_batches, swapped
 from tests.injected_bugs.subjects import C

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dpkfc.integrations.opacus as ours
 from dpkfc.checkpoint import CheckpointError
-from dpkfc.integrations._opacus_idioms import IMPORTS
-from dpkfc.integrations.opacus import BatchMemoryManager, ModuleValidator, PrivacyEngine
+from dpkfc.integrations.opacus import IMPORTS, BatchMemoryManager, ModuleValidator, PrivacyEngine
 from tests.integrations.opacus_cases import (
     B,
     N,

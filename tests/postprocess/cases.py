@@ -29,6 +29,13 @@ def run(step: PostProcess, inputs: Iterable[Tensor], variance: object = 0.25) ->
     return results
 
 
+def noise_gain(step: PostProcess, t: int) -> float:
+    """The variance of the noise after step t (from 0), over that of a release."""
+    last = run(step, [torch.zeros(1)] * (t + 1), 1.0)[-1].noise_variance
+    assert isinstance(last, float)
+    return last
+
+
 def chained(
     steps: Sequence[PostProcess],
     readout: str,

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional
 
 from dpkfc import PrivacyConfig, Session
-from dpkfc.early_stopping import PrivateEarlyStopping, wrong_answers
+from dpkfc.callbacks import PrivateEarlyStopping, wrong_answers
 from dpkfc.privacy.accounting import total_epsilon
-from dpkfc.privacy.extra_release import ExtraRelease
+from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report.verify import CardError, charges_of, verify_ledger
 
 X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.data.loading import MicroBatches
+from dpkfc.data.loading import MicroBatches, split
 from dpkfc.privacy import mechanism
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, gaussian_release, release
@@ -141,8 +141,8 @@ def test_the_sum_is_kept_and_the_divisor_is_the_expected_batch_size():
 
 def test_an_empty_batch_is_a_charged_release_of_pure_noise():
     plan = make_plan()
-    batches = MicroBatches((torch.randn(N, 3), torch.zeros(N)), 16)
-    assert list(batches(np.array([], dtype=np.int64))) == []
+    batches = MicroBatches((torch.randn(N, 3), torch.zeros(N)))
+    assert list(batches.load(split([], 16))) == []
     ledger = make_ledger(plan)
     released = release(zeros(plan), plan, plan.noise_stream(), ledger, 0)
     assert ledger.count == 1

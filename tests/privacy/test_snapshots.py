@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpkfc import entropy, rng_state
-from dpkfc.entropy import draw_key
+from dpkfc import rng_state
+from dpkfc.privacy import rng
 from dpkfc.privacy.ledger import Ledger, LedgerError
-from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream
+from dpkfc.privacy.rng import CHUNK, NoiseStream, SamplingStream, draw_key
 
 DRAWS: dict[str, Callable[[NoiseStream | SamplingStream, int], np.ndarray]] = {
     "normal, float32": lambda stream, step: stream.normal(8, step),
@@ -141,21 +141,21 @@ def test_a_key_differs_where_the_kernel_repeats_its_bytes(monkeypatch: pytest.Mo
     """A virtual machine without a generation identifier resumes with the generator of its
     kernel.
     """
-    monkeypatch.setattr(entropy.os, "urandom", bytes)
+    monkeypatch.setattr(rng.os, "urandom", bytes)
     keys = {draw_key() for _ in range(100)}
     assert len(keys) == 100 and {len(key) for key in keys} == {32}
 
 
 def test_a_key_is_unknown_where_the_clock_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entropy.time, "time_ns", lambda: 0)
-    monkeypatch.setattr(entropy.time, "perf_counter_ns", lambda: 0)
+    monkeypatch.setattr(rng.time, "time_ns", lambda: 0)
+    monkeypatch.setattr(rng.time, "perf_counter_ns", lambda: 0)
     assert len({draw_key() for _ in range(100)}) == 100
 
 
 def test_every_draw_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     real = os.urandom
-    monkeypatch.setattr(entropy.os, "urandom", lambda count: asked.append(count) or real(count))
+    monkeypatch.setattr(rng.os, "urandom", lambda count: asked.append(count) or real(count))
     for name, draw in DRAWS.items():
         stream = new_stream(name)
         for step in range(3):
@@ -165,7 +165,7 @@ def test_every_draw_asks_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_test_mode_asks_the_kernel_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entropy.os, "urandom", lambda count: pytest.fail("test mode drew a key"))
+    monkeypatch.setattr(rng.os, "urandom", lambda count: pytest.fail("test mode drew a key"))
     noise, sampling = NoiseStream.repeatable(7), SamplingStream.repeatable(7)
     for name, draw in DRAWS.items():
         draw(sampling if name in ("batch", "shuffled epoch") else noise, 3)

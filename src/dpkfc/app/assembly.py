@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
+from dpkfc.callbacks import NORM, PURPOSE
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
@@ -36,11 +37,11 @@ from dpkfc.curvature.probes import (
     WhiteNoise,
 )
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
-from dpkfc.early_stopping import NORM, PURPOSE
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
 from dpkfc.postprocess.protocol import PostProcess
-from dpkfc.privacy.extra_release import ExtraRelease, share_noise
+from dpkfc.privacy.calibration import share_noise
+from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import doctor
 
 # --------------------------------------------------------------------------------------------------
@@ -371,7 +372,12 @@ def _evaluation_releases(config: RunConfig, steps: int) -> ExtraRelease:
             " lower it"
         )
     noise = share_noise(config.stop_share, config.epsilon, config.delta, count)
-    return ExtraRelease(purpose=PURPOSE, noise_multiplier=noise, norm=NORM, count=count)
+    return ExtraRelease(
+        purpose=PURPOSE,
+        noise_multiplier=noise,
+        norm=NORM,
+        count=count,
+    )
 
 
 def _bounds_release(config: RunConfig, private_bounds: int) -> ExtraRelease:
@@ -391,10 +397,7 @@ def make_plan(
     dataset_size: int,
     recipe_probe: RecipeProbe | None = None,
     private: Any = None,
-    *,
-    unit: str = "example",
-    max_records_per_unit: int | None = None,
-    private_bounds: int = 0,
+    **units: Any,
 ) -> Plan:
     """Return the calibrated plan; arguments as of `make_privacy_config`.
 
@@ -413,9 +416,7 @@ def make_plan(
             recipe_probe,
             dataset_size=dataset_size,
             private=private,
-            unit=unit,
-            max_records_per_unit=max_records_per_unit,
-            private_bounds=private_bounds,
+            **units,
         )
         if config.noise_multiplier:
             return privacy.with_noise(config.noise_multiplier, config.delta, dataset_size)

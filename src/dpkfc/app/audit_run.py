@@ -37,9 +37,9 @@ from dpkfc.audit.audit import RUNS
 from dpkfc.audit.harness import tabulate_findings
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.config import Plan
-from dpkfc.privacy.accounting import event_to_dict
-from dpkfc.privacy.extra_release import ExtraRelease, describe_extra
+from dpkfc.privacy.accounting import describe_extra, event_to_dict
 from dpkfc.privacy.ledger import LedgerError, Verified, certified_before, verify
+from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report.card import CardFacts, build_card, failed_checks, to_markdown, write_card_files
 from dpkfc.report.verify import (
     Card,
@@ -52,6 +52,7 @@ from dpkfc.report.verify import (
     verify_history,
     verify_ledger,
 )
+from dpkfc.terminal import make_table
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run folder against its settings and its ledger, and its weights against the
@@ -325,10 +326,7 @@ def audit_folder(
     verdict = _run_audits(prepared, kinds, canaries, runs, weights, console)
     card = card_finding(folder.ledger, prepared.plan, config.device)
     verdict = replace(verdict, ledger=ledger, card=card)
-    described = verdict.describe()
-    folder.write_json(folder.path / "audit.json", described)
-    _write_into_card(folder, verdict, described)
-    return verdict
+    return _write_verdict(folder, verdict)
 
 
 def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
@@ -363,10 +361,7 @@ def _audit_release(folder: RunFolder, kinds: Sequence[str]) -> Verdict:
         detail=card_problem or "ε, its meaning, mechanism, pages and weights fit the ledger",
     )
     verdict = Verdict(ledger=ledger, card=card)
-    described = verdict.describe()
-    folder.write_json(folder.path / "audit.json", described)
-    _write_into_card(folder, verdict, described)
-    return verdict
+    return _write_verdict(folder, verdict)
 
 
 def _find_release_problem(facts: Mapping[str, Any]) -> str:
@@ -377,13 +372,15 @@ def _find_release_problem(facts: Mapping[str, Any]) -> str:
     return ""
 
 
-def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, Any]) -> None:
-    """Write a verdict into the card.
+def _write_verdict(folder: RunFolder, verdict: Verdict) -> Verdict:
+    """Write a verdict into `audit.json` and into the card, and return it.
 
     A card too damaged to be shown stays as it is, and audit.json says so.
     """
+    described = verdict.describe()
+    folder.write_json(folder.path / "audit.json", described)
     if verdict.card is None:
-        return
+        return verdict
     try:
         card = json.loads(folder.card.read_text("utf-8"))
         before = card.get("audit", {})
@@ -398,8 +395,9 @@ def _write_into_card(folder: RunFolder, verdict: Verdict, described: dict[str, A
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         if verdict.card.passed:
             raise
-        return
+        return verdict
     write_card_files(folder.path, card)
+    return verdict
 
 
 def ledger_finding(path: Path, plan: Plan) -> Finding:
@@ -542,9 +540,7 @@ class _Bars:
 
 def verdict_table(verdict: Verdict) -> Table:
     """Return a table with one row for each check."""
-    table = Table(header_style="bold", show_lines=False)
-    for column in ("check", "measured", "allowed", "verdict", "how"):
-        table.add_column(column, overflow="fold")
+    table = make_table("check", "measured", "allowed", "verdict", "how")
     for check, measured, allowed, result, how in tabulate_findings(verdict.findings):
         colour = "green" if result == "held" else "bold red"
         table.add_row(check, measured, allowed, f"[{colour}]{result}[/{colour}]", how)

@@ -35,7 +35,8 @@ def card(
         "data_subjects": data_subjects,
         "contact": contact,
     }
-    text = fill_card(run, {name: x for name, x in given.items() if x is not None})
+    stated = {name: x for name, x in given.items() if x is not None}
+    text = fill_card(run, stated)
     page = text.partition("\n# Annex\n")[0]
     open_console().print(page, markup=False, highlight=False, soft_wrap=True)
 
@@ -56,15 +57,19 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
         raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
     verify_ledger(run / LEDGER, pages=False)
     content: dict[str, Any] = dict(found.content)
-    declared = Declared(**{**(content.get("declared") or {}), **given})
+    known = content.get("declared") or {}
+    declared = Declared(**{**known, **given})
     if content.get("layout") != LAYOUT:
         content |= explain_ledger(found)
     content |= {"layout": LAYOUT, "declared": vars(declared)}
-    if json.loads(json.dumps(content)) != found.content or not _pages_hold(run, content):
+    stored = json.loads(json.dumps(content))
+    if stored != found.content or not _pages_hold(run, content):
         write_card_files(run, content)
     return to_markdown(content)
 
 
 def _pages_hold(run: Path, content: Mapping[str, Any]) -> bool:
     path = (run / CARD).with_suffix(".md")
-    return path.is_file() and path.read_text("utf-8") == to_markdown(content)
+    if not path.is_file():
+        return False
+    return path.read_text("utf-8") == to_markdown(content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,3 +21,7 @@ DataDir = Annotated[
     ),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+SettingsFile = Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")]
+DemoFolder = Annotated[
+    str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
+]

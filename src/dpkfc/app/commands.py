@@ -18,7 +18,14 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from dpkfc.app.card_command import card
-from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.command_options import (
+    Budget,
+    DataDir,
+    DemoFolder,
+    Quiet,
+    SettingsFile,
+    Workers,
+)
 from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
 from dpkfc.app.methods import METHODS, Method
 from dpkfc.app.owndata.records import describe_figures
@@ -26,7 +33,7 @@ from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
 from dpkfc.report.numbers import plain, rounded_up
-from dpkfc.terminal import INTERRUPTED, open_console, print_error, resumable
+from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable
 
 if TYPE_CHECKING:
     from dpkfc.app.preparation import Result
@@ -38,15 +45,13 @@ if TYPE_CHECKING:
 
 def demo_federated(
     *,
-    out: Annotated[
-        str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
-    ] = "",
+    out: DemoFolder = "",
     epsilon: Annotated[float, typer.Option(help="ε of every method.")] = 3.0,
     rounds: Annotated[int, typer.Option(help="Rounds of every method.")] = 40,
     engine: Annotated[
         str, typer.Option(help="here (one process), flower (its simulation), or both.")
     ] = "both",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train DP-FedGD, DP-FedSOFIM and federated DP-KFC over ten clients.
 
@@ -55,9 +60,7 @@ def demo_federated(
     """
     from dpkfc.app.federated_demo import ENGINES, federated_demo
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)
+    console = open_console()
     result = federated_demo(
         out,
         None if quiet else console,
@@ -217,7 +220,6 @@ def tune(
     with the same --out.
     """
     from dpkfc.app.owndata.recipes import own_kind
-    from dpkfc.app.settings import read_choices
     from dpkfc.app.tuning.pool import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
@@ -296,11 +298,8 @@ def _tuned_table(tuned: Any) -> Table:
         f"{tuned.recipe}: each trial ε = {rounded_up(tuned.epsilon)}; accuracy on "
         f"{tuned.validation:,} validation examples"
     )
-    table = Table(title=title, header_style="bold", title_justify="left")
-    table.add_column("method")
-    for name in ("validation %", "trials", "pruned"):
-        table.add_column(name, justify="right")
-    table.add_column("settings")
+    numbers = ("validation %", "trials", "pruned")
+    table = make_table("method", *numbers, "settings", right=numbers, title=title)
     for arm in tuned.arms:
         table.add_row(
             f"{arm.label} (control)" if arm.control else arm.label,
@@ -344,7 +343,7 @@ _SHORT_HELP = {
     },
 }
 _GROUP_OF = {name: group for group, texts in _SHORT_HELP.items() for name in texts}
-_SHORT_ORDER = list(_GROUP_OF)
+_PLACES = {name: place for place, name in enumerate(_GROUP_OF)}
 
 
 def _show_all_help(context: typer.Context, is_asked: bool) -> None:
@@ -373,7 +372,8 @@ def _add_settings(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         fields = [f for f in dataclasses.fields(RunConfig) if f.name not in leave_out]
-        fields.sort(key=_place_in_help)
+        # The settings of the short help come first, in its order.
+        fields.sort(key=lambda setting: _PLACES.get(setting.name, len(_PLACES)))
 
         def run_command(*, help_all: bool, **arguments: Any) -> None:
             settings = {}
@@ -397,13 +397,6 @@ def _add_settings(
         return run_command
 
     return decorate
-
-
-def _place_in_help(setting: dataclasses.Field[Any]) -> int:
-    """Return a key that puts the settings of the short help first, in its order."""
-    if setting.name in _GROUP_OF:
-        return _SHORT_ORDER.index(setting.name)
-    return len(_SHORT_ORDER)
 
 
 def _parse_flag(setting: dataclasses.Field[Any], text: str | bool) -> Any:
@@ -448,7 +441,7 @@ def _flag(setting: dataclasses.Field[Any]) -> inspect.Parameter:
 def train(
     *,
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    config: SettingsFile = None,
     resume: Annotated[
         Path | None, typer.Option(help="Run folder to continue, with a fresh noise stream.")
     ] = None,
@@ -458,7 +451,7 @@ def train(
             "--any-world-size", hidden=True, help="Resume on another number of processes."
         ),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a recipe under a privacy budget and leave a run folder.
 
@@ -521,11 +514,8 @@ def _announce(result: Result) -> None:
 
 
 def _results_table(results: dict[str, Result]) -> Table:
-    table = Table(header_style="bold", title_justify="left")
-    table.add_column("method")
-    score = next(iter(results.values())).score
-    for name in (score, "ε spent", "steps", "seconds"):
-        table.add_column(name, justify="right")
+    numbers = (next(iter(results.values())).score, "ε spent", "steps", "seconds")
+    table = make_table("method", *numbers, right=numbers)
     for label, result in results.items():
         table.add_row(
             label,
@@ -541,10 +531,8 @@ def _results_table(results: dict[str, Result]) -> Table:
 def demo(
     *,
     settings: dict[str, Any],
-    out: Annotated[
-        str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
-    ] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    out: DemoFolder = "",
+    quiet: Quiet = False,
 ) -> None:
     """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
     from dpkfc.app.demo import demo as run_demo
@@ -563,7 +551,7 @@ def demo(
 def every_setting(
     *,
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    config: SettingsFile = None,
 ) -> None:
     """Print every setting that `train` would take, as TOML.
 
@@ -664,7 +652,12 @@ def pretrain_encoder(
             progress.update(task, completed=step, description=f"encoder, loss {loss:.3f}")
 
         facts = pretrain_and_save(
-            out, steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
+            out,
+            steps=steps,
+            batch_size=batch_size,
+            seed=seed,
+            device=device,
+            report=report,
         )
     log = out.with_suffix(".json")
     placed(log, lambda part: part.write_text(json.dumps({**facts, "losses": losses}), "utf-8"))
@@ -678,14 +671,14 @@ def audit(
     ] = None,
     *,
     settings: dict[str, Any],
-    config: Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")] = None,
+    config: SettingsFile = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(help="step, one-run, membership; may be given several times."),
     ] = None,
     canaries: Annotated[int, typer.Option(help="Canaries of the one-run audit.")] = 1000,
     runs: Annotated[int, typer.Option(help="Releases of each of the two worlds.")] = 1500,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Try to disprove the guarantee of a run.
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from dpkfc.terminal import open_console
+from dpkfc.terminal import make_table, open_console
 
 _Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
 
@@ -45,9 +44,7 @@ def print_recipes() -> None:
     from dpkfc.app.recipes.catalogue import RECIPES
     from dpkfc.app.settings import RunConfig
 
-    table = Table(header_style="bold")
-    for column in ("recipe", "data", "input", "classes", "method"):
-        table.add_column(column, overflow="fold")
+    table = make_table("recipe", "data", "input", "classes", "method")
     for recipe in RECIPES.values():
         shape = " × ".join(map(str, recipe.input_shape))
         defaults = recipe.defaults.get("run", {})
@@ -116,10 +113,8 @@ def evaluate_run(
     left_out = f"; {found.unlabelled:,} without a known target left out" if found.unlabelled else ""
     console.print(f"{figures}, {found.examples:,} records{left_out}", highlight=False)
     if found.classes:
-        table = Table(header_style="bold")
-        table.add_column("class", overflow="fold")
-        for column in ("records", "recall", "precision"):
-            table.add_column(column, justify="right")
+        numbers = ("records", "recall", "precision")
+        table = make_table("class", *numbers, right=numbers)
         for name, count, recall, precision in found.classes:
             shares = _percent(recall), _percent(precision)
             table.add_row(name, f"{count:,}", *shares)

@@ -26,6 +26,7 @@ from dpkfc.report.doctor import (
     layer_table,
     measure_costs,
 )
+from dpkfc.terminal import make_table
 
 # --------------------------------------------------------------------------------------------------
 # The target of the report: a recipe, or a factory in any module.
@@ -161,13 +162,16 @@ _NORM_METHODS = ("gram", "materialised")
 def layers_table(costs: Costs) -> Table:
     """Return what the norms of each layer cost by method, and what its sides cost."""
     title = f"norms of {costs.rows} examples, milliseconds"
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("layer", overflow="fold")
-    table.add_column("T × in × out", overflow="fold")
-    for method in _NORM_METHODS:
-        table.add_column(method, overflow="fold", justify="right")
-    for column in ("by rule", "fastest", "sides (a full matrix instead)"):
-        table.add_column(column, overflow="fold")
+    table = make_table(
+        "layer",
+        "T × in × out",
+        *_NORM_METHODS,
+        "by rule",
+        "fastest",
+        "sides (a full matrix instead)",
+        right=_NORM_METHODS,
+        title=title,
+    )
     for layer in costs.layers:
         times = []
         for method in _NORM_METHODS:
@@ -191,11 +195,8 @@ def layers_table(costs: Costs) -> Table:
 def sides_table(sides: Sequence[SideChoice]) -> Table:
     """Return what `--structure auto` would keep of each side, and why."""
     title = "sides as --structure auto takes them"
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("side", overflow="fold")
-    for column in ("width", "norms with a full matrix, ms", "with few eigenpairs, ms"):
-        table.add_column(column, overflow="fold", justify="right")
-    table.add_column("keeps", overflow="fold")
+    numbers = ("width", "norms with a full matrix, ms", "with few eigenpairs, ms")
+    table = make_table("side", *numbers, "keeps", right=numbers, title=title)
     for side in sides:
         table.add_row(
             side.name,
@@ -210,9 +211,8 @@ def sides_table(sides: Sequence[SideChoice]) -> Table:
 def steps_table(costs: Costs) -> Table:
     """Return what a step and a refresh cost."""
     title = f"a step of {costs.rows} examples on {costs.threads} threads"
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for column in ("", "milliseconds", "÷ without privacy"):
-        table.add_column(column, justify="left" if not column else "right")
+    numbers = ("milliseconds", "÷ without privacy")
+    table = make_table("", *numbers, right=numbers, title=title)
     rows = {
         "without privacy": costs.plain,
         "DP-SGD": costs.dp_sgd,

@@ -34,7 +34,8 @@ def change_view(images: Tensor, generator: torch.Generator) -> Tensor:
     """Return random crops of images, mirrored and in other colours: `[n, 3, SIDE, SIDE]`."""
     draw = Draw(len(images), generator)
     size = draw.between(0.15, 1.0).sqrt()
-    ratio = torch.exp(draw.between(math.log(3 / 4), math.log(4 / 3)) / 2)
+    log_ratio = draw.between(math.log(3 / 4), math.log(4 / 3))
+    ratio = torch.exp(log_ratio / 2)
     height = (size * ratio).clamp(max=1)
     width = (size / ratio).clamp(max=1)
     mirror = torch.where(draw.uniform() < 0.5, -1.0, 1.0)
@@ -54,20 +55,25 @@ def _change_colours(x: Tensor, draw: Draw) -> Tensor:
     is_changed = draw.uniform() < 0.8
     bright = x * draw.between(0.6, 1.4)
     mean = bright.mean((1, 2, 3), keepdim=True)
-    contrasted = mean + (bright - mean) * draw.between(0.6, 1.4)
+    contrast = draw.between(0.6, 1.4)
+    contrasted = mean + (bright - mean) * contrast
     grey = contrasted.mean(1, keepdim=True)
-    saturated = grey + (contrasted - grey) * draw.between(0.2, 1.8)
-    changed = _turn_hue(saturated, draw.between(-1.0, 1.0))
+    saturation = draw.between(0.2, 1.8)
+    saturated = grey + (contrasted - grey) * saturation
+    angle = draw.between(-1.0, 1.0)
+    changed = _turn_hue(saturated, angle)
     x = torch.where(is_changed, changed, x)
     is_grey = draw.uniform() < 0.2
-    x = torch.where(is_grey, x.mean(1, keepdim=True), x)
+    mean_colour = x.mean(1, keepdim=True)
+    x = torch.where(is_grey, mean_colour, x)
     return x.clamp(0, 1)
 
 
 def _turn_hue(x: Tensor, angle: Tensor) -> Tensor:
     """Turn colours about the grey axis."""
     red, green, blue = x.unbind(1)
-    across = torch.stack([green - blue, blue - red, red - green], 1) / math.sqrt(3)
+    differences = [green - blue, blue - red, red - green]
+    across = torch.stack(differences, 1) / math.sqrt(3)
     grey = x.mean(1, keepdim=True)
     rest = x - grey
     return grey + rest * angle.cos() + across * angle.sin()
@@ -83,7 +89,8 @@ class _Projection(nn.Module):
         self.second = nn.Linear(512, 128)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.norm(self.first(x.mean((2, 3))))
+        means = x.mean((2, 3))
+        hidden = self.norm(self.first(means))
         outputs = self.second(functional.relu(hidden))
         return functional.normalize(outputs.float(), dim=1)
 
@@ -95,7 +102,8 @@ def contrast(u: Tensor, v: Tensor) -> Tensor:
     logits.fill_diagonal_(-math.inf)
     n = len(u)
     # The other view of image i is n places further on, or back.
-    target = (torch.arange(2 * n, device=x.device) + n) % (2 * n)
+    places = torch.arange(2 * n, device=x.device)
+    target = (places + n) % (2 * n)
     return functional.cross_entropy(logits, target)
 
 
@@ -136,15 +144,19 @@ def pretrain_encoder(
         # Drawing takes as long as a step, so each image serves two of them, in other views.
         if done % 2 == 0:
             images = draw_images(batch_size, SIDE + 8, generator)
-        views = torch.cat([change_view(images, generator), change_view(images, generator)])
+        first = change_view(images, generator)
+        second = change_view(images, generator)
+        views = torch.cat([first, second])
         inputs = (2 * views - 1).contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cuda", torch.bfloat16, enabled=device.startswith("cuda")):
+        on_cuda = device.startswith("cuda")
+        with torch.autocast("cuda", torch.bfloat16, enabled=on_cuda):
             outputs = projection(encoder(inputs))
         loss = contrast(*outputs.chunk(2))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        if report is not None and (done % 20 == 19 or done == steps - 1):
+        is_shown = done % 20 == 19 or done == steps - 1
+        if report is not None and is_shown:
             report(done + 1, float(loss.detach()))
     return encoder.eval()
 
@@ -183,7 +195,12 @@ def pretrain_and_save(
     began = time.perf_counter()
     torch.manual_seed(seed)
     encoder = pretrain_encoder(
-        Encoder(), steps=steps, batch_size=batch_size, seed=seed, device=device, report=report
+        Encoder(),
+        steps=steps,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        report=report,
     )
     state = {}
     for name, x in encoder.state_dict().items():

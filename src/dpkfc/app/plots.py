@@ -101,7 +101,11 @@ class LayerSpectra:
 
 
 def _figure(width: float, height: float, title: str, caption: str = "") -> Figure:
-    figure = Figure(figsize=(width, height), facecolor=PAPER, dpi=150)
+    figure = Figure(
+        figsize=(width, height),
+        facecolor=PAPER,
+        dpi=150,
+    )
     FigureCanvasAgg(figure)
     left = 0.35 / width
     figure.text(
@@ -114,7 +118,14 @@ def _figure(width: float, height: float, title: str, caption: str = "") -> Figur
         va="center",
     )
     if caption:
-        figure.text(left, 1 - 0.56 / height, caption, fontsize=9.5, color=MUTED, va="center")
+        figure.text(
+            left,
+            1 - 0.56 / height,
+            caption,
+            fontsize=9.5,
+            color=MUTED,
+            va="center",
+        )
     return figure
 
 
@@ -123,8 +134,18 @@ def _style_axes(axes: Axes, *, grid: Literal["both", "x", "y"] = "both") -> None
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(GRID)
-    axes.tick_params(colors=MUTED, labelsize=9, length=0, which="both")
-    axes.grid(True, axis=grid, color=GRID, linewidth=0.8)
+    axes.tick_params(
+        colors=MUTED,
+        labelsize=9,
+        length=0,
+        which="both",
+    )
+    axes.grid(
+        True,
+        axis=grid,
+        color=GRID,
+        linewidth=0.8,
+    )
     axes.set_axisbelow(True)
 
 
@@ -145,8 +166,14 @@ def _stamp(figure: Figure, text: str) -> None:
 
 
 def _label(axes: Axes, text: str) -> None:
-    """Write the name of the vertical axis above the axis."""
-    axes.set_title(text, fontsize=10, color=INK, loc="left", pad=7)
+    """Write a name above axes, such as that of the vertical axis."""
+    axes.set_title(
+        text,
+        fontsize=10,
+        color=INK,
+        loc="left",
+        pad=7,
+    )
 
 
 def save(figure: Figure, path: Path) -> Path:
@@ -170,12 +197,29 @@ def history(curve: Curve) -> Figure:
     _draw_accuracy(top, curve)
     _label(bottom, "ε spent")
     steps, epsilon = curve.epsilon_steps, curve.epsilon
-    bottom.plot(steps, epsilon, color=SPENT, linewidth=2.2, solid_capstyle="round")
+    bottom.plot(
+        steps,
+        epsilon,
+        color=SPENT,
+        linewidth=2.2,
+        solid_capstyle="round",
+    )
     if len(epsilon):
-        bottom.fill_between(steps, epsilon, color=SPENT, alpha=0.10, linewidth=0)
+        bottom.fill_between(
+            steps,
+            epsilon,
+            color=SPENT,
+            alpha=0.10,
+            linewidth=0,
+        )
         _label_end(bottom, steps[-1], epsilon[-1], rounded_up(epsilon[-1]), SPENT)
     if curve.target_epsilon is not None:
-        bottom.axhline(curve.target_epsilon, color=MUTED, linewidth=1, linestyle=_DASHES)
+        bottom.axhline(
+            curve.target_epsilon,
+            color=MUTED,
+            linewidth=1,
+            linestyle=_DASHES,
+        )
         bottom.annotate(
             f"budget ε = {curve.target_epsilon:g}",
             (0, curve.target_epsilon),
@@ -199,7 +243,14 @@ def _draw_accuracy(axes: Axes, curve: Curve) -> None:
     _draw_curve(axes, curve, WHITENED, 2.2)
     if len(curve.accuracy):
         low = _floor(curve.accuracy)
-        axes.fill_between(curve.steps, curve.accuracy, low, color=WHITENED, alpha=0.10, linewidth=0)
+        axes.fill_between(
+            curve.steps,
+            curve.accuracy,
+            low,
+            color=WHITENED,
+            alpha=0.10,
+            linewidth=0,
+        )
         axes.set_ylim(bottom=low)
         last = curve.accuracy[-1]
         _label_end(axes, curve.steps[-1], last, f"{100 * last:.1f} %", WHITENED)
@@ -306,7 +357,14 @@ def signal_to_noise(layers: Sequence[LayerSignal], caption: str = "", stamp: str
     rows = np.arange(len(shown))
     plain_ratios = [layer.plain for layer in shown]
     ratios = [layer.preconditioned for layer in shown]
-    axes.hlines(rows, plain_ratios, ratios, color=GRID, linewidth=5, zorder=1)
+    axes.hlines(
+        rows,
+        plain_ratios,
+        ratios,
+        color=GRID,
+        linewidth=5,
+        zorder=1,
+    )
     axes.scatter(
         plain_ratios,
         rows,
@@ -397,9 +455,28 @@ def spectra(layers: Sequence[LayerSpectra], caption: str = "", stamp: str = "") 
             )
     first = figure.axes[0]
     handles = [
-        *first.plot([], [], color=SPENT, linewidth=2.2, label="A, of the inputs"),
-        *first.plot([], [], color=WHITENED, linewidth=2.2, label="G, of the output gradients"),
-        *first.plot([], [], color=MUTED, linewidth=1.1, linestyle=_DASHES, label="damping"),
+        *first.plot(
+            [],
+            [],
+            color=SPENT,
+            linewidth=2.2,
+            label="A, of the inputs",
+        ),
+        *first.plot(
+            [],
+            [],
+            color=WHITENED,
+            linewidth=2.2,
+            label="G, of the output gradients",
+        ),
+        *first.plot(
+            [],
+            [],
+            color=MUTED,
+            linewidth=1.1,
+            linestyle=_DASHES,
+            label="damping",
+        ),
     ]
     figure.legend(
         handles=handles,
@@ -423,7 +500,13 @@ def _spaced_evenly(items: Sequence[LayerSpectra], most: int) -> list[LayerSpectr
 
 def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
     _style_axes(axes)
-    axes.set_title(layer.name, fontsize=9.5, color=INK, loc="left", pad=5)
+    axes.set_title(
+        layer.name,
+        fontsize=9.5,
+        color=INK,
+        loc="left",
+        pad=5,
+    )
     axes.set_yscale("log")
     seen = []
     for name, colour in (("A", SPENT), ("G", WHITENED)):
@@ -445,7 +528,13 @@ def _draw_spectrum(axes: Axes, layer: LayerSpectra) -> None:
         seen += [kept[0], kept[-1]]
         damping = layer.damping.get(name, 0)
         if damping > 0:
-            axes.axhline(damping, color=colour, linewidth=1.1, linestyle=_DASHES, alpha=0.8)
+            axes.axhline(
+                damping,
+                color=colour,
+                linewidth=1.1,
+                linestyle=_DASHES,
+                alpha=0.8,
+            )
             seen.append(damping)
     if seen:
         axes.set_ylim(min(seen) / 3, max(seen) * 3)
@@ -613,7 +702,12 @@ def _read_spectra(row: Mapping[str, Any]) -> LayerSpectra:
     for side, size in row.get("sizes", {}).items():
         if side in values:
             sizes[side] = int(number(size) or 0)
-    return LayerSpectra(name=str(row["name"]), values=values, damping=damping, sizes=sizes)
+    return LayerSpectra(
+        name=str(row["name"]),
+        values=values,
+        damping=damping,
+        sizes=sizes,
+    )
 
 
 def _fill_gaps(known: list[float], ranks: list[int]) -> list[float]:
@@ -630,7 +724,11 @@ def _fill_gaps(known: list[float], ranks: list[int]) -> list[float]:
 
 def _read_signal(row: Mapping[str, Any]) -> LayerSignal:
     plain_ratio, ratio = _read_numbers([row["plain"], row["preconditioned"]])
-    return LayerSignal(name=str(row["name"]), plain=plain_ratio, preconditioned=ratio)
+    return LayerSignal(
+        name=str(row["name"]),
+        plain=plain_ratio,
+        preconditioned=ratio,
+    )
 
 
 def read_map(row: Mapping[str, Any]) -> SensitivityMap:
@@ -705,25 +803,20 @@ def partition(
     table, kinds = counts(labels, pieces)
     names = [str(i) for i in range(len(table))] if clients is None else list(clients)
     height = min(12.0, 1.9 + 0.3 * len(table))
-    figure = Figure(figsize=(8.4, height), facecolor=PAPER, dpi=150)
-    FigureCanvasAgg(figure)
-    figure.text(
-        0.04,
-        1 - 0.3 / height,
-        title,
-        fontsize=13.5,
-        fontweight="bold",
-        color=INK,
-        va="center",
-    )
-    figure.text(0.04, 1 - 0.6 / height, caption, fontsize=9.5, color=MUTED, va="center")
+    figure = _figure(8.4, height, title, caption)
     longest = max(map(len, names))
     left = 0.08 + 0.009 * longest
     bottom = 0.62 / height
     top = 1 - 1.08 / height
     cells = figure.add_axes((left, bottom, 0.7 - left, top - bottom))
     sizes = figure.add_axes((0.73, bottom, 0.21, top - bottom), sharey=cells)
-    cells.imshow(table, aspect="auto", cmap=_SHADES, vmin=0, vmax=max(1, int(table.max())))
+    cells.imshow(
+        table,
+        aspect="auto",
+        cmap=_SHADES,
+        vmin=0,
+        vmax=max(1, int(table.max())),
+    )
     _write_counts(cells, table)
     cells.set_yticks(range(len(names)), names)
     cells.set_xticks(range(len(kinds)), kinds)
@@ -731,10 +824,14 @@ def partition(
         cells.yaxis.set_major_locator(MaxNLocator(12, integer=True))
     cells.set_xlabel("label", color=MUTED, fontsize=9)
     cells.set_ylabel("client", color=MUTED, fontsize=9)
-    cells.set_title("records of each label", fontsize=10, color=INK, loc="left", pad=7)
+    _label(cells, "records of each label")
     _draw_totals(sizes, table.sum(1))
     for axes in (cells, sizes):
-        axes.tick_params(colors=MUTED, labelsize=8.5, length=0)
+        axes.tick_params(
+            colors=MUTED,
+            labelsize=8.5,
+            length=0,
+        )
         for side in axes.spines.values():
             side.set_visible(False)
     return figure
@@ -760,9 +857,14 @@ def _write_counts(axes: Any, table: NDArray[np.int64]) -> None:
 
 def _draw_totals(axes: Any, totals: NDArray[np.int64]) -> None:
     axes.barh(range(len(totals)), totals, color=SPENT, height=0.62)
-    axes.set_title("all records", fontsize=10, color=INK, loc="left", pad=7)
+    _label(axes, "all records")
     axes.tick_params(labelleft=False)
     axes.xaxis.set_major_locator(MaxNLocator(3, integer=True))
-    axes.grid(True, axis="x", color=GRID, linewidth=0.8)
+    axes.grid(
+        True,
+        axis="x",
+        color=GRID,
+        linewidth=0.8,
+    )
     axes.set_axisbelow(True)
     axes.set_xlim(0, 1.05 * max(1, int(totals.max())))

@@ -13,8 +13,8 @@ from dpkfc.app.methods import METHODS
 from dpkfc.app.plots import Curve
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
+from dpkfc.callbacks import EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan
-from dpkfc.early_stopping import EarlyStopping, PrivateEarlyStopping
 
 LABELS = {name: method.label for name, method in METHODS.items()}
 

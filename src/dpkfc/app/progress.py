@@ -42,7 +42,13 @@ class TrainingProgress:
             disable=console is None,
         )
         self._task = self._progress.add_task(
-            label, total=total, completed=done, epsilon="–", clipped="–", speed="–", accuracy=""
+            label,
+            total=total,
+            completed=done,
+            epsilon="–",
+            clipped="–",
+            speed="–",
+            accuracy="",
         )
         self._speed: float | None = None
         self._last = time.perf_counter()

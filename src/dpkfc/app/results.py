@@ -24,8 +24,8 @@ from dpkfc.curvature.diagnostics import signal_to_noise
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.preconditioning import refresh_microbatch_size
-from dpkfc.privacy.extra_release import describe_extra
+from dpkfc.privacy.accounting import describe_extra
+from dpkfc.private_step import refresh_microbatch_size
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_release
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session

@@ -27,10 +27,39 @@ class RunFolderError(ValueError):
 
 
 @dataclass(frozen=True)
+class _Place:
+    """An attribute of `RunFolder` that is the path of a file in it."""
+
+    name: str
+
+    def __get__(self, folder: RunFolder, owner: type) -> Path:
+        return folder.path / self.name
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """The files of a run below one folder. Make it with `create` or `open`."""
 
     path: Path
+
+    # Settings that replay the run.
+    config = _Place("config.toml")
+    # What is public of a user's own data; absent where a recipe was trained.
+    schema = _Place("schema.toml")
+    # Released weights.
+    model = _Place("model.safetensors")
+    # Figures of every step.
+    metrics = _Place("metrics.parquet")
+    # Hash-chained record of every release.
+    ledger = _Place("ledger.jsonl")
+    # State from which a run continues.
+    checkpoint = _Place("checkpoint")
+    # Recall and precision of each class on held-out examples.
+    classes = _Place("classes.json")
+    # The privacy card as JSON; a Markdown form is next to it.
+    card = _Place("privacy_card.json")
+    # PNG files.
+    plots = _Place("plots")
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunFolder:
@@ -118,51 +147,6 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(self.path, error) from None
         return self
-
-    @property
-    def config(self) -> Path:
-        """Settings that replay the run."""
-        return self.path / "config.toml"
-
-    @property
-    def schema(self) -> Path:
-        """What is public of a user's own data; absent where a recipe was trained."""
-        return self.path / "schema.toml"
-
-    @property
-    def model(self) -> Path:
-        """Released weights."""
-        return self.path / "model.safetensors"
-
-    @property
-    def metrics(self) -> Path:
-        """Figures of every step."""
-        return self.path / "metrics.parquet"
-
-    @property
-    def ledger(self) -> Path:
-        """Hash-chained record of every release."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        """State from which a run continues."""
-        return self.path / "checkpoint"
-
-    @property
-    def classes(self) -> Path:
-        """Recall and precision of each class on held-out examples."""
-        return self.path / "classes.json"
-
-    @property
-    def card(self) -> Path:
-        """The privacy card as JSON; a Markdown form is next to it."""
-        return self.path / "privacy_card.json"
-
-    @property
-    def plots(self) -> Path:
-        """PNG files."""
-        return self.path / "plots"
 
     @property
     def is_complete(self) -> bool:

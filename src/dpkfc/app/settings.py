@@ -9,7 +9,6 @@ import inspect
 import math
 import re
 import sys
-import types
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +121,7 @@ def _setting(
         "above": above,
         "words": words or {},
     }
-    return field(default=default, metadata=types.MappingProxyType(metadata))
+    return field(default=default, metadata=metadata)
 
 
 def _library(

@@ -39,7 +39,7 @@ from dpkfc.app.models import seeded
 from dpkfc.app.preparation import LABELS, Prepared, Result
 from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.recipe import Recipe
+from dpkfc.app.recipes.recipe import Recipe, evaluate
 from dpkfc.app.results import curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
@@ -51,8 +51,8 @@ from dpkfc.app.settings import (
     read_toml,
     to_toml,
 )
+from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.distributed import DistributedContext
-from dpkfc.early_stopping import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
@@ -140,13 +140,7 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
     # Dropout draws from the public seed.
     seeded(train, config.seed)
     optimizer.zero_grad()
-    model.eval()
-    right = 0
-    with torch.no_grad():
-        for x, y in zip(inputs.split(500), labels.split(500), strict=True):
-            right += int((model(x).argmax(-1) == y).sum())
-    model.train()
-    return right / len(inputs)
+    return evaluate(model, (inputs, labels), 500).accuracy
 
 
 # --------------------------------------------------------------------------------------------------
@@ -746,7 +740,7 @@ def _result(
         measured_on=prepared.config.eval_on,
         epsilon=session.epsilon,
         steps=session.steps_done,
-        seconds=time_spent(metrics),
+        seconds=sum(row.seconds or 0.0 for row in metrics.rows),
         interrupted=interrupted,
         curve=curve_of(prepared, metrics),
         score=task.score,
@@ -757,8 +751,3 @@ def _result(
         releases=session.ledger.count,
         figures=prepared.data.figures,
     )
-
-
-def time_spent(metrics: Metrics) -> float:
-    """Return the seconds of all steps in the metrics."""
-    return sum(row.seconds or 0.0 for row in metrics.rows)

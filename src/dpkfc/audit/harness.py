@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from dpkfc.config import Plan
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.mechanism import ClippedSum, Released
+from dpkfc.private_step import PreconditionerManager
 from dpkfc.session import Batch, Session
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class ScriptedSampler:
+class ScriptedSampler(Sampler):
     """A sampler with fixed batches, and the event, relation and sensitivity of another sampler.
 
     Attributes:
@@ -293,7 +293,6 @@ class ScriptedSampler:
     dataset_size: int
 
     certified = True
-    steps_per_draw = 1
 
     @property
     def neighbouring_relation(self) -> str:

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dpkfc._checks import check_in_range, check_integer, check_one_of
+
 Augment = Callable[[Any], Any]
 
 
@@ -29,7 +31,11 @@ def random_crop(pad: int = 4, mode: str = "reflect") -> Augment:
         ValueError: a pad below 1 or an unknown mode.
     """
     _check_pad(pad, mode)
-    return _augment_images(lambda x: _crop(x, pad, mode))
+
+    def change(images: Tensor) -> Tensor:
+        return _crop(images, pad, mode)
+
+    return _augment_images(change)
 
 
 def horizontal_flip(p: float = 0.5) -> Augment:
@@ -38,9 +44,12 @@ def horizontal_flip(p: float = 0.5) -> Augment:
     Raises:
         ValueError: p outside [0, 1].
     """
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must lie in [0, 1], got {p}")
-    return _augment_images(lambda x: _flip(x, p))
+    check_in_range("p", p, "[0, 1]")
+
+    def change(images: Tensor) -> Tensor:
+        return _flip(images, p)
+
+    return _augment_images(change)
 
 
 def reflect_pad_crop_flip(pad: int = 4) -> Augment:
@@ -53,14 +62,17 @@ def reflect_pad_crop_flip(pad: int = 4) -> Augment:
         ValueError: a pad below 1.
     """
     _check_pad(pad, "reflect")
-    return _augment_images(lambda x: _flip(_crop(x, pad, "reflect"), 0.5))
+
+    def change(images: Tensor) -> Tensor:
+        cropped = _crop(images, pad, "reflect")
+        return _flip(cropped, 0.5)
+
+    return _augment_images(change)
 
 
 def _check_pad(pad: int, mode: str) -> None:
-    if isinstance(pad, bool) or not isinstance(pad, int) or pad < 1:
-        raise ValueError(f"pad must be an integer >= 1, got {pad!r}")
-    if mode not in ("reflect", "constant"):
-        raise ValueError(f"mode must be 'reflect' or 'constant', got {mode!r}")
+    check_integer("pad", pad, 1)
+    check_one_of("mode", mode, ("reflect", "constant"))
 
 
 def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
@@ -76,7 +88,9 @@ def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
         elif isinstance(batch, (tuple, list)):
             for i, value in enumerate(batch):
                 if _is_images(value):
-                    return type(batch)([*batch[:i], change(value), *batch[i + 1 :]])
+                    changed = list(batch)
+                    changed[i] = change(value)
+                    return type(batch)(changed)
         raise ValueError(
             f"the batch ({type(batch).__name__}) holds no floating-point images [N, C, H, W];"
             " write an augment of your own for it"
@@ -86,7 +100,9 @@ def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
 
 
 def _is_images(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
+    if not isinstance(x, Tensor):
+        return False
+    return x.dim() == 4 and x.is_floating_point()
 
 
 def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
@@ -96,8 +112,9 @@ def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
             f"pad={pad} must be less than height and width of the images, {height}×{width}"
         )
     padded = F.pad(x, (pad, pad, pad, pad), mode=mode)
-    top = torch.randint(2 * pad + 1, (n, 1)).to(x.device)
-    left = torch.randint(2 * pad + 1, (n, 1)).to(x.device)
+    places = 2 * pad + 1
+    top = torch.randint(places, (n, 1)).to(x.device)
+    left = torch.randint(places, (n, 1)).to(x.device)
     rows = top + torch.arange(height, device=x.device)
     columns = left + torch.arange(width, device=x.device)
     images = torch.arange(n, device=x.device).view(n, 1, 1)
@@ -107,5 +124,6 @@ def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
 
 
 def _flip(x: Tensor, p: float) -> Tensor:
-    is_mirrored = (torch.rand(len(x)) < p).to(x.device)
-    return torch.where(is_mirrored.view(-1, 1, 1, 1), x.flip(3), x)
+    chance = torch.rand(len(x))
+    is_mirrored = (chance < p).to(x.device).view(-1, 1, 1, 1)
+    return torch.where(is_mirrored, x.flip(3), x)

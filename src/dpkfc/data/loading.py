@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,15 +90,11 @@ class Fields(dict[str, Any]):
         return moved
 
 
-def _flatten_fields(fields: Fields) -> tuple[list[Any], list[str]]:
-    return list(fields.values()), list(fields)
-
-
-def _unflatten_fields(values: Iterable[Any], names: list[str]) -> Fields:
-    return Fields(zip(names, values, strict=True))
-
-
-register_pytree_node(Fields, _flatten_fields, _unflatten_fields)
+register_pytree_node(
+    Fields,
+    lambda fields: (list(fields.values()), list(fields)),
+    lambda values, names: Fields(zip(names, values, strict=True)),
+)
 
 
 def _replace_mappings(batch: Any) -> Any:
@@ -120,28 +116,23 @@ class MicroBatches:
     Args:
         dataset: a map-style dataset, a TensorDataset or a tuple of tensors with a common first
             axis.
-        max_physical_batch_size: largest micro-batch; None for one micro-batch a step.
         collate_fn: list of examples to a batch; by default torch's own.
         num_workers: processes that load examples; tensors are always indexed in this process.
 
     Raises:
-        ValueError: a dataset without a length or indices, tensors of different lengths, a bound
-            below 1.
+        ValueError: a dataset without a length or indices, tensors of different lengths.
     """
 
     def __init__(
         self,
         dataset: Dataset[Any] | Sequence[Tensor],
-        max_physical_batch_size: int | None = None,
         collate_fn: Collate | None = None,
         num_workers: int = 0,
     ) -> None:
-        split([], max_physical_batch_size)
         if num_workers < 0:
             raise ValueError(f"num_workers must be >= 0, got {num_workers}")
         self._source: Any = dataset
         self._size = _length(dataset)
-        self._bound = max_physical_batch_size
         self._collate_fn = collate_fn
         self._batch_indices: list[list[int]] = []
         self._loader: DataLoader[Any] | None = None
@@ -169,19 +160,10 @@ class MicroBatches:
         """Return a batch of one record."""
         return collate(self._source, np.array([index]), self._collate_fn)
 
-    def __call__(self, indices: ArrayLike) -> Iterator[Any]:
-        """Yield the micro-batches of one step, in order; none for an empty batch.
+    def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
+        """Yield the micro-batches of one step that is already cut, in order.
 
         A caller may stop early: the next call starts with its own indices.
-
-        Raises:
-            ValueError: indices that are not a vector.
-            IndexError: an index outside the dataset.
-        """
-        return self.load(split(indices, self._bound))
-
-    def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
-        """Yield the micro-batches of one step that is already cut.
 
         Args:
             parts: indices `[n]` of the examples of each micro-batch, n >= 1.
@@ -206,12 +188,6 @@ class MicroBatches:
     def close(self) -> None:
         """End the worker processes; later batches are loaded in this process."""
         self._loader = None
-
-    def __enter__(self) -> MicroBatches:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class Rows(Dataset[Any]):
@@ -306,7 +282,11 @@ def layout(
             table = table[:, None]
         table = np.repeat(table, views, axis=1)
     if table.ndim == 1:
-        runs = split(table, bound) if multiple is None else _full_runs(table, bound)
+        runs = split(table, bound)
+        if multiple is not None:
+            # Full micro-batches, and a smaller last one.
+            step = bound or max(1, table.size)
+            runs = [table[i : i + step] for i in range(0, table.size, step)]
         return [_part(run[:, None], multiple, reduction, 1) for run in runs]
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
@@ -319,12 +299,6 @@ def layout(
         parts.append(_part(table[order[start:end], :width], multiple, reduction, views))
         start = end
     return parts
-
-
-def _full_runs(records: NDArray[np.int64], bound: int | None) -> list[NDArray[np.int64]]:
-    """Return full micro-batches and a smaller last one."""
-    step = bound or max(1, records.size)
-    return [records[i : i + step] for i in range(0, records.size, step)]
 
 
 def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views: int) -> Part:

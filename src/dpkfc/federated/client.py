@@ -65,10 +65,9 @@ from dpkfc.gradients.clipping import Clip, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import make_stateless
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.private_step import ReleasePipeline
+from dpkfc.private_step import PreconditionerManager, ReleasePipeline
 from dpkfc.rng_state import device_of, randomize_generators
 from dpkfc.verification import draw_public_rows
 from dpkfc.verification.examples import check_on_public_rows, check_verify_setting

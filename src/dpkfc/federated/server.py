@@ -62,11 +62,10 @@ from dpkfc.federated.secure_aggregation import decode, round_scope, total, unmas
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import ReleasedWeights
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released
-from dpkfc.private_step import ReleasePipeline
+from dpkfc.private_step import PreconditionerManager, ReleasePipeline
 
 if TYPE_CHECKING:
     import dp_accounting

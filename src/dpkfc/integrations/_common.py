@@ -5,14 +5,29 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.config import Plan
 from dpkfc.session import Session
+
+
+def refuse(checks: Iterable[tuple[bool, str]]) -> None:
+    """Raise the message of the first check that applies.
+
+    Args:
+        checks: whether each applies, and its message.
+
+    Raises:
+        ValueError: with that message.
+    """
+    for applies, message in checks:
+        if applies:
+            raise ValueError(message)
 
 
 def refuse_unreleased_steps(
@@ -50,6 +65,24 @@ def refuse_unreleased_steps(
         steps_before = session.steps_done
 
     return (guarded or session.optimizer).register_step_pre_hook(check)
+
+
+def steps_per_epoch(plan: Plan) -> int:
+    """Return the expected number of releases in one pass over the dataset, a public number."""
+    return max(1, round(plan.dataset_size / plan.expected_batch_size))
+
+
+def write_card(
+    session: Session | None, folder: str | os.PathLike[str], **said: Any
+) -> dict[str, Any]:
+    """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
+
+    Raises:
+        RuntimeError: as there, or nothing was trained.
+    """
+    if session is None:
+        raise RuntimeError("there is no session yet; train before a card is written")
+    return session.write_card(folder, **said)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -100,8 +101,25 @@ def remove_finished_modes() -> None:
 
 # --------------------------------------------------------------------------------------------------
 
+Indices = np.ndarray[Any, np.dtype[np.int64]]
 # From here on, a power of two before the loss comes from a GradScaler.
 _LARGEST_SCALE = 2.0**8
+
+
+@dataclass(frozen=True, eq=False)
+class PhysicalBatch:
+    """A physical batch that the loader yields.
+
+    Attributes:
+        size: the number of its examples. PRIVATE.
+        first, last: whether a logical batch begins or ends with this physical batch.
+        logical: the indices of its logical batch, the same object in all of its parts. PRIVATE.
+    """
+
+    size: int
+    first: bool
+    last: bool
+    logical: Indices
 
 
 @dataclass(frozen=True)
@@ -149,12 +167,6 @@ class _Inputs:
             raise RuntimeError(
                 "an input of the model was changed in place before loss.backward(); change a copy"
             )
-
-
-def _record_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> _Inputs:
-    """Return a call that was just made, with the write counters of its inputs."""
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-    return _Inputs(args, kwargs, output, [(x, x._version) for x in tensors])
 
 
 class _TakeOver(TorchFunctionMode):
@@ -279,12 +291,6 @@ class BatchRecording:
         with self._modes.suspended():
             yield
 
-    def _end_following(self) -> None:
-        """Stop following the script. Later calls of `backward()` are still taken over."""
-        if self.tape is not None:
-            self.tape.close_hooks()
-        self._modes.switch_off(all_but=_TakeOver)
-
     def end(self) -> None:
         """Let go of the script."""
         if self.tape is not None:
@@ -304,10 +310,13 @@ class BatchRecording:
         if self.size < 2 or self.tracker is None:
             return None
         if self.exact is None and self.tracker.failure is None:
-            states = [self.tracker.state(x) for x in _differentiable(output)]
+            leaves = filter(_is_differentiable, tree_leaves(output))
+            states = [self.tracker.state(x) for x in leaves]
             self.exact = next((state for state in states if isinstance(state, Unknown)), None)
             if self.exact is None:
-                self._inputs.append(_record_inputs(args, kwargs, output))
+                tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+                versions = [(x, x._version) for x in tensors]
+                self._inputs.append(_Inputs(args, kwargs, output, versions))
                 return None
         if self.exact is None:
             self.exact = self.tracker.failure
@@ -424,7 +433,10 @@ class BatchRecording:
         self.passes += 1
         if self.passes > 1 or self.size == 0:
             return True
-        self._end_following()
+        # The script is followed no further. Later calls of `backward()` are still taken over.
+        if self.tape is not None:
+            self.tape.close_hooks()
+        self._modes.switch_off(all_but=_TakeOver)
         try:
             self._take_gradients(loss, state)
         except BaseException:
@@ -438,7 +450,14 @@ class BatchRecording:
             self.gradients = [self._parameter_gradients([loss], None)]
             return
         factor = self._sum_factor(state)
-        self._check_unaltered()
+        assert self.tracker is not None
+        altered = self._altered or self.tracker.altered
+        if altered is not None:
+            # No proof covers what the script did to its batch or its loss.
+            raise ValueError(
+                f"between loader and loss.backward() stands {altered.operation}: "
+                f"{altered.reason[:80]}"
+            )
         total = loss * factor
         if self._model_calls:
             self._differentiate_singles(total)
@@ -450,20 +469,6 @@ class BatchRecording:
             return
         self.exact = failure
         self._differentiate_singles(total)
-
-    def _check_unaltered(self) -> None:
-        """Refuse what the script did to its batch or its loss if no proof covers it.
-
-        Raises:
-            ValueError: by name of the operation.
-        """
-        assert self.tracker is not None
-        altered = self._altered or self.tracker.altered
-        if altered is not None:
-            raise ValueError(
-                f"between loader and loss.backward() stands {altered.operation}: "
-                f"{altered.reason[:80]}"
-            )
 
     def reaches_the_model(self, x: Tensor) -> bool:
         """Return whether a tensor depends on a trainable parameter of the model."""
@@ -592,10 +597,6 @@ class BatchRecording:
 
 def _is_differentiable(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
-
-
-def _differentiable(output: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(output) if _is_differentiable(x)]
 
 
 def unwrap_containers(batch: Any) -> Any:

@@ -12,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,51 +28,12 @@ from torch.utils.data import (
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_once
 from dpkfc.data.loading import split
+from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.rng_state import fresh_seed, renew
 
-Indices = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, eq=False)
-class PhysicalBatch:
-    """A physical batch that the loader yields.
-
-    Attributes:
-        size: the number of its examples. PRIVATE.
-        first, last: whether a logical batch begins or ends with this physical batch.
-        logical: the indices of its logical batch, the same object in all of its parts. PRIVATE.
-    """
-
-    size: int
-    first: bool
-    last: bool
-    logical: Indices
-
-
-class Listener(Protocol):
-    """What the private loader reports its batches to."""
-
-    def begin_pass(self) -> object:
-        """Begin a pass, drop the work on an unfinished batch, and return a token of the pass."""
-        ...
-
-    @property
-    def pending(self) -> Indices | None:
-        """The indices of the logical batch that was yielded and never released."""
-        ...
-
-    def register_batch(self, physical: PhysicalBatch, token: object, batch: Any) -> None:
-        """Record a batch of that pass that is about to be yielded."""
-        ...
-
-    def should_end(self, yielded: int) -> bool:
-        """Return whether the pass ends now, after this number of batches."""
-        ...
-
-    def finish_pass(self, token: object) -> None:
-        """Record that the pass has come to its end."""
-        ...
+if TYPE_CHECKING:
+    from dpkfc.integrations._opacus_step import PrivateStep
 
 
 class LogicalBatchSampler:
@@ -157,7 +118,7 @@ class PrivateLoader(DataLoader[Any]):
         source: the user's loader. Its dataset, collate function and workers are used, its order is
             not.
         sampler: draws the logical batches.
-        listener: gets a report of every batch.
+        step: gets a report of every batch.
         bound: the largest physical batch, None for whole logical batches.
     """
 
@@ -165,12 +126,12 @@ class PrivateLoader(DataLoader[Any]):
         self,
         source: DataLoader[Any],
         sampler: LogicalBatchSampler,
-        listener: Listener,
+        step: PrivateStep,
         bound: int | None = None,
     ) -> None:
         self.source = source
         self.logical = sampler
-        self.listener = listener
+        self.step = step
         self.physical = _PhysicalBatchSampler(sampler, bound)
         self._is_repeatable = sampler.plan.test_mode
         collate = source.collate_fn
@@ -193,16 +154,16 @@ class PrivateLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Yield the batches of one pass, first the pending one; a batch may be empty."""
-        token = self.listener.begin_pass()
-        self.logical.pending = self.listener.pending
+        token = self.step.begin_pass()
+        self.logical.pending = self.step.pending
         if not self._is_repeatable:
             self.generator.manual_seed(fresh_seed())
         for yielded, batch in enumerate(self._fetch(super().__iter__())):
-            if self.listener.should_end(yielded):
+            if self.step.should_end(yielded):
                 break
-            self.listener.register_batch(self.physical.announced.popleft(), token, batch)
+            self.step.register_batch(self.physical.announced.popleft(), token, batch)
             yield batch
-        self.listener.finish_pass(token)
+        self.step.finish_pass(token)
 
     def _fetch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, each after a renewal of the global generators.
@@ -226,7 +187,7 @@ class PrivateLoader(DataLoader[Any]):
 
     def cut(self, bound: int) -> PrivateLoader:
         """Return the same loader with physical batches of at most `bound` examples."""
-        return PrivateLoader(self.source, self.logical, self.listener, bound)
+        return PrivateLoader(self.source, self.logical, self.step, bound)
 
 
 def find_source(loader: Any) -> Any:

@@ -15,9 +15,9 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -38,20 +38,17 @@ from dpkfc.gradients.state import (
     restore_attributes,
     restored_state,
 )
-from dpkfc.integrations._opacus_batch import BatchRecording, check_model, check_padding
-from dpkfc.integrations._opacus_idioms import (
-    add_attributes,
-    optimizer_attributes,
-    remove_attributes,
-    wrapper_attributes,
+from dpkfc.integrations._opacus_batch import (
+    BatchRecording,
+    PhysicalBatch,
+    check_model,
+    check_padding,
 )
-from dpkfc.integrations._opacus_loader import PhysicalBatch
 from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
-from dpkfc.private_step import ReleasePipeline, set_gradients
+from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import GradientTally, check_recorded_weights, record_weights
 from dpkfc.tracking.axes import Unknown
@@ -175,6 +172,136 @@ class PendingBatchGuard:
         self._has_failed |= self._is_open
         self._must_release |= self._is_open
         self._is_open = False
+
+
+# --------------------------------------------------------------------------------------------------
+# What scripts read of the models and optimizers that Opacus wraps. Here nothing is wrapped: a
+# private model is the model itself. Names of the wrappers that mean something here work, and each
+# of the others is one error that names the line to write.
+
+
+class Refusal:
+    """Stands for a part that Opacus has and this library has not; using it is one error.
+
+    Args:
+        message: what to write in its place.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+
+    def refuse(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise a RuntimeError with the message."""
+        raise RuntimeError(self.message)
+
+    __call__ = __iter__ = __len__ = __getitem__ = refuse
+
+
+class WrapperMethod:
+    """A method of Opacus's wrapper, on the model itself. Copies and pickles of it do no action.
+
+    Args:
+        model: the model, which every call returns.
+        action: called first; None where there is nothing to do.
+    """
+
+    def __init__(self, model: nn.Module, action: Callable[[], None] | None = None) -> None:
+        self._model = model
+        self._action = action
+
+    def __call__(self) -> nn.Module:
+        if self._action is not None:
+            self._action()
+        return self._model
+
+    def __reduce__(self) -> tuple[type[WrapperMethod], tuple[nn.Module]]:
+        return WrapperMethod, (self._model,)
+
+
+_ONE_STEP = (
+    "is a part of optimizer.step() here; leave it out and call optimizer.step() once a batch"
+)
+_NO_HOOKS = "is absent: evaluate in model.eval(), and end privacy with engine.close()"
+
+
+def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str, Any]:
+    """Return what scripts read of Opacus's `GradSampleModule`, for a model.
+
+    Args:
+        model: the model.
+        close: removes the hooks of the engine.
+    """
+    closing, harmless = WrapperMethod(model, close), WrapperMethod(model)
+    return {
+        "_module": model,
+        **dict.fromkeys(("to_standard_module", "cleanup", "remove_hooks"), closing),
+        **dict.fromkeys(
+            ("forbid_grad_accumulation", "set_grad_sample_to_none", "del_grad_sample"), harmless
+        ),
+        "allow_grad_accumulation": Refusal(
+            "model.allow_grad_accumulation is absent: every batch is stepped; split large ones"
+            " with BatchMemoryManager"
+        ),
+        "enable_hooks": Refusal(f"model.enable_hooks {_NO_HOOKS}"),
+        "disable_hooks": Refusal(f"model.disable_hooks {_NO_HOOKS}"),
+    }
+
+
+def optimizer_attributes(
+    optimizer: torch.optim.Optimizer,
+    reduction: str,
+    attach_step_hook: Callable[[Callable[[torch.optim.Optimizer], None] | None], None],
+) -> dict[str, Any]:
+    """Return what scripts read of Opacus's `DPOptimizer`, beside the numbers of the plan.
+
+    Args:
+        optimizer: the script's own.
+        reduction: of the loss, "mean" or "sum".
+        attach_step_hook: takes a function that sees each release before the optimizer steps on it.
+    """
+    return {
+        "original_optimizer": optimizer,
+        "loss_reduction": reduction,
+        "accumulated_iterations": 1,
+        "secure_mode": False,
+        "params": [p for group in optimizer.param_groups for p in group["params"]],
+        "attach_step_hook": attach_step_hook,
+        "signal_skip_step": Refusal(
+            "the BatchMemoryManager of Opacus cannot split this loader; write: from"
+            " dpkfc.integrations.opacus import BatchMemoryManager"
+        ),
+        "virtual_step": Refusal(
+            "optimizer.virtual_step is absent; write: with BatchMemoryManager(data_loader=...,"
+            " max_physical_batch_size=..., optimizer=optimizer) as batches"
+        ),
+        "grad_samples": Refusal(
+            "optimizer.grad_samples is absent: gradients of single examples are private; read"
+            " p.grad, the release, after optimizer.step()"
+        ),
+        **{
+            name: Refusal(f"optimizer.{name} {_ONE_STEP}")
+            for name in ("clip_and_accumulate", "add_noise", "scale_grad", "pre_step")
+        },
+    }
+
+
+def add_attributes(owner: Any, attributes: Mapping[str, Any]) -> list[str]:
+    """Put attributes on an object, except where it has its own; return the names of those added."""
+    added = []
+    for name in attributes:
+        present = vars(owner).get(name)
+        is_ours = present is owner or isinstance(present, (Refusal, WrapperMethod))
+        if is_ours or not hasattr(owner, name):
+            added.append(name)
+    # torch would take a module for a part of its owner, so the dictionary is written.
+    vars(owner).update({name: attributes[name] for name in added})
+    return added
+
+
+def remove_attributes(owner: Any, names: list[str]) -> None:
+    """Remove what `add_attributes` has added."""
+    for name in names:
+        vars(owner).pop(name, None)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc.integrations._common import refuse_unreleased_steps
+from dpkfc.integrations._common import refuse, refuse_unreleased_steps
 from dpkfc.session import Session
 
 __all__ = ["guard"]
@@ -37,9 +37,7 @@ def guard(accelerator: Any, session: Session) -> RemovableHandle:
         ValueError: loss scaling, accumulation, several processes, a wrapped model or a prepared
             optimizer, naming the fix.
     """
-    for refused, message in _refused(accelerator, session):
-        if refused:
-            raise ValueError(message)
+    refuse(_refused(accelerator, session))
     return refuse_unreleased_steps(session)
 
 

@@ -40,7 +40,13 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
-from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
+from dpkfc.integrations._common import (
+    refuse,
+    refuse_unreleased_steps,
+    steps_per_epoch,
+    write_card,
+    write_summary,
+)
 from dpkfc.memory import is_out_of_memory
 from dpkfc.privacy.budget import Budget
 from dpkfc.session import Session
@@ -50,27 +56,6 @@ from dpkfc.verification import draw_public_rows
 # Which of `transformers.TrainingArguments` a private run can keep, and which contradict its plan.
 
 _DEFAULT_BATCH, _DEFAULT_EPOCHS, _DEFAULT_CLIP = 8, 3.0, 1.0
-
-
-def steps_per_epoch(plan: Plan) -> int:
-    """Return the expected number of releases in one pass over the dataset, a public number."""
-    return max(1, round(plan.dataset_size / plan.expected_batch_size))
-
-
-def check_arguments(args: Any, plan: Plan) -> None:
-    """Refuse arguments that would be ignored silently, or would let private data out.
-
-    Args:
-        args: `transformers.TrainingArguments`.
-        plan: of the run. It sets batch size, steps and clip.
-
-    Raises:
-        ValueError: naming the argument and the fix.
-    """
-    checks = (*_check_plan(args, plan), *_check_loop(args), *_check_machine(args))
-    for refused, message in checks:
-        if refused:
-            raise ValueError(message)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -145,7 +130,8 @@ def check_schedule(optimizer: Any, schedule: Any) -> None:
         )
 
 
-def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
+    """Yield whether an argument would be ignored, or would let private data out, and the fix."""
     logical, physical = plan.expected_batch_size, plan.config.max_physical_batch_size
     size = args.per_device_train_batch_size
     yield (
@@ -181,8 +167,6 @@ def _check_plan(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
         "example. Examples are clipped by PrivacyConfig.max_grad_norm; leave this one out",
     )
 
-
-def _check_loop(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.train_sampling_strategy != "random",
         f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or"
@@ -204,8 +188,6 @@ def _check_loop(args: Any) -> Iterator[tuple[bool, str]]:
         " already added)",
     )
 
-
-def _check_machine(args: Any) -> Iterator[tuple[bool, str]]:
     yield (
         args.fp16,
         "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private"
@@ -345,9 +327,7 @@ class ClosedTrainer(Trainer):
         Raises:
             RuntimeError: as there, or nothing was trained.
         """
-        if self.session is None:
-            raise RuntimeError("there is no session yet; train before a card is written")
-        return self.session.write_card(folder, **said)
+        return write_card(self.session, folder, **said)
 
     def _not_private(self) -> list[str]:
         """Return the logged values, those of resumed runs included, that ε does not cover."""
@@ -734,7 +714,7 @@ class PrivateTrainer(ClosedTrainer):
         log_private_loss: bool = False,
         **settings: Any,
     ) -> None:
-        check_arguments(args, plan)
+        refuse(_refused(args, plan))
         check_settings(settings)
         check_overrides(type(self), ClosedTrainer, per_example_loss is not None)
         if hasattr(model, "_orig_mod"):

@@ -20,10 +20,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
@@ -33,31 +32,20 @@ from torch import Tensor
 
 from dpkfc.config import Plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
-from dpkfc.integrations._common import refuse_unreleased_steps, write_summary
+from dpkfc.integrations._common import (
+    refuse,
+    refuse_unreleased_steps,
+    steps_per_epoch,
+    write_card,
+    write_summary,
+)
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
-
-if TYPE_CHECKING:
-    pass
-
 
 # --------------------------------------------------------------------------------------------------
 # The LightningModule of a private fit, and what a Trainer may not do with it.
 
 MARK, PUBLIC = "(NOT private)", "(public)"
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Numbers the steps of one pass; a batch is drawn when its step begins, never before."""
-
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.length))
 
 
 class PrivateModule(pl.LightningModule):
@@ -129,8 +117,8 @@ class PrivateModule(pl.LightningModule):
         self._private.step(self, batch)
 
     def train_dataloader(self) -> Any:
-        """The numbers of the steps of a pass."""
-        return Steps(self._private.steps_per_epoch)
+        """The numbers of the steps of a pass; a batch is drawn when its step begins."""
+        return range(self._private.steps_per_epoch)
 
     @property
     def _private(self) -> PrivateTraining:
@@ -234,23 +222,10 @@ def refused_at_start(trainer: Any, releases: int) -> Iterator[tuple[bool, str]]:
     )
 
 
-def step_schedules(trainer: Any, releases: int) -> None:
-    """Step every schedule whose `interval` and `frequency` say so, where a step is a release.
-
-    Args:
-        trainer: in a training step, whose release has been made.
-        releases: made so far.
-    """
-    passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
-    for config in trainer.lr_scheduler_configs:
-        count = releases if config.interval == "step" else passes
-        if count and count % config.frequency == 0:
-            config.scheduler.step()
-
-
 # --------------------------------------------------------------------------------------------------
 
 _KEY = "dpkfc_session"
+_UNCOVERED = "logged by the module, not covered by the plan"
 
 
 class PrivateTraining(pl.Callback):
@@ -282,7 +257,7 @@ class PrivateTraining(pl.Callback):
     ) -> None:
         self.plan = plan
         self.session: Session | None = None
-        self.steps_per_epoch = max(1, round(plan.dataset_size / plan.expected_batch_size))
+        self.steps_per_epoch = steps_per_epoch(plan)
         self._dataset, self._ledger_path, self._settings = dataset, ledger_path, settings
         self._batches: Iterator[Any] = iter(())
         self._restored: dict[str, Tensor] | None = None
@@ -297,9 +272,7 @@ class PrivateTraining(pl.Callback):
         """
         if stage != "fit":
             return
-        for applies, message in refused(trainer, pl_module):
-            if applies:
-                raise ValueError(message)
+        refuse(refused(trainer, pl_module))
         if self._ledger_path is None and self.session is not None and self.session.steps_done:
             raise ValueError(
                 f"this callback made {self.session.steps_done} releases in an earlier fit, with a"
@@ -314,15 +287,17 @@ class PrivateTraining(pl.Callback):
                 has, or a ledger that holds an earlier run.
             CheckpointError: the checkpoint is of another run or ledger.
         """
-        for applies, message in refused_at_start(trainer, self.plan.steps):
-            if applies:
-                raise ValueError(message)
+        refuse(refused_at_start(trainer, self.plan.steps))
         plain: Any = trainer.optimizers[0]
         Path(self._ledger_path or "ledger").parent.mkdir(parents=True, exist_ok=True)
-        more: dict[str, Any] = {"ledger_path": self._ledger_path, **self._settings}
-        # A ledger of an earlier run without its checkpoint is refused below.
-        more["resume"] = True
-        session = self.session = Session(self.plan, pl_module, plain, self._dataset, **more)
+        session = self.session = Session(
+            self.plan,
+            pl_module,
+            plain,
+            self._dataset,
+            # A ledger of an earlier run without its checkpoint is refused below.
+            **{"ledger_path": self._ledger_path, **self._settings, "resume": True},
+        )
         if self._restored is not None:
             _restore(session, self._restored)
         elif session.steps_done:
@@ -367,7 +342,12 @@ class PrivateTraining(pl.Callback):
 
         with torch.autocast(device, enabled=False), module.mark_release():
             session.step(next(self._batches), losses)
-        step_schedules(trainer, session.steps_done)
+        # Schedules are stepped as their `interval` and `frequency` say, where a step is a release.
+        passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
+        for config in trainer.lr_scheduler_configs:
+            count = session.steps_done if config.interval == "step" else passes
+            if count and count % config.frequency == 0:
+                config.scheduler.step()
         last = session.steps_done >= self.plan.steps
         if last or (
             trainer.log_every_n_steps and session.steps_done % trainer.log_every_n_steps == 0
@@ -383,9 +363,7 @@ class PrivateTraining(pl.Callback):
         Raises:
             RuntimeError: as there, or nothing was trained.
         """
-        if self.session is None:
-            raise RuntimeError("there is no session yet; train before a card is written")
-        return self.session.write_card(folder, **said)
+        return write_card(self.session, folder, **said)
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -433,15 +411,12 @@ class PrivateTraining(pl.Callback):
         if self.session is not None:
             self.session.close()
             if self._ledger_path is not None:
-                names = sorted(
-                    x
-                    for x in module.trainer.callback_metrics
-                    if x != "epsilon" and not x.endswith(PUBLIC)
-                )
-                logged = [
-                    x if x.endswith(MARK) else f"{x}: logged by the module, not covered by the plan"
-                    for x in names
-                ]
+                logged = []
+                for name in sorted(module.trainer.callback_metrics):
+                    if name != "epsilon" and not name.endswith(PUBLIC):
+                        is_marked = name.endswith(MARK)
+                        note = "" if is_marked else f": {_UNCOVERED}"
+                        logged.append(name + note)
                 write_summary(
                     Path(self._ledger_path).parent, self.session, self._ledger_path, logged
                 )

@@ -40,11 +40,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint
+from dpkfc._checks import check_integer, check_positive
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations._opacus_idioms import IMPORTS, refuse_wrapped
+from dpkfc.integrations._common import refuse
 from dpkfc.integrations._opacus_loader import (
     LogicalBatchSampler,
     PrivateLoader,
@@ -55,6 +56,40 @@ from dpkfc.integrations._opacus_step import PrivateStep
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
+
+# --------------------------------------------------------------------------------------------------
+# Names that scripts import from Opacus beside its engine.
+
+_PLAIN_MODEL = "pass the plain model to make_private, which returns it"
+_TORCH = "write: from torch.nn import {} as {}"
+_FIXED = "leave it out: noise and clip are fixed for the whole run; schedule the learning rate"
+_OWN = "leave it out: engine.accountant counts every release, engine.get_epsilon(delta) is its ε"
+_SAMPLED = "leave it out: make_private takes a plain DataLoader and samples by itself"
+
+IMPORTS: dict[str, str] = {
+    **dict.fromkeys(("GradSampleModule", "GradSampleModuleFastGradientClipping"), _PLAIN_MODEL),
+    "register_grad_sampler": "leave it out: a layer without a rule goes through torch.func",
+    "DPOptimizer": "leave it out: make_private returns the optimizer that it was given",
+    **dict.fromkeys(("DPDataLoader", "UniformWithReplacementSampler"), _SAMPLED),
+    **dict.fromkeys(
+        ("DPDDP", "DifferentiallyPrivateDistributedDataParallel"),
+        "run one process, or take a dpkfc.Session, which shares each batch",
+    ),
+    "DPLSTM": _TORCH.format("LSTM", "DPLSTM"),
+    "DPGRU": _TORCH.format("GRU", "DPGRU"),
+    "DPRNN": _TORCH.format("RNN", "DPRNN"),
+    "DPMultiheadAttention": _TORCH.format("MultiheadAttention", "DPMultiheadAttention"),
+    **dict.fromkeys(
+        ("RDPAccountant", "PRVAccountant", "GaussianAccountant", "create_accountant"), _OWN
+    ),
+    "get_noise_multiplier": "write: make_private_with_epsilon(...); optimizer.noise_multiplier",
+    **dict.fromkeys(("ExponentialNoise", "LambdaNoise", "StepNoise"), _FIXED),
+    **dict.fromkeys(("ExponentialGradClip", "LambdaGradClip", "StepGradClip"), _FIXED),
+    "PrivacyEngineAdaptiveClipping": "write: make_private(..., clipping='automatic')",
+    "wrap_data_loader": "write: with BatchMemoryManager(data_loader=..., optimizer=...) as batches",
+    "DPLightningDataModule": "see dpkfc.integrations.lightning: PrivateModule, PrivateTraining",
+}
+"""A name of Opacus to what a script writes in its place."""
 
 
 def __getattr__(name: str) -> NoReturn:
@@ -222,24 +257,15 @@ class BatchMemoryManager:
         max_physical_batch_size: int,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        if not isinstance(data_loader, PrivateLoader) or not isinstance(
-            data_loader.listener, PrivateStep
-        ):
+        if not isinstance(data_loader, PrivateLoader):
             raise ValueError("data_loader is not private; pass the one that make_private returned")
-        if data_loader.listener.optimizer is not optimizer:
+        if data_loader.step.optimizer is not optimizer:
             raise ValueError(
                 "the optimizer belongs to another engine than data_loader; pass what make_private"
                 " returned"
             )
-        if isinstance(max_physical_batch_size, bool) or not isinstance(
-            max_physical_batch_size, int
-        ):
-            raise ValueError(
-                f"max_physical_batch_size must be an integer, got {max_physical_batch_size!r}"
-            )
-        if max_physical_batch_size < 1:
-            raise ValueError(f"max_physical_batch_size must be >= 1, got {max_physical_batch_size}")
-        self._step, self._loader = data_loader.listener, data_loader.cut(max_physical_batch_size)
+        check_integer("max_physical_batch_size", max_physical_batch_size, 1)
+        self._step, self._loader = data_loader.step, data_loader.cut(max_physical_batch_size)
 
     def __enter__(self) -> PrivateLoader:
         """Return the loader of physical batches."""
@@ -357,12 +383,10 @@ class Options:
         return cls(**keywords)
 
     def __post_init__(self) -> None:
-        for refused, message in (*_refused_values(self), *_refused_pairs(self)):
-            if refused:
-                raise ValueError(message)
+        refuse(_refused(self))
 
 
-def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
+def _refused(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         not options.batch_first,
         "batch_first=False is not supported; put the batch on the leading axis",
@@ -392,8 +416,6 @@ def _refused_values(options: Options) -> Iterator[tuple[bool, str]]:
         " if len(y) == 0: optimizer.step(); continue",
     )
 
-
-def _refused_pairs(options: Options) -> Iterator[tuple[bool, str]]:
     yield (
         not options.poisson_sampling and not options.uncertified,
         "poisson_sampling=False has no certified ε: leave it out, or write uncertified=True, which"
@@ -424,19 +446,6 @@ Parts = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
 """Model, optimizer and loader of a script."""
 
 
-def check_mode(secure_mode: bool) -> None:
-    """Refuse what Opacus calls secure mode.
-
-    Raises:
-        ValueError: it was asked for.
-    """
-    if secure_mode:
-        raise ValueError(
-            "secure_mode=True is not supported; leave it out (noise is a cipher's), or take a"
-            " Session with PrivacyConfig(noise='rounded')"
-        )
-
-
 def make_config(
     options: Options, accountant: str, parts: Parts, max_grad_norm: Any, epochs: float
 ) -> tuple[PrivacyConfig, int]:
@@ -448,8 +457,7 @@ def make_config(
     """
     size = _dataset_size(*parts)
     source = parts[2]
-    if not (epochs > 0 and math.isfinite(epochs)):
-        raise ValueError(f"epochs must be positive and finite, got {epochs}")
+    check_positive("epochs", epochs)
     if isinstance(max_grad_norm, (list, tuple)):
         raise ValueError(
             "max_grad_norm must be one number for all layers together; write"
@@ -487,10 +495,7 @@ def attach(
     module, optimizer, source = parts
     header = {**plan.ledger_header, "steps": limit}
     with ExitStack() as undo:
-        if options.ledger_path is None:
-            ledger = Ledger.in_memory(plan.hash, header, limit)
-        else:
-            ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
+        ledger = Ledger.open(options.ledger_path, plan.hash, header, limit)
         undo.callback(ledger.abandon)
         _check_resumed(ledger, options.resume)
         step = PrivateStep(
@@ -560,7 +565,7 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
         )
     if not isinstance(module, nn.Module):
         raise ValueError(f"module must be a torch module, got {type(module).__name__}")
-    refuse_wrapped(module, optimizer)
+    _refuse_wrapped(module, optimizer)
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
     if (
         isinstance(module, parallel)
@@ -584,6 +589,26 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
     check_loader(data_loader)
     find_layers(module)
     return len(data_loader.dataset)
+
+
+def _refuse_wrapped(module: Any, optimizer: Any) -> None:
+    """Refuse a model or an optimizer that Opacus has wrapped.
+
+    Raises:
+        ValueError: naming the object inside, which is to be passed.
+    """
+    if isinstance(module, nn.Module) and "_module" in module._modules:
+        if hasattr(module, "to_standard_module"):
+            raise ValueError(
+                f"module is a {type(module).__name__} of Opacus; pass the model inside:"
+                " module=model.to_standard_module()"
+            )
+    inner = getattr(optimizer, "original_optimizer", optimizer)
+    if inner is not optimizer:
+        raise ValueError(
+            f"optimizer is a {type(optimizer).__name__} of Opacus; pass the one inside:"
+            " optimizer=optimizer.original_optimizer"
+        )
 
 
 def _length(options: Options, data_loader: DataLoader[Any], size: int) -> int:
@@ -712,7 +737,11 @@ class PrivacyEngine:
     def __init__(
         self, *, accountant: str = "pld", secure_mode: bool = False, budget: Budget | None = None
     ) -> None:
-        check_mode(secure_mode)
+        if secure_mode:
+            raise ValueError(
+                "secure_mode=True is not supported; leave it out (noise is a cipher's), or take a"
+                " Session with PrivacyConfig(noise='rounded')"
+            )
         self._budget = budget
         self.secure_mode = secure_mode
         self.accountant = Accountant(accountant)
@@ -853,11 +882,7 @@ class PrivacyEngine:
         self, *, module: nn.Module, optimizer: Any = None, data_loader: Any = None
     ) -> bool:
         """Return whether `validate` would pass."""
-        try:
-            find_layers(module)
-        except ValueError:
-            return False
-        return True
+        return ModuleValidator.is_valid(module)
 
     @classmethod
     def get_compatible_module(cls, module: nn.Module) -> nn.Module:

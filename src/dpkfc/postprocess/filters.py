@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dpkfc._checks import check_one_of, check_positive
 from dpkfc.postprocess.protocol import (
     AT_PARAMETERS,
     EvaluationPoint,
-    PostProcessBase,
+    PostProcess,
     State,
     get_tensor,
     state_entries,
@@ -174,23 +174,6 @@ def replace_outputs(
     return replace(released, gradients=outputs, noise_variance=noise_variance)
 
 
-def impulse_response(recursion: Recursion, steps: int) -> NDArray[np.float64]:
-    """Return h_0 ... h_{steps-1}."""
-    from scipy.signal import lfilter
-
-    return np.asarray(lfilter(recursion.b, recursion.a, np.eye(1, steps)[0]))
-
-
-def noise_gain(recursion: Recursion, step: int, normalise: bool = True) -> float:
-    """Return the variance of the noise after the filter over that of a release.
-
-    It is Σ_{s ≤ step} h_s², divided by c_step² where the filter is normalised.
-    """
-    h = impulse_response(recursion, step + 1)
-    divisor = h.sum() ** 2 if normalise else 1.0
-    return float((h**2).sum() / divisor)
-
-
 # --------------------------------------------------------------------------------------------------
 # The exponential moving average of releases. DiSK applies it to combined gradients; alone it is not
 # DiSK.
@@ -199,7 +182,7 @@ INITS = ("first", "zero", "bias_corrected")
 
 
 @dataclass(frozen=True)
-class EMA(PostProcessBase):
+class EMA(PostProcess):
     """The exponential moving average y_t = (1 − κ) y_{t-1} + κ g_t, a first-order low-pass filter.
 
     Attributes:
@@ -224,16 +207,6 @@ class EMA(PostProcessBase):
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
         return {"name": "EMA", "kappa": self.kappa, "init": self.init}
-
-    def noise_gain(self, step: int) -> float:
-        """Return the variance of the noise at a step (from 0) over that of a release.
-
-        The variance of a release is the same at all steps. The gain tends to κ / (2 − κ).
-        """
-        if self.init == "first":
-            start = (1 - self.kappa) ** (2 * step)
-            return start + self.kappa / (2 - self.kappa) * (1 - start)
-        return noise_gain(self._recursion, step, self.init == "bias_corrected")
 
     @property
     def _recursion(self) -> Recursion:
@@ -268,8 +241,7 @@ def check_averaging(name: str, kappa: float, init: str = "first") -> None:
             f"kappa of {name} must lie in (0, 1], got {kappa!r}: it is the weight of the new"
             " release; 1 switches the filter off"
         )
-    if init not in INITS:
-        raise ValueError(f"init of {name} must be one of {', '.join(INITS)}; got {init!r}")
+    check_one_of(f"init of {name}", init, INITS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,7 +260,7 @@ _DEFAULT_GAMMA = 0.5
 
 
 @dataclass(frozen=True)
-class DiSK(PostProcessBase):
+class DiSK(PostProcess):
     """Filters by Algorithm 3, with the guarantee of DP-SGD.
 
     Each example's combination is clipped.
@@ -325,8 +297,7 @@ class DiSK(PostProcessBase):
                 "an average of gradients at one point is not DiSK: use EMA(kappa=...) in place of"
                 " mode='ema'"
             )
-        if self.mode not in MODES:
-            raise ValueError(f"mode of DiSK must be one of {', '.join(MODES)}; got {self.mode!r}")
+        check_one_of("mode of DiSK", self.mode, MODES)
         if self.gamma is None:
             return
         if not (math.isfinite(self.gamma) and self.gamma != 0):
@@ -367,10 +338,6 @@ class DiSK(PostProcessBase):
             return (point,)
         return (point, EvaluationPoint(0.0, 1 - self.weight))
 
-    def noise_gain(self, step: int) -> float:
-        """Return the variance of the noise at a step (from 0) over that of a release."""
-        return self._average.noise_gain(step)
-
     @property
     def _average(self) -> EMA:
         return EMA(self.kappa, self.init)
@@ -400,8 +367,7 @@ def kalman_gain(ratio: float) -> float:
     Raises:
         ValueError: a ratio that is not positive and finite.
     """
-    if not (ratio > 0 and math.isfinite(ratio)):
-        raise ValueError(f"ratio must be positive and finite, got {ratio}")
+    check_positive("ratio", ratio)
     return (math.sqrt(ratio * ratio + 4 * ratio) - ratio) / 2
 
 
@@ -417,7 +383,7 @@ _DIGITS = 12
 
 
 @dataclass(frozen=True)
-class LowPass(PostProcessBase):
+class LowPass(PostProcess):
     """The filter of DOPPLER, y_t = Σ b_τ g_{t-τ} − Σ a_τ y_{t-τ}, divided by c_t.
 
     c_t is the answer of the filter to a constant 1 since the first step. The default is the
@@ -513,13 +479,6 @@ class LowPass(PostProcessBase):
             "b": [_rounded(x) for x in self.b],
             "a": [_rounded(x) for x in self.a],
         }
-
-    def noise_gain(self, step: int) -> float:
-        """Return the variance of the noise at a step over that of a release: Σ h_s² / c_step².
-
-        Steps count from 0.
-        """
-        return noise_gain(Recursion(self.b, self.a), step)
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the filtered value with the variance of its noise."""

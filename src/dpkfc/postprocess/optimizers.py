@@ -15,20 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dpkfc.postprocess.protocol import PostProcessBase, State, get_tensor, state_entries
+from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
+from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, state_entries
 from dpkfc.privacy.mechanism import Released
 
 _SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
 
 
 @dataclass(frozen=True)
-class AdamBC(PostProcessBase):
+class AdamBC(PostProcess):
     """The step of DP-AdamBC, to be taken by `torch.optim.SGD(lr)`; the floor lies inside the root.
 
     v̂ estimates φ̂ with the relative standard deviation r_t = √(2 (1 − β₂)(1 + β₂^t) / ((1 + β₂)(1
@@ -65,10 +66,7 @@ class AdamBC(PostProcessBase):
                 f"floor of AdamBC must be positive and finite, got {self.floor}: v less the noise"
                 " can be negative; use the size of the squared signal, or 'auto'"
             )
-        if not (self.resolution > 0 and math.isfinite(self.resolution)):
-            raise ValueError(
-                f"resolution of AdamBC must be positive and finite, got {self.resolution}"
-            )
+        check_positive("resolution of AdamBC", self.resolution)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
@@ -138,7 +136,7 @@ _CHUNK = 1 << 15  # numbers that fit the cache of one core
 
 
 @dataclass(frozen=True)
-class SOFIM(PostProcessBase):
+class SOFIM(PostProcess):
     """The step of DP-FedSOFIM, to be taken by `torch.optim.SGD(lr)`.
 
     Attributes:
@@ -161,27 +159,14 @@ class SOFIM(PostProcessBase):
     is_optimizer_step = True
 
     def __post_init__(self) -> None:
-        if not (self.rho > 0 and math.isfinite(self.rho)):
-            raise ValueError(f"rho of SOFIM must be positive and finite, got {self.rho}")
-        if not 0 <= self.beta < 1:
-            raise ValueError(f"beta of SOFIM must lie in [0, 1), got {self.beta}")
-        if self.direction not in DIRECTIONS:
-            raise ValueError(
-                f"direction of SOFIM must be one of {', '.join(DIRECTIONS)}; got {self.direction!r}"
-            )
-        if isinstance(self.warmup, bool) or not isinstance(self.warmup, int) or self.warmup < 0:
-            raise ValueError(f"warmup of SOFIM must be a number of steps >= 0, got {self.warmup!r}")
+        check_positive("rho of SOFIM", self.rho)
+        check_in_range("beta of SOFIM", self.beta, "[0, 1)")
+        check_one_of("direction of SOFIM", self.direction, DIRECTIONS)
+        check_integer("warmup of SOFIM", self.warmup, 0)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
-        return {
-            "name": "SOFIM",
-            "rho": self.rho,
-            "beta": self.beta,
-            "direction": self.direction,
-            "bias_correction": self.bias_correction,
-            "warmup": self.warmup,
-        }
+        return {"name": "SOFIM", **asdict(self)}
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the step, zero during the warm-up."""
@@ -302,8 +287,7 @@ class WeightEMA:
     warmup: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay of WeightEMA must lie in [0, 1), got {self.decay}")
+        check_in_range("decay of WeightEMA", self.decay, "[0, 1)")
 
     def decay_at(self, update: int) -> float:
         """Return μ_t of an update, counted from 0."""
@@ -313,7 +297,7 @@ class WeightEMA:
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
-        return {"name": "WeightEMA", "decay": self.decay, "warmup": self.warmup}
+        return {"name": "WeightEMA", **asdict(self)}
 
 
 class WeightAverage:

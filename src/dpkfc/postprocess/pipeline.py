@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpkfc._checks import check_one_of
 from dpkfc.gradients.clipping import map_groups, matrix_of, split_sum, spread
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
@@ -100,8 +101,7 @@ def read_out(
     Raises:
         ValueError: an unknown read-out, or a release whose noise does not have one variance.
     """
-    if how not in READOUTS:
-        raise ValueError(f"readout must be one of {', '.join(READOUTS)}; got {how!r}")
+    check_one_of("readout", how, READOUTS)
     if isinstance(metric, Subspace):
         # A subspace has no entries, so that all three read-outs are the same.
         return combine_subspace_release(released, metric, layers)
@@ -292,16 +292,15 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
     Raises:
         ValueError: with the reason and the fix.
     """
-    if readout not in READOUTS:
-        raise ValueError(f"readout must be one of {', '.join(READOUTS)}; got {readout!r}")
+    check_one_of("readout", readout, READOUTS)
     filters: list[str] = []
     optimizer_steps: list[str] = []
     for step in steps:
         if not isinstance(step, PostProcess):
             raise ValueError(
                 f"{type(step).__name__} in postprocess is no PostProcess (inherit from"
-                " PostProcessBase): use preconditioner= "
-                "or weight_average=, or hand a torch optimizer to the session"
+                " PostProcessBase): use preconditioner= or weight_average=, or hand a torch"
+                " optimizer to the session"
             )
         name = step.describe()["name"]
         if step.needs_variance and optimizer_steps:

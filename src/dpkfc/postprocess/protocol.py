@@ -1,4 +1,4 @@
-"""The protocol of a post-processing step, and a base class with its defaults.
+"""The protocol of a post-processing step, with its defaults.
 
 A step is a frozen value that maps a release and a state to the next release and the next state.
 """
@@ -36,57 +36,16 @@ AT_PARAMETERS = (EvaluationPoint(0.0, 1.0),)
 class PostProcess(Protocol):
     """A step between release and optimizer. It sees released values only, so it costs no privacy.
 
-    Inherit from `PostProcessBase` for the defaults, and write `describe` and `apply`.
+    Inherit from it and write `describe` and `apply`. The defaults are those of a linear map of one
+    release at the parameters.
+
+    Attributes:
+        is_filter: whether the step averages over time; momentum behind a filter doubles the lag.
+        is_optimizer_step: whether the step divides by second moments or norms. Its result is an
+            update of the parameters, whose noise has no known variance.
+        needs_variance: whether the step reads `Released.noise_variance`.
+        momentum_allowed: whether the caller wants momentum behind this filter.
     """
-
-    @property
-    def is_filter(self) -> bool:
-        """Return whether the step averages over time; momentum behind a filter doubles the lag."""
-        ...
-
-    @property
-    def is_optimizer_step(self) -> bool:
-        """Return whether the step divides by second moments or norms.
-
-        Its result is an update of the parameters, whose noise has no known variance.
-        """
-        ...
-
-    @property
-    def needs_variance(self) -> bool:
-        """Return whether the step reads `Released.noise_variance`."""
-        ...
-
-    @property
-    def momentum_allowed(self) -> bool:
-        """Return whether the caller wants momentum behind this filter."""
-        ...
-
-    @property
-    def evaluations(self) -> tuple[EvaluationPoint, ...] | None:
-        """Return the points at which gradients are taken; None leaves them at the parameters.
-
-        The points hold from the second step on. The first step has no last change.
-        """
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Return plain values, `name` among them, that determine the result."""
-        ...
-
-    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
-        """Return the next release and state; neither argument is changed."""
-        ...
-
-    def apply_in_place(
-        self, released: Released, state: State
-    ) -> tuple[Released, dict[str, Tensor]]:
-        """Return the result of `apply`, which may use the memory of the arguments."""
-        ...
-
-
-class PostProcessBase:
-    """Defaults of a post-processing step: a linear map of one release at the parameters."""
 
     is_filter: bool = False
     is_optimizer_step: bool = False
@@ -95,8 +54,15 @@ class PostProcessBase:
 
     @property
     def evaluations(self) -> tuple[EvaluationPoint, ...] | None:
-        """Return None: gradients are taken at the parameters."""
+        """Return the points at which gradients are taken; None leaves them at the parameters.
+
+        The points hold from the second step on. The first step has no last change.
+        """
         return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values, `name` among them, that determine the result."""
+        raise NotImplementedError(f"{type(self).__name__} must define describe()")
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the next release and state; neither argument is changed."""
@@ -105,8 +71,11 @@ class PostProcessBase:
     def apply_in_place(
         self, released: Released, state: State
     ) -> tuple[Released, dict[str, Tensor]]:
-        """Return the result of `apply`."""
+        """Return the result of `apply`, which may use the memory of the arguments."""
         return self.apply(released, state)
+
+
+PostProcessBase = PostProcess
 
 
 def get_tensor(state: State, kind: str, name: str) -> Tensor | None:

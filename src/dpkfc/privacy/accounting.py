@@ -11,8 +11,8 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,6 +205,7 @@ def _interval_for_noise(noise: float) -> float:
 # --------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 ACCOUNTANTS = ("pld", "rdp")
 PLD_RDP_TOLERANCE = 1e-3
 INTEGRAL_TOLERANCE = 0.01  # absolute and relative
@@ -214,7 +215,8 @@ _RARE = 1e-3  # of δ, for the loss of full batches
 # Calibration, the check before a run and the card ask for the same values of ε.
 _CACHE_SIZE = 4096
 _values: dict[tuple[Any, ...], float] = {}
-_divergences: dict[tuple[str, str], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+_integrals: dict[tuple[Any, ...], float | None] = {}
+_divergences: dict[tuple[Any, ...], tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
 _forwarded: set[str] = set()
 
 
@@ -342,9 +344,7 @@ def _epsilon_of_parts(
         if not (is_known and pld_resolves(event, 1, delta)):
             return epsilon(event, 1, delta, "pld", relation)
         key = (repr(event), delta, relation, "pld", 1)
-        if key not in _values:
-            _store(key, _total_by_pld(neighbours, event, delta, relation))
-        return _values[key]
+        return _remember(_values, key, lambda: _total_by_pld(neighbours, event, delta, relation))
     orders, total = np.zeros(0), np.zeros(1)
     for part, count in neighbours:
         _check_pair(part, "rdp", relation)
@@ -382,6 +382,33 @@ def _total_by_pld(
     return float(total.get_epsilon_for_delta(delta - _rounding(composed, 1)))
 
 
+def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[dict[str, Any]]:
+    """Return what a ledger holds beside the steps, with ε of each kind alone at δ.
+
+    Args:
+        releases: lines of a ledger.
+        delta: δ in (0, 1).
+    """
+    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for line in releases:
+        if line.get("purpose"):
+            scale = line["noise_multiplier"], line["stddev"], line["sensitivity"]
+            kinds.setdefault((line["purpose"], *scale), []).append(line)
+    rows = []
+    for (purpose, noise_multiplier, stddev, sensitivity), lines in kinds.items():
+        charges = [(event_from_dict(line["event"]), 1) for line in lines]
+        row = {
+            "purpose": purpose,
+            "releases": len(lines),
+            "noise_multiplier": noise_multiplier,
+            "stddev": stddev,
+            "sensitivity": sensitivity,
+            "epsilon_alone": total_epsilon(charges, delta),
+        }
+        rows.append(row)
+    return rows
+
+
 def relation_of(event: dp_accounting.DpEvent) -> str:
     """Return the neighbouring relation under which an event can be accounted for."""
     import dp_accounting
@@ -389,50 +416,6 @@ def relation_of(event: dp_accounting.DpEvent) -> str:
     kind = dp_accounting.SampledWithoutReplacementDpEvent
     replaces = any(isinstance(part, kind) for part in events_in(event))
     return "replace_one" if replaces else "add_or_remove_one"
-
-
-def delta_of_epsilon(
-    event: dp_accounting.DpEvent,
-    count: int,
-    epsilon: float,
-    accountant: str = "pld",
-    neighbouring_relation: str = "add_or_remove_one",
-) -> float:
-    """Return δ of `count` adaptive repetitions of an event at ε >= 0; 1 without noise.
-
-    Raises:
-        ValueError: an accountant that cannot treat the event under this relation, a negative count,
-            or ε negative or NaN.
-    """
-    import dp_accounting
-
-    _check_pair(event, accountant, neighbouring_relation)
-    _check_count(count)
-    if not epsilon >= 0:
-        raise ValueError(f"epsilon must be >= 0, got {epsilon}")
-    if count == 0:
-        return 0.0
-    if has_no_noise(event):
-        return 1.0
-    with quiet_accountants():
-        if accountant == "rdp":
-            compute_delta = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
-            deltas = []
-            for neighbour in neighbouring_sizes(event):
-                orders, divergences = _rdp_of_one(neighbour, neighbouring_relation)
-                deltas.append(float(compute_delta(orders, count * divergences, epsilon)[0]))
-            return max(deltas)
-        if is_truncated(event):
-            deltas = []
-            for neighbour in neighbouring_sizes(event):
-                losses = pld_of_one(neighbour, neighbouring_relation).self_compose(count)
-                deltas.append(float(losses.get_delta_for_epsilon(epsilon)))
-            delta = max(deltas)
-        else:
-            delta = float(
-                _composed(event, count, accountant, neighbouring_relation).get_delta(epsilon)
-            )
-        return min(1.0, delta + _rounding(event, count))
 
 
 def deltas_of_epsilons(
@@ -566,17 +549,18 @@ def check_before_a_run(
 
 
 def _integral(event: dp_accounting.DpEvent, count: int, delta: float) -> float | None:
-    key = (repr(event), delta, "integral", count)
-    if key not in _values:
-        integral = integrated_epsilon(event, count, delta)
-        _store(key, math.nan if integral is None else integral)
-    return None if math.isnan(_values[key]) else _values[key]
+    key = (repr(event), delta, count)
+    return _remember(_integrals, key, lambda: integrated_epsilon(event, count, delta))
 
 
-def _store(key: tuple[Any, ...], value: float) -> None:
-    if len(_values) >= _CACHE_SIZE:
-        _values.pop(next(iter(_values)), None)
-    _values[key] = value
+def _remember(cache: dict[tuple[Any, ...], T], key: tuple[Any, ...], compute: Callable[[], T]) -> T:
+    """Return the value of a key, computed where it is not known; the oldest make room."""
+    if key not in cache:
+        value = compute()
+        if len(cache) >= _CACHE_SIZE:
+            cache.pop(next(iter(cache)), None)
+        cache[key] = value
+    return cache[key]
 
 
 def pld_resolves(event: dp_accounting.DpEvent, count: int, delta: float) -> bool:
@@ -636,7 +620,11 @@ class EpsilonCurve:
         if self._also:
             charges = [(self.event, count), *self._also]
             return total_epsilon(charges, self.delta, self.accountant)
-        return math.inf if has_no_noise(self.event) else self._cached(count)
+        if has_no_noise(self.event):
+            return math.inf
+        # An equal curve of this process may have computed it.
+        key = (repr(self.event), self.delta, self.relation, self.accountant, count)
+        return _remember(_values, key, lambda: self._compute(count))
 
     def upper_bound(self, count: int, every: int = 0) -> float:
         """Return an upper bound of ε of `count` releases that never falls with the count.
@@ -665,13 +653,6 @@ class EpsilonCurve:
         if every > 0:
             point = min(point, -(-count // every) * every)
         return self.epsilon(point)
-
-    def _cached(self, count: int) -> float:
-        """Return the value of an equal curve, where this process has computed it."""
-        key = (repr(self.event), self.delta, self.relation, self.accountant, count)
-        if key not in _values:
-            _store(key, self._compute(count))
-        return _values[key]
 
     def _compute(self, count: int) -> float:
         import dp_accounting
@@ -794,11 +775,7 @@ def _rdp_of_one(
     """
     # A composed event holds a list, which has no hash.
     key = (repr(event), relation)
-    if key not in _divergences:
-        if len(_divergences) >= _CACHE_SIZE:
-            _divergences.pop(next(iter(_divergences)), None)
-        _divergences[key] = _compute_rdp_of_one(event, relation)
-    return _divergences[key]
+    return _remember(_divergences, key, lambda: _compute_rdp_of_one(event, relation))
 
 
 def _compute_rdp_of_one(

@@ -20,11 +20,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.privacy.accounting import compose, event_from_dict, event_to_dict, total_epsilon
-from dpkfc.privacy.extra_release import ExtraRelease
+from dpkfc.privacy.calibration import PlanBase
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, sync_folder, verify
 
 try:
@@ -51,27 +51,6 @@ _DOUBLINGS, _HALVINGS = 6, 5
 
 class BudgetError(ValueError):
     """A budget that cannot be read or written, or a run that it cannot count."""
-
-
-class PlannedRun(Protocol):
-    """What a budget reads of a plan, of a session as of a federated run."""
-
-    @property
-    def hash(self) -> str: ...  # noqa: D102
-    @property
-    def event(self) -> dp_accounting.DpEvent: ...  # noqa: D102
-    @property
-    def extra_releases(self) -> tuple[ExtraRelease, ...]:
-        """Return the kinds of releases beside the steps."""
-
-    @property
-    def delta(self) -> float: ...  # noqa: D102
-    @property
-    def privacy_unit(self) -> str: ...  # noqa: D102
-    @property
-    def neighbouring_relation(self) -> str: ...  # noqa: D102
-    @property
-    def caveats(self) -> tuple[str, ...]: ...  # noqa: D102
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +162,7 @@ class Budget:
         """Total ε of all runs so far, at δ."""
         return total_epsilon([charge.cost for charge in self.charges], self.delta)
 
-    def check(self, plan: PlannedRun, releases: int) -> Receipt:
+    def check(self, plan: PlanBase, releases: int) -> Receipt:
         """Return what a new run would be charged, and write nothing.
 
         Args:
@@ -196,7 +175,7 @@ class Budget:
         """
         return self._receipt(self._price(self._read(), plan, releases, "", ""))
 
-    def charge(self, plan: PlannedRun, ledger: Ledger) -> Receipt:
+    def charge(self, plan: PlanBase, ledger: Ledger) -> Receipt:
         """Charge a whole plan once for each ledger. When this returns, the disk has the charge.
 
         The charge follows the ledger: it notes the last release when the run begins and ends.
@@ -215,7 +194,7 @@ class Budget:
                 "a budget counts runs with a planned end; make_private has none: use"
                 " make_private_with_epsilon"
             )
-        path = _path_of(ledger)
+        path = "" if ledger.place is None else str(ledger.place.resolve())
         with _locked(self.path):
             state = self._read()
             number = _find_charge(state, ledger.id, path, ledger.contains)
@@ -322,17 +301,26 @@ class Budget:
         )
 
     def _price(
-        self, state: _State, plan: PlannedRun, releases: int, ledger: str, path: str
+        self, state: _State, plan: PlanBase, releases: int, ledger: str, path: str
     ) -> Charge:
         """Return the charge of a run that fits."""
         unit = unit_of(plan.privacy_unit)
         self._check_countable(state, plan, unit)
         costs = [charge.cost for charge in state.charges]
-        own = _cost_of(plan, releases)
+        extra = [(kind.event, kind.count) for kind in plan.extra_releases]
+        own = compose([(plan.event, releases), *extra])
         before = total_epsilon(costs, state.delta)
         after = total_epsilon([*costs, own], state.delta)
         if not after <= state.epsilon:
-            raise BudgetExhausted(self._refusal(state, plan, own, before, after))
+            fitting = _fitting_epsilon(costs, plan.delta, own, state)
+            advice = "name another budget"
+            if fitting:
+                advice = f"plan for ε = {fitting:g}, or {advice}"
+            left = max(0.0, state.epsilon - before)
+            raise BudgetExhausted(
+                f"the budget {self.path.name} has ε = {left:.3g} of {state.epsilon:g} left, this"
+                f" run takes the total to {after:.4g} at δ = {state.delta:g}; {advice}"
+            )
         now = datetime.datetime.now(datetime.timezone.utc)
         return Charge(
             ledger=ledger,
@@ -348,7 +336,7 @@ class Budget:
             after=after,
         )
 
-    def _check_countable(self, state: _State, plan: PlannedRun, unit: str) -> None:
+    def _check_countable(self, state: _State, plan: PlanBase, unit: str) -> None:
         if plan.caveats:
             raise BudgetError(
                 f"the budget {self.path.name} counts certified plans alone. {plan.caveats[0]}"
@@ -373,32 +361,6 @@ class Budget:
             before=charge.before,
             after=charge.after,
         )
-
-    def _refusal(
-        self,
-        state: _State,
-        plan: PlannedRun,
-        own: tuple[dp_accounting.DpEvent, int],
-        before: float,
-        after: float,
-    ) -> str:
-        """Return what is left, and the ε of a plan that fits."""
-        costs = [charge.cost for charge in state.charges]
-        fitting = _fitting_epsilon(costs, plan.delta, own, state)
-        advice = "name another budget"
-        if fitting:
-            advice = f"plan for ε = {fitting:g}, or {advice}"
-        left = max(0.0, state.epsilon - before)
-        return (
-            f"the budget {self.path.name} has ε = {left:.3g} of {state.epsilon:g} left, this run"
-            f" takes the total to {after:.4g} at δ = {state.delta:g}; {advice}"
-        )
-
-
-def _cost_of(plan: PlannedRun, steps: int) -> tuple[dp_accounting.DpEvent, int]:
-    """Return one event and its number for all that a plan allows."""
-    extra = [(kind.event, kind.count) for kind in plan.extra_releases]
-    return compose([(plan.event, steps), *extra])
 
 
 def unit_of(text: str) -> str:
@@ -446,10 +408,6 @@ def _louder(event: dp_accounting.DpEvent, factor: float) -> dp_accounting.DpEven
         return [scale(inner) for inner in value] if isinstance(value, list) else value
 
     return event_from_dict(scale(event_to_dict(event)))
-
-
-def _path_of(ledger: Ledger) -> str:
-    return "" if ledger.place is None else str(ledger.place.resolve())
 
 
 def _find_charge(
@@ -515,7 +473,13 @@ def _parse(text: str, name: str) -> _State:
         ) from None
     if not text.endswith("\n"):
         text += "\n"
-    return _State(text=text, people=people, epsilon=epsilon, delta=delta, charges=charges)
+    return _State(
+        text=text,
+        people=people,
+        epsilon=epsilon,
+        delta=delta,
+        charges=charges,
+    )
 
 
 def _read_charge(row: Mapping[str, Any]) -> Charge:

@@ -1,20 +1,24 @@
-"""The smallest noise multiplier, up to half a thousandth, whose ε stays at or below a target."""
+"""The base of all plans, and the smallest noise multiplier whose ε stays at or below a target."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import math
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
-from dpkfc.privacy.accounting import EpsilonCurve, total_epsilon
+from dpkfc._checks import check_not_negative
+from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve, total_epsilon
 from dpkfc.privacy.integration import integrated_epsilon
 
 if TYPE_CHECKING:
     import dp_accounting
 
     from dpkfc.privacy.accounting import Charges
+    from dpkfc.privacy.mechanism import ExtraRelease
 
 SMALLEST, LARGEST = 0.1, 1e6
 _TOLERANCE = math.log(1.0005)  # of the bracket, in log(noise_multiplier)
@@ -65,7 +69,6 @@ def calibrate_noise_multiplier(
     accountant: str = "pld",
     *,
     relation: str = "add_or_remove_one",
-    dataset_size: int | None = None,
     also: Charges = (),
 ) -> float:
     """Return the safe, upper end of a bracket around the noise multiplier that costs exactly ε.
@@ -77,7 +80,6 @@ def calibrate_noise_multiplier(
         count: number of releases, >= 1.
         accountant: "pld" or "rdp".
         relation: "add_or_remove_one" or "replace_one".
-        dataset_size: number of examples; only for the warning of `check_target`.
         also: other releases on the same people, which are part of ε.
 
     Returns:
@@ -88,7 +90,7 @@ def calibrate_noise_multiplier(
             1e6].
         ValueError: an accountant that cannot treat the event under this relation.
     """
-    check_target(epsilon, delta, dataset_size)
+    check_target(epsilon, delta)
     if count < 1:
         raise CalibrationError(f"the number of releases must be >= 1, got {count}")
 
@@ -210,3 +212,129 @@ def _narrow(excess: Excess, bracket: Bracket, tolerance: float = _TOLERANCE) -> 
             high, high_excess = guess, value
         widths.append(high - low)
     return high
+
+
+def share_noise(share: float, epsilon: float, delta: float, count: int = 1) -> float:
+    """Return the noise multiplier at which `count` releases alone cost a share of ε at δ."""
+    import dp_accounting
+
+    return calibrate_noise_multiplier(share * epsilon, delta, dp_accounting.GaussianDpEvent, count)
+
+
+# --------------------------------------------------------------------------------------------------
+# What the plans of all runs have in common.
+
+
+class PlanBase:
+    """Holds what the plan of a session and the plan of a federated run have in common."""
+
+    config: Any
+    noise_multiplier: float
+    delta: float
+    target_epsilon: float | None
+
+    def _check_noise_and_target(self) -> None:
+        """Check the noise multiplier and the target."""
+        check_not_negative("noise_multiplier", self.noise_multiplier)
+        check_target(self.target_epsilon, self.delta)
+
+    @property
+    def sensitivity(self) -> float:
+        """Return the largest change of a clipped sum between neighbouring datasets."""
+        raise NotImplementedError
+
+    @property
+    def units(self) -> int:
+        """Return the number of privacy units, which is taken as public."""
+        raise NotImplementedError
+
+    @property
+    def privacy_unit(self) -> str:
+        """Return what is added, removed or replaced between neighbouring datasets."""
+        raise NotImplementedError
+
+    @property
+    def neighbouring_relation(self) -> str:
+        """Return which datasets count as neighbours: "add_or_remove_one" or "replace_one"."""
+        raise NotImplementedError
+
+    @property
+    def event(self) -> dp_accounting.DpEvent:
+        """Return the event of one release."""
+        raise NotImplementedError
+
+    @property
+    def extra_releases(self) -> tuple[ExtraRelease, ...]:
+        """Return the kinds of releases beside the steps."""
+        return ()
+
+    @property
+    def stddev(self) -> float:
+        """Return the standard deviation of the noise on a sum: noise_multiplier · sensitivity."""
+        return self.noise_multiplier * self.sensitivity
+
+    @property
+    def test_mode(self) -> bool:
+        """Return whether the random streams are repeatable; such a run is not private."""
+        return self.config.test_mode_seed is not None
+
+    @property
+    def certified(self) -> bool:
+        """Return whether ε is a guarantee: noise exists and is secret, and the accounting fits."""
+        return not self.caveats
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Return the reasons why this run has no certified guarantee, one sentence each."""
+        reasons = []
+        if self.noise_multiplier == 0:
+            reasons.append("NOT PRIVATE: no noise is added, epsilon is infinite")
+        elif self.noise_multiplier < NEGLIGIBLE_NOISE:
+            reasons.append("NOT PRIVATE: the noise is below a thousandth of the sensitivity")
+        if self.test_mode:
+            reasons.append("NOT PRIVATE: test mode, the noise can be repeated from a seed")
+        reasons.extend(self._further_caveats())
+        vacuous_delta = vacuous(self.delta, self.units)
+        if vacuous_delta:
+            reasons.append(f"UNCERTIFIED: {vacuous_delta}")
+        return tuple(reasons)
+
+    def _further_caveats(self) -> Iterable[str]:
+        """Return reasons that only this kind of plan has."""
+        return ()
+
+    @property
+    def ledger_header(self) -> dict[str, Any]:
+        """Return what a ledger says of its plan, so that the ledger can be read alone.
+
+        The number of releases is left to the caller that opens the ledger: an engine may have no
+        limit.
+        """
+        return {
+            "certified": self.certified,
+            "rng": "repeatable" if self.test_mode else "secure",
+            "unit": self.privacy_unit,
+            "neighbouring_relation": self.neighbouring_relation,
+            "delta": self.delta,
+            "dataset_size": int(self.units),
+        }
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """Return the SHA-256 of the public description; equal hashes mean the same mechanism.
+
+        Raises:
+            ValueError: the description of the preconditioner holds something else than plain
+                values.
+        """
+        try:
+            text = json.dumps(self._mechanism(), sort_keys=True, separators=(",", ":"))
+        except TypeError as error:
+            raise ValueError(
+                f"preconditioner.describe() must return plain values that JSON can hold: {error}"
+            ) from error
+        return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+    def _mechanism(self) -> dict[str, Any]:
+        """Return all that decides what is released, without settings for speed or memory alone."""
+        raise NotImplementedError

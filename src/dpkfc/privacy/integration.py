@@ -81,7 +81,8 @@ def two_parts(
     ordinary = dp_accounting.PoissonSampledDpEvent(q, gaussian)
     if full == 0:
         return 0.0, ordinary, ordinary
-    chance = min(1.0, float(scipy.stats.binom.sf(largest, n, q)) * largest / n / full)
+    above = float(scipy.stats.binom.sf(largest, n, q))
+    chance = min(1.0, above * largest / n / full)
     replacing = dp_accounting.GaussianDpEvent(event.noise_multiplier / 2)
     return full, ordinary, dp_accounting.PoissonSampledDpEvent(chance, replacing)
 
@@ -138,19 +139,20 @@ class Losses:
         return float(scipy.special.logsumexp(tilt * self.loss, b=self.mass))
 
 
-def sampled_losses(rate: float, stddev: float, shift: float = 1.0) -> Losses:
+def sampled_losses(rate: float, stddev: float) -> Losses:
     """Return the losses of the presence of an example against its absence.
 
-    The example is in the batch with probability `rate` and then moves the sum by `shift`. For ε >=
-    0 this direction costs at least as much as the opposite one.
+    The example is in the batch with probability `rate` and then moves the sum by 1. For ε >= 0
+    this direction costs at least as much as the opposite one.
     """
     step = stddev / _ATOMS_PER_STDDEV
-    x = np.arange(-FAR * stddev, shift + FAR * stddev, step)
-    log_ratio = shift * (x - shift / 2) / stddev**2  # of the two densities
+    x = np.arange(-FAR * stddev, 1 + FAR * stddev, step)
+    log_ratio = (x - 0.5) / stddev**2  # of the two densities
     log_absence = math.log1p(-rate) if rate < 1 else -math.inf
     loss = np.logaddexp(log_absence, math.log(rate) + log_ratio)
-    mass = np.exp(loss - 0.5 * (x / stddev) ** 2) * (step / (stddev * math.sqrt(2 * math.pi)))
-    return Losses(loss, mass)
+    density = np.exp(loss - 0.5 * (x / stddev) ** 2)
+    cell = step / (stddev * math.sqrt(2 * math.pi))
+    return Losses(loss, density * cell)
 
 
 def epsilon_of(losses: Losses, count: int, delta: float) -> float:
@@ -158,31 +160,43 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     tilt = _tilt(losses, count, delta)
     weight = losses.mass * np.exp(tilt * losses.loss - losses.cumulant(tilt))
     mean = float(weight @ losses.loss)
-    spread = math.sqrt(count * float(weight @ (losses.loss - mean) ** 2))
+    variance = float(weight @ (losses.loss - mean) ** 2)
+    spread = math.sqrt(count * variance)
     is_relevant = weight > _NEGLIGIBLE
-    reach = float(np.ptp(losses.loss[is_relevant]))
+    relevant = losses.loss[is_relevant]
+    reach = float(np.ptp(relevant))
     width = 30 * spread + 3 * reach + 1.0
-    h = max(width / MOST_POINTS, min(1e-3, spread / 100, math.sqrt(1e-3 / (count * (1 + tilt)))))
-    first, mass = _move_to_grid(losses.loss[is_relevant], losses.mass[is_relevant], h)
-    grid = h * (first + np.arange(mass.size))
+    finest = math.sqrt(1e-3 / (count * (1 + tilt)))
+    wanted = min(1e-3, spread / 100, finest)
+    h = max(width / MOST_POINTS, wanted)
+    first, mass = _move_to_grid(relevant, losses.mass[is_relevant], h)
+    places = np.arange(mass.size)
+    grid = h * (first + places)
     scale = float(scipy.special.logsumexp(tilt * grid, b=mass))
     tilted = mass * np.exp(tilt * grid - scale)
-    points = scipy.fft.next_fast_len(math.ceil(max(width / h, 2 * mass.size)), real=True)
-    composed = scipy.fft.irfft(scipy.fft.rfft(tilted, points) ** count, points)
-    lowest = round(count * float(tilted @ np.arange(mass.size))) - points // 2
-    composed = np.maximum(np.roll(composed, -(lowest % points)), 0.0)
+    needed = max(width / h, 2 * mass.size)
+    points = scipy.fft.next_fast_len(math.ceil(needed), real=True)
+    spectrum = scipy.fft.rfft(tilted, points)
+    composed = scipy.fft.irfft(spectrum**count, points)
+    middle = round(count * float(tilted @ places))
+    lowest = middle - points // 2
+    turned = np.roll(composed, -(lowest % points))
+    composed = np.maximum(turned, 0.0)
     start = h * (count * first + lowest)
     begin = int(np.argmax(composed > _NEGLIGIBLE))
 
     def excess(epsilon: float) -> float:
         """Return the logarithm of δ(ε) / δ."""
         index = max(begin, math.floor((epsilon - start) / h) + 1)
-        end = min(points, index + math.ceil(_NEGLIGIBLE_EXPONENT / (tilt * h)) + 1)
+        reach = math.ceil(_NEGLIGIBLE_EXPONENT / (tilt * h))
+        end = min(points, index + reach + 1)
         away = start + h * np.arange(index, end) - epsilon
         if not away.size:
             return -math.inf
-        factors = -np.expm1(-away) * np.exp(-tilt * (away - away[0]))
-        tail = float(factors @ composed[index : index + away.size])
+        decay = np.exp(-tilt * (away - away[0]))
+        factors = -np.expm1(-away) * decay
+        masses = composed[index : index + away.size]
+        tail = float(factors @ masses)
         log_tail = math.log(max(tail, 1e-300))
         return count * scale - tilt * (epsilon + away[0]) + log_tail - math.log(delta)
 
@@ -201,7 +215,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     def excess(epsilon: float) -> float:
         above = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
         below = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
-        return float(above + math.log(-math.expm1(min(below - above, -1e-300)))) - math.log(delta)
+        gap = min(below - above, -1e-300)
+        log_delta = above + math.log(-math.expm1(gap))
+        return float(log_delta) - math.log(delta)
 
     if excess(0.0) <= 0:
         return 0.0
@@ -257,13 +273,17 @@ def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
     The fraction of each atom that moves up keeps its probability under both distributions.
     """
     low = np.floor(loss / h)
-    up = np.expm1(low * h - loss) / math.expm1(-h)
+    rest = low * h - loss
+    up = np.expm1(rest) / math.expm1(-h)
     first = int(low.min())
     index = (low - first).astype(np.int64)
     size = int(index.max()) + 2
-    lower = np.bincount(index, mass * (1 - up), size)
-    upper = np.bincount(index + 1, mass * up, size)
-    return first, np.asarray(lower + upper, dtype=np.float64)
+    moved = mass * up
+    stays = mass * (1 - up)
+    lower = np.bincount(index, stays, size)
+    upper = np.bincount(index + 1, moved, size)
+    total = lower + upper
+    return first, np.asarray(total, dtype=np.float64)
 
 
 def _tilt(losses: Losses, count: int, delta: float) -> float:

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from dpkfc.entropy import count_forks
 from dpkfc.privacy.accounting import event_from_dict, event_to_dict
+from dpkfc.privacy.rng import count_forks
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -317,7 +317,7 @@ class Ledger:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | None,
         plan_hash: str,
         header: Mapping[str, Any] | None = None,
         max_releases: int | None = None,
@@ -326,7 +326,7 @@ class Ledger:
         """Open or begin a ledger file and lock it against other writers.
 
         Args:
-            path: the file; its folder must exist.
+            path: the file; its folder must exist. None keeps the ledger in memory.
             plan_hash: hash of the plan of this run.
             header: what else the first line says: "certified" (bool) and "rng" ("secure" or
                 "repeatable"), in which a ledger that exists must agree, and anything else that JSON
@@ -340,6 +340,8 @@ class Ledger:
                 or another header; a line was changed, left out or damaged. A last line that a crash
                 cut short is removed with a warning: its release never left.
         """
+        if path is None:
+            return cls.in_memory(plan_hash, header, max_releases, extra)
         path = Path(path)
         first = make_header(plan_hash, header)
         line, head = encode_line(first)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dpkfc.entropy import draw_key
+from dpkfc._checks import check_integer, check_not_negative, check_positive
 from dpkfc.privacy.ledger import Ledger
-from dpkfc.privacy.rng import CHUNK, NoiseStream
+from dpkfc.privacy.rng import CHUNK, NoiseStream, draw_key
 
 if TYPE_CHECKING:
     import dp_accounting
@@ -383,7 +383,12 @@ def release(
     else:
         gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal)
     variance = (plan.stddev / plan.expected_batch_size) ** 2
-    return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
+    return Released(
+        gradients=gradients,
+        noise_variance=variance,
+        step=step,
+        release=number,
+    )
 
 
 class VectorPlan(Protocol):
@@ -397,38 +402,65 @@ class VectorPlan(Protocol):
         """Return where the noise comes from."""
 
 
-class VectorKind(Protocol):
-    """What the release of a vector reads of its kind, see `extra_release.ExtraRelease`."""
+@dataclass(frozen=True, kw_only=True)
+class ExtraRelease:
+    """One kind of release beside the steps: a vector of all private records with Gaussian noise.
+
+    `release_vector` makes one. Vector and noise are rounded to one grid, which the
+    sensitivity accounts for.
+
+    Attributes:
+        purpose: what it is for, such as "bounds"; its name in a ledger.
+        noise_multiplier: standard deviation of the noise over `sensitivity`.
+        norm: most that one record (unit), added or removed, changes the vector, in the L2 norm.
+        count: how many a plan allows.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    purpose: str
+    noise_multiplier: float
+    norm: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.purpose.isidentifier():
+            raise ValueError(f"purpose must be a word, got {self.purpose!r}; take 'bounds'")
+        check_positive("noise_multiplier", self.noise_multiplier)
+        check_positive("norm", self.norm)
+        check_integer("count", self.count, 1)
 
     @property
-    def purpose(self) -> str:
-        """Return its name in a ledger."""
+    def sensitivity(self) -> float:
+        """Return the largest change of the rounded vector between neighbouring datasets."""
+        return widened(self.norm)
+
+    @property
+    def stddev(self) -> float:
+        """Return the standard deviation of the noise on each entry."""
+        return self.noise_multiplier * self.sensitivity
 
     @property
     def event(self) -> dp_accounting.DpEvent:
         """Return the event of one release."""
+        import dp_accounting
 
-    @property
-    def noise_multiplier(self) -> float:
-        """Return the standard deviation of the noise over the sensitivity."""
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
 
-    @property
-    def stddev(self) -> float:
-        """Return the standard deviation of the noise."""
-
-    @property
-    def sensitivity(self) -> float:
-        """Return the largest change between neighbouring datasets."""
+    def describe(self) -> dict[str, Any]:
+        """Return all that decides what is released, as plain values."""
+        return asdict(self)
 
 
-def charge_extra(ledger: Ledger, kind: VectorKind, step: int) -> None:
+def charge_extra(ledger: Ledger, kind: ExtraRelease, step: int) -> None:
     """Charge one release of a kind; errors are those of `Ledger.charge`."""
     scale = kind.noise_multiplier, kind.stddev, kind.sensitivity
     ledger.charge(step, kind.event, *scale, kind.purpose)
 
 
 def release_vector(
-    vector: NDArray[np.float64], kind: VectorKind, plan: VectorPlan, ledger: Ledger, draw: int
+    vector: NDArray[np.float64], kind: ExtraRelease, plan: VectorPlan, ledger: Ledger, draw: int
 ) -> NDArray[np.float64]:
     """Charge the ledger, then add rounded noise to a private vector.
 
@@ -569,10 +601,8 @@ def rounded_release(
 
 
 def _check_scale(stddev: float, divisor: float) -> None:
-    if not (stddev >= 0 and math.isfinite(stddev)):
-        raise ValueError(f"stddev must be finite and >= 0, got {stddev}")
-    if not (divisor > 0 and math.isfinite(divisor)):
-        raise ValueError(f"divisor must be positive and finite, got {divisor}")
+    check_not_negative("stddev", stddev)
+    check_positive("divisor", divisor)
 
 
 def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -> Normal:

@@ -1,11 +1,11 @@
 """Draw the numbers of the mechanism and of the sampler, in streams independent of any seed.
 
-Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating system
-(`entropy`), so no state in memory decides the next draw. Two resumptions of one snapshot of memory,
-or two processes after a fork, draw different noise. A snapshot during a draw repeats one release as
-a whole, since the sum is fixed before its noise is drawn. An observer of any number of releases
-cannot predict another one without breaking the cipher. Batches come from Philox (Salmon et al.
-2011) under fresh keys of their own.
+Noise comes from AES-256 in counter mode. Every draw has a fresh 256-bit key of the operating
+system (`draw_key`), so no state in memory decides the next draw. Two resumptions of one snapshot of
+memory, or two processes after a fork, draw different noise. A snapshot during a draw repeats one
+release as a whole, since the sum is fixed before its noise is drawn. An observer of any number of
+releases cannot predict another one without breaking the cipher. Batches come from Philox (Salmon
+et al. 2011) under fresh keys of their own.
 
 Normal numbers are made by the transform of Box and Muller (1958). In float32, 32 bits decide the
 angle and 32 the radius, and 53 more where the radius exceeds 5.5; the tail ends at 10.9 standard
@@ -16,7 +16,10 @@ the float64 numbers, accounts for the floating-point numbers that a sum with noi
 
 from __future__ import annotations
 
+import hashlib
 import os
+import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +29,61 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import DTypeLike, NDArray
 
-from dpkfc.entropy import count_forks, draw_key
+from dpkfc._checks import check_optional_integer
+
+# --------------------------------------------------------------------------------------------------
+# Keys from the operating system, drawn when they are used and never before.
+#
+# Memory can repeat: two resumptions of one snapshot and the two processes after a fork begin with
+# equal memory. A key in memory would give both of them equal numbers. A key that is drawn at its
+# use differs, because the kernel is asked anew.
+
+
+def draw_key() -> bytes:
+    """Draw a fresh 256-bit key from the operating system.
+
+    The key is BLAKE2b (RFC 7693) of two clocks, keyed with 32 bytes of the kernel. The kernel's
+    bytes make the key unpredictable. The clocks separate two resumptions of a virtual machine
+    without a generation identifier. Its kernel does not notice that it was resumed, and repeats its
+    own bytes for a while.
+
+    Returns:
+        32 bytes.
+    """
+    clocks = f"{time.time_ns()} {time.perf_counter_ns()}"
+    return hashlib.blake2b(clocks.encode(), key=os.urandom(32), digest_size=32).digest()
+
+
+# --------------------------------------------------------------------------------------------------
+# The number of forks between the first process and this one.
+#
+# A process identifier does not show a fork: with PID namespaces a parent and its child can both be
+# process 1.
+
+
+class _Process:
+    """Counts in every child that is forked from a process in which this module was imported."""
+
+    forks = 0
+
+    @classmethod
+    def add_fork(cls) -> None:
+        cls.forks += 1
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_Process.add_fork)
+
+
+def count_forks() -> int:
+    """Return the number of forks.
+
+    An object that stores it can tell a child from the process that made the object.
+    """
+    return _Process.forks
+
+
+# --------------------------------------------------------------------------------------------------
 
 # Numbers drawn from one counter: they fit a cache, and threads seldom wait. No draw depends on the
 # number of threads.
@@ -40,9 +97,8 @@ _RARE_FINE = 1 << 45
 
 def _test_key(seed: int, domain: str) -> bytes:
     """Return a 256-bit key of the test mode; every domain has its own."""
-    words = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],)).generate_state(
-        4, np.uint64
-    )
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],))
+    words = sequence.generate_state(4, np.uint64)
     return words.astype("<u8").tobytes()
 
 
@@ -52,10 +108,7 @@ class _Stream:
     _domain: str
 
     def __init__(self, seed: int | None = None) -> None:
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
-            raise ValueError(
-                f"the seed of a repeatable stream must be an integer >= 0, got {seed!r}"
-            )
+        check_optional_integer("the seed of a repeatable stream", seed, 0)
         self._seed = seed
         self._key = b"" if seed is None else _test_key(seed, self._domain)
 
@@ -123,9 +176,11 @@ class NoiseStream(_Stream):
         if workers <= 1:
             _fill_chunks(out, key, draw, range(chunks))
         else:
-            spans = [
-                range(i * chunks // workers, (i + 1) * chunks // workers) for i in range(workers)
-            ]
+            spans = []
+            for worker in range(workers):
+                begin = worker * chunks // workers
+                end = (worker + 1) * chunks // workers
+                spans.append(range(begin, end))
             with ThreadPoolExecutor(max_workers=workers) as pool:
                 list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
         return out
@@ -156,11 +211,11 @@ class NoiseStream(_Stream):
         """Return the 63-bit seed of an accelerator in test mode, a function of (seed, step).
 
         Raises:
-            ValueError: the stream is secure; an accelerator then takes its keys from `entropy`.
+            ValueError: the stream is secure; an accelerator then takes its keys from `draw_key`.
         """
         if self._seed is None:
             raise ValueError(
-                "a secure stream has no seed for a device; draw a key from dpkfc.entropy"
+                "a secure stream has no seed for a device; take a key of dpkfc.privacy.rng.draw_key"
             )
         state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
         return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -200,7 +255,8 @@ def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first:
             keystream.update_into(memoryview(zeros)[:size], buffer)
             return np.frombuffer(buffer, dtype, count)
 
-        _fill_normal(out[(chunk - first) * CHUNK : (chunk - first + 1) * CHUNK], words)
+        begin = (chunk - first) * CHUNK
+        _fill_normal(out[begin : begin + CHUNK], words)
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
@@ -224,7 +280,8 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
         angle = fine[half:].astype(np.float64)
         rare = np.flatnonzero(fine[:half] < _RARE_FINE)
         unit = 2.0**-53
-    refined = (words(rare.size, "<u8") >> np.uint64(11)) * 2.0**-53 + 2.0**-54 + radius[rare]
+    more_bits = words(rare.size, "<u8") >> np.uint64(11)
+    refined = more_bits * 2.0**-53 + 2.0**-54 + radius[rare]
     radius += 0.5
     radius[rare] = refined
     radius *= unit
@@ -233,8 +290,11 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
     radius *= -2.0
     np.sqrt(radius, out=radius)
     scale = radius.astype(out.dtype, copy=False)
-    np.multiply(np.cos(angle), scale, out=out[:half])
-    np.multiply(np.sin(angle[: out.size - half]), scale[: out.size - half], out=out[half:])
+    cosines = np.cos(angle)
+    np.multiply(cosines, scale, out=out[:half])
+    rest = out.size - half
+    sines = np.sin(angle[:rest])
+    np.multiply(sines, scale[:rest], out=out[half:])
 
 
 class SamplingStream(_Stream):
@@ -297,6 +357,6 @@ class SamplingStream(_Stream):
 
 def _philox(key: bytes, draw: int) -> np.random.Generator:
     """Return a generator from the first 128 bits of a key, at the counter of a draw."""
-    return np.random.Generator(
-        np.random.Philox(key=int.from_bytes(key[:16], "little"), counter=draw << 192)
-    )
+    number = int.from_bytes(key[:16], "little")
+    bits = np.random.Philox(key=number, counter=draw << 192)
+    return np.random.Generator(bits)

@@ -31,8 +31,8 @@ from torch import Tensor
 from dpkfc.checkpoint import CheckpointError, file_digest, place_file
 from dpkfc.config import Plan
 from dpkfc.privacy import accounting
+from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
-from dpkfc.privacy.extra_release import describe_extra
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
 from dpkfc.report.numbers import as_mapping, json_number, number, plain, rounded_up
 from dpkfc.report.officer import (

@@ -21,8 +21,7 @@ from dpkfc.checkpoint import (
     remembered_ledger,
     weights_record_path,
 )
-from dpkfc.privacy.accounting import event_from_dict, relation_of, total_epsilon
-from dpkfc.privacy.extra_release import describe_extra
+from dpkfc.privacy.accounting import describe_extra, event_from_dict, relation_of, total_epsilon
 from dpkfc.privacy.ledger import Verified, verify
 from dpkfc.report.card import (
     CARD,

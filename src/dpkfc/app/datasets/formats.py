@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
 import lzma
 import math
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -79,6 +80,22 @@ def unreadable_error(path: Path, error: OSError) -> DatasetError:
     """Return the error for a file that the system cannot read."""
     reason = error.strerror or error
     return DatasetError(f"{path}: cannot be read ({reason}); check the name and its permissions")
+
+
+def import_optional(name: str, missing: str) -> Any:
+    """Return a module of an optional package.
+
+    Args:
+        name: of the module.
+        missing: the error where it is not installed, with the command that installs it.
+
+    Raises:
+        DatasetError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise DatasetError(missing) from None
 
 
 def one_line(error: Exception) -> str:
@@ -450,11 +467,8 @@ def read_digits() -> Pixels:
     Raises:
         DatasetError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise DatasetError("the digits come with scikit-learn: pip install scikit-learn") from None
-    stored = load_digits()
+    missing = "the digits come with scikit-learn: pip install scikit-learn"
+    stored = import_optional("sklearn.datasets", missing).load_digits()
     images = stored.images.astype(np.uint8)[..., None]
     labels = stored.target.astype(np.int64)
     train, test = hold_out(images, labels, TEST_SIZE)

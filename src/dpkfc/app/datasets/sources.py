@@ -86,7 +86,11 @@ _IDX_FILES = (
     "t10k-labels-idx1-ubyte.gz",
 )
 MNIST = Source(
-    name="MNIST", folder="mnist", files=_IDX_FILES, read=_read_idx_files, hub="ylecun/mnist"
+    name="MNIST",
+    folder="mnist",
+    files=_IDX_FILES,
+    read=_read_idx_files,
+    hub="ylecun/mnist",
 )
 FASHION_MNIST = Source(
     name="Fashion-MNIST",
@@ -138,18 +142,34 @@ def load_pixels(source: Source, data_dir: str | Path | None = None) -> Pixels:
         DatasetError: no home has the set, files are missing or damaged. The message says how to get
             them.
     """
+    (train, test, *validation), where = read_splits(
+        source, data_dir, lambda part: _read_columns(part, source)
+    )
+    part = ""
+    if len(train[1]) < source.whole:
+        part = f"{len(train[1]):,} of {source.whole:,} training images"
+        where += f", {part}"
+    own_validation = validation[0] if validation else None
+    return Pixels(train, test, source=where, validation=own_validation, part=part)
+
+
+def read_splits(
+    source: Source, data_dir: str | Path | None, convert: Callable[[Any], Any]
+) -> tuple[tuple[Any, ...], str]:
+    """Return the splits of a set from the first home that has it, and the name of that home.
+
+    Args:
+        source: which set.
+        data_dir: as of `load_pixels`.
+        convert: of a split of Hugging Face `datasets`.
+
+    Raises:
+        DatasetError: no home has the set, files are missing or damaged.
+    """
     paths = local_files(source, data_dir)
     if paths:
-        train, test, *validation = source.read(paths)
-        where = f"files in {paths[0].parent.name}/"
-        part = ""
-        if len(train[1]) < source.whole:
-            part = f"{len(train[1]):,} of {source.whole:,} training images"
-            where += f", {part}"
-        own_validation = validation[0] if validation else None
-        return Pixels(train, test, source=where, validation=own_validation, part=part)
-    train, test = read_hub(source, lambda part: _read_columns(part, source))
-    return Pixels(train, test, source=f"Hugging Face {source.hub}")
+        return source.read(paths), f"files in {paths[0].parent.name}/"
+    return read_hub(source, convert), f"Hugging Face {source.hub}"
 
 
 def local_files(source: Source, data_dir: str | Path | None = None) -> list[Path]:

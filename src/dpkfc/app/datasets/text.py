@@ -29,7 +29,7 @@ from dpkfc.app.datasets.formats import (
     one_line,
     unreadable_error,
 )
-from dpkfc.app.datasets.sources import Source, local_files, read_hub
+from dpkfc.app.datasets.sources import Source, read_splits
 from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
 
 Labelled = tuple[list[str], list[int]]
@@ -74,7 +74,11 @@ class Texts:
         """
         train = tokenise(self.train[0]), torch.tensor(self.train[1])
         test = tokenise(self.test[0]), torch.tensor(self.test[1])
-        return ExampleSet(train=train, test=test, source=self.source)
+        return ExampleSet(
+            train=train,
+            test=test,
+            source=self.source,
+        )
 
 
 def _read_tsv(path: Path) -> Labelled:
@@ -200,16 +204,12 @@ def load_texts(source: Source, data_dir: str | Path | None = None) -> Texts:
         DatasetError: no home has the set, files are missing or damaged. The message says how to get
             them.
     """
-    paths = local_files(source, data_dir)
-    if paths:
-        train, test = source.read(paths)
-        return Texts(train, test, source=f"files in {paths[0].parent.name}/")
 
     def convert(part: Any) -> Labelled:
         return list(part[source.text_column]), [int(label) for label in part["label"]]
 
-    train, test = read_hub(source, convert)
-    return Texts(train, test, source=f"Hugging Face {source.hub}")
+    (train, test), where = read_splits(source, data_dir, convert)
+    return Texts(train, test, source=where)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -242,16 +242,8 @@ def load_pairs(source: Source, data_dir: str | Path | None = None) -> PairSet:
         DatasetError: no folder has the set, files are missing or damaged. The message says how to
             get them.
     """
-    paths = local_files(source, data_dir)
-    if not paths:
-        raise DatasetError(f"{source.name} is not on this machine: {source.how_to_get}")
-    train, test, *validation = source.read(paths)
-    return PairSet(
-        train,
-        test,
-        validation[0] if validation else [],
-        source=f"files in {paths[0].parent.name}/",
-    )
+    (train, test, *validation), where = read_splits(source, data_dir, list)
+    return PairSet(train, test, validation[0] if validation else [], source=where)
 
 
 def _read_e2e(path: Path) -> tuple[list[Pair], ...]:

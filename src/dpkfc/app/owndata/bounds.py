@@ -34,9 +34,11 @@ def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
     is_finite = np.isfinite(values)
     finite = np.where(is_finite, values, 0.0)
     _, exponents = np.frexp(finite)
-    magnitudes = np.clip(exponents - 1, _LEAST - 1, _GREATEST) - (_LEAST - 1)
+    smallest = _LEAST - 1
+    magnitudes = np.clip(exponents - 1, smallest, _GREATEST) - smallest
     magnitudes = np.where(finite == 0.0, 0, magnitudes)
-    bins = _ZERO + np.sign(finite).astype(np.int64) * magnitudes
+    signs = np.sign(finite).astype(np.int64)
+    bins = _ZERO + signs * magnitudes
     return np.where(is_finite, bins, NO_BIN)
 
 
@@ -63,7 +65,8 @@ def count_bins(
     counts = []
     for place in places:
         bins = inputs[:, place].numpy().astype(np.int64)
-        is_counted = (bins != NO_BIN) & (inputs[:, place + 1].numpy() == 0)
+        is_present = inputs[:, place + 1].numpy() == 0
+        is_counted = (bins != NO_BIN) & is_present
         counted = bins[is_counted]
         counts.append(np.bincount(counted, weights[is_counted], BINS))
     return np.concatenate(counts)
@@ -83,14 +86,16 @@ def choose_bounds(
         noisy: released counts `[columns · BINS]`.
         stddev: of their noise.
     """
-    threshold = stddev * math.sqrt(2 * math.log(len(noisy) / _FALSE_ALARM))
+    deviations = math.sqrt(2 * math.log(len(noisy) / _FALSE_ALARM))
+    threshold = stddev * deviations
     found = []
     for column in noisy.reshape(-1, BINS):
         filled = np.flatnonzero(column > threshold)
         if not len(filled):
             found.append((DEFAULT, "default"))
             continue
-        least, greatest = _edges(filled[0])[0], _edges(filled[-1])[1]
+        least, _ = _edges(filled[0])
+        _, greatest = _edges(filled[-1])
         if least == greatest:
             # Only zeros: any interval around them maps them to its middle.
             least, greatest = DEFAULT
@@ -103,5 +108,7 @@ def _edges(number: int) -> tuple[float, float]:
     magnitude = abs(int(number) - _ZERO) + _LEAST - 1
     if magnitude < _LEAST:
         return 0.0, 0.0
-    low, high = math.ldexp(1.0, magnitude), math.ldexp(1.0, magnitude + 1)
-    return (low, high) if number > _ZERO else (-high, -low)
+    low = math.ldexp(1.0, magnitude)
+    if number > _ZERO:
+        return low, 2 * low
+    return -2 * low, -low

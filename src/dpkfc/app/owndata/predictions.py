@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,13 +20,14 @@ from dpkfc.app.recipes.recipe import (
     Judged,
     Recipe,
     compute_features,
+    model_outputs,
+    score_classes,
 )
 from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings
 from dpkfc.features import build_features
 
-_CHUNK = 250
 # Name, number of records, recall and precision of a class.
 ClassRow = tuple[str, int, float | None, float | None]
 
@@ -91,15 +91,6 @@ def read_records(trained: Trained, data: Path, run: Path) -> Records:
     return replace(records, inputs=inputs)
 
 
-@torch.no_grad()
-def model_outputs(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return outputs `[N, outputs]` of inputs `[N, ...]`."""
-    parts = []
-    for chunk in inputs.split(_CHUNK):
-        parts.append(model(chunk))
-    return torch.cat(parts)
-
-
 def write_predictions(trained: Trained, records: Records, out: Path) -> int:
     """Write a CSV file with a name and what is predicted of each record.
 
@@ -111,7 +102,7 @@ def write_predictions(trained: Trained, records: Records, out: Path) -> int:
     """
     answer = trained.recipe.answer
     assert answer is not None
-    columns = answer(model_outputs(trained.model, records.inputs))
+    columns = answer(torch.cat(list(model_outputs(trained.model, records.inputs))))
 
     def write(part: Path) -> None:
         with part.open("w", encoding="utf-8", newline="") as file:
@@ -170,25 +161,17 @@ def evaluate_examples(trained: Trained, examples: Examples, unlabelled: int = 0)
         is_known = (examples[1] >= 0) & (examples[1] < count)
         unlabelled += int((~is_known).sum())
         examples = examples[0][is_known], examples[1][is_known]
-        guesses = model_outputs(trained.model, examples[0]).argmax(1)
-        names = trained.recipe.classes
-        if not names:
-            names = tuple(map(str, range(count)))
-        rows = list(_class_rows(names, guesses, examples[1]))
+        names = trained.recipe.classes or tuple(map(str, range(count)))
+        for name, score in zip(names, score_classes(trained.model, examples), strict=True):
+            rows.append((name, score.examples, score.recall, score.precision))
     judged = task.judge(trained.model, examples)
     total = len(examples[1])
-    return Evaluation(judged=judged, examples=total, unlabelled=unlabelled, classes=rows)
-
-
-def _class_rows(names: tuple[str, ...], guesses: Tensor, labels: Tensor) -> Iterator[ClassRow]:
-    for number, name in enumerate(names):
-        of_class, guessed = labels == number, guesses == number
-        right = int((of_class & guessed).sum())
-        total = int(of_class.sum())
-        chosen = int(guessed.sum())
-        recall = right / total if total else None
-        precision = right / chosen if chosen else None
-        yield name, total, recall, precision
+    return Evaluation(
+        judged=judged,
+        examples=total,
+        unlabelled=unlabelled,
+        classes=rows,
+    )
 
 
 # --------------------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ nothing about other rows is in the features of a row.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -641,9 +640,7 @@ class SchemaNoise(Probe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return features `[n, width]`, no labels."""
-        parts = []
-        for _, column in self.columns:
-            parts.append(self._draw(column, n, generator))
+        parts = [self._draw(column, n, generator) for _, column in self.columns]
         return torch.cat(parts, dim=1), None
 
     def _draw(self, column: Column, n: int, generator: torch.Generator) -> Tensor:
@@ -672,15 +669,8 @@ class SchemaNoise(Probe):
             "kind": "SchemaNoise",
             "source": "synthetic",
             "missing": self.missing,
-            "columns": self._described,
+            "columns": [[name, column.kind, column.width] for name, column in self.columns],
         }
-
-    @functools.cached_property
-    def _described(self) -> list[list[Any]]:
-        described: list[list[Any]] = []
-        for name, column in self.columns:
-            described.append([name, column.kind, column.width])
-        return described
 
 
 def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tuple[str, str]]:
@@ -693,8 +683,12 @@ def public_facts(schema: Schema, *, has_release: bool = False) -> dict[str, tupl
     where = "this run's ledger" if has_release else "an earlier run's ledger, whose ε adds up"
     facts = {}
     if schema.columns:
-        counts = _count_kinds(schema.columns.values())
-        facts["schema"] = (counts, "kinds, bounds and categories are stated by the user")
+        kinds = [column.kind for column in schema.columns.values()]
+        counted = ", ".join(f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds)
+        facts["schema"] = (
+            f"columns: {counted}",
+            "kinds, bounds and categories are stated by the user",
+        )
     for origin, reason in _ORIGINS.items():
         bounds = []
         for name, column in schema.columns.items():
@@ -709,9 +703,3 @@ _ORIGINS = {
     "private": "from noisy counts over public bins, the release for bounds in",
     "default": "public; no count rose above the noise of the release for bounds in",
 }
-
-
-def _count_kinds(columns: Iterable[Column]) -> str:
-    kinds = [column.kind for column in columns]
-    counted = [f"{kinds.count(kind)} {kind}" for kind in KINDS if kind in kinds]
-    return f"columns: {', '.join(counted)}"

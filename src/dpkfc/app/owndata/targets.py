@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from dpkfc.app.datasets.formats import Examples
 from dpkfc.app.owndata.records import UNKNOWN, Figures
 from dpkfc.app.owndata.schema import Column, Schema
-from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Task, squared_error
+from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Task, model_outputs, squared_error
 
 _CHUNK = 250
 
@@ -69,7 +68,9 @@ class Classes:
         number_of = {name: number for number, name in enumerate(self.names)}
         numbers = []
         for value in values:
-            number = UNKNOWN if value is None else number_of.get(value.strip(), UNKNOWN)
+            number = UNKNOWN
+            if value is not None:
+                number = number_of.get(value.strip(), UNKNOWN)
             numbers.append(number)
         return np.array(numbers, np.int64), {}
 
@@ -114,7 +115,8 @@ class Number:
 
     def answer(self, outputs: Tensor) -> dict[str, list[str]]:
         """Return the predicted number in its own unit, inside of the bounds."""
-        share = (outputs.squeeze(1).double().clamp(-1, 1) + 1) / 2
+        scaled = outputs.squeeze(1).double().clamp(-1, 1)
+        share = (scaled + 1) / 2
         numbers = self.least + share * (self.greatest - self.least)
         return {self.name: [f"{number:.6g}" for number in numbers.tolist()]}
 
@@ -139,27 +141,27 @@ class Number:
         )
 
 
-@torch.no_grad()
 def _judge(model: nn.Module, examples: Examples, unit: float) -> Judged:
     """Return a score, and the mean squared error in the unit of the target, of known targets."""
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
     absolute = 0.0
     squared = 0.0
     is_known = ~examples[1].isnan()
-    known = examples[0][is_known], examples[1][is_known]
-    for inputs, labels in zip(known[0].split(_CHUNK), known[1].split(_CHUNK), strict=True):
-        predicted = model(inputs.to(device)).squeeze(1).clamp(-1, 1)
-        errors = (predicted - labels.to(device)).double()
-        absolute += float(errors.abs().sum())
+    known = examples[1][is_known]
+    inputs = examples[0][is_known]
+    outputs = model_outputs(model, inputs, _CHUNK)
+    for output, labels in zip(outputs, known.split(_CHUNK), strict=True):
+        predicted = output.squeeze(1).clamp(-1, 1)
+        errors = (predicted - labels.to(output.device)).double()
+        absolutes = errors.abs()
+        absolute += float(absolutes.sum())
         squared += float(errors.square().sum())
-    model.train(training)
-    count = len(known[1])
+    count = len(known)
     if not count:
         return Judged(0.0, 0.0)
     # The scaled range is 2 wide.
-    return Judged(1 - absolute / count / 2, squared / count * unit**2)
+    score = 1 - absolute / count / 2
+    loss = squared / count * unit**2
+    return Judged(score, loss)
 
 
 def _errors(judged: Judged, unit: float) -> dict[str, float]:

@@ -54,7 +54,14 @@ def _bytes(text: str) -> list[int]:
     return [byte + 3 for byte in text.encode()]
 
 
-BYTES = Tokens(encode=_bytes, size=259, pad=0, end=1, separator=(2,), name="bytes, 259 tokens")
+BYTES = Tokens(
+    encode=_bytes,
+    size=259,
+    pad=0,
+    end=1,
+    separator=(2,),
+    name="bytes, 259 tokens",
+)
 
 
 def encode_pairs(pairs: Sequence[Pair], tokens: Tokens, length: int) -> Examples:

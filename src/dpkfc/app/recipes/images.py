@@ -38,11 +38,7 @@ MNIST_NORMALISATION = Normalisation(
 )
 
 
-def load_mnist(data_dir: str | None) -> Pixels:
-    """The images, from a folder or through Hugging Face."""
-    return load_pixels(MNIST, data_dir)
-
-
+load_mnist = partial(load_pixels, MNIST)
 MNIST_CNN = image_recipe(
     name="mnist-cnn",
     title="MNIST",
@@ -58,15 +54,10 @@ MNIST_CNN = image_recipe(
 # Digits: 1,437 real 8×8 images that come with scikit-learn, and a small CNN. Trains in seconds.
 
 
-def _digit_pixels(data_dir: str | None) -> Pixels:
-    """The digits need no files: `data_dir` is not looked at."""
-    return read_digits()
-
-
 DIGITS = image_recipe(
     name="digits",
     title="digits",
-    pixels=_digit_pixels,
+    pixels=lambda data_dir: read_digits(),  # they need no files
     build=digits_cnn,
     image_shape=(8, 8, 1),
     num_classes=10,
@@ -92,11 +83,7 @@ MNIST_VIT = replace(MNIST_CNN, name="mnist-vit", build=mnist_vit)
 # Fashion-MNIST: 60,000 images of clothes and the same CNN as for MNIST.
 
 
-def load_fashion_mnist(data_dir: str | None) -> Pixels:
-    """The images, from a folder or through Hugging Face."""
-    return load_pixels(FASHION_MNIST, data_dir)
-
-
+load_fashion_mnist = partial(load_pixels, FASHION_MNIST)
 FASHION_MNIST_CNN = image_recipe(
     name="fashion-mnist-cnn",
     title="Fashion-MNIST",
@@ -120,11 +107,7 @@ CIFAR10_NORMALISATION = Normalisation(
 )
 
 
-def load_cifar10(data_dir: str | None) -> Pixels:
-    """The images, from a folder or through Hugging Face."""
-    return load_pixels(CIFAR10, data_dir)
-
-
+load_cifar10 = partial(load_pixels, CIFAR10)
 CIFAR10_CNN = image_recipe(
     name="cifar10-cnn",
     title="CIFAR-10",
@@ -140,15 +123,7 @@ CIFAR10_CNN = image_recipe(
 # CIFAR-10: WRN-16-4 trained from scratch with several views of every image (De et al. 2022),
 # 2,753,818 parameters.
 
-CIFAR10_WRN = image_recipe(
-    name="cifar10-wrn",
-    title="CIFAR-10",
-    pixels=load_cifar10,
-    build=wide_resnet,
-    image_shape=(32, 32, 3),
-    num_classes=10,
-    normalisation=CIFAR10_NORMALISATION,
-)
+CIFAR10_WRN = replace(CIFAR10_CNN, name="cifar10-wrn", build=wide_resnet)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -222,31 +197,20 @@ def fine_tuned_recipe(
     return replace(made, variant=variant)
 
 
+_tuned_cifar10 = partial(fine_tuned_recipe, title="CIFAR-10", pixels=load_cifar10, num_classes=10)
+
+
 # --------------------------------------------------------------------------------------------------
 # CIFAR-10: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
 
-CIFAR10_VIT_SMALL = fine_tuned_recipe(
-    "cifar10-vit-small",
-    "vit_small_patch16_224",
-    224,
-    title="CIFAR-10",
-    pixels=load_cifar10,
-    num_classes=10,
-)
+CIFAR10_VIT_SMALL = _tuned_cifar10("cifar10-vit-small", "vit_small_patch16_224", 224)
 
 
 # --------------------------------------------------------------------------------------------------
 # CIFAR-10: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
 # images.
 
-CIFAR10_CROSSVIT = fine_tuned_recipe(
-    "cifar10-crossvit",
-    "crossvit_tiny_240",
-    240,
-    title="CIFAR-10",
-    pixels=load_cifar10,
-    num_classes=10,
-)
+CIFAR10_CROSSVIT = _tuned_cifar10("cifar10-crossvit", "crossvit_tiny_240", 240)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -254,11 +218,7 @@ CIFAR10_CROSSVIT = fine_tuned_recipe(
 # (2,776,948 parameters).
 
 
-def load_cifar100(data_dir: str | None) -> Pixels:
-    """The images with their fine labels, from a folder or through Hugging Face."""
-    return load_pixels(CIFAR100_TASK, data_dir)
-
-
+load_cifar100 = partial(load_pixels, CIFAR100_TASK)
 CIFAR100_WRN = image_recipe(
     name="cifar100-wrn",
     title="CIFAR-100",
@@ -274,31 +234,22 @@ CIFAR100_WRN = image_recipe(
 )
 
 
+_tuned_cifar100 = partial(
+    fine_tuned_recipe, title="CIFAR-100", pixels=load_cifar100, num_classes=100
+)
+
+
 # --------------------------------------------------------------------------------------------------
 # CIFAR-100: ViT-S/16 from timm, pretrained on ImageNet, fine-tuned end to end on resized images.
 
-CIFAR100_VIT = fine_tuned_recipe(
-    "cifar100-vit",
-    "vit_small_patch16_224",
-    224,
-    title="CIFAR-100",
-    pixels=load_cifar100,
-    num_classes=100,
-)
+CIFAR100_VIT = _tuned_cifar100("cifar100-vit", "vit_small_patch16_224", 224)
 
 
 # --------------------------------------------------------------------------------------------------
 # CIFAR-100: CrossViT-Tiny-240 from timm, pretrained on ImageNet, fine-tuned end to end on resized
 # images.
 
-CIFAR100_CROSSVIT = fine_tuned_recipe(
-    "cifar100-crossvit",
-    "crossvit_tiny_240",
-    240,
-    title="CIFAR-100",
-    pixels=load_cifar100,
-    num_classes=100,
-)
+CIFAR100_CROSSVIT = _tuned_cifar100("cifar100-crossvit", "crossvit_tiny_240", 240)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -311,14 +262,10 @@ CIFAR100_CROSSVIT = fine_tuned_recipe(
 OF_CIFAR10 = replace(CIFAR10_NORMALISATION, origin="published mean and deviation of CIFAR-10")
 
 
-def _svhn_pixels(data_dir: str | None) -> Pixels:
-    return load_pixels(SVHN, data_dir)
-
-
 SVHN_WRN = image_recipe(
     name="svhn-wrn",
     title="SVHN",
-    pixels=_svhn_pixels,
+    pixels=partial(load_pixels, SVHN),
     build=wide_resnet,
     image_shape=(32, 32, 3),
     num_classes=10,
@@ -334,14 +281,10 @@ SVHN_WRN = image_recipe(
 # that of five classes is taken.
 
 
-def _utkface_pixels(data_dir: str | None) -> Pixels:
-    return load_pixels(UTKFACE, data_dir)
-
-
 UTKFACE_RESNET20 = image_recipe(
     name="utkface-resnet20",
     title="UTKFace",
-    pixels=_utkface_pixels,
+    pixels=partial(load_pixels, UTKFACE),
     build=partial(resnet20, 5),
     image_shape=(32, 32, 3),
     num_classes=5,
@@ -358,17 +301,13 @@ def medical_recipe(name: str, source: Source, num_classes: int, channels: int = 
 
     With `validation_size` above 0 it gives the validation split of the data set.
     """
-
-    def pixels(data_dir: str | None) -> Pixels:
-        return load_pixels(source, data_dir)
-
     # The convention of MedMNIST's own experiments: the format's range goes to [-1, 1], and no data
     # are read for it.
     half = (0.5,) * channels
     return image_recipe(
         name=name,
         title=source.name,
-        pixels=pixels,
+        pixels=partial(load_pixels, source),
         build=partial(mnist_cnn, num_classes, channels),
         image_shape=(28, 28, channels),
         num_classes=num_classes,
@@ -394,3 +333,25 @@ BREASTMNIST_CNN = medical_recipe("breastmnist-cnn", BREAST, num_classes=2)
 # along.
 
 PATHMNIST_CNN = medical_recipe("pathmnist-cnn", PATH, num_classes=9, channels=3)
+
+# All but the digits.
+IMAGE_RECIPES = (
+    MNIST_CNN,
+    MNIST_MLP,
+    MNIST_VIT,
+    FASHION_MNIST_CNN,
+    CIFAR10_CNN,
+    CIFAR10_WRN,
+    CIFAR10_RESNET20,
+    CIFAR10_VIT,
+    CIFAR10_VIT_SMALL,
+    CIFAR10_CROSSVIT,
+    CIFAR100_WRN,
+    CIFAR100_VIT,
+    CIFAR100_CROSSVIT,
+    SVHN_WRN,
+    UTKFACE_RESNET20,
+    PNEUMONIAMNIST_CNN,
+    BREASTMNIST_CNN,
+    PATHMNIST_CNN,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -83,6 +83,22 @@ def squared_error(model: nn.Module, batch: Examples) -> Tensor:
 
 
 @torch.no_grad()
+def model_outputs(model: nn.Module, inputs: Tensor, chunk: int = 250) -> Iterator[Tensor]:
+    """Yield outputs of inputs `[N, ...]` in evaluation mode, and restore the mode at the end.
+
+    Args:
+        model: on any device.
+        inputs: on any device.
+        chunk: inputs of a forward pass, so that activations fit the caches of a core.
+    """
+    training = model.training
+    device = next(model.parameters()).device
+    model.eval()
+    for part in inputs.split(chunk):
+        yield model(part.to(device))
+    model.train(training)
+
+
 def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     """Return accuracy and mean cross-entropy, and restore the model's mode afterwards.
 
@@ -91,22 +107,18 @@ def evaluate(model: nn.Module, examples: Examples, chunk: int = 250) -> Judged:
     Args:
         model: on any device.
         examples: inputs `[N, ...]` and labels `[N]`.
-        chunk: examples of a forward pass, so that activations fit the caches of a core.
+        chunk: examples of a forward pass.
     """
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
     right = 0
     total = 0
     loss = 0.0
-    for inputs, batch in zip(examples[0].split(chunk), examples[1].split(chunk), strict=True):
-        output = model(inputs.to(device))
-        labels = _known_labels(batch.to(device), output.shape[1])
+    outputs = model_outputs(model, examples[0], chunk)
+    for output, batch in zip(outputs, examples[1].split(chunk), strict=True):
+        labels = _known_labels(batch.to(output.device), output.shape[1])
         right += int((output.argmax(1) == labels).sum())
         total += int((labels != _NO_CLASS).sum())
         losses = functional.cross_entropy(output, labels, reduction="sum", ignore_index=_NO_CLASS)
         loss += float(losses)
-    model.train(training)
     total = max(1, total)
     return Judged(right / total, loss / total)
 
@@ -129,25 +141,18 @@ class ClassScore:
     precision: float | None
 
 
-@torch.no_grad()
-def score_classes(model: nn.Module, examples: Examples, chunk: int = 250) -> list[ClassScore]:
+def score_classes(model: nn.Module, examples: Examples) -> list[ClassScore]:
     """Return recall and precision of every class, and restore the model's mode afterwards.
 
     Args:
         model: on any device, with one output a class.
         examples: inputs `[N, ...]` and labels `[N]`.
-        chunk: examples of a forward pass.
     """
-    training = model.training
-    device = next(model.parameters()).device
-    model.eval()
     answers = []
     count = 0
-    for inputs in examples[0].split(chunk):
-        output = model(inputs.to(device))
+    for output in model_outputs(model, examples[0]):
         count = output.shape[1]
         answers.append(output.argmax(1).cpu())
-    model.train(training)
     labels = _known_labels(examples[1].cpu(), count)
     given = torch.cat(answers)[labels != _NO_CLASS]
     labels = labels[labels != _NO_CLASS]
