@@ -479,9 +479,9 @@ def train(
 
 def _describe_method(choices: dict[str, Any], settings: RunConfig) -> str:
     """Return which method a run takes and why, in one line."""
-    from dpkfc.app.owndata.recipes import REASONS
+    from dpkfc.app.recipes.catalogue import recipe_of
 
-    reason = REASONS.get(settings.recipe, f"the default of the recipe {settings.recipe}")
+    reason = recipe_of(settings).reason or f"the default of the recipe {settings.recipe}"
     if "method" in choices:
         reason = "as chosen"
     return f"method: {settings.method} ({reason})"

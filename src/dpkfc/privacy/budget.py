@@ -210,7 +210,7 @@ class Budget:
                 )
             charge = self._price(state, plan, ledger.max_releases, ledger.id, path)
             charge = replace(charge, released=ledger.count, head=ledger.head)
-            _replace(self.path, state.text + _to_toml(charge))
+            _replace(self.path, state.text + _format_charge(charge))
         ledger.on_end = functools.partial(self._record, len(state.charges))
         return self._receipt(charge)
 
@@ -516,7 +516,7 @@ def _edit(state: _State, number: int, charge: Charge) -> str:
     return text
 
 
-def _to_toml(charge: Charge) -> str:
+def _format_charge(charge: Charge) -> str:
     rows = [f"{name} = {_value(value)}" for name, value in asdict(charge).items()]
     return "\n".join(["", "[[charge]]", *rows]) + "\n"
 

@@ -68,7 +68,7 @@ def attack_rates(
         return AttackRates(1.0, 1.0, "no guarantee")
     points, by = [(epsilon, delta)], "ε and δ"
     if event is not None and 0 < count and epsilon <= accounting.VOID:
-        profile, by = _profile(_to_text(event), count, epsilon, relation)
+        profile, by = _profile(_serialise(event), count, epsilon, relation)
         points += profile
     return AttackRates(bound_right(points), bound_found(points, false_alarms), by)
 
@@ -89,7 +89,7 @@ def bound_found(points: Sequence[tuple[float, float]], false_alarms: float) -> f
     return min(shares)
 
 
-def _to_text(event: dp_accounting.DpEvent) -> str:
+def _serialise(event: dp_accounting.DpEvent) -> str:
     """Return an event as text, which a cache can take for a key."""
     return json.dumps(accounting.event_to_dict(event), sort_keys=True)
 
@@ -154,7 +154,7 @@ def group_epsilon(
         return 0.0, "exact"
     if accounting.has_no_noise(event):
         return math.inf, "exact"
-    return _group_epsilon(_to_text(event), count, delta, size, relation, independent)
+    return _group_epsilon(_serialise(event), count, delta, size, relation, independent)
 
 
 @functools.lru_cache(maxsize=256)

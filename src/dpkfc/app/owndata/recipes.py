@@ -390,7 +390,7 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
 # Why the defaults of own data name their method, in one line.
 REASONS = {
     "own-table": "the default: level with DP-KFC on three tables, and simpler; docs/your-data.md",
-    "own-images": "the default: the best of nine methods on MNIST, see docs/results.md",
+    "own-images": "the default: features without data need no whitening; docs/results.md",
     "own-text": "the default: a point ahead of DP-SGD on film reviews, see docs/results.md",
     "own-task": "the default; dpkfc tune compares methods on your task",
 }

@@ -66,6 +66,7 @@ def use_features(recipe: Recipe, settings: JoinedFeatures) -> Recipe:
         input_shape=(size,),
         constants={**recipe.constants, **facts},
         probe=probe,
+        reason="the default: a linear head on features without data; docs/results.md",
     )
 
 
