@@ -28,7 +28,7 @@ _TEXT = """\
 
 [text]
 key = "{key}"
-encoder = "words"  # hashed; or "sentences", a frozen public encoder
+encoder = "weighted-words"  # hashed; or "words", without weights, or "sentences", an encoder
 """
 
 

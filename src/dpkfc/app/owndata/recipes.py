@@ -307,14 +307,18 @@ def _text_recipe(config: RunConfig) -> Recipe:
         schema = replace(schema, text=form)
     width = texts.text_width(schema)
     outputs = target_of(schema).outputs
-    hashes = schema.text.encoder == "words"
+    encoder = schema.text.encoder
+    weighted = encoder == "weighted-words"
+    if encoder == "sentences":
+        features = "vectors of all-MiniLM-L6-v2"
+    else:
+        features = f"{width:,} signed hashes of words{', weighted by Zipf' if weighted else ''}"
 
     def probe(config: RunConfig) -> Probe:
-        if hashes:
-            return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent))
-        return FeatureNoise(width, std=width**-0.5)
+        if encoder == "sentences":
+            return FeatureNoise(width, std=width**-0.5)
+        return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent), weighted)
 
-    features = f"{width:,} signed hashes of words" if hashes else "vectors of all-MiniLM-L6-v2"
     read = partial(texts.encode_texts, path, schema)
     recipe = Recipe(
         name=config.recipe,

@@ -317,7 +317,8 @@ class TextForm:
 
     Attributes:
         key: of the text in a line.
-        encoder: "words" hashes words; "sentences" is a frozen public sentence encoder.
+        encoder: "words" hashes words; "weighted-words" weights them by how rare they are in
+            English; "sentences" is a frozen public sentence encoder.
         buckets: columns of hashed words, a power of two.
         length: tokens that the sentence encoder reads.
     """
@@ -474,9 +475,10 @@ def _check_forms(schema: Schema, where: str) -> None:
         )
     if images.broken not in ("error", "skip"):
         raise ConfigError(f"{where} [images]: broken must be error or skip, got {images.broken!r}")
-    if text.encoder not in ("words", "sentences"):
+    if text.encoder not in ("words", "weighted-words", "sentences"):
         raise ConfigError(
-            f"{where} [text]: encoder must be words or sentences, got {text.encoder!r}"
+            f"{where} [text]: encoder must be words, weighted-words or sentences, got"
+            f" {text.encoder!r}"
         )
     if text.buckets < 2 or text.buckets & (text.buckets - 1):
         raise ConfigError(f"{where} [text]: buckets must be a power of two, got {text.buckets}")

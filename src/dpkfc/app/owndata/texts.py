@@ -15,6 +15,7 @@ from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.tables import check_file, is_unicode, unit_names
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
+from dpkfc.app.recipes.words import weighted_words
 
 SUFFIXES = (".jsonl", ".ndjson")
 Entry = dict[str, Any]
@@ -59,6 +60,8 @@ def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Rec
         # A tokenizer takes no lone surrogates.
         whole = [text.encode("utf-8", "replace").decode() for text in texts]
         inputs = minilm_vectors(whole, schema.text.length)
+    elif schema.text.encoder == "weighted-words":
+        inputs = weighted_words(texts, schema.text.buckets)
     else:
         inputs = hashed_texts(texts, schema.text.buckets)
     contents = []
