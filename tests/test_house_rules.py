@@ -36,7 +36,6 @@ BOUNDS = {
 SINGLE_IMPORTERS = {
     "audit.attacks",  # one-run audit and membership inference, beside the audit of a step
     "gradients.shared_parameters",  # parameters that meet the examples outside of a layer
-    "features.scales",  # scales of features from synthetic images
     "integrations._opacus_batch",  # one batch of a script, from the loader to the backward pass
     "integrations._opacus_step",  # a step of the optimizer as a private step
     "tracking.batch_rules",  # the table of rules

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.calls import Call
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.linalg.blocks import (
     ConvBlock,

@@ -62,7 +62,7 @@ from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import ReleasePipeline
-from dpkfc.verification.examples import check_verify_setting
+from dpkfc.verification import check_verify_setting
 
 # --------------------------------------------------------------------------------------------------
 # Work on records can fail. Whether a client takes part must not depend on one of its records, so

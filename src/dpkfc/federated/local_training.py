@@ -23,8 +23,7 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import make_stateless
 from dpkfc.preconditioning import PreconditionerManager
 from dpkfc.rng_state import device_of, randomize_generators
-from dpkfc.verification import draw_public_rows
-from dpkfc.verification.examples import check_on_public_rows
+from dpkfc.verification import check_on_public_rows, draw_public_rows
 
 Tensors = dict[str, Tensor]
 # Most parameters of a model whose Fisher matrix a client may form.

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpkfc.fsdp import find_graph_tensor, local
-from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of
-from dpkfc.gradients.layers import MATRICES, Layer
-from dpkfc.gradients.recurrent import has_batch_in_place
+from dpkfc.gradients.internals import has_batch_in_place
+from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.gradients.rules import blocks_of, settled
 from dpkfc.gradients.state import (
     augmented,

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.gradients.calls import Calls
-from dpkfc.gradients.layers import MATRICES, Layer
+from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags
 from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace

@@ -12,11 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.fsdp import gathered, refuse_let_go
-from dpkfc.gradients.calls import Call, Calls, raise_precision
-from dpkfc.gradients.fallback import fallback_gradients
-from dpkfc.gradients.layers import NEEDS_PARAMETERS, Layer
-from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
-from dpkfc.gradients.recurrent import recurrent_gradients
+from dpkfc.gradients.fallback import ParametrizedBlock, fallback_gradients, pulls_of
+from dpkfc.gradients.internals import recurrent_gradients
+from dpkfc.gradients.layers import NEEDS_PARAMETERS, Call, Calls, Layer
 from dpkfc.linalg.blocks import (
     AnyBlock,
     ConvBlock,
@@ -26,6 +24,7 @@ from dpkfc.linalg.blocks import (
     Tied,
     conv_block,
     join_uses,
+    raise_precision,
 )
 from dpkfc.tracking.axes import example_first
 

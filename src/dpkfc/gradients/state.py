@@ -33,7 +33,6 @@ from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.fsdp import is_divided, local, reshard
-from dpkfc.gradients.discovery import check_covered
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.rng_state import restarter
@@ -859,6 +858,14 @@ def loss_state_restored(function: Any, model: nn.Module, name: str = "loss_fn") 
         yield
 
 
+def identify_program(function: Any) -> Any:
+    """Return the code of a loss function, whatever object or arguments the function is bound to."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
+
+
 @dataclass(frozen=True)
 class _Variable:
     """A variable that a loss function reaches: a place in a dict, or the cell of a closure."""
@@ -1126,7 +1133,7 @@ def check_unchanged(
     """
     # An evaluation may have left the model gathered.
     reshard(model)
-    check_covered(model, layers)
+    _check_covered(model, layers)
     refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -1137,6 +1144,36 @@ def check_unchanged(
             )
     if finite:
         check_finite(layers)
+
+
+def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Refuse a model whose trainable parameters are no longer exactly those of its layers.
+
+    An adapter was added, or a layer was unfrozen, frozen or replaced after `find_layers`.
+    """
+    covered: dict[int, str] = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            try:
+                covered[id(layer.tensor(role))] = name
+            except AttributeError as error:
+                raise RuntimeError(
+                    f"parameter '{name}' was taken out of its module after the model was made"
+                    " private (a parametrization or a replaced layer?); do so before"
+                ) from error
+    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    for key, name in trainable.items():
+        if key not in covered:
+            raise RuntimeError(
+                f"parameter '{name}' is trainable but belongs to no covered layer; add and "
+                "unfreeze layers before the model is made private (docs/errors.md#not-covered)"
+            )
+    for key, name in covered.items():
+        if key not in trainable:
+            raise RuntimeError(
+                f"parameter '{name}' was frozen or taken out of the model after it was made "
+                "private; do so before"
+            )
 
 
 def check_finite(layers: Sequence[Layer]) -> None:

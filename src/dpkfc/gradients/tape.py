@@ -20,10 +20,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.attention import ARGUMENTS, AttentionCall, expected_axis
-from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
+from dpkfc.gradients.layers import Call, Calls, Layer
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Unknown

@@ -104,6 +104,14 @@ def roundoff(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps / 2
 
 
+def raise_precision(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 as it is.
+
+    Gradients, norms, sums and noise live in these types whatever the model computes in.
+    """
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
 def dot_rounding(length: int) -> float:
     """Return how many units of roundoff a dot product loses (Higham and Mary 2019)."""
     return min(float(length), 4 * math.sqrt(length))
