@@ -32,7 +32,11 @@ class BatchAxis:
 
     def shifted(self, by: int) -> BatchAxis:
         """Return the same axis after `by` dimensions were added in front of it."""
-        return BatchAxis(self.dim + by, self.pre, self.post)
+        return self.move(self.dim + by)
+
+    def move(self, dim: int) -> BatchAxis:
+        """Return the same axis in another dimension."""
+        return BatchAxis(dim, self.pre, self.post)
 
     def length(self, size: int) -> int:
         """Return the length of the dimension for a batch of `size` examples."""

@@ -21,6 +21,7 @@ from dpkfc.tracking.axes import BatchAxis, Operation, State, Total, axis_after_r
 
 Answer = State | Sequence[State | None] | None
 Rule = Callable[[Operation], Answer]
+_FirstRule = Callable[[Operation, Tensor, BatchAxis], Answer]
 
 # The key is an operation without overload, and without the underscore of its in-place form.
 RULES: dict[str, Rule] = {}
@@ -71,6 +72,23 @@ def _rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]
     return add
 
 
+def _rule_of_first(*names: str) -> Callable[[_FirstRule], _FirstRule]:
+    """Register a rule that takes the first operand and its axis too, which has to have the batch."""
+
+    def add(rule: _FirstRule) -> _FirstRule:
+        @_rule(*names)
+        def run(operation: Operation) -> Answer:
+            x = operation.args[0]
+            axis = operation.axis(x)
+            if axis is None:
+                return operation.lost("a batched operand in an unusual place")
+            return rule(operation, x, axis)
+
+        return rule
+
+    return add
+
+
 def _name(operation: Operation) -> str:
     return str(operation.function.overloadpacket.__name__)
 
@@ -80,16 +98,25 @@ def _dimension(operation: Operation, x: Tensor, name: str = "dim") -> int:
     return int(operation.argument(name)) % max(1, x.dim())
 
 
-def _are_shared(operation: Operation, tensors: Iterable[Any], axis: BatchAxis) -> bool:
-    """Return whether `_is_shared` holds for all of some tensors of one rank."""
-    return all(_is_shared(operation, x, axis) for x in tensors)
-
-
-def _are_shared_after_broadcast(
-    operation: Operation, tensors: Iterable[Tensor], axis: BatchAxis, rank: int
+def _are_shared(
+    operation: Operation, tensors: Iterable[Any], axis: BatchAxis, rank: int | None = None
 ) -> bool:
-    """Return whether no public tensor has different entries along an axis of a broadcast result."""
+    """Return whether `_is_shared` holds for all of some tensors.
+
+    Args:
+        operation: the operation.
+        tensors: of one rank, or of several with a broadcast result.
+        axis: in the tensors, or in that result.
+        rank: dimensions of the result.
+    """
+    if rank is None:
+        return all(_is_shared(operation, x, axis) for x in tensors)
     return all(_is_shared(operation, x, axis.shifted(x.dim() - rank)) for x in tensors)
+
+
+def _fits(operation: Operation, x: Any, axis: BatchAxis) -> bool:
+    """Return whether an operand has this axis, or the same entries for all places along it."""
+    return operation.axis(x) in (None, axis) and _is_shared(operation, x, axis)
 
 
 # -- elementwise operations ------------------------------------------------------------------------
@@ -115,7 +142,7 @@ def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -
         if shared is not None and axis != shared:
             return None
         shared = axis
-    if shared is None or not _are_shared_after_broadcast(operation, tensors, shared, rank):
+    if shared is None or not _are_shared(operation, tensors, shared, rank):
         return None
     return shared
 
@@ -175,17 +202,17 @@ def _prelu(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("isin", "bucketize")
-def _isin(operation: Operation) -> Answer:
-    if operation.is_batched(operation.args[1]):
-        return operation.lost("every entry is compared with the entries of all examples")
-    return operation.axis(operation.args[0])
-
-
-@_rule("rand_like", "randn_like", "randint_like", "clone")
-def _same_axis(operation: Operation) -> Answer:
+@_rule_of_first("isin", "bucketize", "rand_like", "randn_like", "randint_like", "clone")
+def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of the first operand; random numbers are drawn for every example."""
-    return operation.axis(operation.args[0])
+    if _has_batched_weights(operation):
+        return operation.lost("every entry is compared with the entries of all examples")
+    return axis
+
+
+def _has_batched_weights(operation: Operation) -> bool:
+    """Return whether an operand next to the first one depends on the examples."""
+    return any(operation.is_batched(x) for x in operation.tensors[1:])
 
 
 @_rule("zeros_like", "ones_like", "full_like", "empty_like")
@@ -212,71 +239,39 @@ def _reshape(operation: Operation) -> Answer:
     return new_axis
 
 
-@_rule("permute")
-def _permute(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
-    order = [dim % x.dim() for dim in operation.argument("dims")]
-    return BatchAxis(order.index(axis.dim), axis.pre, axis.post)
+@_rule_of_first("permute", "transpose", "t")
+def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    order = list(range(x.dim()))
+    if operation.has_argument("dims"):
+        order = [dim % x.dim() for dim in operation.argument("dims")]
+    elif x.dim() > 1:
+        first, second = 0, 1
+        if operation.has_argument("dim0"):
+            first, second = (_dimension(operation, x, name) for name in ("dim0", "dim1"))
+        order[first], order[second] = second, first
+    return axis.move(order.index(axis.dim))
 
 
-@_rule("transpose")
-def _transpose(operation: Operation) -> Answer:
-    x = operation.args[0]
-    dim0 = _dimension(operation, x, "dim0")
-    dim1 = _dimension(operation, x, "dim1")
-    return _swap(operation.axis(x), dim0, dim1)
-
-
-@_rule("t")
-def _t(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    return _swap(axis, 0, 1) if x.dim() == 2 else axis
-
-
-def _swap(axis: BatchAxis | None, dim0: int, dim1: int) -> BatchAxis | None:
-    if axis is None or axis.dim not in (dim0, dim1):
-        return axis
-    return BatchAxis(dim1 if axis.dim == dim0 else dim0, axis.pre, axis.post)
-
-
-@_rule("expand")
-def _expand(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
-    return axis.shifted(operation.outputs[0].dim() - x.dim())
-
-
-@_rule("repeat")
-def _repeat(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
+@_rule_of_first("expand", "repeat")
+def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     axis = axis.shifted(operation.outputs[0].dim() - x.dim())
-    times = operation.argument("repeats")[axis.dim]
-    return BatchAxis(axis.dim, axis.pre * times, axis.post)
-
-
-@_rule("slice")
-def _slice(operation: Operation) -> Answer:
-    x = operation.args[0]
-    y = operation.outputs[0]
-    axis = operation.axis(x)
-    dim = _dimension(operation, x)
-    if axis is None or dim != axis.dim or x.shape == y.shape:
+    if not operation.has_argument("repeats"):
         return axis
-    length = x.shape[dim]
+    return replace(axis, pre=axis.pre * operation.argument("repeats")[axis.dim])
+
+
+@_rule_of_first("slice", "narrow")
+def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    y = operation.outputs[0]
+    if _dimension(operation, x) != axis.dim or x.shape == y.shape:
+        return axis
+    length = x.shape[axis.dim]
     start = operation.argument("start") or 0
     if start < 0:
         start += length
     start = min(max(start, 0), length)
-    return _slice_axis(operation, axis, start, y.shape[dim], operation.argument("step"))
+    step = operation.argument("step") if operation.has_argument("step") else 1
+    return _slice_axis(operation, axis, start, y.shape[axis.dim], step)
 
 
 def _slice_axis(
@@ -295,34 +290,10 @@ def _slice_axis(
     return operation.lost("a slice takes some of the examples")
 
 
-@_rule("narrow")
-def _narrow(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or _dimension(operation, x) != axis.dim:
-        return axis
-    return _slice_axis(operation, axis, operation.argument("start"), operation.argument("length"))
-
-
-@_rule("select", "unbind")
-def _select(operation: Operation) -> Answer:
-    """Return the axis after one dimension is gone."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
-    dim = _dimension(operation, x)
-    if axis.dim == dim:
-        return operation.lost("one entry of the batch axis is taken")
-    return axis.shifted(-1) if dim < axis.dim else axis
-
-
-@_rule("split", "split_with_sizes", "chunk", "tensor_split")
-@_rule("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
-def _split(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != _dimension(operation, x):
+@_rule_of_first("split", "split_with_sizes", "chunk", "tensor_split")
+@_rule_of_first("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
+def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    if axis.dim != _dimension(operation, x):
         return axis
     states: list[State | None] = []
     start = 0
@@ -361,21 +332,8 @@ def _stack(operation: Operation) -> Answer:
     return axis.shifted(1) if _dimension(operation, y) <= axis.dim else axis
 
 
-@_rule("unfold")
-def _unfold(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is not None and _dimension(operation, x, "dimension") == axis.dim:
-        return operation.lost("windows run over the batch axis")
-    return axis
-
-
-@_rule("diagonal")
-def _diagonal(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
+@_rule_of_first("diagonal")
+def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = {_dimension(operation, x, "dim1"), _dimension(operation, x, "dim2")}
     if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
@@ -387,21 +345,19 @@ def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
     return axis.shifted(-sum(dim < axis.dim for dim in dims))
 
 
-@_rule("as_strided")
-def _strided(operation: Operation) -> Answer:
-    x = operation.args[0]
+@_rule_of_first("as_strided")
+def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.outputs[0]
     is_same = x.shape == y.shape and x.stride() == y.stride()
     if not is_same or x.storage_offset() != y.storage_offset():
         return operation.lost("a strided view is not followed")
-    return operation.axis(x)
+    return axis
 
 
-@_rule("view_as_real", "view_as_complex", "view_as_complex_copy")
-def _keep_leading(operation: Operation) -> Answer:
+@_rule_of_first("view_as_real", "view_as_complex", "view_as_complex_copy")
+def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
-    axis = operation.axis(operation.args[0])
-    if axis is not None and axis.dim >= operation.outputs[0].dim():
+    if axis.dim >= operation.outputs[0].dim():
         return operation.lost("the batch axis is the last dimension")
     return axis
 
@@ -411,7 +367,7 @@ def _keep_leading(operation: Operation) -> Answer:
 
 def _dims(operation: Operation, rank: int) -> set[int]:
     """Return the dimensions that an operation works over; all of them where it names none."""
-    for name in ("dim", "dims", "axis"):
+    for name in ("dim", "dims", "axis", "dimension"):
         if operation.has_argument(name):
             value = operation.argument(name)
             if value is None or value == []:
@@ -421,60 +377,42 @@ def _dims(operation: Operation, rank: int) -> set[int]:
     return set(range(rank))
 
 
-@_rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "logcumsumexp", "glu")
-@_rule("cumsum", "cumprod", "cummax", "cummin", "sort", "argsort", "msort", "topk", "flip")
-@_rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
-def _keep_rank(operation: Operation) -> Answer:
-    """Return the axis of an operation that keeps the rank and works along other dimensions."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is not None and axis.dim in _dims(operation, x.dim()):
+@_rule_of_first(
+    "softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "logcumsumexp"
+)
+@_rule_of_first("cumsum", "cumprod", "cummax", "cummin", "sort", "argsort", "msort", "topk", "flip")
+@_rule_of_first("_fft_r2c", "_fft_c2r", "_fft_c2c", "glu", "roll", "unfold")
+def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    """Return the axis of an operation along other dimensions, which stay where they are."""
+    if axis.dim in _dims(operation, x.dim()):
         return operation.lost("it works along the batch axis")
     return axis
 
 
-@_rule("diag_embed")
-def _diag_embed(operation: Operation) -> Answer:
+@_rule_of_first("diag_embed")
+def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of vectors that become diagonals of matrices in two new places."""
-    x = operation.args[0]
     y = operation.outputs[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim == x.dim() - 1:
+    if axis.dim == x.dim() - 1:
         return operation.lost("the batch axis becomes a diagonal")
     pair = (_dimension(operation, y, "dim1"), _dimension(operation, y, "dim2"))
     old_dims = [dim for dim in range(y.dim()) if dim not in pair]
-    return BatchAxis(old_dims[axis.dim], axis.pre, axis.post)
+    return axis.move(old_dims[axis.dim])
 
 
-@_rule("renorm")
-def _renorm(operation: Operation) -> Answer:
+@_rule_of_first("renorm")
+def _renorm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a bound on the norm of each entry along the dimension of the examples."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != _dimension(operation, x):
+    if axis.dim != _dimension(operation, x):
         return operation.lost("norms run over the batch axis")
     return axis
 
 
-@_rule("roll")
-def _roll(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    dims = operation.argument("dims")
-    if axis is not None and (not dims or axis.dim in {dim % x.dim() for dim in dims}):
-        return operation.lost("it rolls along the batch axis")
-    return axis
-
-
-@_rule("amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode")
-@_rule("prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "kthvalue")
-@_rule("norm", "linalg_vector_norm", "nansum", "count_nonzero")
-def _reduce(operation: Operation) -> Answer:
-    """Return the axis of a reduction over other dimensions."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return operation.lost("a batched operand in an unusual place")
+@_rule_of_first("amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "median", "nanmedian")
+@_rule_of_first("prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "kthvalue")
+@_rule_of_first("norm", "linalg_vector_norm", "nansum", "count_nonzero", "mode", "select", "unbind")
+def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    """Return the axis of a reduction over other dimensions, or after one of them is gone."""
     if torch.Tag.pointwise in operation.function.tags:
         return pointwise(operation)
     dims = _dims(operation, x.dim())
@@ -485,15 +423,11 @@ def _reduce(operation: Operation) -> Answer:
     return _remove_dims(axis, dims)
 
 
-@_rule("sum", "mean")
-def _sum(operation: Operation) -> Answer:
+@_rule_of_first("sum", "mean")
+def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a sum, or a total where the sum runs over the batch axis."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return operation.lost("a batched operand in an unusual place")
     if axis.dim not in _dims(operation, x.dim()):
-        return _reduce(operation)
+        return _reduce(operation, x, axis)
     if operation.outputs[0].numel() == 1:
         return _total(operation, _name(operation) == "mean", x.numel())
     return operation.lost("it adds up examples")
@@ -544,9 +478,9 @@ def _product(operation: Operation) -> Answer:
     is_shared = True
     if axis.dim < longest - 2:
         matrices = [x for x in (a, b) if x.dim() > 2]
-        is_shared = _are_shared_after_broadcast(operation, matrices, axis, longest)
+        is_shared = _are_shared(operation, matrices, axis, longest)
     if has_addend and is_shared:
-        is_shared = _are_shared_after_broadcast(operation, known[:1], axis, rank)
+        is_shared = _are_shared(operation, known[:1], axis, rank)
     if not is_shared:
         return operation.lost("a product pairs examples with their places")
     return axis
@@ -558,7 +492,7 @@ def _axis_of_right_factor(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> B
     if a.dim() == 1 and from_the_end > 2:
         # A vector on the left leaves no row.
         from_the_end -= 1
-    return BatchAxis(rank - from_the_end, axis.pre, axis.post)
+    return axis.move(rank - from_the_end)
 
 
 @_rule("_cdist_forward", "cdist")
@@ -573,13 +507,13 @@ def _cdist(operation: Operation) -> Answer:
         if axis.dim == x.dim() - 1:
             return operation.lost("distances sum over the batch axis")
         if axis.dim == x.dim() - 2:
-            axes.append(BatchAxis(row_dim, axis.pre, axis.post))
+            axes.append(axis.move(row_dim))
         else:
             axes.append(axis.shifted(rank - x.dim()))
     first = axes[0]
     if any(axis != first for axis in axes):
         return operation.lost("distances pair different examples")
-    if first.dim < rank - 2 and not _are_shared_after_broadcast(operation, (a, b), first, rank):
+    if first.dim < rank - 2 and not _are_shared(operation, (a, b), first, rank):
         return operation.lost("distances pair examples with their places")
     return first
 
@@ -594,25 +528,17 @@ def _trilinear(operation: Operation) -> Answer:
     return first
 
 
-@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "thnn_conv2d")
-@_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
-def _convolution(operation: Operation) -> Answer:
-    axis = operation.axis(operation.args[0])
-    has_batched_weight = any(operation.is_batched(x) for x in operation.tensors[1:])
-    if axis is None or axis.dim != 0 or has_batched_weight:
-        return operation.lost(
-            "a convolution has the batch in another place than dimension 0 of its input"
-        )
-    return axis
-
-
-@_rule("conv_tbc")
-def _conv_tbc(operation: Operation) -> Answer:
-    """Return the axis of a convolution over `[T, N, C]`."""
-    axis = operation.axis(operation.args[0])
-    has_batched_weight = any(operation.is_batched(x) for x in operation.args[1:3])
-    if axis is None or axis.dim != 1 or has_batched_weight:
-        return operation.lost("the batch is not dimension 1 of the input")
+@_rule_of_first("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
+@_rule_of_first("thnn_conv2d", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d")
+@_rule_of_first("conv_depthwise3d", "conv_tbc", "native_group_norm", "group_norm")
+@_rule_of_first("channel_shuffle", "native_channel_shuffle")
+def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    """Return the axis of an operation on `[N, channels, ...]`, or of `conv_tbc` on `[T, N, C]`."""
+    batch_dim = 1 if _name(operation) == "conv_tbc" else 0
+    if axis.dim != batch_dim or _has_batched_weights(operation):
+        return operation.lost(f"the batch is not dimension {batch_dim} of its first operand alone")
+    if operation.has_argument("N") and operation.argument("N") != x.shape[0]:
+        return operation.lost("a group norm counts examples as channels")
     return axis
 
 
@@ -664,24 +590,14 @@ for _count, _names in _TRAILING_DIMS.items():
     RULES.update(dict.fromkeys(_names.split(), _trailing(_count)))
 
 
-@_rule("fractional_max_pool2d", "fractional_max_pool3d")
-def _fractional_max_pool(operation: Operation) -> Answer:
+@_rule_of_first("fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a pool over random windows, which are drawn for each example."""
-    x = operation.args[0]
     windows = operation.argument("random_samples")
-    axis = operation.axis(x)
-    if axis is None or axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
+    if axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
         return operation.lost("the batch is not dimension 0 of the input")
-    if operation.axis(windows) not in (None, axis) or not _is_shared(operation, windows, axis):
+    if not _fits(operation, windows, axis):
         return operation.lost("windows belong to other examples")
-    return axis
-
-
-@_rule("channel_shuffle", "native_channel_shuffle")
-def _channel_shuffle(operation: Operation) -> Answer:
-    axis = operation.axis(operation.args[0])
-    if axis is None or axis.dim != 0:
-        return operation.lost("channels are examples")
     return axis
 
 
@@ -694,12 +610,8 @@ def _cross(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("constant_pad_nd")
-def _pad(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
+@_rule_of_first("constant_pad_nd")
+def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     # The list of paddings begins with the last dimension, two numbers for each.
     place = 2 * (x.dim() - 1 - axis.dim)
     if any(operation.argument("pad")[place : place + 2]):
@@ -710,41 +622,22 @@ def _pad(operation: Operation) -> Answer:
 # -- normalisation ---------------------------------------------------------------------------------
 
 
-@_rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
-def _layer_norm(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    normalised_dims = len(operation.args[1])
-    if axis is None or axis.dim >= x.dim() - normalised_dims or _has_batched_weights(operation):
+@_rule_of_first("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    if axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
 
-def _has_batched_weights(operation: Operation) -> bool:
-    """Return whether an operand next to the first one depends on the examples."""
-    return any(operation.is_batched(x) for x in operation.tensors if x is not operation.args[0])
-
-
-@_rule("native_group_norm", "group_norm")
-def _group_norm(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != 0 or _has_batched_weights(operation):
-        return operation.lost("the batch is not dimension 0 of a group norm")
-    if operation.has_argument("N") and operation.argument("N") != x.shape[0]:
-        return operation.lost("a group norm counts examples as channels")
-    return axis
-
-
-@_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
-@_rule("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm")
-def _batch_norm(operation: Operation) -> Answer:
+@_rule_of_first("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
+@_rule_of_first("_native_batch_norm_legit_no_training", "_batch_norm_with_update")
+@_rule_of_first("_batch_norm_no_update", "miopen_batch_norm")
+def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a batch norm.
 
     Its statistics are frozen, or belong to channels of one example each, as in an instance norm.
     """
-    axis = operation.axis(operation.args[0])
-    if axis is None or _has_batched_weights(operation):
+    if _has_batched_weights(operation):
         return operation.lost("a batched operand in an unusual place")
     is_training = "with_update" in _name(operation)
     if operation.has_argument("training"):
@@ -756,7 +649,7 @@ def _batch_norm(operation: Operation) -> Answer:
         return [axis, None, None, None][:outputs]
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
-    channel_axis = BatchAxis(0, axis.pre, axis.post)
+    channel_axis = axis.move(0)
     if not _are_shared(operation, operation.args[1:3], channel_axis):
         return operation.lost("weights depend on the places of the examples")
     return [axis, channel_axis, channel_axis, None][:outputs]
@@ -787,9 +680,7 @@ def _embedding_bag(operation: Operation) -> Answer:
         return misplaced
     if operation.is_batched(weight) or operation.is_batched(offsets):
         return misplaced
-    if operation.is_batched(sample_weights) and operation.axis(sample_weights) != axis:
-        return misplaced
-    if not _is_shared(operation, sample_weights, axis):
+    if not _fits(operation, sample_weights, axis):
         return misplaced
     bags, bag_rest = divmod(len(offsets), operation.size)
     length, length_rest = divmod(ids.numel(), max(1, len(offsets)))
@@ -842,7 +733,7 @@ def _index_select(operation: Operation) -> Answer:
     if index_axis is not None:
         if axis is not None:
             return operation.lost("examples pick entries of other examples")
-        return BatchAxis(dim, index_axis.pre, index_axis.post)
+        return index_axis.move(dim)
     if axis is None or axis.dim != dim:
         return axis
     return _repeat_by_index(operation, axis, index)
@@ -856,9 +747,9 @@ def _repeat_by_index(operation: Operation, axis: BatchAxis, index: Tensor) -> An
     times, rest = divmod(len(rows), length)
     if rest == 0 and times:
         if torch.equal(rows, identity.repeat(times)):
-            return BatchAxis(axis.dim, axis.pre * times, axis.post)
+            return replace(axis, pre=axis.pre * times)
         if torch.equal(rows, identity.repeat_interleave(times)):
-            return BatchAxis(axis.dim, axis.pre, axis.post * times)
+            return replace(axis, post=axis.post * times)
     return operation.lost("an index rearranges the examples")
 
 
@@ -936,13 +827,13 @@ def _index(operation: Operation) -> Answer:
     if batch_index is None:
         if others_axis is not None:
             return operation.lost("examples pick entries of other examples")
-        return BatchAxis(indices.moved_dim(axis.dim), axis.pre, axis.post)
+        return axis.move(indices.moved_dim(axis.dim))
     if operation.is_batched(batch_index):
         return operation.lost("an index into the batch axis depends on the examples")
     counting_axis = _axis_of_counting_index(operation, axis, batch_index, indices.rank)
     if counting_axis is None or others_axis not in (None, counting_axis):
         return operation.lost("an index rearranges the examples")
-    if not _are_shared_after_broadcast(operation, others, counting_axis, indices.rank):
+    if not _are_shared(operation, others, counting_axis, indices.rank):
         return operation.lost("an index rearranges the examples")
     return counting_axis.shifted(indices.front)
 
@@ -962,7 +853,7 @@ def _axis_of_counting_index(
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
         return None
-    return BatchAxis(long_dims[0] + rank - index.dim(), axis.pre, axis.post)
+    return axis.move(long_dims[0] + rank - index.dim())
 
 
 def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
@@ -997,9 +888,9 @@ def _index_put(operation: Operation) -> Answer:
         values_axis = values_axis.shifted(indices.result_rank - values.dim())
         return _axis_of_written_values(operation, indices, values_axis)
     if axis is not None:
-        moved_axis = BatchAxis(indices.moved_dim(axis.dim), axis.pre, axis.post)
+        moved_axis = axis.move(indices.moved_dim(axis.dim))
         rank = indices.result_rank
-        if not _are_shared_after_broadcast(operation, [values], moved_axis, rank):
+        if not _are_shared(operation, [values], moved_axis, rank):
             return operation.lost("an index writes to examples by their places")
     return axis
 
@@ -1038,11 +929,11 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     if values_axis is not None:
         if values_axis.shifted(indices.result_rank - values.dim()) != row_axis:
             return False
-    if not _are_shared_after_broadcast(operation, others, counting_axis, indices.rank):
+    if not _are_shared(operation, others, counting_axis, indices.rank):
         return False
     if not _is_shared(operation, x, target):
         return False
-    return _are_shared_after_broadcast(operation, [values], row_axis, indices.result_rank)
+    return _are_shared(operation, [values], row_axis, indices.result_rank)
 
 
 def _axis_of_written_values(
@@ -1064,8 +955,8 @@ def _axis_of_written_values(
     is_index_dim = indices.front <= values_axis.dim < behind_indices
     if is_index_dim or not 0 <= place < len(untouched):
         return operation.lost("an index writes to other examples")
-    target = BatchAxis(untouched[place], values_axis.pre, values_axis.post)
-    if operation.axis(x) not in (None, target) or not _is_shared(operation, x, target):
+    target = values_axis.move(untouched[place])
+    if not _fits(operation, x, target):
         return operation.lost("an index writes to other examples")
     return target
 
@@ -1092,9 +983,7 @@ def _attention(operation: Operation) -> Answer:
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
             return operation.lost("attention pairs different examples")
-    states: list[State | None] = [None] * len(outputs)
-    states[:2] = [axis, axis][: len(outputs)]
-    return states
+    return [axis, axis, *[None] * len(outputs)][: len(outputs)]
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
@@ -1127,9 +1016,7 @@ def _nll_loss(operation: Operation) -> Answer:
     if axis is None or axis.dim == class_dim:
         return operation.lost("the classes of the loss run over the batch axis")
     loss_axis = axis if axis.dim < class_dim else axis.shifted(-1)
-    if operation.axis(target) not in (None, loss_axis) or not _is_shared(
-        operation, target, loss_axis
-    ):
+    if not _fits(operation, target, loss_axis):
         return operation.lost("the loss pairs different examples")
     if operation.is_batched(weight):
         return operation.lost("class weights depend on the examples")
@@ -1155,7 +1042,7 @@ def _margin_loss(operation: Operation) -> Answer:
     axis = operation.axis(scores)
     if axis != BatchAxis(0) or scores.dim() != 2:
         return operation.lost("the classes of the loss run over the batch axis")
-    if operation.axis(target) not in (None, axis) or not _is_shared(operation, target, axis):
+    if not _fits(operation, target, axis):
         return operation.lost("the loss pairs different examples")
     if any(operation.is_batched(x) for x in operation.tensors[2:]):
         return operation.lost("class weights depend on the examples")
@@ -1168,11 +1055,11 @@ def _ctc_loss(operation: Operation) -> Answer:
     scores, targets = operation.args[:2]
     lengths = operation.args[2:4]
     rows = BatchAxis(0)
-    if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
-        return operation.lost("public targets or lengths depend on the places of the examples")
     is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
     if not is_placed or any(operation.axis(x) not in (None, rows) for x in (targets, *lengths)):
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
+    if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
+        return operation.lost("public targets or lengths depend on the places of the examples")
     return rows
 
 
