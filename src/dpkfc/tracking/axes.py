@@ -154,6 +154,7 @@ def names_of_shapes(tensors: Sequence[Tensor]) -> str:
 # One ATen operation of a tracked pass, as a batch rule sees it.
 
 
+@dataclass(slots=True)
 class Operation:
     """Give a rule the operands, the outputs and the states of one operation.
 
@@ -163,29 +164,18 @@ class Operation:
         kwargs: keyword arguments.
         output: what the operation returned.
         size: examples N of the pass, at least 2.
+        state: maps a tensor to its state, None for a public one.
         trusts_public_rows: a public tensor with a row for each example may hold the examples' own
             rows.
     """
 
-    __slots__ = ("_state_of", "args", "function", "kwargs", "output", "size", "trusts_public_rows")
-
-    def __init__(
-        self,
-        function: OpOverload,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        output: Any,
-        size: int,
-        state_of: Callable[[Tensor], State | None],
-        trusts_public_rows: bool = False,
-    ) -> None:
-        self.function = function
-        self.args = args
-        self.kwargs = kwargs
-        self.output = output
-        self.size = size
-        self._state_of = state_of
-        self.trusts_public_rows = trusts_public_rows
+    function: OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    output: Any
+    size: int
+    state: Callable[[Tensor], State | None]
+    trusts_public_rows: bool = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -197,13 +187,9 @@ class Operation:
         """Return all tensor outputs."""
         return list(tensors_in((self.output,)))
 
-    def state(self, x: Tensor) -> State | None:
-        """Return the state of a tensor, None for a public one."""
-        return self._state_of(x)
-
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of an operand, None for a public tensor or for no tensor."""
-        state = self._state_of(x) if isinstance(x, Tensor) else None
+        state = self.state(x) if isinstance(x, Tensor) else None
         return state if isinstance(state, BatchAxis) else None
 
     def is_batched(self, x: Any) -> bool:

@@ -73,7 +73,7 @@ def _rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]
 
 
 def _rule_of_first(*names: str) -> Callable[[_FirstRule], _FirstRule]:
-    """Register a rule that takes the first operand and its axis too, which has to have the batch."""
+    """Register a rule that is given the first operand too, which has to have the batch."""
 
     def add(rule: _FirstRule) -> _FirstRule:
         @_rule(*names)
@@ -1101,7 +1101,7 @@ def _add_totals(operation: Operation) -> Answer:
 @_rule("mul", "div", "true_divide", table=TOTAL_RULES)
 def _scale_total(operation: Operation) -> Answer:
     """Return the total times a public number; a division by N makes a sum a mean."""
-    is_division = _name(operation) != "mul"
+    is_division = _name(operation) not in ("mul", "mul_")
     first, factor = operation.args[:2]
     total = operation.state(first) if isinstance(first, Tensor) else None
     if not isinstance(total, Total):
