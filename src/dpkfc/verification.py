@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dpkfc._checks import check_one_of
 from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
 from dpkfc.gradients.clipping import full_precision, split_sum
@@ -284,8 +285,7 @@ def check_verify_setting(verify: bool | str) -> bool | str:
     Raises:
         ValueError: another value than True, False and "strict".
     """
-    if verify not in (True, False, "strict"):
-        raise ValueError(f"verify must be True, False or 'strict', got {verify!r}")
+    check_one_of("verify", verify, (True, False, "strict"))
     return verify
 
 
@@ -865,8 +865,8 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
     if scale == 1.0 or not rows:
         return batch
 
-    def scale_tensor(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
+    def scale_tensor(x: Tensor) -> Tensor:
+        if not x.is_floating_point() or x.layout != torch.strided:
             return x
         if not x.dim() or x.shape[0] != size:
             return x
@@ -874,7 +874,7 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
         x[list(rows)] *= scale
         return x
 
-    return tree_map(scale_tensor, batch)
+    return tree_map_only(Tensor, scale_tensor, batch)
 
 
 def _mixing_rows_message(name: str) -> str:
@@ -906,4 +906,4 @@ def _is_permanent(error: Exception) -> bool:
 
 
 def _move(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch)
+    return tree_map_only(Tensor, lambda x: x.to(device), batch)

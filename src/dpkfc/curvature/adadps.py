@@ -13,7 +13,6 @@ Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,12 +21,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_in_range, check_optional_integer, check_positive
 from dpkfc.curvature.base import (
     PreconditionerState,
     ProbePreconditioner,
-    check_choices,
-    check_positive,
-    check_probe,
 )
 from dpkfc.curvature.damping import identity_row
 from dpkfc.curvature.ngd import (
@@ -39,7 +36,7 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
+from dpkfc.curvature.probe_loss import LABELS
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeMicrobatch,
@@ -101,25 +98,16 @@ class AdaDPS(ProbePreconditioner):
     chunk: int = 64
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
-        choices: dict[str, tuple[Any, ...]] = {
-            "labels": (None, *LABELS),
-            "likelihood": LIKELIHOODS,
-            "per": PER,
-            "scale": ("probe", "raw"),
-            "as_released": (None, *_RELEASED),
-        }
-        check_choices(self, choices)
-        check_positive(self, ("probe_size", "every", "chunk"))
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(f"batch_size must be an integer of at least 1 or None, got {size!r}")
-        if not (self.floor > 0 and math.isfinite(self.floor)):
-            raise ValueError(
-                f"floor must be positive and finite, got {self.floor}; 1e-3 is a good start"
-            )
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        self._check(
+            ("probe_size", "every", "chunk"),
+            labels=(None, *LABELS),
+            per=PER,
+            scale=("probe", "raw"),
+            as_released=(None, *_RELEASED),
+        )
+        check_optional_integer("batch_size", self.batch_size, 1)
+        check_positive("floor", self.floor)
+        check_in_range("decay", self.decay, "[0, 1)")
 
     @property
     def uses_previous_state(self) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_integer, check_one_of
+from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, ProbeSpec, copy_to_device
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import History, history_from_state, history_state
@@ -260,6 +262,22 @@ class ProbePreconditioner(Preconditioner):
     every: int
     seed: int
 
+    def _check(self, counts: Sequence[str], **choices: Sequence[Any]) -> None:
+        """Refuse settings that no refresh can use.
+
+        Args:
+            counts: names of fields that are numbers of things.
+            choices: field to its values, besides those of `labels` and `likelihood`.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        check_probe(self.probe)
+        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS, **choices})
+        check_counts(self, counts)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+
     def is_due(self, step: int) -> bool:
         """Return whether the metric is to be rebuilt before this step (from 0)."""
         return step % self.every == 0
@@ -334,19 +352,17 @@ def check_probe(probe: Any, name: str = "probe") -> None:
         )
 
 
-def check_choices(config: Any, choices: dict[str, tuple[Any, ...]]) -> None:
+def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
     """Refuse a field whose value is not allowed.
 
     Raises:
         ValueError: naming the field and the values.
     """
     for name, allowed in choices.items():
-        value = getattr(config, name)
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+        check_one_of(name, getattr(config, name), allowed)
 
 
-def check_positive(config: Any, names: Sequence[str]) -> None:
+def check_counts(config: Any, names: Sequence[str]) -> None:
     """Refuse a field that is not an integer of at least 1. None passes if it is the default.
 
     Raises:
@@ -355,10 +371,8 @@ def check_positive(config: Any, names: Sequence[str]) -> None:
     optional = {f.name for f in fields(config) if f.default is None}
     for name in names:
         value = getattr(config, name)
-        if value is None and name in optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if value is not None or name not in optional:
+            check_integer(name, value, 1)
 
 
 def probe_examples(probe: Probe, wanted: int | None) -> int:

@@ -30,6 +30,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import (
+    check_in_range,
+    check_not_negative,
+    check_one_of,
+    check_optional_integer,
+    check_positive,
+)
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
 from dpkfc.curvature.layer_factors import LayerFactors
 from dpkfc.linalg.metric import (
@@ -71,30 +78,17 @@ class Damping:
     tail_mass: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.value > 0 and math.isfinite(self.value)):
-            raise ValueError(
-                f"damping must be positive and finite, got {self.value}; 0.1 is a good start"
-            )
-        if self.mode not in ("relative", "absolute"):
-            raise ValueError(f"damping_mode must be 'relative' or 'absolute', got {self.mode!r}")
-        if not (self.gamma >= 0 and math.isfinite(self.gamma)):
-            raise ValueError(f"gamma must be finite and not negative, got {self.gamma}")
+        check_positive("damping", self.value)
+        check_one_of("damping_mode", self.mode, ("relative", "absolute"))
+        check_not_negative("gamma", self.gamma)
         if self.gamma > 0 and self.mode == "relative":
             raise ValueError(
                 f"gamma={self.gamma} is read only with damping_mode='absolute'; set gamma=0"
             )
-        if not 0 < self.exponent <= 0.5:
-            raise ValueError(
-                f"exponent must lie in (0, 0.5], got {self.exponent}; 0.5 whitens fully"
-            )
-        if not 0 <= self.rank_tolerance < 1:
-            raise ValueError(f"rank_tolerance must lie in [0, 1), got {self.rank_tolerance}")
-        if not 0 <= self.tail_mass < 1:
-            raise ValueError(f"tail_mass is a share of the trace in [0, 1), got {self.tail_mass}")
-        if self.max_rank is not None and (type(self.max_rank) is not int or self.max_rank < 1):
-            raise ValueError(
-                f"max_rank must be a whole number of at least 1, or None, got {self.max_rank!r}"
-            )
+        check_in_range("exponent", self.exponent, "(0, 0.5]")
+        check_in_range("rank_tolerance", self.rank_tolerance, "[0, 1)")
+        check_in_range("tail_mass", self.tail_mass, "[0, 1)")
+        check_optional_integer("max_rank", self.max_rank, 1)
 
     def shift(self, factor: Factor) -> float:
         """Return the number added to every eigenvalue.

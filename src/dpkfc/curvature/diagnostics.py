@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_positive
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
 from dpkfc.curvature.kfac import KFAC
@@ -66,11 +67,8 @@ def signal_to_noise(
     Raises:
         ValueError: C or σ that is not positive.
     """
-    if not (max_grad_norm > 0 and noise_multiplier > 0):
-        raise ValueError(
-            f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be "
-            "positive"
-        )
+    check_positive("max_grad_norm", max_grad_norm)
+    check_positive("noise_multiplier", noise_multiplier)
     energies: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     with preserve_model(model), torch.no_grad():

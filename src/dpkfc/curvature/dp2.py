@@ -25,12 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import (
-    Preconditioner,
-    PreconditionerState,
-    check_choices,
-    check_positive,
-)
+from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
+from dpkfc.curvature.base import Preconditioner, PreconditionerState
 from dpkfc.curvature.damping import identity_row
 from dpkfc.curvature.probe_pass import Capture
 from dpkfc.linalg.metric import Metric
@@ -63,14 +59,11 @@ class DP2(Preconditioner):
     scale: str = "unit"
 
     def __post_init__(self) -> None:
-        check_positive(self, ("phase",))
-        check_choices(self, {"scale": ("unit", "raw")})
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        check_integer("phase", self.phase, 1)
+        check_one_of("scale", self.scale, ("unit", "raw"))
+        check_in_range("decay", self.decay, "[0, 1)")
         for name in ("floor", "clip_ratio", "ratio"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            check_positive(name, getattr(self, name))
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""

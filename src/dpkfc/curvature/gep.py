@@ -23,16 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import (
     PreconditionerState,
     ProbePreconditioner,
-    check_choices,
-    check_positive,
-    check_probe,
     probe_examples,
 )
 from dpkfc.curvature.damping import UNREACHED, identity_row
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.linalg.blocks import Block
@@ -160,22 +157,11 @@ class GEP(ProbePreconditioner):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
-        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS})
-        check_positive(self, ("rank", "groups", "power_iterations", "every", "probe_size", "chunk"))
-        norms = {"embedding_norm": self.embedding_norm}
+        self._check(("rank", "groups", "power_iterations", "every", "probe_size", "chunk"))
+        check_positive("embedding_norm", self.embedding_norm)
         if self.residual_norm is not None:
-            norms["residual_norm"] = self.residual_norm
-        for name, value in norms.items():
-            if not 0 < float(value or 0) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        if not 0 < self.share < 1:
-            raise ValueError(
-                f"share must lie between 0 and 1, got {self.share!r}; residual_norm=None drops the "
-                "residual"
-            )
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+            check_positive("residual_norm", self.residual_norm)
+        check_in_range("share", self.share, "(0, 1)")
         examples = probe_examples(self.probe, self.probe_size)
         if self.rank > examples:
             raise ValueError(

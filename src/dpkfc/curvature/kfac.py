@@ -19,11 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_in_range, check_not_negative
 from dpkfc.curvature.base import (
     PreconditionerState,
     ProbePreconditioner,
-    check_choices,
-    check_positive,
     check_probe,
     choose_labels,
 )
@@ -40,7 +39,6 @@ from dpkfc.curvature.damping import (
 )
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerFactors, fill_empty_sides
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeSpec,
@@ -61,9 +59,7 @@ from dpkfc.curvature.refresh import (
 from dpkfc.linalg.metric import scale_metric
 
 RULES = ("linear", "conv", "embedding", "tied", "norm", "recurrent", "computed", "fallback")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "labels": LABELS,
-    "likelihood": LIKELIHOODS,
+_CHOICES = {
     "sides": ("both", "input", "output"),
     "damping_mode": ("relative", "absolute"),
     "scale": ("probe", "trace", "balanced", "raw"),
@@ -81,7 +77,7 @@ _LEFT_OUT: tuple[tuple[str, Any], ...] = (
     ("later_probe_size", None),
     ("ranks", {}),
 )
-_POSITIVE = ("probe_size", "later_probe_size", "chunk", "every", "max_factor_size")
+_COUNTS = ("probe_size", "later_probe_size", "chunk", "every", "max_factor_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,11 +174,9 @@ class KFAC(ProbePreconditioner):
     control: str = "none"
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
+        self._check(_COUNTS, **_CHOICES)
         if self.output_probe is not None:
             check_probe(self.output_probe, "output_probe")
-        check_choices(self, _CHOICES)
-        check_positive(self, _POSITIVE)
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
         if self.layer_rules is not None:
             object.__setattr__(self, "layer_rules", tuple(self.layer_rules))
@@ -192,23 +186,16 @@ class KFAC(ProbePreconditioner):
                     f"layer_rules must name some of {', '.join(RULES)}; got "
                     f"{list(self.layer_rules)}"
                 )
-        if self.rows_per_dim is not None and not 1 <= self.rows_per_dim < float("inf"):
-            raise ValueError(
-                "rows_per_dim must be at least 1, or None for every position; got "
-                f"{self.rows_per_dim}"
-            )
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        if self.rows_per_dim is not None:
+            check_in_range("rows_per_dim", self.rows_per_dim, "[1, inf)")
+        check_in_range("decay", self.decay, "[0, 1)")
         if self.later_probe_size is not None:
             if self.decay == 0 or self.later_probe_size > self.probe_size:
                 raise ValueError(
                     f"later_probe_size={self.later_probe_size} needs decay above 0 (got "
                     f"{self.decay}) and at most probe_size={self.probe_size}"
                 )
-        if not 0 <= self.drift < float("inf"):
-            raise ValueError(f"drift must be a number of at least 0, got {self.drift}")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+        check_not_negative("drift", self.drift)
         self._damping()
 
     @property

@@ -19,7 +19,6 @@ Source: DP-NGD, Algorithms 1 and 2, Eq. 16 to 18.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -28,16 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import (
-    PreconditionerState,
-    ProbePreconditioner,
-    check_choices,
-    check_positive,
-    check_probe,
-)
+from dpkfc._checks import check_in_range, check_positive
+from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeSpec,
@@ -454,23 +447,16 @@ class NGD(ProbePreconditioner):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
-        choices = {"labels": LABELS, "likelihood": LIKELIHOODS, "order": tuple(_READOUTS)}
-        check_choices(self, choices)
-        check_positive(self, ("steps", "every", "probe_size", "chunk", "max_factor_size"))
-        if not (self.lambda_safe > 0 and math.isfinite(self.lambda_safe)):
-            raise ValueError(
-                f"lambda_safe must be positive and finite, got {self.lambda_safe}; see NGD.matched"
-            )
+        counts = ("steps", "every", "probe_size", "chunk", "max_factor_size")
+        self._check(counts, order=tuple(_READOUTS))
+        check_positive("lambda_safe", self.lambda_safe)
         if not 0 < self.base <= self.lambda_safe:
             raise ValueError(
                 f"lambda_base must lie in (0, lambda_safe = {self.lambda_safe}], got "
                 f"{self.lambda_base}"
             )
-        if not 0 <= self.warm < 1:
-            raise ValueError(f"warm is a fraction of the steps in [0, 1), got {self.warm}")
-        if not (self.power > 0 and math.isfinite(self.power)):
-            raise ValueError(f"power must be positive and finite, got {self.power}")
+        check_in_range("warm", self.warm, "[0, 1)")
+        check_positive("power", self.power)
 
     @classmethod
     def matched(
@@ -494,8 +480,7 @@ class NGD(ProbePreconditioner):
         """
         numbers = {"eta": eta, "clip": clip, "eta_sgd": eta_sgd, "clip_sgd": clip_sgd}
         for name, value in numbers.items():
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            check_positive(name, value)
         return cls(lambda_safe=(eta * clip / (eta_sgd * clip_sgd)) ** 2, **settings)
 
     @property

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc._checks import check_in_range, check_integer, check_positive
+
 # --------------------------------------------------------------------------------------------------
 # Inputs of a model: one tensor, or a mapping of tensors whose first axis is the example.
 #
@@ -204,10 +206,8 @@ def check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> N
         raise ValueError(
             f"{name}: shape must be positive integers without the batch axis, got {shape}"
         )
-    if not math.isfinite(mean):
-        raise ValueError(f"{name}: mean must be finite, got {mean}")
-    if not (std > 0 and math.isfinite(std)):
-        raise ValueError(f"{name}: std must be positive and finite, got {std}")
+    check_in_range(f"{name}: mean", mean, "(-inf, inf)")
+    check_positive(f"{name}: std", std)
 
 
 class _SyntheticProbe(Probe):
@@ -219,11 +219,6 @@ class _SyntheticProbe(Probe):
         for name, value in asdict(self).items():  # type: ignore[call-overload]
             own[name] = list(value) if isinstance(value, tuple) else value
         return own
-
-
-def _check_correlation(name: str, correlation: float) -> None:
-    if not 0 <= correlation <= 1:
-        raise ValueError(f"{name}: channel_correlation must lie in [0, 1], got {correlation}")
 
 
 def _correlate(own: Tensor, common: Tensor, correlation: float) -> Tensor:
@@ -281,9 +276,8 @@ class PinkNoise(_SyntheticProbe):
                 f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: "
                 "FeatureNoise"
             )
-        if not math.isfinite(self.power_exponent):
-            raise ValueError(f"PinkNoise: power_exponent must be finite, got {self.power_exponent}")
-        _check_correlation("PinkNoise", self.channel_correlation)
+        check_in_range("PinkNoise: power_exponent", self.power_exponent, "(-inf, inf)")
+        check_in_range("PinkNoise: channel_correlation", self.channel_correlation, "[0, 1]")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
@@ -347,8 +341,7 @@ class FeatureNoise(_SyntheticProbe):
 
     def __post_init__(self) -> None:
         check_level("FeatureNoise", (self.dim,), self.mean, self.std)
-        if not 0 < self.density <= 1:
-            raise ValueError(f"FeatureNoise: density must lie in (0, 1], got {self.density}")
+        check_in_range("FeatureNoise: density", self.density, "(0, 1]")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, dim]`, float32 on the CPU; no labels."""
@@ -496,20 +489,14 @@ class DeadLeaves(_SyntheticProbe):
                 f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other "
                 "inputs: WhiteNoise"
             )
-        if not isinstance(self.leaves, int) or self.leaves < 1:
-            raise ValueError(
-                f"DeadLeaves: leaves must be a whole number of 1 or more, got {self.leaves}"
-            )
-        if not (self.size_exponent > 1 and math.isfinite(self.size_exponent)):
-            raise ValueError(
-                f"DeadLeaves: size_exponent must be finite and above 1, got {self.size_exponent}"
-            )
+        check_integer("DeadLeaves: leaves", self.leaves, 1)
+        check_in_range("DeadLeaves: size_exponent", self.size_exponent, "(1, inf)")
         if not 0 < self.smallest <= self._largest < math.inf:
             raise ValueError(
                 f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to "
                 f"{self._largest:g} pixels (largest × side)"
             )
-        _check_correlation("DeadLeaves", self.channel_correlation)
+        check_in_range("DeadLeaves: channel_correlation", self.channel_correlation, "[0, 1]")
 
     @property
     def _largest(self) -> float:
@@ -592,16 +579,9 @@ class Refined(Probe):
                 "Refined: probe must be another probe with sample() and describe(), such as "
                 f"PinkNoise(shape); got {self.probe!r}"
             )
-        for name, least in (("steps", 1), ("smoothing", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(
-                    f"Refined: {name} must be a whole number of {least} or more, got {value!r}"
-                )
-        if not (self.step_size > 0 and math.isfinite(self.step_size)):
-            raise ValueError(
-                f"Refined: step_size must be positive and finite, got {self.step_size}"
-            )
+        check_integer("Refined: steps", self.steps, 1)
+        check_integer("Refined: smoothing", self.smoothing, 0)
+        check_positive("Refined: step_size", self.step_size)
 
     @property
     def is_refined(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_integer
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.features.encoder import SyntheticEncoder
 from dpkfc.features.scattering import Scattering
@@ -82,8 +83,7 @@ def standardise(
             "standardise: this probe holds private data, and its scales would leak it; take a "
             "synthetic probe such as DeadLeaves"
         )
-    if size < 2:
-        raise ValueError(f"standardise: size must be at least 2, got {size}")
+    check_integer("standardise: size", size, 2)
     if any(parameter.requires_grad for parameter in features.parameters()):
         raise ValueError(
             "standardise: the features have parameters that train, so their scales would move; "

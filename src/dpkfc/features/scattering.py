@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc._checks import check_integer, check_one_of
+
 # The wavelet of the first scale: width of its envelope and frequency, in pixels and radians.
 _WIDTH = 0.8
 _FREQUENCY = 3 * math.pi / 4
@@ -60,11 +62,9 @@ class Scattering:
             raise ValueError(
                 f"Scattering: shape must be (channels, height, width), got {self.shape}"
             )
-        if self.scales < 1 or self.angles < 1 or self.order not in (1, 2):
-            raise ValueError(
-                "Scattering: scales and angles must be at least 1 and order 1 or 2, got "
-                f"{self.scales}, {self.angles} and {self.order}"
-            )
+        check_integer("Scattering: scales", self.scales, 1)
+        check_integer("Scattering: angles", self.angles, 1)
+        check_one_of("Scattering: order", self.order, (1, 2))
         if min(self.shape[1:]) < 2**self.scales:
             raise ValueError(
                 f"Scattering: {self.scales} scales need images of {2**self.scales} pixels a side, "

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dpkfc._checks import check_one_of, check_positive
 from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags
@@ -39,11 +40,8 @@ def contribution_bound(clipping: str, max_grad_norm: float) -> float:
         ValueError: an unknown clipping, a C that is not positive and finite, or a C for a split
             gradient.
     """
-    if clipping not in CLIPPINGS + SPLIT:
-        choices = ", ".join(CLIPPINGS + SPLIT)
-        raise ValueError(f"unknown clipping '{clipping}'; choose one of {choices}")
-    if not 0 < max_grad_norm < float("inf"):
-        raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
+    check_one_of("clipping", clipping, CLIPPINGS + SPLIT)
+    check_positive("max_grad_norm", max_grad_norm)
     if clipping in SPLIT and max_grad_norm != 1:
         raise ValueError(
             f"max_grad_norm={max_grad_norm} has no meaning with clipping='{clipping}', whose norms "
@@ -75,8 +73,7 @@ def clip_factors(
         ValueError: as `contribution_bound`; γ not positive.
     """
     contribution_bound(clipping, max_grad_norm)
-    if automatic_gamma <= 0:
-        raise ValueError(f"automatic_gamma must be positive, got {automatic_gamma}")
+    check_positive("automatic_gamma", automatic_gamma)
     if clipping == "per_layer":
         raise ValueError(
             "per_layer clipping has one factor a layer; clip each layer with C / √L and "
