@@ -82,7 +82,7 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
         assert isinstance(kept, LowRank) == (rank == 6) and isinstance(whole, Dense)
         assert rank == 6 or torch.equal(kept.root, whole.root)
     for wrong in (0, 2.5, float("nan"), True):
-        with pytest.raises(ValueError, match="max_rank must be a whole number of at least 1"):
+        with pytest.raises(ValueError, match="max_rank must be an integer >= 1"):
             Damping(max_rank=wrong)
 
 

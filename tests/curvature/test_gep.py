@@ -195,7 +195,7 @@ def _used_only(model: nn.Module, loss: object) -> object:
     ("settings", "message"),
     [
         ({"probe": "images"}, "probe must derive from"),
-        ({"rank": 0}, "rank must be an integer of at least 1"),
+        ({"rank": 0}, "rank must be an integer >= 1"),
         ({"rank": 31}, "cannot be found from the gradients of 30 public examples"),
         ({"probe_size": 5}, "raise probe_size"),
         ({"embedding_norm": 0.0}, "embedding_norm must be positive"),

@@ -12,12 +12,20 @@ from torch import Tensor, nn
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.factors import kronecker_factors
 from dpkfc.curvature.ngd import AfterClip
 from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
+from tests.curvature.toys import (
+    CNN_SHAPE,
+    Text,
+    capture,
+    cnn,
+    kronecker_factors,
+    mlp,
+    rules_of,
+    shapes_of,
+)
 
 F64 = torch.float64
 

@@ -36,8 +36,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.blocks import Outer
-
 # --------------------------------------------------------------------------------------------------
 # Eigendecompositions of curvature factors that never return a NaN.
 #
@@ -835,20 +833,3 @@ def _largest(rows: Tensor) -> float:
         return 0.0
     low, high = torch.aminmax(rows)
     return float(torch.maximum(-low, high))
-
-
-def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:
-    """Return the factors of a matrix-shaped layer as dense matrices, from all positions.
-
-    Args:
-        block: inputs and output gradients of N examples.
-        sharing: expand or reduce.
-
-    Returns:
-        (A `[d_in, d_in]`, G `[d_out, d_out]`), undamped.
-    """
-    a, b = block.explicit().a, block.b
-    if sharing == "reduce":
-        a, b = a.mean(1, keepdim=True), b.sum(1, keepdim=True)
-    rows, columns = a.flatten(0, 1), b.flatten(0, 1)
-    return rows.T @ rows / a.shape[0], columns.T @ columns / columns.shape[0]
