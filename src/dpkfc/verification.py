@@ -25,6 +25,7 @@ from dpkfc._checks import check_one_of
 from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
 from dpkfc.gradients.clipping import full_precision, split_sum
+from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
@@ -459,10 +460,6 @@ class _Check:
         rows, reason = self.accepted_rows(attempts)
         if rows is None:
             return Verdict(unchecked=reason)
-        return self.run(rows, expected, strict)
-
-    def run(self, rows: PublicRows, expected: int, strict: bool) -> Verdict:
-        """Return the verdict on rows that the loss accepts."""
         size = max(2, min(self.max_rows // 2, expected))
         few = min(4, size)
         failure = self._trace_with_seeds(rows, size, few)
@@ -579,13 +576,8 @@ class _Check:
         comparisons.append((whole[single_rows], single_values, 1))
         for losses, others, size in comparisons:
             if self._losses_differ(losses, others):
-                raise ValueError(
-                    _mixing_message(
-                        failure,
-                        f"the loss of a row in a batch of {count} differs from that in a batch of"
-                        f" {size}",
-                    )
-                )
+                sizes = f"in a batch of {count} differs from that in a batch of {size}"
+                raise ValueError(_mixing_message(failure, f"the loss of a row {sizes}"))
 
     def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown) -> None:
         """Check that no row changes the loss or the gradient of another.
@@ -613,46 +605,28 @@ class _Check:
                 if self._losses_differ(losses, other_losses) or _gradients_differ(
                     gradient, other_gradient
                 ):
-                    raise ValueError(
-                        _mixing_message(failure, "rows changed when only the rows next to them did")
-                    )
+                    why = "rows changed when only the rows next to them did"
+                    raise ValueError(_mixing_message(failure, why))
             if len(part_gradients) == 2:
                 total = part_gradients[0] + part_gradients[1]
                 if _gradients_differ(total, run_pass(every, every)[1]):
-                    raise ValueError(
-                        _mixing_message(
-                            failure,
-                            "the gradients of parts of a batch do not add up to that of the batch",
-                        )
-                    )
+                    why = "the gradients of parts of a batch do not add up to that of the batch"
+                    raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _parameters(self) -> dict[str, Tensor]:
-        return {
-            name: find_graph_tensor(p)
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+    def _gradients(self, total: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of a number by parameter, where there are any."""
+        return {} if total.grad_fn is None else gradient_of(self.model, total)
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        parameters = list(self._parameters().values())
+        gradients = self._gradients(total)
         parts = []
-        for p, gradient in zip(parameters, _gradients(total, parameters), strict=True):
-            dense = torch.zeros_like(p) if gradient is None else gradient.to_dense()
-            parts.append(dense.detach().double().flatten())
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                part = gradients.get(name, torch.zeros_like(find_graph_tensor(p)))
+                parts.append(part.detach().double().flatten())
         return torch.cat(parts)
-
-    def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of a number by parameter, where there are any."""
-        parameters = self._parameters()
-        named = {}
-        for name, gradient in zip(
-            parameters, _gradients(total, list(parameters.values())), strict=True
-        ):
-            if gradient is not None:
-                named[name] = gradient.to_dense().detach()
-        return named
 
     def _check_tape(self, rows: PublicRows, size: int) -> None:
         """Compare the tape with plain autograd once, as a guard against faults of this library."""
@@ -667,7 +641,7 @@ class _Check:
         calls = tape.backward(losses)
         restart()
         losses = self.losses(batch, size)
-        expected = self._named_gradients((losses * weights.to(losses)).sum())
+        expected = self._gradients((losses * weights.to(losses)).sum())
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -683,11 +657,9 @@ class _Check:
 
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
-        parameters = self._parameters()
-        gradients = _gradients(losses.sum(), list(parameters.values()))
-        unused = [
-            name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None
-        ]
+        gradients = self._gradients(losses.sum())
+        trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        unused = [name for name in trainable if name not in gradients]
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
@@ -786,13 +758,6 @@ def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
     leaves = tree_leaves(batch)
     return [x for x in leaves if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
-
-
-def _gradients(total: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Return the gradients of a number, None where it does not depend on a parameter."""
-    if total.grad_fn is None:
-        return [None] * len(parameters)
-    return torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:

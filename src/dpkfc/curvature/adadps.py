@@ -13,8 +13,7 @@ Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -46,6 +45,7 @@ from dpkfc.curvature.probe_pass import (
 )
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
 # What published code adds inside the root and to the root, and whether it refreshes.
@@ -216,25 +216,23 @@ class AdaDPS(ProbePreconditioner):
         last, note = None, ""
         spec = self.probe_spec(step)
         whole = spec.within or spec.size
+
+        def add(name: str, block: Block) -> None:
+            if block.kind is None:
+                return
+            if self.per == "example":
+                _add(moments, name, squared_gradients(block, self.per))
+            else:
+                _add(pending, name, summed_gradients(block))
+
         for microbatch in run_probe(model, capture, spec):
-            ends = microbatch.rows.stop % whole == 0
-            for name in microbatch.blocks:
-                block = microbatch.blocks[name]
-                if block.kind is None:
-                    continue
-                with _layer_named(name):
-                    if self.per == "example":
-                        _add(moments, name, squared_gradients(block, self.per))
-                    else:
-                        _add(pending, name, summed_gradients(block))
-                        if ends:
-                            _add(moments, name, pending.pop(name).squared(whole))
-                del block
-            # Layers that the last part of the mini-batch has not called.
-            if ends:
+            microbatch.visit(add)
+            if microbatch.rows.stop % whole == 0:
                 for name in list(pending):
-                    with _layer_named(name):
+                    try:
                         _add(moments, name, pending.pop(name).squared(whole))
+                    except ValueError as error:
+                        raise ValueError(f"layer '{name}': {error}") from error
             last, note = scale_microbatch(microbatch, spec), microbatch.note
             del microbatch
         return moments, last, note
@@ -263,15 +261,6 @@ _Added = TypeVar("_Added", Moments, Sums)
 
 def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
     totals[name] = totals[name] + new if name in totals else new
-
-
-@contextmanager
-def _layer_named(name: str) -> Iterator[None]:
-    """Add the name of the layer to an error of its values."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"layer '{name}': {error}") from error
 
 
 def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
@@ -107,19 +107,29 @@ class PreconditionerState:
         Raises:
             ValueError: naming the first layer that is missing or has another shape.
         """
-        problems = [(name, "is not in the model") for name in self.metric if name not in layers]
-        known = {*self.metric, *self._identity_layers}
+        names = self._names
+        known = {*names, *self._identity_layers}
+        problems = [(name, "is not in the model") for name in names if name not in layers]
         problems += [(name, "has no entry in it") for name in layers if name not in known]
-        if not problems:
-            for name, shape in self.shapes.items():
-                difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
-                if difference is not None:
-                    problems.append((name, f"has {difference}"))
-        for name, problem in problems:
+        for name, problem in problems or self._differences(layers):
             raise ValueError(
                 f"the preconditioner belongs to another model: layer '{name}' {problem}; build a "
                 "new one"
             )
+
+    @property
+    def _names(self) -> Collection[str]:
+        """The layers with an entry."""
+        return self.metric
+
+    def _differences(
+        self, layers: Mapping[str, Mapping[str, Sequence[int]]]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield layers of other shapes than here, and what differs."""
+        for name, shape in self.shapes.items():
+            difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
+            if difference is not None:
+                yield name, f"has {difference}"
 
     @property
     def _identity_layers(self) -> set[str]:

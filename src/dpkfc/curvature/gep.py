@@ -16,7 +16,7 @@ Source: Yu, Zhang, Chen, Liu, "Do not let privacy overbill utility" (ICLR 2021),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,31 +82,17 @@ class Basis(PreconditionerState):
         """Return the same basis on another device."""
         return replace(self, metric=self.metric.to(device))
 
-    def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-        """Refuse a model that this basis does not fit.
+    @property
+    def _names(self) -> Collection[str]:
+        return self.metric.spans
 
-        Args:
-            layers: layer name to the shapes of its trainable parameters, role to shape.
-
-        Raises:
-            ValueError: naming the first layer that is missing or has another shape.
-        """
-        spans = self.metric.spans
-        problems = [(name, "is not in the model") for name in spans if name not in layers]
-        for name in layers:
-            if name not in spans and name not in self._identity_layers:
-                problems.append((name, "has no rows in it"))
-        if not problems:
-            for name, span in spans.items():
-                size = _size(layers[name])
-                rows = sum(vectors[0].numel() for vectors in span.vectors.values())
-                if size != rows:
-                    problems.append((name, f"has {size} parameters, the basis {rows} rows"))
-        for name, problem in problems:
-            raise ValueError(
-                f"the public subspace belongs to another model: layer '{name}' {problem}; build a "
-                "new one"
-            )
+    def _differences(
+        self, layers: Mapping[str, Mapping[str, Sequence[int]]]
+    ) -> Iterator[tuple[str, str]]:
+        for name, span in self.metric.spans.items():
+            size = _size(layers[name])
+            if size != span.size:
+                yield name, f"has {size} parameters, the basis {span.size} rows"
 
 
 @dataclass(frozen=True, kw_only=True)

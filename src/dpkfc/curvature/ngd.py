@@ -274,34 +274,27 @@ def _measure_own(
 
     def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
         nonlocal digest
-        if team is not None:
-            digest = probe_digest(inputs, labels)
+        digest = probe_digest(inputs, labels)
+
+    def add(name: str, block: Block) -> None:
+        if block.kind is None:
+            raise ValueError(f"no curvature is known for a {type(block).__name__}; freeze it")
+        if block.kind == "outer":
+            if name not in factors:
+                factors[name] = LayerAccumulator(block, options, None, subsampler)
+            factors[name].add(block)
+        else:
+            new = squared_gradients(block, "example")
+            moments[name] = moments[name] + new if name in moments else new
 
     rows = rows_of_process(team, spec.size)
-    for microbatch in run_probe(
-        model, capture, spec, rows.start, stop=rows.stop, on_sample=take_digest
-    ):
-        subsampler.start(microbatch.rows, microbatch.mask)
-        note = microbatch.note
-        for name in microbatch.blocks:
-            block = microbatch.blocks[name]
-            if block.kind is None:
-                raise ValueError(
-                    f"layer '{name}': no curvature is known for a {type(block).__name__}; freeze it"
-                )
-            try:
-                if block.kind == "outer":
-                    if name not in factors:
-                        factors[name] = LayerAccumulator(block, options, None, subsampler)
-                    factors[name].add(block)
-                else:
-                    new = squared_gradients(block, "example")
-                    moments[name] = moments[name] + new if name in moments else new
-            except ValueError as error:
-                raise ValueError(f"layer '{name}': {error}") from error
-            del block
+    on_sample = None if team is None else take_digest
+    for part in run_probe(model, capture, spec, rows.start, stop=rows.stop, on_sample=on_sample):
+        subsampler.start(part.rows, part.mask)
+        note = part.note
+        part.visit(add)
         # Otherwise this micro-batch stays in memory next to the next one.
-        del microbatch
+        del part
     parts: dict[str, _Part] = {name: layer.detached_copy() for name, layer in factors.items()}
     return parts | moments, note, digest
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dpkfc._checks import check_one_of, check_positive
 from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.gradients.rules import joined_calls
-from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags
+from dpkfc.linalg.blocks import AnyBlock, defer_flags, raise_precision, read_flags
 from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
 
@@ -362,6 +362,7 @@ class ClippedSummer:
         # Keys: (layer, whether the sum is whitened already).
         self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}
 
+    @full_precision()
     def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> MicroBatch:
         """Clip and add one micro-batch; the recorded calls are consumed.
 
@@ -378,10 +379,7 @@ class ClippedSummer:
             ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong
                 kind.
         """
-        with full_precision():
-            return self._add_micro_batch(calls, batch_size, groups or Groups(batch_size))
-
-    def _add_micro_batch(self, calls: Calls, batch_size: int, groups: Groups) -> MicroBatch:
+        groups = groups or Groups(batch_size)
         layer_norms, blocks, all_finite = self._norms(calls, batch_size, groups)
         norms = torch.stack([x.square() for x in layer_norms.values()]).sum(0).sqrt()
         if self._split is None:
@@ -441,6 +439,7 @@ class ClippedSummer:
         elif isinstance(total, Tensor) and isinstance(value, Tensor):
             total += value
 
+    @full_precision()
     def result(self) -> dict[str, Tensor]:
         """Return the whitened clipped sum, zeros where no gradient came.
 
@@ -448,13 +447,6 @@ class ClippedSummer:
             Parameter name to a tensor of the parameter's shape. Along a basis it is the stacked sum
             of scaled embeddings (under their own name) and residuals.
         """
-        with full_precision():
-            sums = self._whitened_sums()
-            if self._split is None:
-                return sums
-            return self._split.result(sums, self._layers, split_sum)
-
-    def _whitened_sums(self) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         for layer in self._layers:
             entry = self._metric.get(layer.name)
@@ -463,15 +455,22 @@ class ClippedSummer:
             if isinstance(plain, dict):
                 total = plain if entry is None else entry.apply_roles(plain)
             elif plain is not None:
-                plain = _whiten(layer, plain, entry)
+                if entry is not None and not entry.is_identity:
+                    plain = map_groups(layer, plain, entry.apply)
                 total = plain + total if isinstance(total, Tensor) else plain
             if total is None:
                 for role, name in layer.parameters.items():
-                    sums[name] = _zeros(layer.tensor(role))
+                    p = layer.tensor(role)
+                    sums[name] = raise_precision(
+                        torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+                    )
             else:
                 sums.update(split_sum(layer, total))
         # In one order, whether or not a layer was called: processes add their sums entry by entry.
-        return {name: sums[name] for layer in self._layers for name in layer.parameters.values()}
+        ordered = {name: sums[name] for layer in self._layers for name in layer.parameters.values()}
+        if self._split is None:
+            return ordered
+        return self._split.result(ordered, self._layers, split_sum)
 
 
 def _resolve_flags(
@@ -490,18 +489,6 @@ def _resolve_flags(
         if x.recompute is not None:
             norms[name] = x.recompute().double()
     return norms, False
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    is_wide = parameter.dtype in (torch.float32, torch.float64)
-    dtype = parameter.dtype if is_wide else torch.float32
-    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-
-
-def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
-    if entry is None or entry.is_identity:
-        return value
-    return map_groups(layer, value, entry.apply)
 
 
 # --------------------------------------------------------------------------------------------------

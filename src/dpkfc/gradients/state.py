@@ -409,12 +409,11 @@ class PassState:
         reshard(model)
         self._model = model
         self._paths = {m: path for m, path in paths_of(model).items() if m not in without}
-        self._buffers: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
+        buffers = self._tensors(lambda m: m._buffers)
+        self._buffers = {key: (b, b.clone()) for key, b in buffers.items()}
         self._parameters: dict[tuple[nn.Module, str], tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
-        for key, b in self._tensors(lambda m: m._buffers):
-            self._buffers[key] = (b, b.clone())
-        for key, p in self._tensors(lambda m: m._parameters):
+        for key, p in self._tensors(lambda m: m._parameters).items():
             self._parameters[key] = (p, p._version, _copy_or_digest(p) if by_value else None)
         for m in self._paths:
             if type(m).get_extra_state is not nn.Module.get_extra_state:
@@ -423,12 +422,10 @@ class PassState:
 
     def _tensors(
         self, kind: Callable[[nn.Module], Mapping[str, Tensor | None]]
-    ) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
-        """Yield module and name of each buffer or parameter, and the tensor."""
-        for module in self._paths:
-            for leaf, x in kind(module).items():
-                if x is not None:
-                    yield (module, leaf), x
+    ) -> dict[tuple[nn.Module, str], Tensor]:
+        """Return module and name of each buffer or parameter to the tensor."""
+        named = {(m, leaf): x for m in self._paths for leaf, x in kind(m).items()}
+        return {key: x for key, x in named.items() if x is not None}
 
     def restore(self) -> str:
         """Undo whatever changed.
@@ -459,7 +456,7 @@ class PassState:
             )
 
     def _changed_buffers(self) -> Iterator[str]:
-        now = dict(self._tensors(lambda m: m._buffers))
+        now = self._tensors(lambda m: m._buffers)
         on_accelerator = [pair for pair in self._buffers.values() if is_on_accelerator(pair[0])]
         are_same = _are_same(on_accelerator)
         for module, leaf in {**self._buffers, **now}:
@@ -477,7 +474,7 @@ class PassState:
             )
 
     def _changed_parameters(self) -> Iterator[str]:
-        present = dict(self._tensors(lambda m: m._parameters))
+        present = self._tensors(lambda m: m._parameters)
         for module, leaf in {**self._parameters, **present}:
             fate = "It has been put back"
             if (module, leaf) not in self._parameters:
@@ -906,7 +903,7 @@ class _Reached:
         self.modules: list[nn.Module] = []
         self._function = function
         self._variables: list[_Variable] = []
-        self._seen = {id(module) for module in own}
+        self._seen = set(map(id, own))
         self._watched: set[int] = set()
 
     def follow(self, x: Any, depth: int = _LOSS_DEPTH) -> None:
@@ -982,6 +979,8 @@ class _Reached:
             The message that refuses a change that cannot be undone, otherwise an empty text.
         """
         changed = [x for x in self._variables if x.restore()]
+        if not changed:
+            return ""
         new = sorted({x.name for x in changed} - _reported_losses)
         _reported_losses.update(new)
         if new:
