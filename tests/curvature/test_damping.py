@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
+from dpkfc.curvature.kfac import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.linalg.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
 F64 = torch.float64

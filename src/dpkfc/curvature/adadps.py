@@ -21,11 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc._checks import check_in_range, check_optional_integer, check_positive
-from dpkfc.curvature.base import (
-    PreconditionerState,
-    ProbePreconditioner,
-)
-from dpkfc.curvature.damping import identity_row
+from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner, identity_row
 from dpkfc.curvature.ngd import (
     PER,
     Moments,

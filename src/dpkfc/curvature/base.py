@@ -19,6 +19,7 @@ from dpkfc.curvature.refresh import History, history_from_state, history_state
 from dpkfc.linalg.metric import Metric, mismatch, pack, unpack
 
 DEFAULT_EXAMPLES = 256
+UNREACHED = "not reached by the probe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,3 +416,18 @@ def _qualified_name(function: Callable[..., Any]) -> str:
     # Hashes of plans hold this name, so a module keeps its first name in them.
     module = named.__module__.replace("dpkfc.curvature.probe_loss", "dpkfc.curvature.likelihood")
     return f"{module}.{named.__qualname__}"
+
+
+def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
+    """Return the row of a layer without factors, which keeps the identity."""
+    return {
+        "layer": name,
+        "side": "",
+        "dim": 0,
+        "kind": "identity",
+        "rank": 0,
+        "trace": 0.0,
+        "condition_before": 1.0,
+        "condition_after": 1.0,
+        "note": why,
+    }

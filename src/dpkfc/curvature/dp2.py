@@ -26,8 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
-from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.damping import identity_row
+from dpkfc.curvature.base import Preconditioner, PreconditionerState, identity_row
 from dpkfc.curvature.probe_pass import Capture
 from dpkfc.linalg.metric import Metric
 

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import (
+    UNREACHED,
     PreconditionerState,
     ProbePreconditioner,
+    identity_row,
     probe_examples,
 )
-from dpkfc.curvature.damping import UNREACHED, identity_row
 from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.linalg.blocks import Block

@@ -24,8 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.damping import side_name
-from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.kfac import KFAC, side_name
 from dpkfc.curvature.probe_loss import logits_of
 from dpkfc.curvature.probe_pass import preserve_model, public_generator
 from dpkfc.curvature.probes import call, move_to_model
