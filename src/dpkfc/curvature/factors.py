@@ -356,7 +356,7 @@ class DiagonalFactor(_FactorForm):
 
 
 @dataclass(frozen=True)
-class IsotropicFactor(_FactorForm):
+class IsotropicFactor:
     """A factor replaced by the multiple of the identity with the same trace."""
 
     dim: int
@@ -376,6 +376,11 @@ class IsotropicFactor(_FactorForm):
     def values(self) -> Tensor:
         """The one distinct eigenvalue, float64 `[1]`."""
         return torch.tensor([self.mean], dtype=torch.float64)
+
+    @property
+    def spectrum(self) -> Tensor:
+        """The one distinct eigenvalue."""
+        return self.values
 
     def scaled(self, factor: float) -> IsotropicFactor:
         """Return the factor times a number that is not negative."""
