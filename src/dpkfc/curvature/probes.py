@@ -213,6 +213,14 @@ def check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> N
 class _SyntheticProbe(Probe):
     """A probe whose dataclass fields describe it."""
 
+    def _check_level(self: Any) -> None:
+        """Refuse a shape, mean, deviation or correlation that examples cannot have."""
+        name = type(self).__name__
+        object.__setattr__(self, "shape", tuple(self.shape))
+        check_level(name, self.shape, self.mean, self.std)
+        if not isinstance(self, WhiteNoise):
+            check_in_range(f"{name}: channel_correlation", self.channel_correlation, "[0, 1]")
+
     def describe(self) -> dict[str, Any]:
         """Return plain values: the fields of the probe."""
         own: dict[str, Any] = {"kind": type(self).__name__, "source": "synthetic"}
@@ -269,15 +277,13 @@ class PinkNoise(_SyntheticProbe):
     channel_correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        check_level("PinkNoise", self.shape, self.mean, self.std)
+        self._check_level()
         if len(self.shape) < 2 or math.prod(self.shape) < 2:
             raise ValueError(
                 f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: "
                 "FeatureNoise"
             )
         check_in_range("PinkNoise: power_exponent", self.power_exponent, "(-inf, inf)")
-        check_in_range("PinkNoise: channel_correlation", self.channel_correlation, "[0, 1]")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
@@ -316,8 +322,7 @@ class WhiteNoise(_SyntheticProbe):
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        check_level("WhiteNoise", self.shape, self.mean, self.std)
+        self._check_level()
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, *shape]`, float32 on the CPU; no labels."""
@@ -482,8 +487,7 @@ class DeadLeaves(_SyntheticProbe):
     channel_correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        check_level("DeadLeaves", self.shape, self.mean, self.std)
+        self._check_level()
         if len(self.shape) != 3 or math.prod(self.shape) < 2:
             raise ValueError(
                 f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other "
@@ -496,7 +500,6 @@ class DeadLeaves(_SyntheticProbe):
                 f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to "
                 f"{self._largest:g} pixels (largest × side)"
             )
-        check_in_range("DeadLeaves: channel_correlation", self.channel_correlation, "[0, 1]")
 
     @property
     def _largest(self) -> float:

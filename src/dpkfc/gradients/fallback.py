@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -54,7 +55,9 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     Returns:
         Role to gradients `[N, *parameter.shape]`.
     """
-    widest = _widest_dtype(call.module.get_parameter(role) for role in layer.parameters)
+    dtypes = [call.module.get_parameter(role).dtype for role in layer.parameters]
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
+    widest = max(floating, key=lambda dtype: torch.finfo(dtype).bits)
     leaves, spec = tree_flatten((call.args, call.kwargs))
     axes = iter(call.axes)
     # Inputs may come from an autocast region and be narrower than the parameters.
@@ -75,11 +78,6 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     with torch.enable_grad(), _attributes_restored(call.module):
         result = repeated.run(list(rows.values()), gradients, batch_size)
     return {role: raise_precision(g) for role, g in result.items()}
-
-
-def _widest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
-    dtypes = [p.dtype for p in parameters if p.is_floating_point()]
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
 
 
 def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
@@ -394,12 +392,13 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
         if paths:
             pulls[name] = _pull_of(module, name, paths, prefix)
         elif name in roles:
-            pulls[name] = _identity_pull(name, tuple(module.get_parameter(name).shape))
+            shape = tuple(module.get_parameter(name).shape)
+            pulls[name] = Pull(shape, partial(_name_gradient, name))
     return pulls
 
 
-def _identity_pull(name: str, shape: tuple[int, ...]) -> Pull:
-    return Pull(shape, lambda g: {name: g})
+def _name_gradient(name: str, g: Tensor) -> dict[str, Tensor]:
+    return {name: g}
 
 
 def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:
@@ -420,12 +419,9 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
             "so its weight cannot be recomputed; put it in eval mode"
         )
 
-    def pull_one(g: Tensor) -> dict[str, Tensor]:
-        return pull(g)[0]
-
     def apply(g: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
-            gradients = vectorised(pull_one, g.to(value.dtype))
+            gradients = vectorised(lambda one: pull(one)[0], g.to(value.dtype))
         return {prefix + path: x.to(g.dtype) for path, x in gradients.items()}
 
     return Pull(tuple(value.shape), apply)

@@ -55,12 +55,9 @@ class Layer:
         """Return the groups of a grouped convolution, 1 for other layers."""
         return int(getattr(self.module, "groups", 1))
 
-    def tensor(self, role: str) -> Tensor:
-        """Return the parameter object of a role."""
-        return self.tensor_of(self.module, role)
-
-    def tensor_of(self, module: nn.Module, role: str) -> Tensor:
-        """Return the parameter object of a role in one of the modules."""
+    def tensor(self, role: str, module: nn.Module | None = None) -> Tensor:
+        """Return the parameter object of a role, in one of the modules or the first one."""
+        module = module or self.modules[0]
         path = self.paths.get(role, role)
         if isinstance(module, torch.jit.ScriptModule):
             return dict(module.named_parameters())[path]

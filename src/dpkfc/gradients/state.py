@@ -132,15 +132,14 @@ class Snapshot:
             return self.version in (None, _version(now))
         if self.copy is not None:
             return same_values(now, self.copy)
-        return self.inner is None or self._has_same_items(self.inner, now, by_value)
-
-    def _has_same_items(self, inner: tuple[Any, ...], now: Any, by_value: bool) -> bool:
+        if self.inner is None:
+            return True
         keys, values = _items(now)
-        if len(values) != len(inner) or keys != self.keys:
+        if len(values) != len(self.inner) or keys != self.keys:
             return False
         if self.flat:
-            return all(map(operator.is_, inner, values))
-        pairs = zip(inner, values, strict=True)
+            return all(map(operator.is_, self.inner, values))
+        pairs = zip(self.inner, values, strict=True)
         return all(item.is_unchanged(x, by_value=by_value) for item, x in pairs)
 
     def restore(self) -> Any:

@@ -88,6 +88,7 @@ class _Record:
         outputs: its tensor outputs as (shape, type, device).
         edges: where their gradients arrive, None where none does.
         versions: the inputs, each with the counter of writes that it had.
+        is_public: the call read no example, so that all examples share its outputs.
     """
 
     layers: tuple[Layer, ...]
@@ -96,10 +97,7 @@ class _Record:
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
 
-    @property
-    def is_public(self) -> bool:
-        """Return whether the call read no example, so that all examples share its outputs."""
-        return not any(self.call.output_axes)
+    is_public: bool
 
 
 class Tape:
@@ -380,6 +378,7 @@ class Tape:
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
                 edges=[_edge(x, module) if _is_differentiable(x) else None for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
+                is_public=is_public,
             )
         )
 
@@ -432,7 +431,7 @@ class Tape:
 
     def _find_hidden_layer(self) -> Unknown | None:
         """Return the first layer that was called only with gradients disabled, or None."""
-        recorded = {layer.name for record in self._records for layer in record.layers}
+        recorded = [layer.name for record in self._records for layer in record.layers]
         for name, layer in self._hidden.items():
             if name not in recorded:
                 return Unknown(
@@ -481,7 +480,7 @@ class Tape:
         for record in self._records:
             for layer in record.layers:
                 for role in layer.parameters:
-                    covered.add(id(find_graph_tensor(layer.tensor_of(record.call.module, role))))
+                    covered.add(id(find_graph_tensor(layer.tensor(role, record.call.module))))
         return covered
 
     def backward(self, losses: Tensor) -> Calls:
@@ -732,7 +731,7 @@ def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] |
     It is None where `functional_call` has put other tensors in their place.
     """
     try:
-        return [layer.tensor_of(module, role) for layer in layers for role in layer.parameters]
+        return [layer.tensor(role, module) for layer in layers for role in layer.parameters]
     except AttributeError:
         return None
 
@@ -799,7 +798,7 @@ def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | No
 
 def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
-    excluded = {x.grad_fn for x in ends}
+    excluded = [x.grad_fn for x in ends]
     if losses.grad_fn in excluded:
         return
     waiting = [losses.grad_fn]

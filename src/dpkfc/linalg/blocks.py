@@ -1071,15 +1071,12 @@ class ConvBlock(_Block):
     def _output_rows(self) -> Tensor:
         """Return the output gradients as rows `[N * groups, T, d_out]`."""
         rows = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
-        return self._join_views(rows.transpose(1, 2))
-
-    def _join_views(self, rows: Tensor) -> Tensor:
-        """Return `[N * groups, T, d]` from `[N * views * groups, T / views, d]`."""
-        return _merge_positions(rows, self.batch_size, self.views, self.groups)
+        return _merge_positions(rows.transpose(1, 2), self.batch_size, self.views, self.groups)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
-        return self._join_views(self._columns().transpose(1, 2))
+        rows = self._columns().transpose(1, 2)
+        return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _columns(self) -> Tensor:
         """Return patches as columns by a strided view and one copy.

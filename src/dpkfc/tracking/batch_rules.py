@@ -63,20 +63,21 @@ def rule_name(function: Any) -> str:
     return name if library == "aten" else f"{library}::{name}"
 
 
-def _rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
+def _rule(names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
+    """Register a rule under some names, divided by spaces."""
+
     def add(rule: Rule) -> Rule:
-        for name in names:
-            table[name] = rule
+        table.update(dict.fromkeys(names.split(), rule))
         return rule
 
     return add
 
 
-def _rule_of_first(*names: str) -> Callable[[_FirstRule], _FirstRule]:
+def _rule_of_first(names: str) -> Callable[[_FirstRule], _FirstRule]:
     """Register a rule that is given the first operand too, which has to have the batch."""
 
     def add(rule: _FirstRule) -> _FirstRule:
-        @_rule(*names)
+        @_rule(names)
         def run(operation: Operation) -> Answer:
             x = operation.args[0]
             axis = operation.axis(x)
@@ -202,7 +203,7 @@ def _prelu(operation: Operation) -> Answer:
     return axis
 
 
-@_rule_of_first("isin", "bucketize", "rand_like", "randn_like", "randint_like", "clone")
+@_rule_of_first("isin bucketize rand_like randn_like randint_like clone")
 def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of the first operand; random numbers are drawn for every example."""
     if _has_batched_weights(operation):
@@ -215,8 +216,10 @@ def _has_batched_weights(operation: Operation) -> bool:
     return any(operation.is_batched(x) for x in operation.tensors[1:])
 
 
-@_rule("zeros_like", "ones_like", "full_like", "empty_like")
-@_rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
+@_rule(
+    "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
+    "new_empty_strided"
+)
 def _public(operation: Operation) -> Answer:
     """Return public: the values depend on no operand."""
     return None
@@ -225,8 +228,7 @@ def _public(operation: Operation) -> Answer:
 # -- views and layout ------------------------------------------------------------------------------
 
 
-@_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "view_as")
-@_rule("squeeze", "unsqueeze", "flatten", "unflatten")
+@_rule("view _unsafe_view reshape _reshape_alias view_as squeeze unsqueeze flatten unflatten")
 def _reshape(operation: Operation) -> Answer:
     x = operation.args[0]
     y = operation.outputs[0]
@@ -239,7 +241,7 @@ def _reshape(operation: Operation) -> Answer:
     return new_axis
 
 
-@_rule_of_first("permute", "transpose", "t")
+@_rule_of_first("permute transpose t")
 def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     order = list(range(x.dim()))
     if operation.has_argument("dims"):
@@ -252,7 +254,7 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     return axis.move(order.index(axis.dim))
 
 
-@_rule_of_first("expand", "repeat")
+@_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     axis = axis.shifted(operation.outputs[0].dim() - x.dim())
     if not operation.has_argument("repeats"):
@@ -260,7 +262,7 @@ def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     return replace(axis, pre=axis.pre * operation.argument("repeats")[axis.dim])
 
 
-@_rule_of_first("slice", "narrow")
+@_rule_of_first("slice narrow")
 def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.outputs[0]
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
@@ -290,8 +292,9 @@ def _slice_axis(
     return operation.lost("a slice takes some of the examples")
 
 
-@_rule_of_first("split", "split_with_sizes", "chunk", "tensor_split")
-@_rule_of_first("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
+@_rule_of_first(
+    "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes"
+)
 def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     if axis.dim != _dimension(operation, x):
         return axis
@@ -304,7 +307,7 @@ def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     return states
 
 
-@_rule("cat", "concat", "concatenate")
+@_rule("cat concat concatenate")
 def _cat(operation: Operation) -> Answer:
     tensors = [x for x in operation.args[0] if x.shape != (0,)]
     dim = _dimension(operation, tensors[0])
@@ -354,7 +357,7 @@ def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     return axis
 
 
-@_rule_of_first("view_as_real", "view_as_complex", "view_as_complex_copy")
+@_rule_of_first("view_as_real view_as_complex view_as_complex_copy")
 def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
     if axis.dim >= operation.outputs[0].dim():
@@ -378,10 +381,9 @@ def _dims(operation: Operation, rank: int) -> set[int]:
 
 
 @_rule_of_first(
-    "softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "logcumsumexp"
+    "softmax _softmax log_softmax _log_softmax _safe_softmax logcumsumexp cumsum cumprod "
+    "cummax cummin sort argsort msort topk flip _fft_r2c _fft_c2r _fft_c2c glu roll unfold"
 )
-@_rule_of_first("cumsum", "cumprod", "cummax", "cummin", "sort", "argsort", "msort", "topk", "flip")
-@_rule_of_first("_fft_r2c", "_fft_c2r", "_fft_c2c", "glu", "roll", "unfold")
 def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation along other dimensions, which stay where they are."""
     if axis.dim in _dims(operation, x.dim()):
@@ -408,9 +410,11 @@ def _renorm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     return axis
 
 
-@_rule_of_first("amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "median", "nanmedian")
-@_rule_of_first("prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "kthvalue")
-@_rule_of_first("norm", "linalg_vector_norm", "nansum", "count_nonzero", "mode", "select", "unbind")
+@_rule_of_first(
+    "amax amin max min aminmax argmax argmin median nanmedian prod any all logsumexp std var "
+    "var_mean std_mean kthvalue norm linalg_vector_norm nansum count_nonzero mode select "
+    "unbind"
+)
 def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a reduction over other dimensions, or after one of them is gone."""
     if torch.Tag.pointwise in operation.function.tags:
@@ -423,7 +427,7 @@ def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     return _remove_dims(axis, dims)
 
 
-@_rule_of_first("sum", "mean")
+@_rule_of_first("sum mean")
 def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a sum, or a total where the sum runs over the batch axis."""
     if axis.dim not in _dims(operation, x.dim()):
@@ -441,9 +445,7 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 # -- products --------------------------------------------------------------------------------------
 
 
-@_rule(
-    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear"
-)
+@_rule("mm addmm bmm baddbmm mv addmv dot vdot _scaled_mm matmul linear")
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
     name = _name(operation)
@@ -495,7 +497,7 @@ def _axis_of_right_factor(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> B
     return axis.move(rank - from_the_end)
 
 
-@_rule("_cdist_forward", "cdist")
+@_rule("_cdist_forward cdist")
 def _cdist(operation: Operation) -> Answer:
     a, b = operation.args[:2]
     rank = operation.outputs[0].dim()
@@ -528,10 +530,11 @@ def _trilinear(operation: Operation) -> Answer:
     return first
 
 
-@_rule_of_first("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
-@_rule_of_first("thnn_conv2d", "_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d")
-@_rule_of_first("conv_depthwise3d", "conv_tbc", "native_group_norm", "group_norm")
-@_rule_of_first("channel_shuffle", "native_channel_shuffle")
+@_rule_of_first(
+    "convolution _convolution cudnn_convolution mkldnn_convolution thnn_conv2d "
+    "_slow_conv2d_forward slow_conv3d_forward _conv_depthwise2d conv_depthwise3d conv_tbc "
+    "native_group_norm group_norm channel_shuffle native_channel_shuffle"
+)
 def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation on `[N, channels, ...]`, or of `conv_tbc` on `[T, N, C]`."""
     batch_dim = 1 if _name(operation) == "conv_tbc" else 0
@@ -590,7 +593,7 @@ for _count, _names in _TRAILING_DIMS.items():
     RULES.update(dict.fromkeys(_names.split(), _trailing(_count)))
 
 
-@_rule_of_first("fractional_max_pool2d", "fractional_max_pool3d")
+@_rule_of_first("fractional_max_pool2d fractional_max_pool3d")
 def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a pool over random windows, which are drawn for each example."""
     windows = operation.argument("random_samples")
@@ -622,16 +625,18 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 # -- normalisation ---------------------------------------------------------------------------------
 
 
-@_rule_of_first("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+@_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
 def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     if axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
 
-@_rule_of_first("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
-@_rule_of_first("_native_batch_norm_legit_no_training", "_batch_norm_with_update")
-@_rule_of_first("_batch_norm_no_update", "miopen_batch_norm")
+@_rule_of_first(
+    "native_batch_norm _native_batch_norm_legit cudnn_batch_norm "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_no_update "
+    "miopen_batch_norm"
+)
 def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a batch norm.
 
@@ -666,7 +671,7 @@ def _embedding(operation: Operation) -> Answer:
     return operation.axis(ids)
 
 
-@_rule("_embedding_bag", "_embedding_bag_forward_only")
+@_rule("_embedding_bag _embedding_bag_forward_only")
 def _embedding_bag(operation: Operation) -> Answer:
     """Return the axis of bags of equal length, one or several an example.
 
@@ -692,7 +697,7 @@ def _embedding_bag(operation: Operation) -> Answer:
     return [bag_axis, axis, bag_axis, bag_axis][: len(operation.outputs)]
 
 
-@_rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
+@_rule("gather scatter scatter_add scatter_reduce take_along_dim")
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
     dim = _dimension(operation, tensors[0])
@@ -709,7 +714,7 @@ def _gather(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("index_add", "index_copy", "index_fill", "index_reduce")
+@_rule("index_add index_copy index_fill index_reduce")
 def _index_write(operation: Operation) -> Answer:
     x = operation.args[0]
     index = operation.argument("index")
@@ -810,7 +815,7 @@ def _indices(operation: Operation) -> _Indices:
     return _Indices(given, operation.args[0].dim(), rank, is_adjacent, front)
 
 
-@_rule("index", "_unsafe_index")
+@_rule("index _unsafe_index")
 def _index(operation: Operation) -> Answer:
     """Return the axis of `x[i, :, j]`: an index into the batch axis may only count the examples."""
     indices = _indices(operation)
@@ -866,7 +871,7 @@ def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
     return axis if axis.dim < dim else axis.shifted(1 - mask.dim())
 
 
-@_rule("index_put", "_index_put_impl", "_unsafe_index_put")
+@_rule("index_put _index_put_impl _unsafe_index_put")
 def _index_put(operation: Operation) -> Answer:
     """Return the axis of `x[:, i] = values` and of `x[arange(N), i] = values`."""
     x = operation.args[0]
@@ -964,10 +969,12 @@ def _axis_of_written_values(
 # -- attention, recurrences and losses -------------------------------------------------------------
 
 
-@_rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
-@_rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
-@_rule("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
-@_rule("_scaled_dot_product_fused_attention_overrideable")
+@_rule(
+    "scaled_dot_product_attention _scaled_dot_product_attention_math "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_fused_attention_overrideable"
+)
 def _attention(operation: Operation) -> Answer:
     """Return the axis of fused attention.
 
@@ -994,15 +1001,17 @@ def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> 
     return axis if reduction == 0 else _total(operation, reduction == 1, entries)
 
 
-@_rule("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "l1_loss", "kl_div")
-@_rule("binary_cross_entropy", "binary_cross_entropy_with_logits")
+@_rule(
+    "mse_loss smooth_l1_loss huber_loss soft_margin_loss l1_loss kl_div binary_cross_entropy "
+    "binary_cross_entropy_with_logits"
+)
 def _elementwise_loss(operation: Operation) -> Answer:
     tensors = operation.tensors
     shape = torch.broadcast_shapes(*[x.shape for x in tensors])
     return _reduce_loss(operation, broadcast_axis(operation, tensors, len(shape)), shape.numel())
 
 
-@_rule("nll_loss_forward", "nll_loss2d_forward")
+@_rule("nll_loss_forward nll_loss2d_forward")
 def _nll_loss(operation: Operation) -> Answer:
     """Return the axis or the total of a negative log-likelihood.
 
@@ -1036,7 +1045,7 @@ def _nll_loss(operation: Operation) -> Answer:
     )
 
 
-@_rule("multi_margin_loss", "multilabel_margin_loss_forward")
+@_rule("multi_margin_loss multilabel_margin_loss_forward")
 def _margin_loss(operation: Operation) -> Answer:
     scores, target = operation.args[:2]
     axis = operation.axis(scores)
@@ -1066,9 +1075,11 @@ def _ctc_loss(operation: Operation) -> Answer:
 # -- totals ----------------------------------------------------------------------------------------
 
 
-@_rule("neg", "positive", "view", "reshape", "squeeze", "unsqueeze", "expand", table=TOTAL_RULES)
-@_rule("clone", "detach", "alias", "_to_copy", "contiguous", "lift_fresh", table=TOTAL_RULES)
-@_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", table=TOTAL_RULES)
+@_rule(
+    "neg positive view reshape squeeze unsqueeze expand clone detach alias _to_copy "
+    "contiguous lift_fresh sum mean select _unsafe_view _reshape_alias",
+    table=TOTAL_RULES,
+)
 def _keep_total(operation: Operation) -> Answer:
     total = operation.state(operation.args[0])
     if operation.outputs[0].numel() != 1 or not isinstance(total, Total):
@@ -1076,7 +1087,7 @@ def _keep_total(operation: Operation) -> Answer:
     return total
 
 
-@_rule("add", "sub", "rsub", table=TOTAL_RULES)
+@_rule("add sub rsub", table=TOTAL_RULES)
 def _add_totals(operation: Operation) -> Answer:
     """Return the total of two with one divisor; a public number changes no gradient."""
     totals = []
@@ -1098,7 +1109,7 @@ def _add_totals(operation: Operation) -> Answer:
     return replace(first, entries=entries, is_quotient=is_quotient)
 
 
-@_rule("mul", "div", "true_divide", table=TOTAL_RULES)
+@_rule("mul div true_divide", table=TOTAL_RULES)
 def _scale_total(operation: Operation) -> Answer:
     """Return the total times a public number; a division by N makes a sum a mean."""
     is_division = _name(operation) not in ("mul", "mul_")

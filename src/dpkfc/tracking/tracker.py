@@ -38,33 +38,23 @@ from dpkfc.tracking.axes import (
 from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
 
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
-_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "allclose"})
+_READS = frozenset("_local_scalar_dense is_nonzero equal item allclose".split())
 _LEAVES_TORCH = frozenset(
-    {
-        *("numpy", "tolist", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr"),
-        *("__reduce_ex__", "__deepcopy__", "apply_", "map_", "map2_", "_typed_storage"),
-    }
+    (
+        "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
+        "__deepcopy__ apply_ map_ map2_ _typed_storage"
+    ).split()
 )
-_WRITES_VALUES = frozenset({"apply_", "map_", "map2_"})
+_WRITES_VALUES = frozenset("apply_ map_ map2_".split())
 _CREATES = frozenset(
-    {"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"}
+    ("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor").split()
 )
-_TAKES_LISTS = frozenset({"__getitem__", "__setitem__", "new"})
+_TAKES_LISTS = frozenset("__getitem__ __setitem__ new".split())
 _MEETS_RUNNING_STATISTICS = frozenset(
-    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+    ("native_batch_norm cudnn_batch_norm miopen_batch_norm").split()
 )
 _DRAWS = frozenset(
-    {
-        "rand",
-        "randn",
-        "randint",
-        "bernoulli",
-        "uniform",
-        "normal",
-        "exponential",
-        "random",
-        "log_normal",
-    }
+    ("rand randn randint bernoulli uniform normal exponential random log_normal").split()
 )
 # Functions whose branches on values only choose between forms with equal results, or only check
 # values.
@@ -120,7 +110,7 @@ class Tracker:
         self._parameters: set[int] = set()
         self._states: dict[int, State] = {}
         self._references: dict[int, _Reference] = {}
-        self._persistent = {_memory(x) for x in persistent}
+        self._persistent = set(map(_memory, persistent))
         self._covered: set[int] = set()
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
