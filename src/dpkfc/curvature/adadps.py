@@ -217,7 +217,7 @@ class AdaDPS(ProbePreconditioner):
             if block.kind is None:
                 return
             if self.per == "example":
-                _add(moments, name, squared_gradients(block, self.per))
+                _add(moments, name, squared_gradients(block))
             else:
                 _add(pending, name, summed_gradients(block))
 
@@ -252,7 +252,7 @@ class AdaDPS(ProbePreconditioner):
         return 1 / ((values + inside).sqrt() + outside)
 
 
-_Added = TypeVar("_Added", Moments, Sums)
+_Added = TypeVar("_Added", bound=Sums)
 
 
 def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:

@@ -246,19 +246,6 @@ class FactorOptions:
     kinds: Mapping[str, str] = field(default_factory=dict)
     rows_per_dim: float | None = None
 
-    def shape_of(self, side: str, rule: str | None) -> str:
-        """Return full or isotropic.
-
-        Args:
-            side: `input` or `output`, or `elementwise` for the scale of a layer.
-            rule: kind of the layer.
-        """
-        if self.rules is not None and rule not in self.rules:
-            return "isotropic"
-        if self.sides != "both" and side in ("input", "output") and side != self.sides:
-            return "isotropic"
-        return "full"
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFactors:
@@ -347,13 +334,16 @@ class LayerAccumulator:
             self._sides[side] = self._make_side(side, math.prod(shape), rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
+        options = self._options
         is_elementwise = self.kind == "elementwise"
-        shape = self._options.shape_of("elementwise" if is_elementwise else name, rule)
-        if shape == "full":
-            if is_elementwise or (self.kind, name) == ("lookup", "input"):
-                shape = "diagonal"
-            elif (self.kind, name) == ("tied", "output"):
-                shape = "isotropic"
+        is_other_side = not is_elementwise and options.sides not in ("both", name)
+        shape = "full"
+        if is_other_side or (options.rules is not None and rule not in options.rules):
+            shape = "isotropic"
+        elif is_elementwise or (self.kind, name) == ("lookup", "input"):
+            shape = "diagonal"
+        elif (self.kind, name) == ("tied", "output"):
+            shape = "isotropic"
         return FactorAccumulator(
             dim,
             shape=shape,

@@ -336,7 +336,7 @@ def clipped_sum(
             is_counted = counted is None or i < counted
             target = summer if is_counted else ClippedSummer(layers, metric, clip)
             for calls, batch_size, groups in passes.contributions(loaded, rows):
-                part = target.add(calls, batch_size, groups).norms.detach()
+                part = target.add(calls, batch_size, groups).detach()
                 if is_counted:
                     norms.append(part)
     if not norms:

@@ -282,19 +282,6 @@ class Clip:
     methods: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """What clipping did to one micro-batch. PRIVATE: computed from data without noise.
-
-    Attributes:
-        norms: upper bounds of the norms in the metric `[N]`.
-        factors: clip factors `[N]`.
-    """
-
-    norms: Tensor
-    factors: Tensor
-
-
 @contextmanager
 def full_precision() -> Iterator[None]:
     """Take norms and sums in the precision that their bounds assume.
@@ -363,7 +350,7 @@ class ClippedSummer:
         self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}
 
     @full_precision()
-    def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> MicroBatch:
+    def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> Tensor:
         """Clip and add one micro-batch; the recorded calls are consumed.
 
         Args:
@@ -373,7 +360,7 @@ class ClippedSummer:
                 one example.
 
         Returns:
-            Norms and factors, private.
+            Upper bounds of the norms in the metric `[N]`, float64. PRIVATE: without noise.
 
         Raises:
             ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong
@@ -396,7 +383,7 @@ class ClippedSummer:
             for key in list(blocks):
                 # Each block is freed as soon as its sum is taken.
                 self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
-        return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
+        return norms
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups

@@ -249,9 +249,9 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
         return "fallback"
     if first.rule not in ("conv", "recurrent"):
         return first.rule
-    own = _ids(first.trainable)
-    shares_all = all(_ids(owner.trainable) == own for owner in sharers)
-    return first.rule if shares_all else "fallback"
+    # Tensors are compared by their ids: they have no truth value of their own.
+    trained = [{role: id(p) for role, p in owner.trainable.items()} for owner in sharers]
+    return first.rule if all(ids == trained[0] for ids in trained) else "fallback"
 
 
 def _is_alike(owner: _Owner, first: _Owner, roles: Sequence[str]) -> bool:
@@ -261,10 +261,6 @@ def _is_alike(owner: _Owner, first: _Owner, roles: Sequence[str]) -> bool:
     if _is_transposed(owner.module) != _is_transposed(first.module):
         return False
     return all(owner.parameters.get(role) is first.parameters[role] for role in roles)
-
-
-def _ids(parameters: dict[str, Tensor]) -> dict[str, int]:
-    return {role: id(p) for role, p in parameters.items()}
 
 
 def _layer(

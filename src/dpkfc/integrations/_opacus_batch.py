@@ -577,12 +577,12 @@ class BatchRecording:
             return []
         if self.calls is not None:
             calls, self.calls = self.calls, None
-            return [summer.add(calls, self.size).norms.detach()] if calls else []
+            return [summer.add(calls, self.size).detach()] if calls else []
         norms = []
         for gradient in self.gradients or ():
             blocks = blocks_of_one(self.layers, gradient)
             if blocks:
-                norms.append(summer.add(blocks, 1).norms.detach())
+                norms.append(summer.add(blocks, 1).detach())
         self.gradients = None
         return norms
 
