@@ -185,9 +185,10 @@ class AdaDPS(ProbePreconditioner):
             if self.as_released is None and self.scale == "probe":
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
-        spectra: dict[str, dict[str, Tensor]] = {}
-        for name, of_roles in values.items():
-            spectra[name] = {role: x.flatten().cpu() for role, x in of_roles.items()}
+        spectra = {
+            name: {role: x.flatten().cpu() for role, x in of_roles.items()}
+            for name, of_roles in values.items()
+        }
         report: list[dict[str, Any]] = []
         for name in metric:
             report += _report(name, metric[name], spectra[name], shift)
@@ -240,10 +241,10 @@ class AdaDPS(ProbePreconditioner):
         if previous is None or not self.decay or name not in previous.spectra:
             return new.mean
         before = eigenvalues(previous.metric[name], previous.spectra[name])
-        averaged: dict[str, Tensor] = {}
-        for role, x in new.mean.items():
-            averaged[role] = self.decay * before[role].to(x) + (1 - self.decay) * x
-        return averaged
+        return {
+            role: self.decay * before[role].to(x) + (1 - self.decay) * x
+            for role, x in new.mean.items()
+        }
 
     def _root(self, values: Tensor, shift: float) -> Tensor:
         inside, outside = shift, 0.0

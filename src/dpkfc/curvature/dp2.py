@@ -108,9 +108,10 @@ class DP2(Preconditioner):
             return dict(past)
         with torch.no_grad():
             kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
-            sums: dict[str, Tensor] = {}
-            for name, gradient in released.gradients.items():
-                sums[name] = gradient.detach() + past.get(f"sum/{name}", 0.0)
+            sums = {
+                name: gradient.detach() + past.get(f"sum/{name}", 0.0)
+                for name, gradient in released.gradients.items()
+            }
             zero = torch.zeros((), dtype=torch.float64)
             count = past.get("count", zero) + 1
             if not self.is_due(released.step + 1):

@@ -372,9 +372,10 @@ def _make_spans(groups: Sequence[_Group], bases: Sequence[Tensor]) -> dict[str, 
         for name, columns in group.columns().items():
             shapes, own = group.layers[name], basis[:, columns]
             pieces = own.split([math.prod(shape) for shape in shapes.values()], 1)
-            vectors: dict[str, Tensor] = {}
-            for role, piece in zip(shapes, pieces, strict=True):
-                vectors[role] = piece.reshape(group.rank, *shapes[role]).contiguous()
+            vectors = {
+                role: piece.reshape(group.rank, *shapes[role]).contiguous()
+                for role, piece in zip(shapes, pieces, strict=True)
+            }
             norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))
             spans[name] = Span(vectors, start, norm)
         start += group.rank

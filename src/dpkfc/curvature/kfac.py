@@ -415,9 +415,9 @@ def report_identity_layers(
             "no factors are known for these layers, which keep the identity: %s",
             ", ".join(unknown),
         )
-    rows = []
-    for name, kind in unknown.items():
-        rows.append(identity_row(name, f"no factors are known for a {kind}"))
+    rows = [
+        identity_row(name, f"no factors are known for a {kind}") for name, kind in unknown.items()
+    ]
     return rows + [identity_row(name) for name in unreached]
 
 
@@ -815,10 +815,11 @@ def combine_factors(
         combined[name] = second
         if first.kind in ("outer", "lookup"):
             sides = {"input": first.sides["input"], "output": second.sides["output"]}
-            notes = {}
-            for side, factors in (("input", first), ("output", second)):
-                if side in factors.notes:
-                    notes[side] = factors.notes[side]
+            notes = {
+                side: factors.notes[side]
+                for side, factors in (("input", first), ("output", second))
+                if side in factors.notes
+            }
             combined[name] = replace(second, sides=sides, notes=notes)
     return combined
 

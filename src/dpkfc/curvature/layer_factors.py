@@ -272,9 +272,10 @@ class LayerFactors:
 
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
-        sides: dict[str, Factor] = {}
-        for name, factor in self.sides.items():
-            sides[name] = factor if is_empty(factor) else factor.scaled(1 / factor.mean)
+        sides = {
+            name: factor if is_empty(factor) else factor.scaled(1 / factor.mean)
+            for name, factor in self.sides.items()
+        }
         return replace(self, sides=sides)
 
 

@@ -283,9 +283,10 @@ def decompose_layers(
     """
 
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals: dict[str, LayerAccumulator] = {}
-        for name, layer in layers.items():
-            totals[name] = layer.merge_history(past[name], share) if name in past else layer
+        totals = {
+            name: layer.merge_history(past[name], share) if name in past else layer
+            for name, layer in layers.items()
+        }
         factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}

@@ -119,9 +119,9 @@ class _RepeatedCall:
 
     def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
         """Return role to gradients of every example, vectorised where that is possible."""
-        parameters = {}
-        for role in self.layer.parameters:
-            parameters[role] = self.module.get_parameter(role).detach()
+        parameters = {
+            role: self.module.get_parameter(role).detach() for role in self.layer.parameters
+        }
         if self.module not in _looped:
             try:
                 return self._vectorised(parameters, rows, gradients)
@@ -254,17 +254,16 @@ def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
 
     Parameters that the number does not depend on are absent.
     """
-    parameters = {}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            parameters[name] = find_graph_tensor(p)
+    parameters = {
+        name: find_graph_tensor(p) for name, p in model.named_parameters() if p.requires_grad
+    }
     with torch.autocast(total.device.type, enabled=False):
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    result = {}
-    for name, g in zip(parameters, gradients, strict=True):
-        if g is not None:
-            result[name] = g.to_dense() if g.is_sparse else g
-    return result
+    return {
+        name: g.to_dense() if g.is_sparse else g
+        for name, g in zip(parameters, gradients, strict=True)
+        if g is not None
+    }
 
 
 def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Calls:
@@ -276,10 +275,11 @@ def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Ca
     """
     calls: Calls = {}
     for layer in layers:
-        own = {}
-        for role, full in layer.parameters.items():
-            if full in gradient:
-                own[role] = gradient[full].unsqueeze(0)
+        own = {
+            role: gradient[full].unsqueeze(0)
+            for role, full in layer.parameters.items()
+            if full in gradient
+        }
         if own:
             calls[layer.name] = [block_of_gradients(layer, own)]
     return calls
@@ -403,9 +403,7 @@ def _name_gradient(name: str, g: Tensor) -> dict[str, Tensor]:
 
 def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:
     parametrization = module.get_submodule(prefix[:-1])
-    parameters = {}
-    for path in paths:
-        parameters[path] = parametrization.get_parameter(path).detach().clone()
+    parameters = {path: parametrization.get_parameter(path).detach().clone() for path in paths}
     device = next(iter(parameters.values())).device
     before = random_states(device)
 

@@ -154,9 +154,10 @@ class AttentionCall:
         has_gradient = any(g is not None for g in self.gradients)
         with self._restore_call_conditions(), torch.set_grad_enabled(has_gradient):
             with torch.no_grad():
-                projected = []
-                for name, w, b in zip(ARGUMENTS[:3], weights, biases, strict=True):
-                    projected.append(F.linear(self.arguments[name], w, b))
+                projected = [
+                    F.linear(self.arguments[name], w, b)
+                    for name, w, b in zip(ARGUMENTS[:3], weights, biases, strict=True)
+                ]
             for x in projected:
                 x.requires_grad_(has_gradient)
             mixed, attention_weights = self._attend(*projected)
@@ -172,9 +173,10 @@ class AttentionCall:
             targets.append(attention_weights)
             starts.append(others[0].to(attention_weights.dtype))
         gradients = torch.autograd.grad(targets, projected, starts, allow_unused=True)
-        filled = []
-        for x, g in zip(projected, gradients, strict=True):
-            filled.append(torch.zeros_like(x) if g is None else g)
+        filled = [
+            torch.zeros_like(x) if g is None else g
+            for x, g in zip(projected, gradients, strict=True)
+        ]
         return filled, mixed.detach()
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:

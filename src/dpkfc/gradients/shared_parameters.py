@@ -305,9 +305,9 @@ def pulled_back(
     if not pairs or not targets:
         return [None] * len(targets)
     sources = [meeting.source for meeting, _ in pairs]
-    rows = []
-    for meeting, gradient in pairs:
-        rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    rows = [
+        meeting.gradients(gradient, size).to(meeting.source.dtype) for meeting, gradient in pairs
+    ]
     return _vectorised(sources, list(targets), rows, size)
 
 

@@ -288,10 +288,11 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
         if module in paths:
             continue
         paths[module] = path
-        children = []
-        for name, child in module._modules.items():
-            if child is not None:
-                children.append((f"{path}.{name}" if path else name, child))
+        children = [
+            (f"{path}.{name}" if path else name, child)
+            for name, child in module._modules.items()
+            if child is not None
+        ]
         waiting.extend(reversed(children))
     return paths
 

@@ -208,10 +208,11 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                names[id(find_graph_tensor(p))] = name
+        names = {
+            id(find_graph_tensor(p)): name
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
@@ -536,9 +537,10 @@ class Tape:
         calls: Calls = {}
         size = self.size or 1
         for record in records:
-            zeros: list[Tensor | None] = []
-            for shape, dtype, device in record.outputs:
-                zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
+            zeros: list[Tensor | None] = [
+                torch.zeros((), dtype=dtype, device=device).expand(shape)
+                for shape, dtype, device in record.outputs
+            ]
             call = replace(record.call, output_gradients=zeros)
             if record.is_public:
                 assert zeros[0] is not None
@@ -616,10 +618,9 @@ class Tape:
             return
         size = self.tracker.size
         for use, gradient in pairs:
-            shapes = {}
-            for name in (use.name, use.bias):
-                if name:
-                    shapes[name] = self.model.get_parameter(name).shape
+            shapes = {
+                name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name
+            }
             rows = shapes[use.name][0] if use.is_lookup else 0
             gradients = use.gradients(gradient, size, rows)
             own = {name: gradients[name].reshape(size, *shape) for name, shape in shapes.items()}
@@ -628,10 +629,11 @@ class Tape:
     def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
         """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
         for layer in self.layers:
-            own = {}
-            for role, name in layer.parameters.items():
-                if name in gradients:
-                    own[role] = gradients[name]
+            own = {
+                role: gradients[name]
+                for role, name in layer.parameters.items()
+                if name in gradients
+            }
             if own:
                 calls.setdefault(layer.name, []).append(block_of_gradients(layer, own))
 
@@ -682,9 +684,10 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
         else:
             gradients.append(gradient.reshape(shape))
     if record.call.attention is not None:
-        used = []
-        for gradient, full in zip(arrived, gradients, strict=True):
-            used.append(None if gradient is None else full)
+        used = [
+            None if gradient is None else full
+            for gradient, full in zip(arrived, gradients, strict=True)
+        ]
         record.call.attention.gradients = used
     return replace(record.call, output_gradients=gradients)
 

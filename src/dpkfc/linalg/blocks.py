@@ -777,17 +777,15 @@ class PerExample(_Block):
     def join(self, others: Sequence[Any]) -> PerExample:
         """Return several uses of one module as one block, with their gradients added."""
         blocks: list[PerExample] = [self, *others]
-        total = {}
-        for role in self.grads:
-            total[role] = torch.stack([x.grads[role] for x in blocks]).sum(0)
+        total = {role: torch.stack([x.grads[role] for x in blocks]).sum(0) for role in self.grads}
         return PerExample(total)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
         """Return role to Σ_n weights_n g_n."""
-        sums = {}
-        for role, g in self.grads.items():
-            sums[role] = torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
-        return sums
+        return {
+            role: torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
+            for role, g in self.grads.items()
+        }
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
