@@ -780,9 +780,7 @@ class KFAC(ProbePreconditioner):
 
     def _wanted_rank(self, layer: str, side: str) -> int | None:
         """Return the eigenpairs wanted of a wide side, None for all."""
-        rank = rank_of(self.ranks, layer, side)
-        if rank is None:
-            return self.max_rank
+        rank = self.ranks.get(side_name(layer, side), self.max_rank)
         return rank or None
 
     def _damping(self) -> Damping:

@@ -144,9 +144,9 @@ class Split:
     def __init__(self, basis: Subspace) -> None:
         self._basis = basis
         # The clipped, scaled sum of w `[K]`.
-        self._embedding: Tensor | None = None
+        self._embedding: Tensor | float = 0.0
         # The sum of w with the factors of the residual `[K]`.
-        self._removed: Tensor | None = None
+        self._removed: Tensor | float = 0.0
 
     def clip(
         self, blocks: Mapping[str, AnyBlock], layer_norms: Mapping[str, Tensor], norms: Tensor
@@ -175,14 +175,14 @@ class Split:
         norms = norms.double().masked_fill(~finite, math.nan)
         w_norms = w.norm(dim=1) + 0 * norms
         factors = clip_factors(w_norms, basis.embedding_norm) * basis.embedding_scale
-        self._embedding = _add(self._embedding, factors @ w)
+        self._embedding = self._embedding + factors @ w
         relative = w_norms / basis.embedding_norm
         if basis.residual_norm is None:
             return relative, torch.zeros_like(relative)
         square = norms.square() - (1 - basis.defect) * w_norms.square() + 2 * w_norms * error
         residuals = square.clamp(min=0).sqrt()
         factors = clip_factors(residuals, basis.residual_norm) * basis.residual_scale
-        self._removed = _add(self._removed, factors @ w)
+        self._removed = self._removed + factors @ w
         return torch.maximum(relative, residuals / basis.residual_norm), factors
 
     @property
@@ -203,19 +203,15 @@ class Split:
         like = next(iter(sums.values()))
         is_wide = any(x.dtype == torch.float64 for x in sums.values())
         zeros = like.new_zeros(self._basis.width, dtype=torch.float64)
-        embedding = zeros if self._embedding is None else self._embedding
+        embedding = zeros + self._embedding
         stacked = {EMBEDDING: embedding.to(torch.float64 if is_wide else torch.float32)}
         if not self.keeps_residual:
             return stacked
-        removed = zeros if self._removed is None else self._removed
+        removed = zeros + self._removed
         along = spread(self._basis, layers, lambda span: span.combine(removed), cut)
         for name, x in sums.items():
             stacked[name] = x - along[name].to(x.dtype) if name in along else x
         return stacked
-
-
-def _add(total: Tensor | None, value: Tensor) -> Tensor:
-    return value if total is None else total + value
 
 
 def spread(
@@ -347,7 +343,7 @@ class ClippedSummer:
         self._clip = clip
         self._split = split_for(metric, clip.clipping)
         # Keys: (layer, whether the sum is whitened already).
-        self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}
+        self._sums: dict[tuple[str, bool], Any] = {}
 
     @full_precision()
     def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> Tensor:
@@ -417,13 +413,13 @@ class ClippedSummer:
         finite = torch.isfinite(norms)
         return {name: clip_factors(x, layer_bound) * finite for name, x in layer_norms.items()}
 
-    def _add(self, key: tuple[str, bool], value: Tensor | dict[str, Tensor]) -> None:
+    def _add(self, key: tuple[str, bool], value: Any) -> None:
         total = self._sums.get(key)
         if total is None:
             self._sums[key] = value
-        elif isinstance(total, dict) and isinstance(value, dict):
+        elif isinstance(total, dict):
             self._sums[key] = {role: total[role] + value[role] for role in total}
-        elif isinstance(total, Tensor) and isinstance(value, Tensor):
+        else:
             total += value
 
     @full_precision()
@@ -444,7 +440,7 @@ class ClippedSummer:
             elif plain is not None:
                 if entry is not None and not entry.is_identity:
                     plain = map_groups(layer, plain, entry.apply)
-                total = plain + total if isinstance(total, Tensor) else plain
+                total = plain if total is None else plain + total
             if total is None:
                 for role, name in layer.parameters.items():
                     p = layer.tensor(role)

@@ -334,12 +334,9 @@ def _output_gradients_by_example(
 ) -> tuple[list[Tensor | None], list[int | None]]:
     """Return a call's output gradients with the examples in front, and the axes to map over."""
     gradients: list[Tensor | None] = []
-    mapped: list[int | None] = []
     for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
-        if gradient is None or axis is None:
-            gradients.append(None)
-            mapped.append(None)
-        else:
-            gradients.append(raise_precision(example_first(gradient, axis, batch_size)))
-            mapped.append(0)
-    return gradients, mapped
+        rows = None
+        if gradient is not None and axis is not None:
+            rows = raise_precision(example_first(gradient, axis, batch_size))
+        gradients.append(rows)
+    return gradients, [None if rows is None else 0 for rows in gradients]
