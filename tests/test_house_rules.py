@@ -38,7 +38,6 @@ SINGLE_IMPORTERS = {
     "gradients.shared_parameters",  # parameters that meet the examples outside of a layer
     "integrations._opacus_batch",  # one batch of a script, from the loader to the backward pass
     "integrations._opacus_step",  # a step of the optimizer as a private step
-    "tracking.batch_rules",  # the table of rules
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.
 DISPATCHES = 5

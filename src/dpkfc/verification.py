@@ -32,7 +32,7 @@ from dpkfc.gradients.state import augmented, check_finite, check_memory, checked
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
-from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import UnknownOperation
 
 # --------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -260,11 +259,6 @@ SHORT = {"input": "A", "output": "G"}
 def side_name(layer: str, side: str) -> str:
     """Return for example `conv1.A` for the input factor of conv1."""
     return f"{layer}.{SHORT.get(side, side)}"
-
-
-def rank_of(ranks: Mapping[str, int], layer: str, side: str) -> int | None:
-    """Return the eigenpairs that this side keeps, 0 for all; None if `ranks` does not name it."""
-    return ranks.get(side_name(layer, side))
 
 
 def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
@@ -740,7 +734,7 @@ class KFAC(ProbePreconditioner):
             factors = combine_factors(*by_probe)
             used, damping = self._prepare(factors), self._damping()
             check_sides(self.ranks, {name: of_layer.sides for name, of_layer in used.items()})
-            metric = form_metric(used, damping, self.max_factor_size, partial(rank_of, self.ranks))
+            metric = form_metric(used, damping, self.max_factor_size, self._own_rank)
             scale = 1.0
             if self.scale in ("probe", "balanced"):
                 last = statistics[0].last
@@ -777,6 +771,10 @@ class KFAC(ProbePreconditioner):
         if self.control == "random":
             factors = randomize_directions(factors, self.seed)
         return factors
+
+    def _own_rank(self, layer: str, side: str) -> int | None:
+        """Return the eigenpairs that `ranks` gives this side, 0 for all; None if not named."""
+        return self.ranks.get(side_name(layer, side))
 
     def _wanted_rank(self, layer: str, side: str) -> int | None:
         """Return the eigenpairs wanted of a wide side, None for all."""

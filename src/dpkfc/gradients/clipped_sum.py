@@ -35,7 +35,7 @@ from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
 from dpkfc.rng_state import device_of, randomize_generators, restarter
-from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import Tracker
 
 # --------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from dpkfc.gradients.layers import Call, Layer
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.rng_state import random_states, restore_states
-from dpkfc.tracking.axes import BatchAxis
+from dpkfc.tracking.batch_rules import BatchAxis
 
 ARGUMENTS = (
     "query",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.tracking.axes import BatchAxis
+from dpkfc.tracking.batch_rules import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, example_first, tensors_in
+from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, example_first, tensors_in
 from dpkfc.tracking.tracker import Tracker
 
 _ELEMENTWISE = frozenset(

@@ -26,7 +26,7 @@ from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.layers import Call, Calls, Layer
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Unknown
+from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, Unknown
 from dpkfc.tracking.tracker import Tracker
 
 

@@ -22,20 +22,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc.tracking.axes import (
+from dpkfc.tracking.batch_rules import (
     PARAMETRIC,
     PUBLIC,
+    RULES,
+    TOTAL_RULES,
     BatchAxis,
     Operation,
     Parametric,
     Public,
+    Rule,
     State,
     Total,
     Unknown,
     names_of_shapes,
+    pointwise,
+    rule_name,
     tensors_in,
 )
-from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
 
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
 _READS = frozenset("_local_scalar_dense is_nonzero equal item allclose".split())
