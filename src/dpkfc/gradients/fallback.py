@@ -58,15 +58,10 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     dtypes = [call.module.get_parameter(role).dtype for role in layer.parameters]
     floating = [dtype for dtype in dtypes if dtype.is_floating_point]
     widest = max(floating, key=lambda dtype: torch.finfo(dtype).bits)
-    leaves, spec = tree_flatten((call.args, call.kwargs))
-    axes = iter(call.axes)
+    leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
     arguments = [_widen(leaf, widest) for leaf in leaves]
-    rows: dict[int, Tensor] = {}
-    for place, leaf in enumerate(arguments):
-        axis = next(axes) if isinstance(leaf, Tensor) else None
-        if axis is not None:
-            rows[place] = _one_example_a_row(leaf, axis, batch_size)
+    rows = [_one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
     used = []
     gradients = []
     outputs = zip(call.output_gradients, call.output_axes, strict=True)
@@ -74,9 +69,9 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
         if gradient is not None and axis is not None:
             used.append(i)
             gradients.append(_widen(_one_example_a_row(gradient, axis, batch_size), widest))
-    repeated = _RepeatedCall(layer, call.module, arguments, spec, list(rows), used)
+    repeated = _RepeatedCall(layer, call.module, arguments, spec, list(axes), used)
     with torch.enable_grad(), _attributes_restored(call.module):
-        result = repeated.run(list(rows.values()), gradients, batch_size)
+        result = repeated.run(rows, gradients, batch_size)
     return {role: raise_precision(g) for role, g in result.items()}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from dpkfc.tracking.batch_rules import BatchAxis
 
@@ -107,6 +108,13 @@ class Call:
         gradient = self.output_gradients[0]
         assert gradient is not None
         return gradient
+
+    def batched_leaves(self) -> tuple[list[Any], Any, dict[int, BatchAxis]]:
+        """Return the flattened inputs, their tree, and the batch axis of each place that has one."""
+        leaves, spec = tree_flatten((self.args, self.kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        axes = zip(places, self.axes, strict=True)
+        return leaves, spec, {place: axis for place, axis in axes if axis is not None}
 
 
 Calls = dict[str, list[Any]]

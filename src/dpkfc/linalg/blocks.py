@@ -1051,11 +1051,7 @@ class ConvBlock(_Block):
         return Outer(_concatenate(columns), b, self.groups)
 
     def make_factor_block(self) -> Outer | Patched:
-        """Return the block as factors are computed from it, with its patches not formed yet."""
-        return self.patched()
-
-    def patched(self) -> Outer | Patched:
-        """Return the normal form before patches are formed.
+        """Return the block as factors are computed from it, with its patches not formed yet.
 
         It is explicit where the bias alone is trained, which reads no patch.
         """
