@@ -300,7 +300,8 @@ class PinkNoise(_SyntheticProbe):
         """Return the amplitude of every frequency, `[*spatial]`."""
         axes = [torch.fft.fftfreq(size, dtype=torch.float64) for size in self.shape[1:]]
         grid = torch.meshgrid(*axes, indexing="ij")
-        radius = torch.stack([g.square() for g in grid]).sum(0).sqrt()
+        squares = torch.stack([g.square() for g in grid])
+        radius = squares.sum(0).sqrt()
         if radius.numel() == 1:
             return torch.ones_like(radius)
         lowest = radius[radius > 0].min()
@@ -406,7 +407,8 @@ class PublicData(Probe):
                 f"PublicData: {size} inputs but labels of shape {tuple(self.labels.shape)}; "
                 "the first axis of both is the example"
             )
-        if any(x.is_floating_point() and not torch.isfinite(x).all() for x in values.values()):
+        numbers = [x for x in values.values() if x.is_floating_point()]
+        if not all(torch.isfinite(x).all() for x in numbers):
             raise ValueError("PublicData: inputs contain NaN or infinity")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
@@ -518,14 +520,17 @@ class DeadLeaves(_SyntheticProbe):
         if self.channel_correlation > 0:
             common = torch.randn(self.leaves + 1, n, 1, generator=generator, dtype=torch.float64)
             level = _correlate(level, common, self.channel_correlation)
-        x = level[0].view(n, channels, 1, 1).repeat(1, 1, height, width)
+        ground = level[0].view(n, channels, 1, 1)
+        x = ground.repeat(1, 1, height, width)
         down = torch.arange(height) + 0.5
         across = torch.arange(width) + 0.5
         for leaf in range(self.leaves):
-            rows = (down - down_centre[leaf].view(n, 1)).square().view(n, height, 1)
-            columns = (across - across_centre[leaf].view(n, 1)).square().view(n, 1, width)
-            inside = rows + columns <= radius[leaf].square().view(n, 1, 1)
-            x = torch.where(inside.unsqueeze(1), level[leaf + 1].view(n, channels, 1, 1), x)
+            rows = down - down_centre[leaf].view(n, 1)
+            columns = across - across_centre[leaf].view(n, 1)
+            squares = rows.square().view(n, height, 1) + columns.square().view(n, 1, width)
+            inside = squares <= radius[leaf].square().view(n, 1, 1)
+            colour = level[leaf + 1].view(n, channels, 1, 1)
+            x = torch.where(inside.unsqueeze(1), colour, x)
         return _standardize(x, self.mean, self.std), None
 
     def _radii(self, uniform: Tensor) -> Tensor:
@@ -638,7 +643,8 @@ class Refined(Probe):
             for _ in range(self.smoothing):
                 gradient = box(gradient, 3, 1, 1, count_include_pad=False)
         ones = [1] * (gradient.dim() - 1)
-        size = gradient.flatten(1).square().mean(1).sqrt().view(-1, *ones)
+        size = gradient.flatten(1).square().mean(1).sqrt()
+        size = size.view(-1, *ones)
         return torch.where(size > 0, gradient / size, 0.0)
 
     def describe(self) -> dict[str, Any]:
@@ -658,4 +664,6 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of every example, `[n, 1, ...]`."""
     flat = x.flatten(1)
     shape = (-1, *[1] * (x.dim() - 1))
-    return flat.mean(1).view(shape), flat.std(1, correction=0).view(shape)
+    mean = flat.mean(1).view(shape)
+    deviation = flat.std(1, correction=0).view(shape)
+    return mean, deviation

@@ -110,7 +110,7 @@ class Call:
         return gradient
 
     def batched_leaves(self) -> tuple[list[Any], Any, dict[int, BatchAxis]]:
-        """Return the flattened inputs, their tree, and the batch axis of each place that has one."""
+        """Return the flattened inputs, their tree, and the batch axes by the place of the input."""
         leaves, spec = tree_flatten((self.args, self.kwargs))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         axes = zip(places, self.axes, strict=True)
