@@ -696,27 +696,24 @@ class FactorAccumulator:
             return sum(products)
         if self._sum is None:
             return other._product(self)
-        mine = self._sum.double()
+        mine = self._spread_sum()
         if other._sum is None:
-            if not mine.dim():
-                mine = mine / self.dim
             products = []
             for rows in other._rows:
                 wide = rows.double()
                 image = wide @ mine if mine.dim() == 2 else wide * mine
                 products.append(float((image * wide).sum()))
             return sum(products) * self.scale**2
-        theirs = other._sum.double()
-        mean = 1
+        theirs = other._spread_sum()
         if mine.dim() != theirs.dim():
-            # One is diagonal, or a multiple of the identity.
-            mine = mine.diagonal() if mine.dim() == 2 else mine
-            theirs = theirs.diagonal() if theirs.dim() == 2 else theirs
-            if not (mine.dim() and theirs.dim()):
-                mean = self.dim
-        elif not mine.dim():
-            mean = self.dim
-        return float((mine * theirs).sum()) / mean * (self.scale * other.scale) ** 2
+            mine, theirs = (x.diagonal() if x.dim() == 2 else x for x in (mine, theirs))
+        return float((mine * theirs).sum()) * (self.scale * other.scale) ** 2
+
+    def _spread_sum(self) -> Tensor:
+        """Return the sum as a matrix, or as a diagonal; a trace is spread evenly."""
+        assert self._sum is not None
+        total = self._sum.double()
+        return total if total.dim() else (total / self.dim).expand(self.dim)
 
     def warm_start_from(self, factor: Factor) -> None:
         """Start the next decomposition of this sum from the directions of `factor`."""
