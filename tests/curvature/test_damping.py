@@ -237,5 +237,5 @@ def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) 
         assert side.tail == pytest.approx(
             (float(values[rank:].mean()) + 0.1 * float(values.mean())) ** -0.5
         )
-    with pytest.raises(ValueError, match="tail_mass is a share"):
+    with pytest.raises(ValueError, match="tail_mass must lie in"):
         Damping(tail_mass=1.0)

@@ -201,7 +201,7 @@ def _used_only(model: nn.Module, loss: object) -> object:
         ({"embedding_norm": 0.0}, "embedding_norm must be positive"),
         ({"embedding_norm": None}, "embedding_norm must be positive"),
         ({"residual_norm": float("inf")}, "residual_norm must be positive"),
-        ({"share": 1.0}, "share must lie between 0 and 1"),
+        ({"share": 1.0}, r"share must lie in \(0, 1\)"),
         ({"labels": "true"}, "labels must be one of"),
         ({"every": 0}, "every must be an integer"),
         ({"groups": True}, "groups must be an integer"),

@@ -85,7 +85,7 @@ def test_lambda_safe_of_matched_steps() -> None:
         ({"lambda_safe": 0.0}, "lambda_safe must be positive"),
         ({"lambda_base": 1.0}, "lambda_base must lie in"),
         ({"lambda_base": 0.0}, "lambda_base must lie in"),
-        ({"warm": 1.0}, "warm is a fraction"),
+        ({"warm": 1.0}, "warm must lie in"),
         ({"power": 0.0}, "power must be positive"),
         ({"every": 0}, "every must be an integer"),
         ({"order": "sideways"}, "order must be one of"),
