@@ -600,7 +600,7 @@ def _dims(operation: Operation, rank: int) -> set[int]:
     for name in ("dim", "dims", "axis", "dimension"):
         if operation.has_argument(name):
             value = operation.argument(name)
-            if value is None or value == []:
+            if value in (None, [], ()):
                 return set(range(rank))
             values = value if isinstance(value, (list, tuple)) else [value]
             return {int(dim) % max(1, rank) for dim in values}

@@ -466,7 +466,7 @@ class Tracker:
             if isinstance(state, BatchAxis):
                 moved = _same_memory(state, x, base, self.size)
                 if moved is None or (isinstance(known, BatchAxis) and known != moved):
-                    why = "the examples are written into a part of a tensor, not followed"
+                    why = "the examples are written into a part of a tensor that cannot be followed"
                     moved = Unknown(str(function), why)
             if isinstance(known, Unknown):
                 moved = known
