@@ -58,7 +58,7 @@ class Layer:
 
     def tensor(self, role: str, module: nn.Module | None = None) -> Tensor:
         """Return the parameter object of a role, in one of the modules or the first one."""
-        module = module or self.modules[0]
+        module = self.modules[0] if module is None else module
         path = self.paths.get(role, role)
         if isinstance(module, torch.jit.ScriptModule):
             return dict(module.named_parameters())[path]
