@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -439,7 +440,8 @@ class Tracker:
         function = operation.function
         is_read = rule_name(function) in _READS
         if not is_read and function._schema.is_mutable:
-            self._write_into_operands(operation)
+            # FSDP2 gathers parameters into keyword arguments.
+            self._write_into_operands(replace(operation, kwargs={}))
         elif depends and is_read and not self._permitted and not _is_harmless():
             why = "the program reads a value that depends on the examples"
             self.fail(function, why, is_read=True)
