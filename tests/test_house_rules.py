@@ -37,9 +37,7 @@ SINGLE_IMPORTERS = {
     "audit.attacks",  # one-run audit and membership inference, beside the audit of a step
     "audit.statistics",  # statistical tests of noise and sampler
     "gradients.shared_parameters",  # parameters that meet the examples outside of a layer
-    "features.scales",  # scales of features from synthetic images
     "integrations._opacus_loader",  # the loader, whose batches a plan draws
-    "tracking.batch_rules",  # the table of rules
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.
 DISPATCHES = 5

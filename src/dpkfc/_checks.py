@@ -51,14 +51,16 @@ def check_in_range(name: str, value: Any, interval: str) -> None:
         raise ValueError(f"{name} must lie in {interval}, got {_show(value)}")
 
 
-def check_one_of(name: str, value: Any, choices: Collection[str]) -> None:
-    """Check that a setting is one of some texts.
+def check_one_of(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Check that a setting is one of some values.
 
     Raises:
         ValueError: the value is something else.
     """
     if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}; got {_show(value)}")
+        raise ValueError(
+            f"{name} must be one of {', '.join(map(str, choices))}; got {_show(value)}"
+        )
 
 
 def check_integer(name: str, value: Any, least: int) -> None:

@@ -12,6 +12,7 @@ FORMER_MODULES = {
     "dpkfc.assurance.audit": "dpkfc.audit.audit",
     "dpkfc.assurance.subject": "dpkfc.audit.harness",
     "dpkfc.blocks": "dpkfc.linalg.blocks",
+    "dpkfc.curvature.damping": "dpkfc.curvature.kfac",
     "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
     "dpkfc.data.public": "dpkfc.data.checks",
     "dpkfc.data.units": "dpkfc.data.sampling",

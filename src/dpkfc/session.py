@@ -41,6 +41,7 @@ from dpkfc.gradients.state import (
     check_moved,
     check_optimizer,
     check_unchanged,
+    identify_program,
     traces,
 )
 from dpkfc.memory import MicroBatchSize
@@ -50,9 +51,12 @@ from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
-from dpkfc.verification import draw_public_rows
-from dpkfc.verification.examples import check_on_public_rows, check_verify_setting, identify_program
-from dpkfc.verification.public_rows import PublicRows
+from dpkfc.verification import (
+    PublicRows,
+    check_on_public_rows,
+    check_verify_setting,
+    draw_public_rows,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What a step takes and what it reports.

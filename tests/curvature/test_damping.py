@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature.damping import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
+from dpkfc.curvature.kfac import Damping, condition_numbers, damp_side, elementwise_scale
 from dpkfc.linalg.metric import Dense, Diagonal, Identity, Kronecker, LowRank
 
 F64 = torch.float64
@@ -82,7 +82,7 @@ def test_a_wide_side_keeps_its_first_eigenpairs_and_its_trace():
         assert isinstance(kept, LowRank) == (rank == 6) and isinstance(whole, Dense)
         assert rank == 6 or torch.equal(kept.root, whole.root)
     for wrong in (0, 2.5, float("nan"), True):
-        with pytest.raises(ValueError, match="max_rank must be a whole number of at least 1"):
+        with pytest.raises(ValueError, match="max_rank must be an integer >= 1"):
             Damping(max_rank=wrong)
 
 
@@ -237,5 +237,5 @@ def test_the_rank_follows_the_mass_that_may_be_left_out(mass: float, rank: int) 
         assert side.tail == pytest.approx(
             (float(values[rank:].mean()) + 0.1 * float(values.mean())) ** -0.5
         )
-    with pytest.raises(ValueError, match="tail_mass is a share"):
+    with pytest.raises(ValueError, match="tail_mass must lie in"):
         Damping(tail_mass=1.0)

@@ -5,10 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, WhiteNoise
+from dpkfc.curvature import KFAC, FeatureNoise
 from dpkfc.curvature.diagnostics import (
-    compare_factors,
-    condition_numbers,
     inner_product,
     signal_to_noise,
 )
@@ -17,7 +15,7 @@ from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, PerExample, Tied
 from dpkfc.linalg.metric import Dense, Diagonal, Elementwise, Identity, Kronecker
-from tests.curvature.toys import CNN_SHAPE, capture, cnn, mlp
+from tests.curvature.toys import capture, mlp
 
 F64 = torch.float64
 
@@ -92,13 +90,6 @@ def test_signal_to_noise_is_the_ratio_written_out():
         signal_to_noise(kfac, model, capture, built, max_grad_norm=0.0, noise_multiplier=1.0)
 
 
-def test_condition_numbers():
-    built = KFAC(sides="both", probe=FeatureNoise(12), probe_size=64).build(mlp(), capture, 0)
-    numbers = condition_numbers(built)
-    assert set(numbers) == {(layer, side) for layer in ("0", "2") for side in ("input", "output")}
-    assert all(after <= before for before, after in numbers.values())
-
-
 def _factor(kind: str, d: int = 5):
     if kind == "isotropic":
         return IsotropicFactor(d, 1.7), 1.7 * torch.eye(d, dtype=F64)
@@ -114,25 +105,6 @@ def _factor(kind: str, d: int = 5):
 def test_inner_products_of_factors_equal_those_of_matrices(first, second):
     (f, dense_f), (s, dense_s) = _factor(first), _factor(second)
     assert inner_product(f, s) == pytest.approx(float((dense_f * dense_s).sum()), rel=1e-9)
-
-
-def test_similarity_of_factor_sets():
-    model = cnn().double()
-    probes = [PinkNoise(CNN_SHAPE), WhiteNoise(CNN_SHAPE)]
-    pink, white = (
-        KFAC(sides="both", probe=p, probe_size=32).factors(model, capture) for p in probes
-    )
-    for sides in compare_factors(pink, pink).values():
-        for same in sides.values():
-            assert same.cosine == pytest.approx(
-                1.0, abs=1e-9
-            ) and same.relative_error == pytest.approx(0.0, abs=1e-6)
-    similarity = compare_factors(pink, white)["0"]["input"]
-    a, b = pink["0"].sides["input"].dense(), white["0"].sides["input"].dense()
-    assert similarity.cosine == pytest.approx(float((a * b).sum() / a.norm() / b.norm()), rel=1e-9)
-    assert similarity.relative_error == pytest.approx(float((a - b).norm() / a.norm()), rel=1e-6)
-    with pytest.raises(ValueError, match="differ in the layers"):
-        compare_factors(pink, {k: v for k, v in white.items() if k != "0"})
 
 
 def test_inner_products_of_truncated_factors_are_those_of_their_matrices():

@@ -11,10 +11,10 @@ from dpkfc.curvature.factors import (
     FactorAccumulator,
     IsotropicFactor,
     is_empty,
-    kronecker_factors,
 )
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator
 from dpkfc.linalg.blocks import Lookup, Outer, PerExample
+from tests.curvature.toys import kronecker_factors
 
 
 def _outer(n: int = 5, t: int = 3, d_in: int = 4, d_out: int = 6, groups: int = 1) -> Outer:

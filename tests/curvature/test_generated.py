@@ -111,5 +111,5 @@ def test_what_cannot_write_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
         generated_text(broken, 2, 4, start_id=0)
     for n, length in ((0, 4), (2, 1)):
-        with pytest.raises(ValueError, match="at least 1 and length 2"):
+        with pytest.raises(ValueError, match="must be an integer >="):
             generated_text(broken, n, length, start_id=0)

@@ -128,7 +128,7 @@ def test_it_is_a_probe_of_its_stream_alone():
         ({"shape": (28, 28)}, r"\(channels, height, width\), got \(28, 28\)"),
         ({"shape": (1, 0, 3)}, "shape"),
         ({"leaves": 0}, "leaves must be"),
-        ({"size_exponent": 1.0}, "above 1"),
+        ({"size_exponent": 1.0}, "size_exponent must lie in"),
         ({"smallest": 0.0}, "radii"),
         ({"smallest": 20.0}, "radii"),
         ({"largest": float("nan")}, "radii"),

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dpkfc.curvature.ngd import squared_gradients
-from dpkfc.linalg.blocks import Lookup, Outer, PerExample, Tied
+from dpkfc.curvature.ngd import Moments, squared_gradients, summed_gradients
+from dpkfc.linalg.blocks import Block, Lookup, Outer, PerExample, Tied
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -26,6 +26,12 @@ BLOCKS = {
 }
 
 
+def _moments(block: Block, per: str) -> Moments:
+    if per == "example":
+        return squared_gradients(block)
+    return summed_gradients(block).squared(block.batch_size)
+
+
 @pytest.mark.parametrize("per", ["example", "batch"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
@@ -35,7 +41,7 @@ def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
     groups = block.groups if isinstance(block, Outer) else 1
     g = g.view(-1, groups, *g.shape[1:]) if groups > 1 else g.unsqueeze(1)
     exact = g.square().mean((0, 1)) if per == "example" else g.mean(0).square().mean(0)
-    found = squared_gradients(block, per)
+    found = _moments(block, per)
     torch.testing.assert_close(found.mean["weight"], exact, rtol=1e-12, atol=1e-14)
     twice = found + found
     torch.testing.assert_close(twice.mean["weight"], exact, rtol=1e-12, atol=1e-14)
@@ -46,7 +52,7 @@ def test_moments_equal_formed_gradients(kind: str, per: str) -> None:
 @pytest.mark.parametrize("per", ["example", "batch"])
 def test_small_parameters_keep_their_roles(per: str) -> None:
     block = PerExample({"weight": randn(4, 3), "bias": randn(4, 2, 2, seed=1)})
-    found = squared_gradients(block, per)
+    found = _moments(block, per)
     for role, g in block.grads.items():
         exact = g.square().mean(0) if per == "example" else g.mean(0).square()
         torch.testing.assert_close(found.mean[role], exact)
@@ -55,4 +61,4 @@ def test_small_parameters_keep_their_roles(per: str) -> None:
 
 def test_gradients_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
-        squared_gradients(Outer(torch.full((1, 1, 2), float("inf")), torch.ones(1, 1, 2)), "batch")
+        _moments(Outer(torch.full((1, 1, 2), float("inf")), torch.ones(1, 1, 2)), "batch")

@@ -12,12 +12,20 @@ from torch import Tensor, nn
 
 from dpkfc.curvature import NGD, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.factors import kronecker_factors
 from dpkfc.curvature.ngd import AfterClip
 from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, run_probe
 from dpkfc.linalg.blocks import Outer
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Metric
-from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
+from tests.curvature.toys import (
+    CNN_SHAPE,
+    Text,
+    capture,
+    cnn,
+    kronecker_factors,
+    mlp,
+    rules_of,
+    shapes_of,
+)
 
 F64 = torch.float64
 
@@ -77,7 +85,7 @@ def test_lambda_safe_of_matched_steps() -> None:
         ({"lambda_safe": 0.0}, "lambda_safe must be positive"),
         ({"lambda_base": 1.0}, "lambda_base must lie in"),
         ({"lambda_base": 0.0}, "lambda_base must lie in"),
-        ({"warm": 1.0}, "warm is a fraction"),
+        ({"warm": 1.0}, "warm must lie in"),
         ({"power": 0.0}, "power must be positive"),
         ({"every": 0}, "every must be an integer"),
         ({"order": "sideways"}, "order must be one of"),

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import layer_factors
-from dpkfc.curvature.factors import kronecker_factors
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
 from dpkfc.linalg.blocks import Lookup, Outer, Tied
+from tests.curvature.toys import kronecker_factors
 
 F64 = torch.float64
 

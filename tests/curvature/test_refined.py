@@ -259,7 +259,7 @@ def test_an_oracle_stays_one():
     [
         ({"probe": "pink"}, "probe must be another probe"),
         ({"probe": Refined(PinkNoise(SHAPE))}, "probe must be another probe"),
-        ({"steps": 0}, "steps must be a whole number of 1"),
+        ({"steps": 0}, "steps must be an integer >= 1"),
         ({"steps": 2.5}, "steps"),
         ({"smoothing": -1}, "smoothing"),
         ({"step_size": 0.0}, "step_size"),

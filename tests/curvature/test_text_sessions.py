@@ -353,5 +353,5 @@ def test_the_last_probe_id_that_fits_is_taken():
 
 @pytest.mark.parametrize("value", [0, -4, 2.0, True])
 def test_a_probe_size_below_one_is_named(value):
-    with pytest.raises(ValueError, match="probe_size must be an integer of at least 1"):
+    with pytest.raises(ValueError, match="probe_size must be an integer >= 1"):
         _kfac(probe_size=value)

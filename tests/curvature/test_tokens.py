@@ -157,7 +157,7 @@ def test_a_table_is_known_by_its_contents():
     [
         ({"vocab_size": 0}, "vocab_size must be an integer"),
         ({"length": 2.0}, "length must be an integer"),
-        ({"cls_id": 30}, r"cls_id must lie in \[0, vocab_size=30\)"),
+        ({"cls_id": 30}, r"cls_id must lie in \[0, 30\)"),
         ({"exclude": (-1,)}, "exclude must lie in"),
         ({"min_length": 2}, "min_length must lie between 3"),
         ({"min_length": 10}, "length=9"),

@@ -109,3 +109,20 @@ class Text(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.norm(self.embedding(ids))
         return self.head(x.mean(1) if self.pooled else x)
+
+
+def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:
+    """Return the factors of a matrix-shaped layer as dense matrices, from all positions.
+
+    Args:
+        block: inputs and output gradients of N examples.
+        sharing: expand or reduce.
+
+    Returns:
+        (A `[d_in, d_in]`, G `[d_out, d_out]`), undamped.
+    """
+    a, b = block.explicit().a, block.b
+    if sharing == "reduce":
+        a, b = a.mean(1, keepdim=True), b.sum(1, keepdim=True)
+    rows, columns = a.flatten(0, 1), b.flatten(0, 1)
+    return rows.T @ rows / a.shape[0], columns.T @ columns / columns.shape[0]

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.gradients.discovery import check_covered, find_layers
+from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.state import _check_covered
 from dpkfc.session import Session
 from tests.gradients.loop import assert_equals_a_loop
 from tests.gradients.whitened import clipped, example_rows, looped
@@ -103,12 +104,12 @@ def test_a_frozen_tied_weight_costs_nothing() -> None:
 def test_untying_after_the_layers_were_found_is_noticed() -> None:
     model, _ = model_and_data()
     layers = find_layers(model)
-    check_covered(model, layers)
+    _check_covered(model, layers)
     model.head.weight = nn.Parameter(model.table.weight.detach().clone())
     with pytest.raises(
         RuntimeError, match=r"'head.weight' is trainable but belongs to no covered layer"
     ):
-        check_covered(model, layers)
+        _check_covered(model, layers)
 
 
 def test_an_adapter_and_thawed_or_frozen_parameters_are_noticed() -> None:
@@ -117,15 +118,15 @@ def test_an_adapter_and_thawed_or_frozen_parameters_are_noticed() -> None:
     layers = find_layers(model)
     model.adapter = nn.Linear(2, 2)
     with pytest.raises(RuntimeError, match="'adapter.weight' is trainable but"):
-        check_covered(model, layers)
+        _check_covered(model, layers)
     del model.adapter
-    check_covered(model, layers)
+    _check_covered(model, layers)
     model.mix.bias.requires_grad_(True)
     with pytest.raises(RuntimeError, match=r"'mix.bias' is trainable but"):
-        check_covered(model, layers)
+        _check_covered(model, layers)
     model.mix.requires_grad_(False)
     with pytest.raises(RuntimeError, match=r"'mix.weight' was frozen"):
-        check_covered(model, layers)
+        _check_covered(model, layers)
     model.mix = nn.Identity()
     with pytest.raises(RuntimeError, match=r"'mix.weight' was frozen or taken out"):
-        check_covered(model, layers)
+        _check_covered(model, layers)

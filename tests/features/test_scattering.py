@@ -130,8 +130,8 @@ def test_a_constant_image_has_no_waves():
     ("arguments", "message"),
     [
         ({"shape": (28, 28)}, "shape must be"),
-        ({"shape": (1, 28, 28), "scales": 0}, "at least 1"),
-        ({"shape": (1, 28, 28), "order": 3}, "order 1 or 2"),
+        ({"shape": (1, 28, 28), "scales": 0}, "scales must be an integer >= 1"),
+        ({"shape": (1, 28, 28), "order": 3}, "order must be one of 1, 2"),
         ({"shape": (1, 3, 28)}, "need images of 4 pixels"),
     ],
 )
@@ -176,7 +176,7 @@ def test_private_data_and_moving_features_are_refused():
         standardise(transform, torch.zeros(10, 1, 8, 8))
     with pytest.raises(ValueError, match="parameters that train"):
         standardise(torch.nn.Conv2d(1, 2, 3), DeadLeaves((1, 8, 8)))
-    with pytest.raises(ValueError, match="size must be at least 2"):
+    with pytest.raises(ValueError, match="size must be an integer >= 2"):
         standardise(transform, DeadLeaves((1, 8, 8)), size=1)
     public = PublicData(torch.rand(20, 1, 8, 8), provenance="drawn here")
     assert standardise(transform, public, size=20).origin["probe"]["provenance"] == "drawn here"

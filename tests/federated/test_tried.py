@@ -181,7 +181,7 @@ def test_a_loss_that_takes_no_public_rows_is_a_warning_and_strict_is_passed_on()
     ):
         client = Client(0, plan, LocalModel(plan, head(), picky), (x + 100, y))
     assert not client.ledger.count
-    with pytest.raises(ValueError, match="verify must be True, False or 'strict'"):
+    with pytest.raises(ValueError, match="verify must be one of True, False, strict"):
         Client(0, plan, LocalModel(plan, head(), loss_fn), (x, y), verify="strictly")
 
     def unknown(model, batch):

@@ -106,7 +106,7 @@ def run(
         tape = Tape(model, layers)
         with tape:
             losses = loss_fn(model, part)
-        norms.append(summer.add(tape.backward(losses), size).norms)
+        norms.append(summer.add(tape.backward(losses), size))
         start += size
     return torch.cat(norms), summer.result()
 

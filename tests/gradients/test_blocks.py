@@ -63,7 +63,9 @@ def convolution(form: str) -> Made:
     block = conv_block(module, x.flatten(0, 1), b.flatten(0, 1)).merge_rows(N, VIEWS)
     if form == "materialised":
         return MaterializedGradients(block.outer().per_example(), module.groups), rows
-    return {"image": lambda: block, "rows": block.outer, "patched": block.patched}[form](), rows
+    return {"image": lambda: block, "rows": block.outer, "patched": block.make_factor_block}[
+        form
+    ](), rows
 
 
 def one_position() -> Made:

@@ -12,11 +12,11 @@ from torch.nn.utils import parametrize
 
 from dpkfc.app.models import WeightStandardisation, standardised_conv
 from dpkfc.data.loading import layout
-from dpkfc.gradients import parametrized
+from dpkfc.gradients import fallback
 from dpkfc.gradients.clipped_sum import EvaluationPoint, capture, clipped_sum
 from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.gradients.parametrized import ParametrizedBlock
+from dpkfc.gradients.fallback import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, joined_calls
 from dpkfc.gradients.tape import Tape
 from tests.gradients.cases import loss_fn
@@ -107,11 +107,11 @@ def test_rows_of_a_group_are_added_before_they_are_pulled_back(
     layers = find_layers(model)
     elsewhere = {n: p.detach() + 0.1 for n, p in model.named_parameters()}
     pulled: list[int] = []
-    original = parametrized.vectorised
+    original = fallback.vectorised
     monkeypatch.setattr(
-        parametrized, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g)
+        fallback, "vectorised", lambda one, g: pulled.append(len(g)) or original(one, g)
     )
-    monkeypatch.setattr(parametrized, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(fallback, "_PULLED_ELEMENTS", 1)
     rows = torch.arange(6).view(3, 2).numpy()
     (part,) = layout(rows, None, None, "sum")
     values = {n: p.detach().clone() for n, p in model.named_parameters()}

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpkfc.gradients.calls import Call
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.linalg.blocks import (
     ConvBlock,
@@ -187,7 +186,7 @@ def test_patches_that_are_formed_when_asked_for_are_those_of_the_explicit_form(
         x, b = (side.movedim(1, -1).contiguous().movedim(-1, 1) for side in (x, b))
     block = conv_block(module, x, b).merge_rows(N, views)
     assert isinstance(block, ConvBlock)
-    whole, patched = block.outer(), block.patched()
+    whole, patched = block.outer(), block.make_factor_block()
     if name == "bias alone":
         assert isinstance(patched, Outer) and torch.equal(patched.a, whole.a)
         return

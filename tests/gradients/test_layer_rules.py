@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import KFAC, FeatureNoise, PrivacyConfig, Session, register_layer_rule
-from dpkfc.gradients.calls import Call
 from dpkfc.gradients.discovery import find_layers
+from dpkfc.gradients.layers import Call
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples

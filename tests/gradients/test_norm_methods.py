@@ -30,7 +30,7 @@ def summed(model: nn.Module, metric, methods) -> tuple[dict[str, torch.Tensor], 
     with tape:
         losses = model(x).square().sum((1, 2))
     summer = ClippedSummer(layers, metric, Clip(0.5, methods=methods))
-    norms = summer.add(tape.backward(losses), 6).norms
+    norms = summer.add(tape.backward(losses), 6)
     return summer.result(), norms
 
 

@@ -14,7 +14,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import register_layer_rule
 from dpkfc.session import Session
-from dpkfc.verification.examples import _Check
+from dpkfc.verification import _Check
 
 COUNT = 8
 

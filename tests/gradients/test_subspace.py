@@ -104,7 +104,7 @@ def summed(
         tape = Tape(model, layers)
         with tape:
             losses = loss(model, tuple(x[start : start + size] for x in batch))
-        norms.append(summer.add(tape.backward(losses), size).norms)
+        norms.append(summer.add(tape.backward(losses), size))
         start += size
     return summer.result(), torch.cat(norms) if norms else torch.zeros(0)
 
@@ -191,7 +191,7 @@ def test_a_unit_of_two_rows_has_the_parts_of_their_sum(name: str) -> None:
     with tape:
         losses = loss_fn(model, batch)
     # the seventh row only fills the shape
-    assert len(summer.add(tape.backward(losses), 7, Groups(3, 2)).norms) == 3
+    assert len(summer.add(tape.backward(losses), 7, Groups(3, 2))) == 3
     assert_sum_is(
         summer.result(), model, [stacked(rows[i] + rows[i + 1], matrix, basis) for i in (0, 2, 4)]
     )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import Clip, ClippedSummer
+from dpkfc.gradients.clipping import Clip, ClippedSummer, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import restored_state
 from dpkfc.gradients.tape import Tape
@@ -21,8 +21,8 @@ def clipped(
     tape, summer = Tape(model, layers), ClippedSummer(layers, {}, Clip(clip))
     with tape:
         losses = loss_fn(model, batch)
-    micro = summer.add(tape.backward(losses), len(batch[0]))
-    return micro.factors, summer.result()
+    norms = summer.add(tape.backward(losses), len(batch[0]))
+    return clip_factors(norms, clip), summer.result()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

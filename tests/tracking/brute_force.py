@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
-from dpkfc.tracking.axes import tensors_in
-from dpkfc.tracking.batch_rules import rule_name
+from dpkfc.tracking.batch_rules import rule_name, tensors_in
 
 Draw = Callable[[Sequence[int]], Tensor]
 

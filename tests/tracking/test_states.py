@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.tracking import BatchAxis, Tracker, Unknown
-from dpkfc.tracking.axes import PARAMETRIC
+from dpkfc.tracking.batch_rules import PARAMETRIC
 
 N, T, D = 3, 4, 2
 

@@ -13,23 +13,15 @@ Source: Li et al. (2022), Algorithm 1 (RMSProp form, public data).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import (
-    PreconditionerState,
-    ProbePreconditioner,
-    check_choices,
-    check_positive,
-    check_probe,
-)
-from dpkfc.curvature.damping import identity_row
+from dpkfc._checks import check_in_range, check_optional_integer, check_positive
+from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner, identity_row
 from dpkfc.curvature.ngd import (
     PER,
     Moments,
@@ -39,7 +31,7 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
+from dpkfc.curvature.probe_loss import LABELS
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeMicrobatch,
@@ -49,6 +41,7 @@ from dpkfc.curvature.probe_pass import (
 )
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 
 # What published code adds inside the root and to the root, and whether it refreshes.
@@ -101,25 +94,16 @@ class AdaDPS(ProbePreconditioner):
     chunk: int = 64
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
-        choices: dict[str, tuple[Any, ...]] = {
-            "labels": (None, *LABELS),
-            "likelihood": LIKELIHOODS,
-            "per": PER,
-            "scale": ("probe", "raw"),
-            "as_released": (None, *_RELEASED),
-        }
-        check_choices(self, choices)
-        check_positive(self, ("probe_size", "every", "chunk"))
-        size = self.batch_size
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-            raise ValueError(f"batch_size must be an integer of at least 1 or None, got {size!r}")
-        if not (self.floor > 0 and math.isfinite(self.floor)):
-            raise ValueError(
-                f"floor must be positive and finite, got {self.floor}; 1e-3 is a good start"
-            )
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        self._check(
+            ("probe_size", "every", "chunk"),
+            labels=(None, *LABELS),
+            per=PER,
+            scale=("probe", "raw"),
+            as_released=(None, *_RELEASED),
+        )
+        check_optional_integer("batch_size", self.batch_size, 1)
+        check_positive("floor", self.floor)
+        check_in_range("decay", self.decay, "[0, 1)")
 
     @property
     def uses_previous_state(self) -> bool:
@@ -201,9 +185,10 @@ class AdaDPS(ProbePreconditioner):
             if self.as_released is None and self.scale == "probe":
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
-        spectra: dict[str, dict[str, Tensor]] = {}
-        for name, of_roles in values.items():
-            spectra[name] = {role: x.flatten().cpu() for role, x in of_roles.items()}
+        spectra = {
+            name: {role: x.flatten().cpu() for role, x in of_roles.items()}
+            for name, of_roles in values.items()
+        }
         report: list[dict[str, Any]] = []
         for name in metric:
             report += _report(name, metric[name], spectra[name], shift)
@@ -228,25 +213,23 @@ class AdaDPS(ProbePreconditioner):
         last, note = None, ""
         spec = self.probe_spec(step)
         whole = spec.within or spec.size
+
+        def add(name: str, block: Block) -> None:
+            if block.kind is None:
+                return
+            if self.per == "example":
+                _add(moments, name, squared_gradients(block))
+            else:
+                _add(pending, name, summed_gradients(block))
+
         for microbatch in run_probe(model, capture, spec):
-            ends = microbatch.rows.stop % whole == 0
-            for name in microbatch.blocks:
-                block = microbatch.blocks[name]
-                if block.kind is None:
-                    continue
-                with _layer_named(name):
-                    if self.per == "example":
-                        _add(moments, name, squared_gradients(block, self.per))
-                    else:
-                        _add(pending, name, summed_gradients(block))
-                        if ends:
-                            _add(moments, name, pending.pop(name).squared(whole))
-                del block
-            # Layers that the last part of the mini-batch has not called.
-            if ends:
+            microbatch.visit(add)
+            if microbatch.rows.stop % whole == 0:
                 for name in list(pending):
-                    with _layer_named(name):
+                    try:
                         _add(moments, name, pending.pop(name).squared(whole))
+                    except ValueError as error:
+                        raise ValueError(f"layer '{name}': {error}") from error
             last, note = scale_microbatch(microbatch, spec), microbatch.note
             del microbatch
         return moments, last, note
@@ -258,10 +241,10 @@ class AdaDPS(ProbePreconditioner):
         if previous is None or not self.decay or name not in previous.spectra:
             return new.mean
         before = eigenvalues(previous.metric[name], previous.spectra[name])
-        averaged: dict[str, Tensor] = {}
-        for role, x in new.mean.items():
-            averaged[role] = self.decay * before[role].to(x) + (1 - self.decay) * x
-        return averaged
+        return {
+            role: self.decay * before[role].to(x) + (1 - self.decay) * x
+            for role, x in new.mean.items()
+        }
 
     def _root(self, values: Tensor, shift: float) -> Tensor:
         inside, outside = shift, 0.0
@@ -270,20 +253,11 @@ class AdaDPS(ProbePreconditioner):
         return 1 / ((values + inside).sqrt() + outside)
 
 
-_Added = TypeVar("_Added", Moments, Sums)
+_Added = TypeVar("_Added", bound=Sums)
 
 
 def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
     totals[name] = totals[name] + new if name in totals else new
-
-
-@contextmanager
-def _layer_named(name: str) -> Iterator[None]:
-    """Add the name of the layer to an error of its values."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"layer '{name}': {error}") from error
 
 
 def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_integer, check_one_of
+from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, ProbeSpec, copy_to_device
 from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import History, history_from_state, history_state
 from dpkfc.linalg.metric import Metric, mismatch, pack, unpack
 
 DEFAULT_EXAMPLES = 256
+UNREACHED = "not reached by the probe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,19 +108,29 @@ class PreconditionerState:
         Raises:
             ValueError: naming the first layer that is missing or has another shape.
         """
-        problems = [(name, "is not in the model") for name in self.metric if name not in layers]
-        known = {*self.metric, *self._identity_layers}
+        names = self._names
+        known = {*names, *self._identity_layers}
+        problems = [(name, "is not in the model") for name in names if name not in layers]
         problems += [(name, "has no entry in it") for name in layers if name not in known]
-        if not problems:
-            for name, shape in self.shapes.items():
-                difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
-                if difference is not None:
-                    problems.append((name, f"has {difference}"))
-        for name, problem in problems:
+        for name, problem in problems or self._differences(layers):
             raise ValueError(
                 f"the preconditioner belongs to another model: layer '{name}' {problem}; build a "
                 "new one"
             )
+
+    @property
+    def _names(self) -> Collection[str]:
+        """The layers with an entry."""
+        return self.metric
+
+    def _differences(
+        self, layers: Mapping[str, Mapping[str, Sequence[int]]]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield layers of other shapes than here, and what differs."""
+        for name, shape in self.shapes.items():
+            difference = mismatch(shape, {role: tuple(s) for role, s in layers[name].items()})
+            if difference is not None:
+                yield name, f"has {difference}"
 
     @property
     def _identity_layers(self) -> set[str]:
@@ -260,6 +273,22 @@ class ProbePreconditioner(Preconditioner):
     every: int
     seed: int
 
+    def _check(self, counts: Sequence[str], **choices: Sequence[Any]) -> None:
+        """Refuse settings that no refresh can use.
+
+        Args:
+            counts: names of fields that are numbers of things.
+            choices: field to its values, besides those of `labels` and `likelihood`.
+
+        Raises:
+            ValueError: naming the field.
+        """
+        check_probe(self.probe)
+        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS, **choices})
+        check_counts(self, counts)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+
     def is_due(self, step: int) -> bool:
         """Return whether the metric is to be rebuilt before this step (from 0)."""
         return step % self.every == 0
@@ -334,19 +363,17 @@ def check_probe(probe: Any, name: str = "probe") -> None:
         )
 
 
-def check_choices(config: Any, choices: dict[str, tuple[Any, ...]]) -> None:
+def check_choices(config: Any, choices: Mapping[str, Sequence[Any]]) -> None:
     """Refuse a field whose value is not allowed.
 
     Raises:
         ValueError: naming the field and the values.
     """
     for name, allowed in choices.items():
-        value = getattr(config, name)
-        if value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}")
+        check_one_of(name, getattr(config, name), allowed)
 
 
-def check_positive(config: Any, names: Sequence[str]) -> None:
+def check_counts(config: Any, names: Sequence[str]) -> None:
     """Refuse a field that is not an integer of at least 1. None passes if it is the default.
 
     Raises:
@@ -355,10 +382,8 @@ def check_positive(config: Any, names: Sequence[str]) -> None:
     optional = {f.name for f in fields(config) if f.default is None}
     for name in names:
         value = getattr(config, name)
-        if value is None and name in optional:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if value is not None or name not in optional:
+            check_integer(name, value, 1)
 
 
 def probe_examples(probe: Probe, wanted: int | None) -> int:
@@ -391,3 +416,18 @@ def _qualified_name(function: Callable[..., Any]) -> str:
     # Hashes of plans hold this name, so a module keeps its first name in them.
     module = named.__module__.replace("dpkfc.curvature.probe_loss", "dpkfc.curvature.likelihood")
     return f"{module}.{named.__qualname__}"
+
+
+def identity_row(name: str, why: str = UNREACHED) -> dict[str, Any]:
+    """Return the row of a layer without factors, which keeps the identity."""
+    return {
+        "layer": name,
+        "side": "",
+        "dim": 0,
+        "kind": "identity",
+        "rank": 0,
+        "trace": 0.0,
+        "condition_before": 1.0,
+        "condition_after": 1.0,
+        "note": why,
+    }

@@ -1,7 +1,6 @@
-"""Figures of curvature: signal-to-noise ratios, spectra, conditions, similarities of factors.
+"""Figures of curvature: signal-to-noise ratios, inner products of factors, the private oracle.
 
-Everything is measured on probes, so every number here is public. Similarities are those of UNDAMPED
-factors: the same multiple of the identity, added to any two factors, makes them look alike.
+What is measured on probes is public.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_positive
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.curvature.layer_factors import LayerFactors
 from dpkfc.curvature.probe_pass import Capture, preserve_model, run_probe
 from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.linalg.blocks import Block
@@ -66,11 +65,8 @@ def signal_to_noise(
     Raises:
         ValueError: C or σ that is not positive.
     """
-    if not (max_grad_norm > 0 and noise_multiplier > 0):
-        raise ValueError(
-            f"max_grad_norm={max_grad_norm} and noise_multiplier={noise_multiplier} must be "
-            "positive"
-        )
+    check_positive("max_grad_norm", max_grad_norm)
+    check_positive("noise_multiplier", noise_multiplier)
     energies: dict[str, list[float]] = {}
     sizes: dict[str, int] = {}
     with preserve_model(model), torch.no_grad():
@@ -97,68 +93,6 @@ def _clipped_energies(blocks: Mapping[str, Block], metric: Metric, clip: float) 
     norms = torch.stack(list(squares.values())).sum(0).sqrt()
     factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
     return {name: float((factors.square() * square).sum()) for name, square in squares.items()}
-
-
-def condition_numbers(
-    preconditioner: PreconditionerState,
-) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return (layer, side) to the condition number of its factor before and after damping."""
-    numbers = {}
-    for row in preconditioner.report:
-        numbers[row["layer"], row["side"]] = (row["condition_before"], row["condition_after"])
-    return numbers
-
-
-@dataclass(frozen=True)
-class Similarity:
-    """The similarity of a factor to a reference.
-
-    Attributes:
-        cosine: tr(C* C) / (‖C*‖ ‖C‖), of directions.
-        relative_error: ‖C* − C‖ / ‖C*‖ in Frobenius norm, of directions and scale.
-
-    Source: DP-KFC, appendix G.1.
-    """
-
-    cosine: float
-    relative_error: float
-
-
-def compare_factors(
-    reference: Mapping[str, LayerFactors], other: Mapping[str, LayerFactors]
-) -> dict[str, dict[str, Similarity]]:
-    """Return the similarity of undamped factors, layer by layer and side by side.
-
-    Args:
-        reference: from `KFAC.factors`.
-        other: from `KFAC.factors` with another probe, on the same model.
-
-    Raises:
-        ValueError: other layers or other sizes.
-    """
-    if set(reference) != set(other):
-        raise ValueError(f"the two sets differ in the layers {sorted(set(reference) ^ set(other))}")
-    similarities: dict[str, dict[str, Similarity]] = {}
-    for name, factors in reference.items():
-        similarities[name] = {}
-        for side, factor in factors.sides.items():
-            similarities[name][side] = _similarity(name, factor, other[name].sides[side])
-    return similarities
-
-
-def _similarity(name: str, reference: Factor, other: Factor) -> Similarity:
-    if reference.dim != other.dim:
-        raise ValueError(f"layer '{name}': factors of size {reference.dim} and {other.dim}")
-    own = inner_product(reference, reference)
-    others = inner_product(other, other)
-    both = inner_product(reference, other)
-    if own == 0.0 and others == 0.0:
-        return Similarity(1.0, 0.0)
-    if own == 0.0:
-        return Similarity(0.0, float("inf"))
-    error = max(0.0, own + others - 2 * both)
-    cosine = both / (own * others) ** 0.5 if others > 0 else 0.0
-    return Similarity(cosine, (error / own) ** 0.5)
 
 
 def inner_product(first: Factor, second: Factor) -> float:

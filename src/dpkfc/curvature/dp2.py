@@ -25,13 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import (
-    Preconditioner,
-    PreconditionerState,
-    check_choices,
-    check_positive,
-)
-from dpkfc.curvature.damping import identity_row
+from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
+from dpkfc.curvature.base import Preconditioner, PreconditionerState, identity_row
 from dpkfc.curvature.probe_pass import Capture
 from dpkfc.linalg.metric import Metric
 
@@ -63,14 +58,11 @@ class DP2(Preconditioner):
     scale: str = "unit"
 
     def __post_init__(self) -> None:
-        check_positive(self, ("phase",))
-        check_choices(self, {"scale": ("unit", "raw")})
-        if not 0 <= self.decay < 1:
-            raise ValueError(f"decay must lie in [0, 1), got {self.decay}")
+        check_integer("phase", self.phase, 1)
+        check_one_of("scale", self.scale, ("unit", "raw"))
+        check_in_range("decay", self.decay, "[0, 1)")
         for name in ("floor", "clip_ratio", "ratio"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            check_positive(name, getattr(self, name))
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
@@ -116,9 +108,10 @@ class DP2(Preconditioner):
             return dict(past)
         with torch.no_grad():
             kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
-            sums: dict[str, Tensor] = {}
-            for name, gradient in released.gradients.items():
-                sums[name] = gradient.detach() + past.get(f"sum/{name}", 0.0)
+            sums = {
+                name: gradient.detach() + past.get(f"sum/{name}", 0.0)
+                for name, gradient in released.gradients.items()
+            }
             zero = torch.zeros((), dtype=torch.float64)
             count = past.get("count", zero) + 1
             if not self.is_due(released.step + 1):

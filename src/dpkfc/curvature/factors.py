@@ -36,8 +36,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.linalg.blocks import Outer
-
 # --------------------------------------------------------------------------------------------------
 # Eigendecompositions of curvature factors that never return a NaN.
 #
@@ -61,8 +59,33 @@ _RESIDUAL = 1e-3
 _CHECK = "check the model's output on the probe"
 
 
+class _FactorForm:
+    """What the forms of a factor share.
+
+    Attributes:
+        dim: size d.
+        trace: sum of the eigenvalues.
+        values: float64, the eigenvalues that are stored.
+    """
+
+    @property
+    def rank(self: Any) -> int:
+        """Number of stored eigenvalues above zero."""
+        return int((self.values > 0).sum())
+
+    @property
+    def mean(self: Any) -> float:
+        """Mean of all d eigenvalues."""
+        return float(self.trace / self.dim)
+
+    @property
+    def spectrum(self: Any) -> Any:
+        """The stored eigenvalues, float64."""
+        return self.values
+
+
 @dataclass(frozen=True)
-class Eigen:
+class Eigen(_FactorForm):
     """A positive semi-definite matrix `[d, d]` as its first eigenpairs and the trace of the rest.
 
     Attributes:
@@ -81,11 +104,6 @@ class Eigen:
         return self.vectors.shape[0]
 
     @property
-    def rank(self) -> int:
-        """Number of stored eigenpairs above zero."""
-        return int((self.values > 0).sum())
-
-    @property
     def trace(self) -> float:
         """Sum of the eigenvalues."""
         return float(self.values.sum()) + self.rest
@@ -102,11 +120,6 @@ class Eigen:
             return self.values
         missing = self.dim - self.values.numel()
         return torch.cat([self.values, self.values.new_full((missing,), self.floor)])
-
-    @property
-    def mean(self) -> float:
-        """Mean of all d eigenvalues."""
-        return self.trace / self.dim
 
     def scaled(self, factor: float) -> Eigen:
         """Return the matrix times a factor that is not negative."""
@@ -322,7 +335,7 @@ _NEGLIGIBLE = 1e-30
 
 
 @dataclass(frozen=True)
-class DiagonalFactor:
+class DiagonalFactor(_FactorForm):
     """A diagonal factor, `values` float64 `[d]` in the order of the coordinates."""
 
     values: Tensor
@@ -333,24 +346,9 @@ class DiagonalFactor:
         return self.values.numel()
 
     @property
-    def spectrum(self) -> Tensor:
-        """The entries."""
-        return self.values
-
-    @property
-    def rank(self) -> int:
-        """Number of entries above zero."""
-        return int((self.values > 0).sum())
-
-    @property
     def trace(self) -> float:
         """Sum of the entries."""
         return float(self.values.sum())
-
-    @property
-    def mean(self) -> float:
-        """Mean of the entries."""
-        return self.trace / self.dim
 
     def scaled(self, factor: float) -> DiagonalFactor:
         """Return the factor times a number that is not negative."""
@@ -458,6 +456,8 @@ def _are_equal(x: Tensor, y: Tensor) -> bool:
 
 # Of the rows that a side too wide for a matrix keeps, one in this many may be of earlier refreshes.
 _PAST = 4
+# Attributes in a stored state.
+_STORED = ("dim", "shape", "max_size", "oversize", "scale", "count", "reads", "note")
 
 
 class FactorAccumulator:
@@ -489,13 +489,13 @@ class FactorAccumulator:
         shared: FactorCache | None = None,
     ) -> None:
         self.dim = dim
-        self._shape = shape
-        self._max_size = max_size
-        self._oversize = "isotropic" if oversize == "identity" else oversize
+        self.shape = shape
+        self.max_size = max_size
+        self.oversize = "isotropic" if oversize == "identity" else oversize
         self._decays = decays
         self._shared = shared
-        self._scale = 0.0
-        self._count = 0.0
+        self.scale = 0.0
+        self.count = 0.0
         self._rows: list[Tensor] = []
         self._kept = 0
         self._sum: Tensor | None = None
@@ -513,10 +513,10 @@ class FactorAccumulator:
 
         Rows of earlier refreshes need a place too.
         """
-        if self._shape != "full" or self._oversize != "low_rank" or self.dim <= self._max_size:
+        if self.shape != "full" or self.oversize != "low_rank" or self.dim <= self.max_size:
             return None
-        past = self._max_size // _PAST if self._decays else 0
-        return max(1, self._max_size - past)
+        past = self.max_size // _PAST if self._decays else 0
+        return max(1, self.max_size - past)
 
     def add(self, rows: Tensor, count: float) -> None:
         """Add rows `[m, d]` of `count` samples, the divisor of their sum of outer products.
@@ -528,16 +528,16 @@ class FactorAccumulator:
             raise ValueError(
                 f"a factor of size {self.dim} was given rows of shape {tuple(rows.shape)}"
             )
-        self._count += count
+        self.count += count
         rows = rows.detach()
-        if self._shared is not None and self._shape == "full":
+        if self._shared is not None and self.shape == "full":
             rows = self._shared.rows(rows)
         largest = _largest(rows)
         if not math.isfinite(largest):
             raise ValueError(
                 "NaN or infinity in the layer's inputs or output gradients on the probe"
             )
-        if self._shape == "full" and self._sum is None:
+        if self.shape == "full" and self._sum is None:
             self._rows.append(rows)
             self._kept += rows.shape[0]
             self._fold_when_many()
@@ -552,23 +552,23 @@ class FactorAccumulator:
             count: samples.
             reads: number of reads of a table.
         """
-        self._count += count
+        self.count += count
         self.reads += reads
-        if self._shape == "full":
-            self._shape = "diagonal"
+        if self.shape == "full":
+            self.shape = "diagonal"
         squares = squares.double()
-        self._scale = self._scale or 1.0
-        if self._shape == "isotropic":
+        self.scale = self.scale or 1.0
+        if self.shape == "isotropic":
             squares = squares.sum()
         self._sum = squares if self._sum is None else self._sum + squares
 
     def _fold_when_many(self) -> None:
         """Replace the kept rows by a sum once there are too many of them."""
-        if self._kept < min(self.dim, self._max_size + 1) or self.most_rows is not None:
+        if self._kept < min(self.dim, self.max_size + 1) or self.most_rows is not None:
             return
-        if self.dim > self._max_size:
-            self._shape = self._oversize
-            self.note = f"{self.dim} > max_factor_size = {self._max_size}: {self._shape}"
+        if self.dim > self.max_size:
+            self.shape = self.oversize
+            self.note = f"{self.dim} > max_factor_size = {self.max_size}: {self.shape}"
         self._fold_rows()
 
     def _fold_rows(self) -> None:
@@ -578,13 +578,13 @@ class FactorAccumulator:
             self._accumulate(rows, _largest(rows))
 
     def _accumulate(self, rows: Tensor, largest: float) -> None:
-        if largest > self._scale:
+        if largest > self.scale:
             scale = 2.0 ** math.ceil(math.log2(largest))
             if self._sum is not None:
-                self._sum = self._sum * (self._scale / scale) ** 2
-            self._scale = scale
-        if self._shared is not None and self._shape == "full":
-            term = self._shared.product(rows, self._scale, lambda: self._term(rows))
+                self._sum = self._sum * (self.scale / scale) ** 2
+            self.scale = scale
+        if self._shared is not None and self.shape == "full":
+            term = self._shared.product(rows, self.scale, lambda: self._term(rows))
         else:
             term = self._term(rows)
         self._sum = term if self._sum is None else self._sum + term
@@ -595,9 +595,9 @@ class FactorAccumulator:
         The scale is a power of two, so the division rounds nothing.
         """
         # Denormal float32 numbers are normal in float64.
-        wide = rows if self._scale > 1e-30 else rows.double()
-        unit = (wide / (self._scale or 1.0)).to(rows.dtype)
-        match self._shape:
+        wide = rows if self.scale > 1e-30 else rows.double()
+        unit = (wide / (self.scale or 1.0)).to(rows.dtype)
+        match self.shape:
             case "full":
                 return gram(unit)
             case "diagonal":
@@ -614,7 +614,7 @@ class FactorAccumulator:
 
     def cost(self, parts: int) -> float:
         """Return the multiplications of a decomposition after this many such parts are joined."""
-        if self._shape != "full":
+        if self.shape != "full":
             return 0.0
         rows = float(self.dim)
         if self._sum is None:
@@ -629,8 +629,8 @@ class FactorAccumulator:
         trace of the others.
         """
         twin = self.detached_copy(shared)
-        if self.dim > self._max_size and self._shape == "full":
-            twin._count = 0.0
+        if self.dim > self.max_size and self.shape == "full":
+            twin.count = 0.0
             twin._rows = []
             twin._kept = 0
             twin._start = None
@@ -638,7 +638,7 @@ class FactorAccumulator:
             if self.most_rows is not None and self._start is not None:
                 self._project_into(twin, self._start, share)
             return twin
-        twin._count = share * self._count
+        twin.count = share * self.count
         twin.reads = share * self.reads
         twin._rows = [math.sqrt(share) * rows for rows in self._rows]
         twin._sum = None if self._sum is None else share * self._sum
@@ -654,7 +654,7 @@ class FactorAccumulator:
         outside = float(rows.square().sum()) + self._rest - float(along.sum())
         twin._rows = [kept.to(self._rows[0].dtype)]
         twin._rest = share * max(0.0, outside)
-        twin._count = share * self._count
+        twin.count = share * self.count
         twin._kept = vectors.shape[1]
 
     def distance(self, other: FactorAccumulator) -> float:
@@ -677,8 +677,8 @@ class FactorAccumulator:
         if self._sum is None:
             traces = [float(rows.double().square().sum()) for rows in self._rows]
             return sum(traces) + self._rest
-        diagonal = self._sum.diagonal() if self._shape == "full" else self._sum
-        return float(diagonal.double().sum()) * self._scale**2
+        diagonal = self._sum.diagonal() if self.shape == "full" else self._sum
+        return float(diagonal.double().sum()) * self.scale**2
 
     def _inner(self, other: FactorAccumulator) -> float:
         """Return Σ_ij A_ij B_ij of two sums; a trace without rows is spread evenly."""
@@ -696,27 +696,24 @@ class FactorAccumulator:
             return sum(products)
         if self._sum is None:
             return other._product(self)
-        mine = self._sum.double()
+        mine = self._spread_sum()
         if other._sum is None:
-            if not mine.dim():
-                mine = mine / self.dim
             products = []
             for rows in other._rows:
                 wide = rows.double()
                 image = wide @ mine if mine.dim() == 2 else wide * mine
                 products.append(float((image * wide).sum()))
-            return sum(products) * self._scale**2
-        theirs = other._sum.double()
-        mean = 1
+            return sum(products) * self.scale**2
+        theirs = other._spread_sum()
         if mine.dim() != theirs.dim():
-            # One is diagonal, or a multiple of the identity.
-            mine = mine.diagonal() if mine.dim() == 2 else mine
-            theirs = theirs.diagonal() if theirs.dim() == 2 else theirs
-            if not (mine.dim() and theirs.dim()):
-                mean = self.dim
-        elif not mine.dim():
-            mean = self.dim
-        return float((mine * theirs).sum()) / mean * (self._scale * other._scale) ** 2
+            mine, theirs = (x.diagonal() if x.dim() == 2 else x for x in (mine, theirs))
+        return float((mine * theirs).sum()) * (self.scale * other.scale) ** 2
+
+    def _spread_sum(self) -> Tensor:
+        """Return the sum as a matrix, or as a diagonal; a trace is spread evenly."""
+        assert self._sum is not None
+        total = self._sum.double()
+        return total if total.dim() else (total / self.dim).expand(self.dim)
 
     def warm_start_from(self, factor: Factor) -> None:
         """Start the next decomposition of this sum from the directions of `factor`."""
@@ -725,7 +722,7 @@ class FactorAccumulator:
             return
         self._start = factor.vectors
         if self.most_rows is not None:
-            most = max(1, self._max_size // _PAST)
+            most = max(1, self.max_size // _PAST)
             self._start = self._start[:, :most].contiguous()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -737,16 +734,7 @@ class FactorAccumulator:
             tensors["rows"] = torch.cat(self._rows)
         if self._start is not None:
             tensors["start"] = self._start
-        values = {
-            "dim": self.dim,
-            "shape": self._shape,
-            "max_size": self._max_size,
-            "oversize": self._oversize,
-            "scale": self._scale,
-            "count": self._count,
-            "reads": self.reads,
-            "note": self.note,
-        }
+        values = {name: getattr(self, name) for name in _STORED}
         if self._rest:
             values["rest"] = self._rest
         return tensors, values
@@ -754,16 +742,8 @@ class FactorAccumulator:
     @classmethod
     def restore(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> FactorAccumulator:
         """Return the sum whose state `state` returned."""
-        restored = cls(
-            values["dim"],
-            shape=values["shape"],
-            max_size=values["max_size"],
-            oversize=values["oversize"],
-        )
-        restored._scale = values["scale"]
-        restored._count = values["count"]
-        restored.reads = values["reads"]
-        restored.note = values["note"]
+        restored = cls(values["dim"])
+        vars(restored).update({name: values[name] for name in _STORED})
         restored._rest = values.get("rest", 0.0)
         restored._sum = tensors.get("sum")
         restored._start = tensors.get("start")
@@ -774,12 +754,12 @@ class FactorAccumulator:
 
     def merge(self, other: FactorAccumulator) -> None:
         """Add the sum of another one, as if its rows had come after those of this one."""
-        self._count += other._count
+        self.count += other.count
         self.reads += other.reads
         self._rest += other._rest
         self.note = self.note or other.note
         if self._sum is None and other._sum is not None:
-            self._shape = other._shape
+            self.shape = other.shape
             self._fold_rows()
         for rows in other._rows:
             if self._sum is not None:
@@ -789,13 +769,13 @@ class FactorAccumulator:
                 self._kept += rows.shape[0]
                 self._fold_when_many()
         if other._sum is not None:
-            scale = max(self._scale, other._scale)
-            theirs = other._sum * (other._scale / (scale or 1.0)) ** 2
+            scale = max(self.scale, other.scale)
+            theirs = other._sum * (other.scale / (scale or 1.0)) ** 2
             if self._sum is None:
                 self._sum = theirs
             else:
-                self._sum = self._sum * (self._scale / (scale or 1.0)) ** 2 + theirs
-            self._scale = scale
+                self._sum = self._sum * (self.scale / (scale or 1.0)) ** 2 + theirs
+            self.scale = scale
 
     def result(self, keep: int | None = None) -> Factor:
         """Return the factor.
@@ -806,22 +786,22 @@ class FactorAccumulator:
         Raises:
             ValueError: nothing was added, and the factor is not isotropic.
         """
-        if self._count <= 0:
+        if self.count <= 0:
             # No differentiated example has reached the layer.
-            if self._shape == "isotropic":
+            if self.shape == "isotropic":
                 return IsotropicFactor(self.dim, 0.0)
             raise ValueError("a factor was asked for before any probe example was added")
         if self._sum is None:
             rows = torch.cat(self._rows)
             pairs = self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep))
-            return replace(pairs, rest=pairs.rest + self._rest).scaled(1.0 / self._count)
-        total, factor = self._sum, self._scale**2 / self._count
-        if self._shape == "full":
+            return replace(pairs, rest=pairs.rest + self._rest).scaled(1.0 / self.count)
+        total, factor = self._sum, self.scale**2 / self.count
+        if self.shape == "full":
             pairs = self._eigen(
                 total, keep, lambda: eigen_of_covariance(total, 1.0, keep, self._start)
             )
             return pairs.scaled(factor)
-        if self._shape == "diagonal":
+        if self.shape == "diagonal":
             return DiagonalFactor(total * factor)
         return IsotropicFactor(self.dim, float(total) * factor / self.dim)
 
@@ -835,20 +815,3 @@ def _largest(rows: Tensor) -> float:
         return 0.0
     low, high = torch.aminmax(rows)
     return float(torch.maximum(-low, high))
-
-
-def kronecker_factors(block: Outer, sharing: str = "expand") -> tuple[Tensor, Tensor]:
-    """Return the factors of a matrix-shaped layer as dense matrices, from all positions.
-
-    Args:
-        block: inputs and output gradients of N examples.
-        sharing: expand or reduce.
-
-    Returns:
-        (A `[d_in, d_in]`, G `[d_out, d_out]`), undamped.
-    """
-    a, b = block.explicit().a, block.b
-    if sharing == "reduce":
-        a, b = a.mean(1, keepdim=True), b.sum(1, keepdim=True)
-    rows, columns = a.flatten(0, 1), b.flatten(0, 1)
-    return rows.T @ rows / a.shape[0], columns.T @ columns / columns.shape[0]

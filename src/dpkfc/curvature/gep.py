@@ -16,23 +16,21 @@ Source: Yu, Zhang, Chen, Liu, "Do not let privacy overbill utility" (ICLR 2021),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import (
+    UNREACHED,
     PreconditionerState,
     ProbePreconditioner,
-    check_choices,
-    check_positive,
-    check_probe,
+    identity_row,
     probe_examples,
 )
-from dpkfc.curvature.damping import UNREACHED, identity_row
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
 from dpkfc.curvature.probes import Probe
 from dpkfc.linalg.blocks import Block
@@ -85,31 +83,17 @@ class Basis(PreconditionerState):
         """Return the same basis on another device."""
         return replace(self, metric=self.metric.to(device))
 
-    def check(self, layers: Mapping[str, Mapping[str, Sequence[int]]]) -> None:
-        """Refuse a model that this basis does not fit.
+    @property
+    def _names(self) -> Collection[str]:
+        return self.metric.spans
 
-        Args:
-            layers: layer name to the shapes of its trainable parameters, role to shape.
-
-        Raises:
-            ValueError: naming the first layer that is missing or has another shape.
-        """
-        spans = self.metric.spans
-        problems = [(name, "is not in the model") for name in spans if name not in layers]
-        for name in layers:
-            if name not in spans and name not in self._identity_layers:
-                problems.append((name, "has no rows in it"))
-        if not problems:
-            for name, span in spans.items():
-                size = _size(layers[name])
-                rows = sum(vectors[0].numel() for vectors in span.vectors.values())
-                if size != rows:
-                    problems.append((name, f"has {size} parameters, the basis {rows} rows"))
-        for name, problem in problems:
-            raise ValueError(
-                f"the public subspace belongs to another model: layer '{name}' {problem}; build a "
-                "new one"
-            )
+    def _differences(
+        self, layers: Mapping[str, Mapping[str, Sequence[int]]]
+    ) -> Iterator[tuple[str, str]]:
+        for name, span in self.metric.spans.items():
+            size = _size(layers[name])
+            if size != span.size:
+                yield name, f"has {size} parameters, the basis {span.size} rows"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,22 +144,11 @@ class GEP(ProbePreconditioner):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
-        check_choices(self, {"labels": LABELS, "likelihood": LIKELIHOODS})
-        check_positive(self, ("rank", "groups", "power_iterations", "every", "probe_size", "chunk"))
-        norms = {"embedding_norm": self.embedding_norm}
+        self._check(("rank", "groups", "power_iterations", "every", "probe_size", "chunk"))
+        check_positive("embedding_norm", self.embedding_norm)
         if self.residual_norm is not None:
-            norms["residual_norm"] = self.residual_norm
-        for name, value in norms.items():
-            if not 0 < float(value or 0) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {value!r}")
-        if not 0 < self.share < 1:
-            raise ValueError(
-                f"share must lie between 0 and 1, got {self.share!r}; residual_norm=None drops the "
-                "residual"
-            )
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise ValueError(f"seed must be an integer, got {self.seed!r}")
+            check_positive("residual_norm", self.residual_norm)
+        check_in_range("share", self.share, "(0, 1)")
         examples = probe_examples(self.probe, self.probe_size)
         if self.rank > examples:
             raise ValueError(
@@ -399,9 +372,10 @@ def _make_spans(groups: Sequence[_Group], bases: Sequence[Tensor]) -> dict[str, 
         for name, columns in group.columns().items():
             shapes, own = group.layers[name], basis[:, columns]
             pieces = own.split([math.prod(shape) for shape in shapes.values()], 1)
-            vectors: dict[str, Tensor] = {}
-            for role, piece in zip(shapes, pieces, strict=True):
-                vectors[role] = piece.reshape(group.rank, *shapes[role]).contiguous()
+            vectors = {
+                role: piece.reshape(group.rank, *shapes[role]).contiguous()
+                for role, piece in zip(shapes, pieces, strict=True)
+            }
             norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))
             spans[name] = Span(vectors, start, norm)
         start += group.rank

@@ -19,7 +19,7 @@ from dpkfc.curvature.factors import (
     IsotropicFactor,
     is_empty,
 )
-from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, Tied, pick_rows
+from dpkfc.linalg.blocks import Block, Lookup, Outer, Patched, Tied, pick_rows, raise_precision
 from dpkfc.linalg.metric import Metric
 
 # --------------------------------------------------------------------------------------------------
@@ -246,19 +246,6 @@ class FactorOptions:
     kinds: Mapping[str, str] = field(default_factory=dict)
     rows_per_dim: float | None = None
 
-    def shape_of(self, side: str, rule: str | None) -> str:
-        """Return full or isotropic.
-
-        Args:
-            side: `input` or `output`, or `elementwise` for the scale of a layer.
-            rule: kind of the layer.
-        """
-        if self.rules is not None and rule not in self.rules:
-            return "isotropic"
-        if self.sides != "both" and side in ("input", "output") and side != self.sides:
-            return "isotropic"
-        return "full"
-
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFactors:
@@ -285,9 +272,10 @@ class LayerFactors:
 
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
-        sides: dict[str, Factor] = {}
-        for name, factor in self.sides.items():
-            sides[name] = factor if is_empty(factor) else factor.scaled(1 / factor.mean)
+        sides = {
+            name: factor if is_empty(factor) else factor.scaled(1 / factor.mean)
+            for name, factor in self.sides.items()
+        }
         return replace(self, sides=sides)
 
 
@@ -347,13 +335,16 @@ class LayerAccumulator:
             self._sides[side] = self._make_side(side, math.prod(shape), rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
+        options = self._options
         is_elementwise = self.kind == "elementwise"
-        shape = self._options.shape_of("elementwise" if is_elementwise else name, rule)
-        if shape == "full":
-            if is_elementwise or (self.kind, name) == ("lookup", "input"):
-                shape = "diagonal"
-            elif (self.kind, name) == ("tied", "output"):
-                shape = "isotropic"
+        is_other_side = not is_elementwise and options.sides not in ("both", name)
+        shape = "full"
+        if is_other_side or (options.rules is not None and rule not in options.rules):
+            shape = "isotropic"
+        elif is_elementwise or (self.kind, name) == ("lookup", "input"):
+            shape = "diagonal"
+        elif (self.kind, name) == ("tied", "output"):
+            shape = "isotropic"
         return FactorAccumulator(
             dim,
             shape=shape,
@@ -375,7 +366,7 @@ class LayerAccumulator:
         self.add_inputs(block)
         if self.kind == "elementwise":
             for role, g in block.grads.items():
-                rows = _raise_to_float32(g).reshape(len(g), -1)
+                rows = raise_precision(g).reshape(len(g), -1)
                 self._sides[role].add(rows, block.batch_size)
         elif self.kind == "tied":
             self._add_tied(block)
@@ -388,7 +379,7 @@ class LayerAccumulator:
         Raises:
             ValueError: as `add`.
         """
-        self._dtype = _raise_to_float32(block.like).dtype
+        self._dtype = raise_precision(block.like).dtype
         self._device = block.like.device
         if self.kind == "lookup":
             self._sides["input"].add_diagonal(*self._reads(block))
@@ -432,16 +423,16 @@ class LayerAccumulator:
         Only the patches of sampled rows are formed.
         """
         if self._options.sharing == "reduce":
-            mean = self._mean(_raise_to_float32(block.explicit().a), block.groups)
+            mean = self._mean(raise_precision(block.explicit().a), block.groups)
             rows, share = self._limit(mean, block.groups, "input")
             return rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
-        rows = _raise_to_float32(block.input_rows(subsample.index))
+        rows = raise_precision(block.input_rows(subsample.index))
         return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
         """Return rows and divisor of G from `[N * groups, T, d_out]`."""
-        b = _raise_to_float32(b)
+        b = raise_precision(b)
         if self._options.sharing == "reduce":
             rows, share = self._limit(self._sum(b, groups), groups, "output")
             return rows, b.shape[0] * share
@@ -470,9 +461,9 @@ class LayerAccumulator:
 
     def _add_tied(self, block: Tied) -> None:
         """Add both uses of one weight `[V, d]` to E gᵀg; the rows V carry a trace of one."""
-        c = _raise_to_float32(block.lookup.b)
-        a = _raise_to_float32(block.outer.a)
-        b = _raise_to_float32(block.outer.b)
+        c = raise_precision(block.lookup.b)
+        a = raise_precision(block.outer.a)
+        b = raise_precision(block.outer.b)
         vocabulary = block.lookup.num_rows
         self._sides["output"].add_diagonal(b.new_full((vocabulary,), 1 / vocabulary), 1.0)
         norms = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
@@ -590,8 +581,3 @@ def _smooth_reads(factor: Factor, reads: float) -> Factor:
         return factor
     weight = reads / (reads + factor.dim)
     return DiagonalFactor((factor.values + factor.trace / reads) * weight)
-
-
-def _raise_to_float32(x: Tensor) -> Tensor:
-    x = x.detach()
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()

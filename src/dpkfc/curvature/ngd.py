@@ -19,25 +19,18 @@ Source: DP-NGD, Algorithms 1 and 2, Eq. 16 to 18.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dpkfc.curvature.base import (
-    PreconditionerState,
-    ProbePreconditioner,
-    check_choices,
-    check_positive,
-    check_probe,
-)
+from dpkfc._checks import check_in_range, check_positive
+from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeSpec,
@@ -70,35 +63,54 @@ _ROLE = "weight"  # role of a matrix-shaped layer
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Sum of squares of one layer over `count` gradients; both add up over micro-batches.
+class Sums:
+    """Sums of gradients of one layer, or of their squares; both add up over micro-batches.
 
     Attributes:
         kind: outer, lookup, tied or elementwise, as in `LayerFactors`.
-        squares: float64, role to the layout above (only `weight` for matrix-shaped layers).
-        count: gradients that were squared.
+        values: float64. Role to `[groups, d_out, d_in]`, `[V, d]` of a table, or the shape of the
+            parameter; of moments in the layout above, only `weight` for matrix-shaped layers.
+        count: gradients that were added or squared.
         dtype: of the layer's gradients.
-        groups: of a convolution.
     """
 
     kind: str
-    squares: Mapping[str, Tensor]
+    values: Mapping[str, Tensor]
     count: int
     dtype: torch.dtype
-    groups: int = 1
 
-    def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both."""
-        squares = {role: x + other.squares[role] for role, x in self.squares.items()}
-        return replace(self, squares=squares, count=self.count + other.count)
+    def __add__(self: _Added, other: _Added) -> _Added:
+        """Return the sums of both."""
+        values = {role: x + other.values[role] for role, x in self.values.items()}
+        return replace(self, values=values, count=self.count + other.count)
+
+    def squared(self, size: int) -> Moments:
+        """Return the moments of one mini-batch: the square of its mean gradient.
+
+        Args:
+            size: examples of the mini-batch.
+
+        Raises:
+            ValueError: a gradient that is not finite.
+        """
+        squares = {role: (x / size).square() for role, x in self.values.items()}
+        return _moments(self.kind, squares, 1, self.dtype)
+
+
+_Added = TypeVar("_Added", bound=Sums)
+
+
+@dataclass(frozen=True)
+class Moments(Sums):
+    """Sum of squares of one layer over `count` gradients."""
 
     @property
     def mean(self) -> dict[str, Tensor]:
         """v, float64."""
-        return {role: x / self.count for role, x in self.squares.items()}
+        return {role: x / self.count for role, x in self.values.items()}
 
     def entry(self, scale: Mapping[str, Tensor]) -> Eigenbasis | Elementwise:
-        """Return the diagonal map with these factors, in the layout of `squares`."""
+        """Return the diagonal map with these factors, in the layout of `values`."""
         typed = {role: x.to(self.dtype).contiguous() for role, x in scale.items()}
         if self.kind == "elementwise":
             return Elementwise(typed)
@@ -108,44 +120,9 @@ class Moments:
     def shapes(self) -> dict[str, Any]:
         """Kind and sizes of the sides, for `PreconditionerState.check`."""
         if self.kind == "elementwise":
-            return {"kind": self.kind, **{role: list(x.shape) for role, x in self.squares.items()}}
-        d_out, d_in = self.squares[_ROLE].shape
+            return {"kind": self.kind, **{role: list(x.shape) for role, x in self.values.items()}}
+        d_out, d_in = self.values[_ROLE].shape
         return {"kind": self.kind, "input": [d_in], "output": [d_out]}
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Sum of gradients of one layer over `count` examples; both add up over a mini-batch.
-
-    Attributes:
-        kind: as in `Moments`.
-        sums: float64, role to `[groups, d_out, d_in]`, `[V, d]` of a table, or the shape of the
-            parameter.
-        count: examples.
-        dtype: of the layer's gradients.
-    """
-
-    kind: str
-    sums: Mapping[str, Tensor]
-    count: int
-    dtype: torch.dtype
-
-    def __add__(self, other: Sums) -> Sums:
-        """Return the sums of both."""
-        sums = {role: x + other.sums[role] for role, x in self.sums.items()}
-        return replace(self, sums=sums, count=self.count + other.count)
-
-    def squared(self, size: int | None = None) -> Moments:
-        """Return the moments of one mini-batch: the square of its mean gradient.
-
-        Args:
-            size: examples of the mini-batch, by default those that were added.
-
-        Raises:
-            ValueError: a gradient that is not finite.
-        """
-        squares = {role: (x / (size or self.count)).square() for role, x in self.sums.items()}
-        return _moments(self.kind, squares, 1, self.dtype)
 
 
 def summed_gradients(block: Block) -> Sums:
@@ -155,18 +132,15 @@ def summed_gradients(block: Block) -> Sums:
     return Sums(block.kind, sums, block.batch_size, _dtype(block))
 
 
-def squared_gradients(block: Block, per: str) -> Moments:
-    """Return the moments of one micro-batch.
+def squared_gradients(block: Block) -> Moments:
+    """Return the squares of every example's gradient, added over one micro-batch.
 
     Args:
         block: one layer's contribution, in the per-example scale.
-        per: `example` squares every example's gradient, `batch` the mean over the micro-batch.
 
     Raises:
         ValueError: a gradient that is not finite.
     """
-    if per == "batch":
-        return summed_gradients(block).squared()
     with torch.no_grad():
         squares = _by_role(block.explicit().sum_squares())
     return _moments(block.kind, squares, block.batch_size, _dtype(block))
@@ -174,15 +148,13 @@ def squared_gradients(block: Block, per: str) -> Moments:
 
 def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Moments:
     """Return moments in their layout from squares in the layout of the gradients."""
-    groups = 1
     if kind == "outer":
-        groups = len(squares[_ROLE])
         squares = {_ROLE: squares[_ROLE].mean(0)}
     elif kind == "lookup":
         squares = {_ROLE: squares[_ROLE].T}
     if any(not bool(torch.isfinite(x).all()) for x in squares.values()):
         raise ValueError("NaN or infinity in the layer's gradients on the probe")
-    return Moments(kind, squares, count, dtype, groups)
+    return Moments(kind, squares, count, dtype)
 
 
 def _by_role(gradients: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
@@ -281,34 +253,27 @@ def _measure_own(
 
     def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
         nonlocal digest
-        if team is not None:
-            digest = probe_digest(inputs, labels)
+        digest = probe_digest(inputs, labels)
+
+    def add(name: str, block: Block) -> None:
+        if block.kind is None:
+            raise ValueError(f"no curvature is known for a {type(block).__name__}; freeze it")
+        if block.kind == "outer":
+            if name not in factors:
+                factors[name] = LayerAccumulator(block, options, None, subsampler)
+            factors[name].add(block)
+        else:
+            new = squared_gradients(block)
+            moments[name] = moments[name] + new if name in moments else new
 
     rows = rows_of_process(team, spec.size)
-    for microbatch in run_probe(
-        model, capture, spec, rows.start, stop=rows.stop, on_sample=take_digest
-    ):
-        subsampler.start(microbatch.rows, microbatch.mask)
-        note = microbatch.note
-        for name in microbatch.blocks:
-            block = microbatch.blocks[name]
-            if block.kind is None:
-                raise ValueError(
-                    f"layer '{name}': no curvature is known for a {type(block).__name__}; freeze it"
-                )
-            try:
-                if block.kind == "outer":
-                    if name not in factors:
-                        factors[name] = LayerAccumulator(block, options, None, subsampler)
-                    factors[name].add(block)
-                else:
-                    new = squared_gradients(block, "example")
-                    moments[name] = moments[name] + new if name in moments else new
-            except ValueError as error:
-                raise ValueError(f"layer '{name}': {error}") from error
-            del block
+    on_sample = None if team is None else take_digest
+    for part in run_probe(model, capture, spec, rows.start, stop=rows.stop, on_sample=on_sample):
+        subsampler.start(part.rows, part.mask)
+        note = part.note
+        part.visit(add)
         # Otherwise this micro-batch stays in memory next to the next one.
-        del microbatch
+        del part
     parts: dict[str, _Part] = {name: layer.detached_copy() for name, layer in factors.items()}
     return parts | moments, note, digest
 
@@ -454,23 +419,16 @@ class NGD(ProbePreconditioner):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_probe(self.probe)
-        choices = {"labels": LABELS, "likelihood": LIKELIHOODS, "order": tuple(_READOUTS)}
-        check_choices(self, choices)
-        check_positive(self, ("steps", "every", "probe_size", "chunk", "max_factor_size"))
-        if not (self.lambda_safe > 0 and math.isfinite(self.lambda_safe)):
-            raise ValueError(
-                f"lambda_safe must be positive and finite, got {self.lambda_safe}; see NGD.matched"
-            )
+        counts = ("steps", "every", "probe_size", "chunk", "max_factor_size")
+        self._check(counts, order=tuple(_READOUTS))
+        check_positive("lambda_safe", self.lambda_safe)
         if not 0 < self.base <= self.lambda_safe:
             raise ValueError(
                 f"lambda_base must lie in (0, lambda_safe = {self.lambda_safe}], got "
                 f"{self.lambda_base}"
             )
-        if not 0 <= self.warm < 1:
-            raise ValueError(f"warm is a fraction of the steps in [0, 1), got {self.warm}")
-        if not (self.power > 0 and math.isfinite(self.power)):
-            raise ValueError(f"power must be positive and finite, got {self.power}")
+        check_in_range("warm", self.warm, "[0, 1)")
+        check_positive("power", self.power)
 
     @classmethod
     def matched(
@@ -494,8 +452,7 @@ class NGD(ProbePreconditioner):
         """
         numbers = {"eta": eta, "clip": clip, "eta_sgd": eta_sgd, "clip_sgd": clip_sgd}
         for name, value in numbers.items():
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            check_positive(name, value)
         return cls(lambda_safe=(eta * clip / (eta_sgd * clip_sgd)) ** 2, **settings)
 
     @property

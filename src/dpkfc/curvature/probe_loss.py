@@ -66,9 +66,9 @@ class _Labels:
     draws: ProbeRandomness
     rows: slice
 
-    def numbers(self, distribution: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-        """Return random numbers of these rows."""
-        return self.draws.rows(distribution, shape, self.rows, device)
+    def numbers(self, distribution: str, like: Tensor) -> Tensor:
+        """Return random numbers of these rows in the shape `[N, ...]` of a tensor."""
+        return self.draws.rows(distribution, tuple(like.shape[1:]), self.rows, like.device)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -172,7 +172,7 @@ def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor
     if source.given is not None:
         target = _check_labels(source.given.to(logits.device), logits, classes)
     else:
-        uniform = source.numbers("uniform", tuple(logits.shape[1:-1]), logits.device)
+        uniform = source.numbers("uniform", logits[..., 0])
         target = _draw_classes(logits.detach(), uniform, source.kind)
     counted = target != _IGNORED
     if mask is not None:
@@ -261,7 +261,7 @@ def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if source.given is not None:
         target = _match_shape(source.given, logits)
     else:
-        noise = source.numbers("normal", tuple(logits.shape[1:]), logits.device).to(logits.dtype)
+        noise = source.numbers("normal", logits).to(logits.dtype)
         target = logits.detach() + noise
     return _mean_over_outputs(0.5 * (logits - target).square(), mask)
 
@@ -270,7 +270,7 @@ def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     if source.given is not None:
         target = _match_shape(source.given, logits)
     else:
-        uniform = source.numbers("uniform", tuple(logits.shape[1:]), logits.device)
+        uniform = source.numbers("uniform", logits)
         one = torch.sigmoid(logits.detach().double()) if source.kind == "model" else 0.5
         target = (uniform < one).to(logits.dtype)
     losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")

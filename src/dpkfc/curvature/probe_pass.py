@@ -270,6 +270,21 @@ class ProbeMicrobatch:
         """Number of examples n."""
         return int(self.rows.stop - self.rows.start)
 
+    def visit(self, add: Callable[[str, Block], None]) -> None:
+        """Give every layer's block to a function, one at a time, and name the layer in its errors.
+
+        Raises:
+            ValueError: of the function.
+        """
+        for name in self.blocks:
+            block = self.blocks[name]
+            try:
+                add(name, block)
+            except ValueError as error:
+                raise ValueError(f"layer '{name}': {error}") from error
+            # Otherwise this block stays in memory next to the next one.
+            del block
+
 
 def public_generator(seed: int, step: int, purpose: str = "probe") -> torch.Generator:
     """Return a random stream of one refresh: repeatable, public, and separate from all others."""

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dpkfc._checks import check_in_range, check_integer, check_positive
+
 # --------------------------------------------------------------------------------------------------
 # Inputs of a model: one tensor, or a mapping of tensors whose first axis is the example.
 #
@@ -204,14 +206,20 @@ def check_level(name: str, shape: tuple[int, ...], mean: float, std: float) -> N
         raise ValueError(
             f"{name}: shape must be positive integers without the batch axis, got {shape}"
         )
-    if not math.isfinite(mean):
-        raise ValueError(f"{name}: mean must be finite, got {mean}")
-    if not (std > 0 and math.isfinite(std)):
-        raise ValueError(f"{name}: std must be positive and finite, got {std}")
+    check_in_range(f"{name}: mean", mean, "(-inf, inf)")
+    check_positive(f"{name}: std", std)
 
 
 class _SyntheticProbe(Probe):
     """A probe whose dataclass fields describe it."""
+
+    def _check_level(self: Any) -> None:
+        """Refuse a shape, mean, deviation or correlation that examples cannot have."""
+        name = type(self).__name__
+        object.__setattr__(self, "shape", tuple(self.shape))
+        check_level(name, self.shape, self.mean, self.std)
+        if not isinstance(self, WhiteNoise):
+            check_in_range(f"{name}: channel_correlation", self.channel_correlation, "[0, 1]")
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: the fields of the probe."""
@@ -219,11 +227,6 @@ class _SyntheticProbe(Probe):
         for name, value in asdict(self).items():  # type: ignore[call-overload]
             own[name] = list(value) if isinstance(value, tuple) else value
         return own
-
-
-def _check_correlation(name: str, correlation: float) -> None:
-    if not 0 <= correlation <= 1:
-        raise ValueError(f"{name}: channel_correlation must lie in [0, 1], got {correlation}")
 
 
 def _correlate(own: Tensor, common: Tensor, correlation: float) -> Tensor:
@@ -274,16 +277,13 @@ class PinkNoise(_SyntheticProbe):
     channel_correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        check_level("PinkNoise", self.shape, self.mean, self.std)
+        self._check_level()
         if len(self.shape) < 2 or math.prod(self.shape) < 2:
             raise ValueError(
                 f"PinkNoise: shape must be (channels, *spatial), got {self.shape}; vectors: "
                 "FeatureNoise"
             )
-        if not math.isfinite(self.power_exponent):
-            raise ValueError(f"PinkNoise: power_exponent must be finite, got {self.power_exponent}")
-        _check_correlation("PinkNoise", self.channel_correlation)
+        check_in_range("PinkNoise: power_exponent", self.power_exponent, "(-inf, inf)")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
@@ -300,7 +300,8 @@ class PinkNoise(_SyntheticProbe):
         """Return the amplitude of every frequency, `[*spatial]`."""
         axes = [torch.fft.fftfreq(size, dtype=torch.float64) for size in self.shape[1:]]
         grid = torch.meshgrid(*axes, indexing="ij")
-        radius = torch.stack([g.square() for g in grid]).sum(0).sqrt()
+        squares = torch.stack([g.square() for g in grid])
+        radius = squares.sum(0).sqrt()
         if radius.numel() == 1:
             return torch.ones_like(radius)
         lowest = radius[radius > 0].min()
@@ -322,8 +323,7 @@ class WhiteNoise(_SyntheticProbe):
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        check_level("WhiteNoise", self.shape, self.mean, self.std)
+        self._check_level()
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, *shape]`, float32 on the CPU; no labels."""
@@ -347,8 +347,7 @@ class FeatureNoise(_SyntheticProbe):
 
     def __post_init__(self) -> None:
         check_level("FeatureNoise", (self.dim,), self.mean, self.std)
-        if not 0 < self.density <= 1:
-            raise ValueError(f"FeatureNoise: density must lie in (0, 1], got {self.density}")
+        check_in_range("FeatureNoise: density", self.density, "(0, 1]")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, dim]`, float32 on the CPU; no labels."""
@@ -408,7 +407,8 @@ class PublicData(Probe):
                 f"PublicData: {size} inputs but labels of shape {tuple(self.labels.shape)}; "
                 "the first axis of both is the example"
             )
-        if any(x.is_floating_point() and not torch.isfinite(x).all() for x in values.values()):
+        numbers = [x for x in values.values() if x.is_floating_point()]
+        if not all(torch.isfinite(x).all() for x in numbers):
             raise ValueError("PublicData: inputs contain NaN or infinity")
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
@@ -489,27 +489,19 @@ class DeadLeaves(_SyntheticProbe):
     channel_correlation: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))
-        check_level("DeadLeaves", self.shape, self.mean, self.std)
+        self._check_level()
         if len(self.shape) != 3 or math.prod(self.shape) < 2:
             raise ValueError(
                 f"DeadLeaves: shape must be (channels, height, width), got {self.shape}; other "
                 "inputs: WhiteNoise"
             )
-        if not isinstance(self.leaves, int) or self.leaves < 1:
-            raise ValueError(
-                f"DeadLeaves: leaves must be a whole number of 1 or more, got {self.leaves}"
-            )
-        if not (self.size_exponent > 1 and math.isfinite(self.size_exponent)):
-            raise ValueError(
-                f"DeadLeaves: size_exponent must be finite and above 1, got {self.size_exponent}"
-            )
+        check_integer("DeadLeaves: leaves", self.leaves, 1)
+        check_in_range("DeadLeaves: size_exponent", self.size_exponent, "(1, inf)")
         if not 0 < self.smallest <= self._largest < math.inf:
             raise ValueError(
                 f"DeadLeaves: radii must lie above 0 and grow, got {self.smallest} to "
                 f"{self._largest:g} pixels (largest × side)"
             )
-        _check_correlation("DeadLeaves", self.channel_correlation)
 
     @property
     def _largest(self) -> float:
@@ -528,14 +520,17 @@ class DeadLeaves(_SyntheticProbe):
         if self.channel_correlation > 0:
             common = torch.randn(self.leaves + 1, n, 1, generator=generator, dtype=torch.float64)
             level = _correlate(level, common, self.channel_correlation)
-        x = level[0].view(n, channels, 1, 1).repeat(1, 1, height, width)
+        ground = level[0].view(n, channels, 1, 1)
+        x = ground.repeat(1, 1, height, width)
         down = torch.arange(height) + 0.5
         across = torch.arange(width) + 0.5
         for leaf in range(self.leaves):
-            rows = (down - down_centre[leaf].view(n, 1)).square().view(n, height, 1)
-            columns = (across - across_centre[leaf].view(n, 1)).square().view(n, 1, width)
-            inside = rows + columns <= radius[leaf].square().view(n, 1, 1)
-            x = torch.where(inside.unsqueeze(1), level[leaf + 1].view(n, channels, 1, 1), x)
+            rows = down - down_centre[leaf].view(n, 1)
+            columns = across - across_centre[leaf].view(n, 1)
+            squares = rows.square().view(n, height, 1) + columns.square().view(n, 1, width)
+            inside = squares <= radius[leaf].square().view(n, 1, 1)
+            colour = level[leaf + 1].view(n, channels, 1, 1)
+            x = torch.where(inside.unsqueeze(1), colour, x)
         return _standardize(x, self.mean, self.std), None
 
     def _radii(self, uniform: Tensor) -> Tensor:
@@ -592,16 +587,9 @@ class Refined(Probe):
                 "Refined: probe must be another probe with sample() and describe(), such as "
                 f"PinkNoise(shape); got {self.probe!r}"
             )
-        for name, least in (("steps", 1), ("smoothing", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(
-                    f"Refined: {name} must be a whole number of {least} or more, got {value!r}"
-                )
-        if not (self.step_size > 0 and math.isfinite(self.step_size)):
-            raise ValueError(
-                f"Refined: step_size must be positive and finite, got {self.step_size}"
-            )
+        check_integer("Refined: steps", self.steps, 1)
+        check_integer("Refined: smoothing", self.smoothing, 0)
+        check_positive("Refined: step_size", self.step_size)
 
     @property
     def is_refined(self) -> bool:
@@ -655,7 +643,8 @@ class Refined(Probe):
             for _ in range(self.smoothing):
                 gradient = box(gradient, 3, 1, 1, count_include_pad=False)
         ones = [1] * (gradient.dim() - 1)
-        size = gradient.flatten(1).square().mean(1).sqrt().view(-1, *ones)
+        size = gradient.flatten(1).square().mean(1).sqrt()
+        size = size.view(-1, *ones)
         return torch.where(size > 0, gradient / size, 0.0)
 
     def describe(self) -> dict[str, Any]:
@@ -675,4 +664,6 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of every example, `[n, 1, ...]`."""
     flat = x.flatten(1)
     shape = (-1, *[1] * (x.dim() - 1))
-    return flat.mean(1).view(shape), flat.std(1, correction=0).view(shape)
+    mean = flat.mean(1).view(shape)
+    deviation = flat.std(1, correction=0).view(shape)
+    return mean, deviation

@@ -210,8 +210,21 @@ def _measure_own(
 
     def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
         nonlocal digest
-        if team is not None:
-            digest = probe_digest(inputs, labels)
+        digest = probe_digest(inputs, labels)
+
+    def add(part: ProbeMicrobatch, name: str, block: Block) -> None:
+        if block.kind is None:
+            unknown[name] = type(block).__name__
+            return
+        if block.batch_size != part.size:
+            raise ValueError(f"capture returned {block.batch_size} examples instead of {part.size}")
+        if name not in layers:
+            kind = options.kinds.get(name)
+            layers[name] = LayerAccumulator(block, options, kind, subsampler, cache)
+        if part.differentiated:
+            layers[name].add(block)
+        else:
+            layers[name].add_inputs(block)
 
     rows = rows_of_process(team, spec.size)
     microbatches = run_probe(
@@ -221,24 +234,15 @@ def _measure_own(
         rows.start,
         stop=rows.stop,
         gradients_from=_scale_from(spec) if options.sides == "input" else 0,
-        on_sample=take_digest,
+        on_sample=None if team is None else take_digest,
     )
-    for microbatch in microbatches:
-        subsampler.start(microbatch.rows, microbatch.mask)
-        for name in microbatch.blocks:
-            block = microbatch.blocks[name]
-            if block.kind is None:
-                unknown[name] = type(block).__name__
-                continue
-            if name not in layers:
-                kind = options.kinds.get(name)
-                layers[name] = LayerAccumulator(block, options, kind, subsampler, cache)
-            _add_block(layers[name], name, block, microbatch)
-            del block
+    for part in microbatches:
+        subsampler.start(part.rows, part.mask)
+        part.visit(partial(add, part))
         cache.forget()
-        note, last = microbatch.note, scale_microbatch(microbatch, spec)
+        note, last = part.note, scale_microbatch(part, spec)
         # Otherwise this micro-batch stays in memory next to the next one.
-        del microbatch
+        del part
     return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note), digest
 
 
@@ -279,9 +283,10 @@ def decompose_layers(
     """
 
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals: dict[str, LayerAccumulator] = {}
-        for name, layer in layers.items():
-            totals[name] = layer.merge_history(past[name], share) if name in past else layer
+        totals = {
+            name: layer.merge_history(past[name], share) if name in past else layer
+            for name, layer in layers.items()
+        }
         factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}
@@ -303,20 +308,6 @@ def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAcc
         for other in others:
             sums[name].merge(other)
     return sums
-
-
-def _add_block(layer: LayerAccumulator, name: str, block: Block, part: ProbeMicrobatch) -> None:
-    if block.batch_size != part.size:
-        raise ValueError(
-            f"layer '{name}': capture returned {block.batch_size} examples instead of {part.size}"
-        )
-    try:
-        if part.differentiated:
-            layer.add(block)
-        else:
-            layer.add_inputs(block)
-    except ValueError as error:
-        raise ValueError(f"layer '{name}': {error}") from error
 
 
 def probe_scale(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -19,6 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dpkfc._checks import (
+    check_in_range,
+    check_integer,
+    check_not_negative,
+    check_one_of,
+    check_optional_integer,
+)
 from dpkfc.curvature.probe_pass import preserve_model
 from dpkfc.curvature.probes import Probe, PublicData, Sample, device_of
 
@@ -71,17 +77,9 @@ class TokenNoise(Probe):
         if self.frequencies is not None:
             table = torch.as_tensor(self.frequencies).detach().cpu().double()
             object.__setattr__(self, "frequencies", table)
-        for name in ("vocab_size", "length"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"TokenNoise: {name} must be an integer of at least 1, got {value!r}"
-                )
-        least = self.min_length
-        if least is not None and (not isinstance(least, int) or isinstance(least, bool)):
-            raise ValueError(
-                f"TokenNoise: min_length must be an integer or None, got {self.min_length!r}"
-            )
+        check_integer("TokenNoise: vocab_size", self.vocab_size, 1)
+        check_integer("TokenNoise: length", self.length, 1)
+        check_optional_integer("TokenNoise: min_length", self.min_length, 1)
         self._check_ids()
         self._check_lengths()
         self._check_law()
@@ -95,12 +93,9 @@ class TokenNoise(Probe):
         ]
         ids += [("exclude", value) for value in self.exclude]
         for name, value in ids:
-            if value is not None and not 0 <= value < self.vocab_size:
-                raise ValueError(
-                    f"TokenNoise: {name} must lie in [0, vocab_size={self.vocab_size}), got {value}"
-                )
-        if self.segments not in (0, 1, 2):
-            raise ValueError(f"TokenNoise: segments must be 0, 1 or 2, got {self.segments}")
+            if value is not None:
+                check_in_range(f"TokenNoise: {name}", value, f"[0, {self.vocab_size})")
+        check_one_of("TokenNoise: segments", self.segments, (0, 1, 2))
         if self.segments == 2 and self.sep_id is None:
             raise ValueError("TokenNoise: a pair of texts (segments=2) needs sep_id between them")
 
@@ -118,11 +113,8 @@ class TokenNoise(Probe):
             )
 
     def _check_law(self) -> None:
-        zipf = self.zipf_exponent
-        if zipf is not None and not (math.isfinite(zipf) and zipf >= 0):
-            raise ValueError(
-                f"TokenNoise: zipf_exponent must be finite and not negative, got {zipf}"
-            )
+        if self.zipf_exponent is not None:
+            check_not_negative("TokenNoise: zipf_exponent", self.zipf_exponent)
         if self.frequencies is None and self.provenance:
             raise ValueError(
                 "TokenNoise: provenance says where frequencies come from, but none are given"
@@ -351,11 +343,9 @@ def generated_text(
         ValueError: sizes that are not positive, or logits that are not finite.
         TypeError: the model cannot be called like this.
     """
-    if n < 1 or length < 2 or chunk < 1:
-        raise ValueError(
-            f"generated_text: n and chunk must be at least 1 and length 2, got {n}, {chunk} and "
-            f"{length}"
-        )
+    check_integer("generated_text: n", n, 1)
+    check_integer("generated_text: length", length, 2)
+    check_integer("generated_text: chunk", chunk, 1)
     generator = torch.Generator().manual_seed(seed)
     sizes = [min(chunk, n - first) for first in range(0, n, chunk)]
     with preserve_model(model), torch.no_grad():

@@ -7,8 +7,14 @@ private examples, so ε is that of the head alone.
 from __future__ import annotations
 
 from dpkfc.features.encoder import EncoderFeatures, SyntheticEncoder
-from dpkfc.features.joined import FeaturesOf, FlatFeatures, JoinedFeatures, build_features
-from dpkfc.features.scales import Standardised, standardise
+from dpkfc.features.joined import (
+    FeaturesOf,
+    FlatFeatures,
+    JoinedFeatures,
+    Standardised,
+    build_features,
+    standardise,
+)
 from dpkfc.features.scattering import Scattering, ScatteringTransform
 from dpkfc.features.synthetic_images import SyntheticImages, draw_images
 

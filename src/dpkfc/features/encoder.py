@@ -19,6 +19,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dpkfc._checks import check_in_range
 from dpkfc.features.scattering import check_images
 
 WEIGHTS = "encoder.safetensors"
@@ -56,8 +57,7 @@ class SyntheticEncoder:
                 f" got {self.shape}"
             )
         finest = min(self.shape[1:]) // 4
-        if not 1 <= self.pool <= finest:
-            raise ValueError(f"SyntheticEncoder: pool must be from 1 to {finest}, got {self.pool}")
+        check_in_range("SyntheticEncoder: pool", self.pool, f"[1, {finest}]")
 
     @property
     def feature_shape(self) -> tuple[int, int, int]:

@@ -17,11 +17,13 @@ Source: Bruna and Mallat (2013), sections 2 and 3. Private training on them: Tra
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from dpkfc._checks import check_integer, check_one_of
 
 # The wavelet of the first scale: width of its envelope and frequency, in pixels and radians.
 _WIDTH = 0.8
@@ -60,11 +62,9 @@ class Scattering:
             raise ValueError(
                 f"Scattering: shape must be (channels, height, width), got {self.shape}"
             )
-        if self.scales < 1 or self.angles < 1 or self.order not in (1, 2):
-            raise ValueError(
-                "Scattering: scales and angles must be at least 1 and order 1 or 2, got "
-                f"{self.scales}, {self.angles} and {self.order}"
-            )
+        check_integer("Scattering: scales", self.scales, 1)
+        check_integer("Scattering: angles", self.angles, 1)
+        check_one_of("Scattering: order", self.order, (1, 2))
         if min(self.shape[1:]) < 2**self.scales:
             raise ValueError(
                 f"Scattering: {self.scales} scales need images of {2**self.scales} pixels a side, "
@@ -77,7 +77,8 @@ class Scattering:
         channels, height, width = self.shape
         paths = 1 + self.scales * self.angles
         if self.order == 2:
-            paths += self.angles**2 * self.scales * (self.scales - 1) // 2
+            pairs = self.scales * (self.scales - 1) // 2
+            paths += self.angles**2 * pairs
         step = 2**self.scales
         return channels * paths, height // step, width // step
 
@@ -87,13 +88,7 @@ class Scattering:
 
     def describe(self) -> dict[str, object]:
         """Return plain values for a privacy card."""
-        return {
-            "kind": "Scattering",
-            "shape": list(self.shape),
-            "scales": self.scales,
-            "angles": self.angles,
-            "order": self.order,
-        }
+        return {"kind": "Scattering", **asdict(self), "shape": list(self.shape)}
 
 
 def check_images(x: Tensor, shape: tuple[int, int, int]) -> None:
@@ -133,14 +128,16 @@ class ScatteringTransform(nn.Module):
             side + sum(padding)
             for side, padding in zip(settings.shape[1:], self._padding, strict=True)
         )
-        low_pass = _gaussian(height, width, _WIDTH * 2 ** (settings.scales - 1))
+        sigma = _WIDTH * 2 ** (settings.scales - 1)
+        low_pass = _gaussian(height, width, sigma)
         self.register_buffer("_low_pass", _spectrum(low_pass), persistent=False)
         wavelets = []
         for scale in range(settings.scales):
             for angle in range(settings.angles):
                 wavelet = _morlet(height, width, scale, angle, settings.angles)
                 wavelets.append(_spectrum(wavelet))
-        by_scale = torch.stack(wavelets).unflatten(0, (settings.scales, settings.angles))
+        shape = (settings.scales, settings.angles)
+        by_scale = torch.stack(wavelets).unflatten(0, shape)
         self.register_buffer("_wavelets", by_scale, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -151,7 +148,8 @@ class ScatteringTransform(nn.Module):
         """
         check_images(x, self.settings.shape)
         (top, bottom), (left, right) = self._padding
-        padded = functional.pad(x, (left, right, top, bottom), mode="reflect")
+        sides = (left, right, top, bottom)
+        padded = functional.pad(x, sides, mode="reflect")
         image = torch.fft.fft2(padded)
         features = [self._smooth(image, 0)]
         for scale in range(self.settings.scales):
@@ -163,7 +161,10 @@ class ScatteringTransform(nn.Module):
                 second = self._modulus(first, next_scale, scale, next_scale)
                 features.append(self._smooth(second, next_scale))
         batch, channels = x.shape[:2]
-        merged = [feature.reshape(batch, channels, -1, *feature.shape[-2:]) for feature in features]
+        merged = []
+        for feature in features:
+            size = feature.shape[-2:]
+            merged.append(feature.reshape(batch, channels, -1, *size))
         return torch.cat(merged, dim=2).flatten(1, 2)
 
     def _modulus(self, spectrum: Tensor, scale: int, at: int, to: int) -> Tensor:
@@ -179,14 +180,16 @@ class ScatteringTransform(nn.Module):
             `[..., L, H / 2^to, W / 2^to]`.
         """
         filters = _subsample_filter(self._wavelets[scale], at)
-        product = _fold(spectrum.unsqueeze(-3) * filters, 2 ** (to - at))
-        return torch.fft.fft2(torch.fft.ifft2(product).abs())
+        product = spectrum.unsqueeze(-3) * filters
+        signals = torch.fft.ifft2(_fold(product, 2 ** (to - at)))
+        return torch.fft.fft2(signals.abs())
 
     def _smooth(self, spectrum: Tensor, at: int) -> Tensor:
         """Return signals smoothed by φ, read at every 2^J-th pixel, without the padding."""
         step = 2**self.settings.scales
         filters = _subsample_filter(self._low_pass, at)
-        smooth = torch.fft.ifft2(_fold(spectrum * filters, step // 2**at)).real
+        folded = _fold(spectrum * filters, step // 2**at)
+        smooth = torch.fft.ifft2(folded).real
         _, height, width = self.settings.feature_shape
         top, left = (before // step for before, _ in self._padding)
         return smooth[..., top : top + height, left : left + width]
@@ -225,7 +228,8 @@ def _spectrum(filter_: Tensor) -> Tensor:
 def _offsets(size: int) -> Tensor:
     """Return distances of pixels and their periodic copies from the origin `[copies, size]`."""
     copies = torch.arange(-_PERIODS, _PERIODS + 1, dtype=torch.float64)
-    return torch.arange(size, dtype=torch.float64) + size * copies.unsqueeze(1)
+    pixels = torch.arange(size, dtype=torch.float64)
+    return pixels + size * copies.unsqueeze(1)
 
 
 def _gabor(
@@ -236,10 +240,12 @@ def _gabor(
     across = _offsets(width)[None, :, None, :]
     along = across * math.cos(turn) + down * math.sin(turn)
     beside = down * math.cos(turn) - across * math.sin(turn)
-    envelope = torch.exp(-(along**2 + (slant * beside) ** 2) / (2 * sigma**2))
+    distance = along**2 + (slant * beside) ** 2
+    envelope = torch.exp(-distance / (2 * sigma**2))
     wave = torch.exp(1j * frequency * along)
     area = 2 * math.pi * sigma**2 / slant
-    return (envelope * wave).sum(dim=(0, 1)) / area
+    total = (envelope * wave).sum(dim=(0, 1))
+    return total / area
 
 
 def _gaussian(height: int, width: int, sigma: float) -> Tensor:
@@ -255,4 +261,5 @@ def _morlet(height: int, width: int, scale: int, angle: int, angles: int) -> Ten
     slant = 4 / angles
     wave = _gabor(height, width, sigma, frequency, turn, slant)
     envelope = _gabor(height, width, sigma, 0.0, turn, slant)
-    return wave - envelope * (wave.sum() / envelope.sum())
+    share = wave.sum() / envelope.sum()
+    return wave - envelope * share

@@ -53,8 +53,7 @@ class Draw:
 
     def uniform(self, *before: int) -> Tensor:
         """Return numbers in [0, 1), `[*before, n, 1, 1, 1]`."""
-        device = self.generator.device
-        return torch.rand(*before, self.n, 1, 1, 1, generator=self.generator, device=device)
+        return self._numbers(torch.rand, *before, self.n, 1, 1, 1)
 
     def between(self, low: float, high: float) -> Tensor:
         """Return numbers in [low, high), `[n, 1, 1, 1]`."""
@@ -62,8 +61,7 @@ class Draw:
 
     def normal(self, *before: int) -> Tensor:
         """Return standard normal numbers `[*before, n, 1, 1, 1]`."""
-        device = self.generator.device
-        return torch.randn(*before, self.n, 1, 1, 1, generator=self.generator, device=device)
+        return self._numbers(torch.randn, *before, self.n, 1, 1, 1)
 
     def angle(self, *before: int) -> Tensor:
         """Return angles in [0, 2π), `[*before, n, 1, 1, 1]`."""
@@ -71,9 +69,11 @@ class Draw:
 
     def shaped(self, kind: Any, *shape: int) -> Tensor:
         """Return numbers of `torch.rand` or `torch.randn`, `[n, *shape]`."""
-        numbers: Tensor = kind(
-            self.n, *shape, generator=self.generator, device=self.generator.device
-        )
+        return self._numbers(kind, self.n, *shape)
+
+    def _numbers(self, kind: Any, *shape: int) -> Tensor:
+        generator = self.generator
+        numbers: Tensor = kind(*shape, generator=generator, device=generator.device)
         return numbers
 
     def colours(self) -> Tensor:

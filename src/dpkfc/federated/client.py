@@ -69,8 +69,7 @@ from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline
 from dpkfc.rng_state import device_of, randomize_generators
-from dpkfc.verification import draw_public_rows
-from dpkfc.verification.examples import check_on_public_rows, check_verify_setting
+from dpkfc.verification import check_on_public_rows, check_verify_setting, draw_public_rows
 
 # --------------------------------------------------------------------------------------------------
 # A client's model, and the private sums that it forms from per-example gradients.

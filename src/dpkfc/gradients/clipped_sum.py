@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from dpkfc.fsdp import find_graph_tensor, local
-from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of
-from dpkfc.gradients.layers import MATRICES, Layer
-from dpkfc.gradients.recurrent import has_batch_in_place
+from dpkfc.gradients.internals import has_batch_in_place
+from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.gradients.rules import blocks_of, settled
 from dpkfc.gradients.state import (
     augmented,
@@ -36,7 +35,7 @@ from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
 from dpkfc.rng_state import device_of, randomize_generators, restarter
-from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import Tracker
 
 # --------------------------------------------------------------------------------------------------
@@ -337,7 +336,7 @@ def clipped_sum(
             is_counted = counted is None or i < counted
             target = summer if is_counted else ClippedSummer(layers, metric, clip)
             for calls, batch_size, groups in passes.contributions(loaded, rows):
-                part = target.add(calls, batch_size, groups).norms.detach()
+                part = target.add(calls, batch_size, groups).detach()
                 if is_counted:
                     norms.append(part)
     if not norms:
@@ -481,20 +480,16 @@ def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
             storages.add(local(layer.tensor(role)).untyped_storage().data_ptr())
     storages.discard(0)
 
-    def copy(x: Any) -> Any:
-        is_parameter = isinstance(x, Tensor) and x.untyped_storage().data_ptr() in storages
-        return x.clone() if is_parameter else x
+    def copy(x: Tensor) -> Tensor:
+        return x.clone() if x.untyped_storage().data_ptr() in storages else x
 
-    copied: Calls = {}
-    for name, several in calls.items():
-        copied[name] = []
-        for call in several:
-            own = call
-            if isinstance(call, Call):
-                args, kwargs = tree_map(copy, call.args), tree_map(copy, call.kwargs)
-                own = replace(call, args=args, kwargs=kwargs)
-            copied[name].append(own)
-    return copied
+    def copy_call(call: Any) -> Any:
+        if not isinstance(call, Call):
+            return call
+        args, kwargs = tree_map_only(Tensor, copy, (call.args, call.kwargs))
+        return replace(call, args=args, kwargs=kwargs)
+
+    return {name: [copy_call(call) for call in several] for name, several in calls.items()}
 
 
 def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
@@ -520,7 +515,4 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
 
 
 def _move(batch: Any, device: torch.device) -> Any:
-    def move(x: Any) -> Any:
-        return x.to(device, non_blocking=True) if isinstance(x, Tensor) else x
-
-    return tree_map(move, batch)
+    return tree_map_only(Tensor, lambda x: x.to(device, non_blocking=True), batch)

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.gradients.calls import Calls
-from dpkfc.gradients.layers import MATRICES, Layer
+from dpkfc._checks import check_one_of, check_positive
+from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.gradients.rules import joined_calls
-from dpkfc.linalg.blocks import AnyBlock, defer_flags, read_flags
+from dpkfc.linalg.blocks import AnyBlock, defer_flags, raise_precision, read_flags
 from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
 
@@ -40,11 +40,8 @@ def contribution_bound(clipping: str, max_grad_norm: float) -> float:
         ValueError: an unknown clipping, a C that is not positive and finite, or a C for a split
             gradient.
     """
-    if clipping not in CLIPPINGS + SPLIT:
-        choices = ", ".join(CLIPPINGS + SPLIT)
-        raise ValueError(f"unknown clipping '{clipping}'; choose one of {choices}")
-    if not 0 < max_grad_norm < float("inf"):
-        raise ValueError(f"max_grad_norm must be positive and finite, got {max_grad_norm}")
+    check_one_of("clipping", clipping, CLIPPINGS + SPLIT)
+    check_positive("max_grad_norm", max_grad_norm)
     if clipping in SPLIT and max_grad_norm != 1:
         raise ValueError(
             f"max_grad_norm={max_grad_norm} has no meaning with clipping='{clipping}', whose norms "
@@ -76,8 +73,7 @@ def clip_factors(
         ValueError: as `contribution_bound`; γ not positive.
     """
     contribution_bound(clipping, max_grad_norm)
-    if automatic_gamma <= 0:
-        raise ValueError(f"automatic_gamma must be positive, got {automatic_gamma}")
+    check_positive("automatic_gamma", automatic_gamma)
     if clipping == "per_layer":
         raise ValueError(
             "per_layer clipping has one factor a layer; clip each layer with C / √L and "
@@ -148,9 +144,9 @@ class Split:
     def __init__(self, basis: Subspace) -> None:
         self._basis = basis
         # The clipped, scaled sum of w `[K]`.
-        self._embedding: Tensor | None = None
+        self._embedding: Tensor | float = 0.0
         # The sum of w with the factors of the residual `[K]`.
-        self._removed: Tensor | None = None
+        self._removed: Tensor | float = 0.0
 
     def clip(
         self, blocks: Mapping[str, AnyBlock], layer_norms: Mapping[str, Tensor], norms: Tensor
@@ -179,14 +175,14 @@ class Split:
         norms = norms.double().masked_fill(~finite, math.nan)
         w_norms = w.norm(dim=1) + 0 * norms
         factors = clip_factors(w_norms, basis.embedding_norm) * basis.embedding_scale
-        self._embedding = _add(self._embedding, factors @ w)
+        self._embedding = self._embedding + factors @ w
         relative = w_norms / basis.embedding_norm
         if basis.residual_norm is None:
             return relative, torch.zeros_like(relative)
         square = norms.square() - (1 - basis.defect) * w_norms.square() + 2 * w_norms * error
         residuals = square.clamp(min=0).sqrt()
         factors = clip_factors(residuals, basis.residual_norm) * basis.residual_scale
-        self._removed = _add(self._removed, factors @ w)
+        self._removed = self._removed + factors @ w
         return torch.maximum(relative, residuals / basis.residual_norm), factors
 
     @property
@@ -207,19 +203,15 @@ class Split:
         like = next(iter(sums.values()))
         is_wide = any(x.dtype == torch.float64 for x in sums.values())
         zeros = like.new_zeros(self._basis.width, dtype=torch.float64)
-        embedding = zeros if self._embedding is None else self._embedding
+        embedding = zeros + self._embedding
         stacked = {EMBEDDING: embedding.to(torch.float64 if is_wide else torch.float32)}
         if not self.keeps_residual:
             return stacked
-        removed = zeros if self._removed is None else self._removed
+        removed = zeros + self._removed
         along = spread(self._basis, layers, lambda span: span.combine(removed), cut)
         for name, x in sums.items():
             stacked[name] = x - along[name].to(x.dtype) if name in along else x
         return stacked
-
-
-def _add(total: Tensor | None, value: Tensor) -> Tensor:
-    return value if total is None else total + value
 
 
 def spread(
@@ -284,19 +276,6 @@ class Clip:
     clipping: str = "flat"
     automatic_gamma: float = 0.01
     methods: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What clipping did to one micro-batch. PRIVATE: computed from data without noise.
-
-    Attributes:
-        norms: upper bounds of the norms in the metric `[N]`.
-        factors: clip factors `[N]`.
-    """
-
-    norms: Tensor
-    factors: Tensor
 
 
 @contextmanager
@@ -364,9 +343,10 @@ class ClippedSummer:
         self._clip = clip
         self._split = split_for(metric, clip.clipping)
         # Keys: (layer, whether the sum is whitened already).
-        self._sums: dict[tuple[str, bool], Tensor | dict[str, Tensor]] = {}
+        self._sums: dict[tuple[str, bool], Any] = {}
 
-    def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> MicroBatch:
+    @full_precision()
+    def add(self, calls: Calls, batch_size: int, groups: Groups | None = None) -> Tensor:
         """Clip and add one micro-batch; the recorded calls are consumed.
 
         Args:
@@ -376,16 +356,13 @@ class ClippedSummer:
                 one example.
 
         Returns:
-            Norms and factors, private.
+            Upper bounds of the norms in the metric `[N]`, float64. PRIVATE: without noise.
 
         Raises:
             ValueError: a layer whose inputs do not lead with the batch, or a metric of the wrong
                 kind.
         """
-        with full_precision():
-            return self._add_micro_batch(calls, batch_size, groups or Groups(batch_size))
-
-    def _add_micro_batch(self, calls: Calls, batch_size: int, groups: Groups) -> MicroBatch:
+        groups = groups or Groups(batch_size)
         layer_norms, blocks, all_finite = self._norms(calls, batch_size, groups)
         norms = torch.stack([x.square() for x in layer_norms.values()]).sum(0).sqrt()
         if self._split is None:
@@ -402,7 +379,7 @@ class ClippedSummer:
             for key in list(blocks):
                 # Each block is freed as soon as its sum is taken.
                 self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
-        return MicroBatch(norms, torch.stack([*factors.values()]).min(0).values)
+        return norms
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups
@@ -436,15 +413,16 @@ class ClippedSummer:
         finite = torch.isfinite(norms)
         return {name: clip_factors(x, layer_bound) * finite for name, x in layer_norms.items()}
 
-    def _add(self, key: tuple[str, bool], value: Tensor | dict[str, Tensor]) -> None:
+    def _add(self, key: tuple[str, bool], value: Any) -> None:
         total = self._sums.get(key)
         if total is None:
             self._sums[key] = value
-        elif isinstance(total, dict) and isinstance(value, dict):
+        elif isinstance(total, dict):
             self._sums[key] = {role: total[role] + value[role] for role in total}
-        elif isinstance(total, Tensor) and isinstance(value, Tensor):
+        else:
             total += value
 
+    @full_precision()
     def result(self) -> dict[str, Tensor]:
         """Return the whitened clipped sum, zeros where no gradient came.
 
@@ -452,13 +430,6 @@ class ClippedSummer:
             Parameter name to a tensor of the parameter's shape. Along a basis it is the stacked sum
             of scaled embeddings (under their own name) and residuals.
         """
-        with full_precision():
-            sums = self._whitened_sums()
-            if self._split is None:
-                return sums
-            return self._split.result(sums, self._layers, split_sum)
-
-    def _whitened_sums(self) -> dict[str, Tensor]:
         sums: dict[str, Tensor] = {}
         for layer in self._layers:
             entry = self._metric.get(layer.name)
@@ -467,15 +438,22 @@ class ClippedSummer:
             if isinstance(plain, dict):
                 total = plain if entry is None else entry.apply_roles(plain)
             elif plain is not None:
-                plain = _whiten(layer, plain, entry)
-                total = plain + total if isinstance(total, Tensor) else plain
+                if entry is not None and not entry.is_identity:
+                    plain = map_groups(layer, plain, entry.apply)
+                total = plain if total is None else plain + total
             if total is None:
                 for role, name in layer.parameters.items():
-                    sums[name] = _zeros(layer.tensor(role))
+                    p = layer.tensor(role)
+                    sums[name] = raise_precision(
+                        torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+                    )
             else:
                 sums.update(split_sum(layer, total))
         # In one order, whether or not a layer was called: processes add their sums entry by entry.
-        return {name: sums[name] for layer in self._layers for name in layer.parameters.values()}
+        ordered = {name: sums[name] for layer in self._layers for name in layer.parameters.values()}
+        if self._split is None:
+            return ordered
+        return self._split.result(ordered, self._layers, split_sum)
 
 
 def _resolve_flags(
@@ -494,18 +472,6 @@ def _resolve_flags(
         if x.recompute is not None:
             norms[name] = x.recompute().double()
     return norms, False
-
-
-def _zeros(parameter: Tensor) -> Tensor:
-    is_wide = parameter.dtype in (torch.float32, torch.float64)
-    dtype = parameter.dtype if is_wide else torch.float32
-    return torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
-
-
-def _whiten(layer: Layer, value: Tensor, entry: Entry | None) -> Tensor:
-    if entry is None or entry.is_identity:
-        return value
-    return map_groups(layer, value, entry.apply)
 
 
 # --------------------------------------------------------------------------------------------------

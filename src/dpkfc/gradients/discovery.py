@@ -19,9 +19,9 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.parametrize import is_parametrized
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from dpkfc.gradients.attention import IN, OUT, is_attention
+from dpkfc.gradients.fallback import has_computed_weight
+from dpkfc.gradients.internals import IN, OUT, is_attention
 from dpkfc.gradients.layers import Layer
-from dpkfc.gradients.parametrized import has_computed_weight
 from dpkfc.gradients.rules import has_layer_rule
 
 # --------------------------------------------------------------------------------------------------
@@ -249,9 +249,9 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
         return "fallback"
     if first.rule not in ("conv", "recurrent"):
         return first.rule
-    own = _ids(first.trainable)
-    shares_all = all(_ids(owner.trainable) == own for owner in sharers)
-    return first.rule if shares_all else "fallback"
+    # Tensors are compared by their ids: they have no truth value of their own.
+    trained = [{role: id(p) for role, p in owner.trainable.items()} for owner in sharers]
+    return first.rule if all(ids == trained[0] for ids in trained) else "fallback"
 
 
 def _is_alike(owner: _Owner, first: _Owner, roles: Sequence[str]) -> bool:
@@ -261,10 +261,6 @@ def _is_alike(owner: _Owner, first: _Owner, roles: Sequence[str]) -> bool:
     if _is_transposed(owner.module) != _is_transposed(first.module):
         return False
     return all(owner.parameters.get(role) is first.parameters[role] for role in roles)
-
-
-def _ids(parameters: dict[str, Tensor]) -> dict[str, int]:
-    return {role: id(p) for role, p in parameters.items()}
 
 
 def _layer(
@@ -408,42 +404,3 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
             f"not covered by any rule: {names}; freeze them or move them into a module of their own"
             " (docs/errors.md#not-covered)"
         )
-
-
-def check_covered(model: nn.Module, layers: Iterable[Layer]) -> None:
-    """Raise unless the trainable parameters of a model are still exactly those of its layers.
-
-    It finds an adapter that was added, and a layer that was unfrozen, frozen or replaced after
-    `find_layers`. It is cheap enough for every step.
-
-    Raises:
-        RuntimeError: naming the first parameter that no layer covers, or that has left the model or
-            was frozen.
-    """
-    covered: dict[int, str] = {}
-    for layer in layers:
-        for role, name in layer.parameters.items():
-            covered[id(_current_parameter(layer, role, name))] = name
-    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
-    for key, name in trainable.items():
-        if key not in covered:
-            raise RuntimeError(
-                f"parameter '{name}' is trainable but belongs to no covered layer; add and "
-                "unfreeze layers before the model is made private (docs/errors.md#not-covered)"
-            )
-    for key, name in covered.items():
-        if key not in trainable:
-            raise RuntimeError(
-                f"parameter '{name}' was frozen or taken out of the model after it was made "
-                "private; do so before"
-            )
-
-
-def _current_parameter(layer: Layer, role: str, name: str) -> Tensor:
-    try:
-        return layer.tensor(role)
-    except AttributeError as error:
-        raise RuntimeError(
-            f"parameter '{name}' was taken out of its module after the model was made private (a "
-            "parametrization or a replaced layer?); do so before"
-        ) from error

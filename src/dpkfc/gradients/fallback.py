@@ -1,4 +1,6 @@
-"""Per-example gradients of a module without a rule: the module is run again on each example alone.
+"""Per-example gradients by `torch.func`: modules without a rule, and parametrized weights.
+
+A module without a rule is run again on each example alone.
 
 `torch.func.vmap` runs over a vector-Jacobian product of the one module, with the output gradients
 that the single backward pass has already produced. A loop over the examples takes its place where
@@ -9,9 +11,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -19,14 +22,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.calls import Call, Calls, raise_precision
-from dpkfc.gradients.layers import MATRICES, Layer
-from dpkfc.linalg.blocks import MaterializedGradients, PerExample
+from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
+from dpkfc.linalg.blocks import (
+    ConvBlock,
+    MaterializedGradients,
+    Outer,
+    PerExample,
+    chunks,
+    raise_precision,
+)
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.axes import BatchAxis
+from dpkfc.rng_state import are_states_equal, random_states
+from dpkfc.tracking.batch_rules import BatchAxis
 
 _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
@@ -44,16 +55,13 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     Returns:
         Role to gradients `[N, *parameter.shape]`.
     """
-    widest = _widest_dtype(call.module.get_parameter(role) for role in layer.parameters)
-    leaves, spec = tree_flatten((call.args, call.kwargs))
-    axes = iter(call.axes)
+    dtypes = [call.module.get_parameter(role).dtype for role in layer.parameters]
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
+    widest = max(floating, key=lambda dtype: torch.finfo(dtype).bits)
+    leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
     arguments = [_widen(leaf, widest) for leaf in leaves]
-    rows: dict[int, Tensor] = {}
-    for place, leaf in enumerate(arguments):
-        axis = next(axes) if isinstance(leaf, Tensor) else None
-        if axis is not None:
-            rows[place] = _one_example_a_row(leaf, axis, batch_size)
+    rows = [_one_example_a_row(arguments[i], axis, batch_size) for i, axis in axes.items()]
     used = []
     gradients = []
     outputs = zip(call.output_gradients, call.output_axes, strict=True)
@@ -61,15 +69,10 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
         if gradient is not None and axis is not None:
             used.append(i)
             gradients.append(_widen(_one_example_a_row(gradient, axis, batch_size), widest))
-    repeated = _RepeatedCall(layer, call.module, arguments, spec, list(rows), used)
+    repeated = _RepeatedCall(layer, call.module, arguments, spec, list(axes), used)
     with torch.enable_grad(), _attributes_restored(call.module):
-        result = repeated.run(list(rows.values()), gradients, batch_size)
+        result = repeated.run(rows, gradients, batch_size)
     return {role: raise_precision(g) for role, g in result.items()}
-
-
-def _widest_dtype(parameters: Iterable[Tensor]) -> torch.dtype:
-    dtypes = [p.dtype for p in parameters if p.is_floating_point()]
-    return max(dtypes, key=lambda dtype: torch.finfo(dtype).bits)
 
 
 def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
@@ -111,9 +114,9 @@ class _RepeatedCall:
 
     def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
         """Return role to gradients of every example, vectorised where that is possible."""
-        parameters = {}
-        for role in self.layer.parameters:
-            parameters[role] = self.module.get_parameter(role).detach()
+        parameters = {
+            role: self.module.get_parameter(role).detach() for role in self.layer.parameters
+        }
         if self.module not in _looped:
             try:
                 return self._vectorised(parameters, rows, gradients)
@@ -246,17 +249,16 @@ def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
 
     Parameters that the number does not depend on are absent.
     """
-    parameters = {}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            parameters[name] = find_graph_tensor(p)
+    parameters = {
+        name: find_graph_tensor(p) for name, p in model.named_parameters() if p.requires_grad
+    }
     with torch.autocast(total.device.type, enabled=False):
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    result = {}
-    for name, g in zip(parameters, gradients, strict=True):
-        if g is not None:
-            result[name] = g.to_dense() if g.is_sparse else g
-    return result
+    return {
+        name: g.to_dense() if g.is_sparse else g
+        for name, g in zip(parameters, gradients, strict=True)
+        if g is not None
+    }
 
 
 def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Calls:
@@ -268,10 +270,167 @@ def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Ca
     """
     calls: Calls = {}
     for layer in layers:
-        own = {}
-        for role, full in layer.parameters.items():
-            if full in gradient:
-                own[role] = gradient[full].unsqueeze(0)
+        own = {
+            role: gradient[full].unsqueeze(0)
+            for role, full in layer.parameters.items()
+            if full in gradient
+        }
         if own:
             calls[layer.name] = [block_of_gradients(layer, own)]
     return calls
+
+
+# --------------------------------------------------------------------------------------------------
+# Layers whose weight is computed from parameters, by any `torch` parametrization.
+#
+# Weight standardisation and weight norm are examples. The effective weight W = f(θ) depends on no
+# example, so the layer is an ordinary linear layer or convolution in W. The gradient of example n
+# is `g_n(θ) = Jᵀ g_n(W)` with J = ∂f/∂θ. The rows of a group are added before that product, which
+# is vectorised over examples. Curvature treats the result as an elementwise layer: whitening in W
+# is not whitening in θ.
+
+_PULLED_ELEMENTS = 1 << 23  # gradients pulled back at once
+_TENSORS = ("weight", "bias")
+
+
+@dataclass(frozen=True)
+class Pull:
+    """Maps gradients with respect to an effective tensor to those of what it is computed from.
+
+    Attributes:
+        shape: of the effective tensor.
+        apply: `[n, *shape]` to role and `[n, *parameter.shape]`.
+    """
+
+    shape: tuple[int, ...]
+    apply: Callable[[Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class ParametrizedBlock:
+    """The gradients of one layer before they are pulled back.
+
+    Attributes:
+        parts: blocks in the effective tensors, each with the pull of `weight` and `bias` where they
+            train. There is one part, or several where the gradients were taken at several values of
+            the parameters. Their gradients are added.
+    """
+
+    parts: tuple[tuple[Outer | ConvBlock, Mapping[str, Pull]], ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Return the number of examples N."""
+        return self.parts[0][0].batch_size
+
+    def merge_rows(self, count: int, size: int) -> PerExample:
+        """Return the block of `count` examples, each the sum of `size` consecutive rows."""
+        parts = [(block.merge_rows(count, size), pulls) for block, pulls in self.parts]
+        return ParametrizedBlock(tuple(parts)).per_example()
+
+    def per_example(self) -> PerExample:
+        """Return materialised gradients, formed and pulled back a few examples at a time."""
+        n = self.batch_size
+        gradients: dict[str, Tensor] = {}
+        for block, pulls in self.parts:
+            entries = sum(math.prod(pull.shape) for pull in pulls.values())
+            for rows in chunks(n, entries, _PULLED_ELEMENTS):
+                for role, g in _pull_back(block.select(rows), pulls).items():
+                    if role not in gradients:
+                        gradients[role] = g.new_zeros(n, *g.shape[1:])
+                    gradients[role][rows] += g
+        return PerExample(gradients)
+
+
+def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> dict[str, Tensor]:
+    # `[n * groups, d_out, d_in]`, the bias in the last column.
+    matrices = block.per_example()
+    columns = {"weight": matrices, "bias": matrices[..., -1]}
+    if len(pulls) == 2:
+        columns["weight"] = matrices[..., :-1]
+    gradients: dict[str, Tensor] = {}
+    for name, pull in pulls.items():
+        gradients.update(pull.apply(columns[name].reshape(block.batch_size, *pull.shape)))
+    return gradients
+
+
+def has_computed_weight(module: nn.Module, roles: list[str]) -> bool:
+    """Return whether all trainable parameters of a module make up its weight or bias.
+
+    They do so through torch parametrizations or directly.
+
+    Args:
+        module: any module.
+        roles: the trainable parameters that it answers for.
+    """
+    prefixes = tuple(f"parametrizations.{name}." for name in _TENSORS)
+    is_part = [role in _TENSORS or role.startswith(prefixes) for role in roles]
+    return is_parametrized(module) and all(is_part)
+
+
+def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
+    """Return the pulls of a layer's weight and bias at the present values of its parameters.
+
+    The values are copied.
+
+    Args:
+        module: for which `has_computed_weight` holds.
+        roles: its trainable parameters.
+
+    Raises:
+        ValueError: a parametrization that draws random numbers.
+    """
+    pulls: dict[str, Pull] = {}
+    for name in _TENSORS:
+        prefix = f"parametrizations.{name}."
+        paths = [role.removeprefix(prefix) for role in roles if role.startswith(prefix)]
+        if paths:
+            pulls[name] = _pull_of(module, name, paths, prefix)
+        elif name in roles:
+            shape = tuple(module.get_parameter(name).shape)
+            pulls[name] = Pull(shape, partial(_name_gradient, name))
+    return pulls
+
+
+def _name_gradient(name: str, g: Tensor) -> dict[str, Tensor]:
+    return {name: g}
+
+
+def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:
+    parametrization = module.get_submodule(prefix[:-1])
+    parameters = {path: parametrization.get_parameter(path).detach().clone() for path in paths}
+    device = next(iter(parameters.values())).device
+    before = random_states(device)
+
+    def effective(values: dict[str, Tensor]) -> Tensor:
+        return functional_call(parametrization, values, ())
+
+    value, pull = vjp(effective, parameters)[:2]
+    if not are_states_equal(before, random_states(device)):
+        raise ValueError(
+            f"the parametrization of '{name}' of a {type(module).__name__} draws random numbers, "
+            "so its weight cannot be recomputed; put it in eval mode"
+        )
+
+    def apply(g: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            gradients = vectorised(lambda one: pull(one)[0], g.to(value.dtype))
+        return {prefix + path: x.to(g.dtype) for path, x in gradients.items()}
+
+    return Pull(tuple(value.shape), apply)
+
+
+def vectorised(function: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[str, Tensor]:
+    """Return a function of every example, vectorised where every operation has a batching rule.
+
+    Otherwise examples are processed one after the other.
+    """
+    try:
+        return vmap(function)(g)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        kind = type(error).__name__
+        _log.debug("a parametrization cannot be vectorised over examples: %s", kind)
+    rows = [function(x) for x in g]
+    return {path: torch.stack([row[path] for row in rows]) for path in rows[0]}

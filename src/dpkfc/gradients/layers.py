@@ -1,11 +1,15 @@
-"""One layer: the modules that use the same parameters, and the rule for their gradients."""
+"""Layers: modules that use the same parameters, the rule for their gradients, and their calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from dpkfc.tracking.batch_rules import BatchAxis
 
 MATRICES = ("linear", "conv", "embedding", "tied")
 """Rules of layers whose weight and bias are one matrix."""
@@ -52,12 +56,9 @@ class Layer:
         """Return the groups of a grouped convolution, 1 for other layers."""
         return int(getattr(self.module, "groups", 1))
 
-    def tensor(self, role: str) -> Tensor:
-        """Return the parameter object of a role."""
-        return self.tensor_of(self.module, role)
-
-    def tensor_of(self, module: nn.Module, role: str) -> Tensor:
-        """Return the parameter object of a role in one of the modules."""
+    def tensor(self, role: str, module: nn.Module | None = None) -> Tensor:
+        """Return the parameter object of a role, in one of the modules or the first one."""
+        module = self.modules[0] if module is None else module
         path = self.paths.get(role, role)
         if isinstance(module, torch.jit.ScriptModule):
             return dict(module.named_parameters())[path]
@@ -67,3 +68,54 @@ class Layer:
     def display_name(self) -> str:
         """Return a name for messages: the path, or the class for the root module."""
         return self.name or f"<{type(self.module).__name__}>"
+
+
+# --------------------------------------------------------------------------------------------------
+# A recorded call of a module, as the rules of its layers read it.
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module: detached inputs and the gradients of the summed losses at its outputs.
+
+    Attributes:
+        module: the module called.
+        args, kwargs: its inputs, detached.
+        output_gradients: one gradient per tensor output, None where the output is not floating
+            point.
+        axes: where each tensor among the inputs has the batch, None for one that all examples
+            share.
+        output_axes: where each tensor output has the batch.
+        attention: the `AttentionCall` of torch's attention, which has its two linear layers.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output_gradients: list[Tensor | None]
+    axes: list[BatchAxis | None]
+    output_axes: list[BatchAxis | None]
+    attention: Any = None
+
+    @property
+    def input(self) -> Tensor:
+        """Return the single tensor input of a module with a rule."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    @property
+    def gradient(self) -> Tensor:
+        """Return the gradient at the single tensor output of a module with a rule."""
+        gradient = self.output_gradients[0]
+        assert gradient is not None
+        return gradient
+
+    def batched_leaves(self) -> tuple[list[Any], Any, dict[int, BatchAxis]]:
+        """Return the flattened inputs, their tree, and the batch axes by the place of the input."""
+        leaves, spec = tree_flatten((self.args, self.kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        axes = zip(places, self.axes, strict=True)
+        return leaves, spec, {place: axis for place, axis in axes if axis is not None}
+
+
+Calls = dict[str, list[Any]]
+"""Layer name to its calls, or to blocks of gradients."""

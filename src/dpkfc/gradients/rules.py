@@ -9,14 +9,12 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from dpkfc.fsdp import gathered, refuse_let_go
-from dpkfc.gradients.calls import Call, Calls, raise_precision
-from dpkfc.gradients.fallback import fallback_gradients
-from dpkfc.gradients.layers import NEEDS_PARAMETERS, Layer
-from dpkfc.gradients.parametrized import ParametrizedBlock, pulls_of
-from dpkfc.gradients.recurrent import recurrent_gradients
+from dpkfc.gradients.fallback import ParametrizedBlock, fallback_gradients, pulls_of
+from dpkfc.gradients.internals import recurrent_gradients
+from dpkfc.gradients.layers import NEEDS_PARAMETERS, Call, Calls, Layer
 from dpkfc.linalg.blocks import (
     AnyBlock,
     ConvBlock,
@@ -26,8 +24,9 @@ from dpkfc.linalg.blocks import (
     Tied,
     conv_block,
     join_uses,
+    raise_precision,
 )
-from dpkfc.tracking.axes import example_first
+from dpkfc.tracking.batch_rules import example_first
 
 
 class LayerRule(Protocol):
@@ -290,8 +289,19 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
         ValueError: gradients of other parameters or of another shape, naming the layer.
     """
     rule = _layer_rules[type(call.module)]
-    inputs, input_axes, spec = _inputs_by_example(call, batch_size)
-    output_gradients, gradient_axes = _output_gradients_by_example(call, batch_size)
+    inputs, spec, axes = call.batched_leaves()
+    for i, leaf in enumerate(inputs):
+        row = example_first(leaf, axes[i], batch_size) if i in axes else leaf
+        is_number = isinstance(row, Tensor) and row.is_floating_point()
+        inputs[i] = raise_precision(row) if is_number else row
+    output_gradients: list[Tensor | None] = []
+    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
+        rows = None
+        if gradient is not None and axis is not None:
+            rows = raise_precision(example_first(gradient, axis, batch_size))
+        output_gradients.append(rows)
+    input_axes = [0 if i in axes else None for i in range(len(inputs))]
+    gradient_axes = [None if rows is None else 0 for rows in output_gradients]
 
     def differentiate_one(inputs: list[Any], output_gradients: list[Any]) -> dict[str, Tensor]:
         args, kwargs = tree_unflatten(inputs, spec)
@@ -311,36 +321,3 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     return PerExample(
         {role: raise_precision(gradients[role].detach()) for role in layer.parameters}
     )
-
-
-def _inputs_by_example(call: Call, batch_size: int) -> tuple[list[Any], list[int | None], Any]:
-    """Return a call's inputs with the examples in front, the axes to map over, and their tree."""
-    leaves, spec = tree_flatten((call.args, call.kwargs))
-    mapped: list[int | None] = [None] * len(leaves)
-    axes = iter(call.axes)
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            continue
-        axis = next(axes)
-        if axis is not None:
-            leaves[i] = example_first(leaf, axis, batch_size)
-            mapped[i] = 0
-        if leaf.is_floating_point():
-            leaves[i] = raise_precision(leaves[i])
-    return leaves, mapped, spec
-
-
-def _output_gradients_by_example(
-    call: Call, batch_size: int
-) -> tuple[list[Tensor | None], list[int | None]]:
-    """Return a call's output gradients with the examples in front, and the axes to map over."""
-    gradients: list[Tensor | None] = []
-    mapped: list[int | None] = []
-    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
-        if gradient is None or axis is None:
-            gradients.append(None)
-            mapped.append(None)
-        else:
-            gradients.append(raise_precision(example_first(gradient, axis, batch_size)))
-            mapped.append(0)
-    return gradients, mapped

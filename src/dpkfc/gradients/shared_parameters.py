@@ -22,39 +22,18 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, example_first
+from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, example_first, tensors_in
 from dpkfc.tracking.tracker import Tracker
 
-_ELEMENTWISE = {
-    "add",
-    "iadd",
-    "radd",
-    "sub",
-    "isub",
-    "rsub",
-    "subtract",
-    "mul",
-    "imul",
-    "rmul",
-    "multiply",
-    "div",
-    "idiv",
-    "rdiv",
-    "truediv",
-    "itruediv",
-    "rtruediv",
-    "divide",
-    "true_divide",
-    "where",
-    "maximum",
-    "minimum",
-    "pow",
-    "lerp",
-    "addcmul",
-}
-_BATCHED_PRODUCTS = {"matmul", "imatmul", "rmatmul", "bmm", "scaled_dot_product_attention"}
-_SPREADING = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
-_TRANSPOSING = {"t", "T", "mT", "transpose", "swapaxes", "permute"}
+_ELEMENTWISE = frozenset(
+    (
+        "add iadd radd sub isub rsub subtract mul imul rmul multiply div idiv rdiv truediv "
+        "itruediv rtruediv divide true_divide where maximum minimum pow lerp addcmul"
+    ).split()
+)
+_BATCHED_PRODUCTS = frozenset("matmul imatmul rmatmul bmm scaled_dot_product_attention".split())
+_SPREADING = frozenset("expand expand_as broadcast_to repeat tile repeat_interleave".split())
+_TRANSPOSING = frozenset("t T mT transpose swapaxes permute".split())
 
 
 @dataclass(frozen=True)
@@ -178,11 +157,7 @@ class SharedUses:
         return function(*args, **kwargs)
 
     def _mentions_parameter(self, args: Any, kwargs: Any) -> bool:
-        for x in args:
-            inner = x if type(x) in (list, tuple) else (x,)
-            if any(self._is_parametric(y) for y in inner):
-                return True
-        return any(self._is_parametric(x) for x in kwargs.values())
+        return any(self._is_parametric(x) for x in tensors_in((*args, *kwargs.values())))
 
     def _is_parametric(self, x: Any) -> bool:
         return isinstance(x, Tensor) and self.tracker.state(x) is PARAMETRIC
@@ -330,9 +305,9 @@ def pulled_back(
     if not pairs or not targets:
         return [None] * len(targets)
     sources = [meeting.source for meeting, _ in pairs]
-    rows = []
-    for meeting, gradient in pairs:
-        rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    rows = [
+        meeting.gradients(gradient, size).to(meeting.source.dtype) for meeting, gradient in pairs
+    ]
     return _vectorised(sources, list(targets), rows, size)
 
 

@@ -33,7 +33,6 @@ from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.fsdp import is_divided, local, reshard
-from dpkfc.gradients.discovery import check_covered
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.rng_state import restarter
@@ -133,15 +132,14 @@ class Snapshot:
             return self.version in (None, _version(now))
         if self.copy is not None:
             return same_values(now, self.copy)
-        return self.inner is None or self._has_same_items(self.inner, now, by_value)
-
-    def _has_same_items(self, inner: tuple[Any, ...], now: Any, by_value: bool) -> bool:
+        if self.inner is None:
+            return True
         keys, values = _items(now)
-        if len(values) != len(inner) or keys != self.keys:
+        if len(values) != len(self.inner) or keys != self.keys:
             return False
         if self.flat:
-            return all(map(operator.is_, inner, values))
-        pairs = zip(inner, values, strict=True)
+            return all(map(operator.is_, self.inner, values))
+        pairs = zip(self.inner, values, strict=True)
         return all(item.is_unchanged(x, by_value=by_value) for item, x in pairs)
 
     def restore(self) -> Any:
@@ -290,10 +288,11 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
         if module in paths:
             continue
         paths[module] = path
-        children = []
-        for name, child in module._modules.items():
-            if child is not None:
-                children.append((f"{path}.{name}" if path else name, child))
+        children = [
+            (f"{path}.{name}" if path else name, child)
+            for name, child in module._modules.items()
+            if child is not None
+        ]
         waiting.extend(reversed(children))
     return paths
 
@@ -410,12 +409,11 @@ class PassState:
         reshard(model)
         self._model = model
         self._paths = {m: path for m, path in paths_of(model).items() if m not in without}
-        self._buffers: dict[tuple[nn.Module, str], tuple[Tensor, Tensor]] = {}
+        buffers = self._tensors(lambda m: m._buffers)
+        self._buffers = {key: (b, b.clone()) for key, b in buffers.items()}
         self._parameters: dict[tuple[nn.Module, str], tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
-        for key, b in self._tensors(lambda m: m._buffers):
-            self._buffers[key] = (b, b.clone())
-        for key, p in self._tensors(lambda m: m._parameters):
+        for key, p in self._tensors(lambda m: m._parameters).items():
             self._parameters[key] = (p, p._version, _copy_or_digest(p) if by_value else None)
         for m in self._paths:
             if type(m).get_extra_state is not nn.Module.get_extra_state:
@@ -424,12 +422,10 @@ class PassState:
 
     def _tensors(
         self, kind: Callable[[nn.Module], Mapping[str, Tensor | None]]
-    ) -> Iterator[tuple[tuple[nn.Module, str], Tensor]]:
-        """Yield module and name of each buffer or parameter, and the tensor."""
-        for module in self._paths:
-            for leaf, x in kind(module).items():
-                if x is not None:
-                    yield (module, leaf), x
+    ) -> dict[tuple[nn.Module, str], Tensor]:
+        """Return module and name of each buffer or parameter to the tensor."""
+        named = {(m, leaf): x for m in self._paths for leaf, x in kind(m).items()}
+        return {key: x for key, x in named.items() if x is not None}
 
     def restore(self) -> str:
         """Undo whatever changed.
@@ -460,7 +456,7 @@ class PassState:
             )
 
     def _changed_buffers(self) -> Iterator[str]:
-        now = dict(self._tensors(lambda m: m._buffers))
+        now = self._tensors(lambda m: m._buffers)
         on_accelerator = [pair for pair in self._buffers.values() if is_on_accelerator(pair[0])]
         are_same = _are_same(on_accelerator)
         for module, leaf in {**self._buffers, **now}:
@@ -478,7 +474,7 @@ class PassState:
             )
 
     def _changed_parameters(self) -> Iterator[str]:
-        present = dict(self._tensors(lambda m: m._parameters))
+        present = self._tensors(lambda m: m._parameters)
         for module, leaf in {**self._parameters, **present}:
             fate = "It has been put back"
             if (module, leaf) not in self._parameters:
@@ -859,6 +855,14 @@ def loss_state_restored(function: Any, model: nn.Module, name: str = "loss_fn") 
         yield
 
 
+def identify_program(function: Any) -> Any:
+    """Return the code of a loss function, whatever object or arguments the function is bound to."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    return getattr(function, "__code__", type(function))
+
+
 @dataclass(frozen=True)
 class _Variable:
     """A variable that a loss function reaches: a place in a dict, or the cell of a closure."""
@@ -899,7 +903,7 @@ class _Reached:
         self.modules: list[nn.Module] = []
         self._function = function
         self._variables: list[_Variable] = []
-        self._seen = {id(module) for module in own}
+        self._seen = set(map(id, own))
         self._watched: set[int] = set()
 
     def follow(self, x: Any, depth: int = _LOSS_DEPTH) -> None:
@@ -975,6 +979,8 @@ class _Reached:
             The message that refuses a change that cannot be undone, otherwise an empty text.
         """
         changed = [x for x in self._variables if x.restore()]
+        if not changed:
+            return ""
         new = sorted({x.name for x in changed} - _reported_losses)
         _reported_losses.update(new)
         if new:
@@ -1126,7 +1132,7 @@ def check_unchanged(
     """
     # An evaluation may have left the model gathered.
     reshard(model)
-    check_covered(model, layers)
+    _check_covered(model, layers)
     refuse_gradient_hooks(model)
     now = dict(model.named_parameters())
     for name, parameter in parameters.items():
@@ -1137,6 +1143,36 @@ def check_unchanged(
             )
     if finite:
         check_finite(layers)
+
+
+def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """Refuse a model whose trainable parameters are no longer exactly those of its layers.
+
+    An adapter was added, or a layer was unfrozen, frozen or replaced after `find_layers`.
+    """
+    covered: dict[int, str] = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            try:
+                covered[id(layer.tensor(role))] = name
+            except AttributeError as error:
+                raise RuntimeError(
+                    f"parameter '{name}' was taken out of its module after the model was made"
+                    " private (a parametrization or a replaced layer?); do so before"
+                ) from error
+    trainable = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    for key, name in trainable.items():
+        if key not in covered:
+            raise RuntimeError(
+                f"parameter '{name}' is trainable but belongs to no covered layer; add and "
+                "unfreeze layers before the model is made private (docs/errors.md#not-covered)"
+            )
+    for key, name in covered.items():
+        if key not in trainable:
+            raise RuntimeError(
+                f"parameter '{name}' was frozen or taken out of the model after it was made "
+                "private; do so before"
+            )
 
 
 def check_finite(layers: Sequence[Layer]) -> None:

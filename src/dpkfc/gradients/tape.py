@@ -8,25 +8,25 @@ the tape is closed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.attention import ARGUMENTS, AttentionCall, expected_axis
-from dpkfc.gradients.calls import Call, Calls
 from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
+from dpkfc.gradients.layers import Call, Calls, Layer
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking.axes import PARAMETRIC, BatchAxis, Unknown
+from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, Unknown
 from dpkfc.tracking.tracker import Tracker
 
 
@@ -45,33 +45,25 @@ class _Stance:
     passes open and end them in any order.
     """
 
-    def __init__(self) -> None:
-        self._passes = 0
-        self._eager: Any = None
-
-    def begin(self) -> None:
-        if self._passes == 0:
-            self._eager = torch.compiler.set_stance("force_eager")
-        self._passes += 1
-
-    def end(self) -> None:
-        self._passes -= 1
-        if self._passes == 0:
-            self._eager.__exit__(None, None, None)
+    passes = 0
+    eager: Any = None
 
 
-_STANCE = _Stance()
 _Use = TypeVar("_Use", Meeting, WeightUse)
 
 
 @contextmanager
 def run_eagerly() -> Iterator[None]:
     """Run the functions that `torch.compile` has compiled as they were written, inside the body."""
-    _STANCE.begin()
+    if _Stance.passes == 0:
+        _Stance.eager = torch.compiler.set_stance("force_eager")
+    _Stance.passes += 1
     try:
         yield
     finally:
-        _STANCE.end()
+        _Stance.passes -= 1
+        if _Stance.passes == 0:
+            _Stance.eager.__exit__(None, None, None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -92,43 +84,20 @@ class _Record:
 
     Attributes:
         layers: those that the module belongs to.
-        module: the module.
-        args, kwargs: its detached inputs.
-        axes: batch axis of every tensor among the inputs, None for a public one.
+        call: the call without output gradients.
         outputs: its tensor outputs as (shape, type, device).
-        output_axes: batch axis of each, None for a public one.
         edges: where their gradients arrive, None where none does.
         versions: the inputs, each with the counter of writes that it had.
-        attention: of torch's attention.
+        is_public: the call read no example, so that all examples share its outputs.
     """
 
     layers: tuple[Layer, ...]
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    axes: list[BatchAxis | None]
+    call: Call
     outputs: list[tuple[torch.Size, torch.dtype, torch.device]]
-    output_axes: list[BatchAxis | None]
     edges: list[GradientEdge | None]
     versions: list[tuple[Tensor, int]]
-    attention: AttentionCall | None = None
 
-    @property
-    def is_public(self) -> bool:
-        """Return whether the call read no example, so that all examples share its outputs."""
-        return all(axis is None for axis in self.output_axes)
-
-    def attach_gradients(self, gradients: list[Tensor | None]) -> Call:
-        """Return the call with the gradients at its outputs."""
-        return Call(
-            module=self.module,
-            args=self.args,
-            kwargs=self.kwargs,
-            output_gradients=gradients,
-            axes=self.axes,
-            output_axes=self.output_axes,
-            attention=self.attention,
-        )
+    is_public: bool
 
 
 class Tape:
@@ -145,6 +114,9 @@ class Tape:
             tracker of the tape's own, which takes the inputs of the model for the batch.
         lenient: use the leading axis as the batch where the tracker cannot tell. Only for public
             probes: nothing proves which example the rows belong to.
+
+    Attributes:
+        size: examples N of the pass, None before it has started.
     """
 
     def __init__(
@@ -161,7 +133,7 @@ class Tape:
         self.tracker = tracker
         self.lenient = lenient
         self._given_size = batch_size
-        self._size = batch_size
+        self.size = batch_size
         self._own_tracker = tracker is None
         self._shared: SharedUses | None = None
         self._records: list[_Record] = []
@@ -170,11 +142,6 @@ class Tape:
         self._called: set[int] = set()
         self._is_differentiated = True
         self._stack = ExitStack()
-
-    @property
-    def size(self) -> int | None:
-        """Return the examples N of the pass, None before it has started."""
-        return self._size
 
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
@@ -188,9 +155,9 @@ class Tape:
         torch.clear_autocast_cache()
         self._stack.enter_context(run_eagerly())
         if self._own_tracker:
-            self.tracker, self._size = None, self._given_size
-            if self._size is not None and self._size > 1:
-                self._begin_tracker(self._size)
+            self.tracker, self.size = None, self._given_size
+            if self.size is not None and self.size > 1:
+                self._begin_tracker(self.size)
             handle = self.model.register_forward_pre_hook(self._declare_inputs, with_kwargs=True)
             self._stack.callback(handle.remove)
         else:
@@ -202,10 +169,10 @@ class Tape:
                     members.setdefault(module, []).append(layer)
         for module, layers in members.items():
             before = module.register_forward_pre_hook(
-                self._make_pre_hook(tuple(layers)), with_kwargs=True
+                partial(self._begin_call, tuple(layers)), with_kwargs=True
             )
             after = module.register_forward_hook(
-                self._make_post_hook(tuple(layers)),
+                partial(self._finish_call, tuple(layers)),
                 with_kwargs=True,
                 prepend=True,
                 always_call=True,
@@ -241,10 +208,11 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                names[id(find_graph_tensor(p))] = name
+        names = {
+            id(find_graph_tensor(p)): name
+            for name, p in self.model.named_parameters()
+            if p.requires_grad
+        }
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
@@ -253,59 +221,63 @@ class Tape:
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """Take the inputs of the model for the batch, where the tape follows a pass of its own."""
-        if self._size is None:
-            self._size = leading_size((args, kwargs))
-            if self._size is not None and self._size > 1:
-                self._begin_tracker(self._size)
+        if self.size is None:
+            self.size = leading_size((args, kwargs))
+            if self.size is not None and self.size > 1:
+                self._begin_tracker(self.size)
         if self.tracker is None:
             return
         for x in tensors_of((args, kwargs)):
-            has_rows = x.dim() > 0 and x.shape[0] == self._size
+            has_rows = x.dim() > 0 and x.shape[0] == self.size
             if has_rows and not self.tracker.is_declared(x):
                 self.tracker.set_state(x, BatchAxis(0))
 
-    def _make_pre_hook(self, layers: tuple[Layer, ...]) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if is_in_backward():
-                return
-            parameters = _parameters_of(module, layers)
-            if parameters is None:
-                return
-            keys = {id(p) for p in parameters}
-            if not keys.isdisjoint(self._called):
-                # A cast by an earlier call would count as outside of this one.
-                torch.clear_autocast_cache()
-            self._called |= keys
-            tensors = tensors_of((args, kwargs))
-            call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
-            if layers[0].paths:
-                call.attention = AttentionCall.record(module, args, kwargs)
-            if self.tracker is not None:
-                states = [self.tracker.state(x) for x in tensors]
-                call.parametric = any(state is PARAMETRIC for state in states)
-                call.unknown = any(isinstance(state, Unknown) for state in states)
-                self.tracker.cover(parameters)
-                if isinstance(module, _RECURRENT):
-                    self.tracker.pause()
-                    call.paused = True
-                if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
-                    why = "its offsets count from the beginning of the batch"
-                    self.tracker.fail("EmbeddingBag", why)
-            if layers[0].rule in ("fallback", "custom"):
-                call.states = random_states(parameters[0].device)
-            self._calls.append((module, call))
-
-        return hook
+    def _begin_call(
+        self,
+        layers: tuple[Layer, ...],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """Note that a covered module is called."""
+        if is_in_backward():
+            return
+        parameters = _parameters_of(module, layers)
+        if parameters is None:
+            return
+        keys = set(map(id, parameters))
+        if not keys.isdisjoint(self._called):
+            # A cast by an earlier call would count as outside of this one.
+            torch.clear_autocast_cache()
+        self._called |= keys
+        tensors = tensors_of((args, kwargs))
+        call = _OpenCall(parameters, tensors, [self._axis(x) for x in tensors])
+        if layers[0].paths:
+            call.attention = AttentionCall.record(module, args, kwargs)
+        if self.tracker is not None:
+            states = [self.tracker.state(x) for x in tensors]
+            call.parametric = any(state is PARAMETRIC for state in states)
+            call.unknown = any(isinstance(state, Unknown) for state in states)
+            self.tracker.cover(parameters)
+            if isinstance(module, _RECURRENT):
+                self.tracker.pause()
+                call.paused = True
+            if isinstance(module, nn.EmbeddingBag) and tensors and tensors[0].dim() == 1:
+                why = "its offsets count from the beginning of the batch"
+                self.tracker.fail("EmbeddingBag", why)
+        if layers[0].rule in ("fallback", "custom"):
+            call.states = random_states(parameters[0].device)
+        self._calls.append((module, call))
 
     def _axis(self, x: Tensor) -> BatchAxis | None:
         """Return the batch axis of an input or an output."""
-        if self._size == 1:
+        if self.size == 1:
             return BatchAxis(0, 1, max(1, x.shape[0])) if x.dim() else None
         axis = self.tracker.axis(x) if self.tracker is not None else None
-        if axis is None and self.lenient and self._size:
+        if axis is None and self.lenient and self.size:
             state = self.tracker.state(x) if self.tracker is not None else None
             if self.tracker is None or isinstance(state, Unknown):
-                axis = _guessed_axis(x, self._size)
+                axis = _guessed_axis(x, self.size)
         return axis
 
     def _end_call(self, call: _OpenCall, outputs: Sequence[Tensor] = ()) -> None:
@@ -314,30 +286,33 @@ class Tape:
             if call.paused:
                 self.tracker.resume()
 
-    def _make_post_hook(self, layers: tuple[Layer, ...]) -> Callable[..., Any]:
-        def hook(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-        ) -> Any:
-            if is_in_backward() or not self._calls or self._calls[-1][0] is not module:
-                return None
-            call = self._calls.pop()[1]
-            self._end_call(call, tensors_of(output))
-            if output is None:
-                return None
-            if call.paused:
-                self._declare_recurrent(module, call, tensors_of(output))
-            should_have_gradients = self._is_differentiated or not self.lenient
-            if should_have_gradients and not torch.is_grad_enabled():
-                self._hidden.update({layer.name: layer for layer in layers})
-                return None
-            several = sum(_is_differentiable(x) for x in tensors_of(output)) > 1
-            if several:
-                # Otherwise an output would receive the gradients of another one made of it.
-                output = tree_map(_view_of_output, output)
-            self._record(layers, module, (args, kwargs), tensors_of(output), call)
-            return output if several else None
-
-        return hook
+    def _finish_call(
+        self,
+        layers: tuple[Layer, ...],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Any,
+    ) -> Any:
+        """Record a call, and return its outputs where they had to be told apart."""
+        if is_in_backward() or not self._calls or self._calls[-1][0] is not module:
+            return None
+        call = self._calls.pop()[1]
+        self._end_call(call, tensors_of(output))
+        if output is None:
+            return None
+        if call.paused:
+            self._declare_recurrent(module, call, tensors_of(output))
+        should_have_gradients = self._is_differentiated or not self.lenient
+        if should_have_gradients and not torch.is_grad_enabled():
+            self._hidden.update({layer.name: layer for layer in layers})
+            return None
+        several = sum(_is_differentiable(x) for x in tensors_of(output)) > 1
+        if several:
+            # Otherwise an output would receive the gradients of another one made of it.
+            output = tree_map_only(Tensor, _view_of_output, output)
+        self._record(layers, module, (args, kwargs), tensors_of(output), call)
+        return output if several else None
 
     def _declare_recurrent(
         self, module: nn.Module, call: _OpenCall, outputs: Sequence[Tensor]
@@ -372,7 +347,7 @@ class Tape:
     ) -> None:
         axes = call.axes
         output_axes = [self._axis(x) for x in outputs]
-        size = self._size or 0
+        size = self.size or 0
         tracker = self.tracker
         if tracker is not None and _public_rows(layers[0], call, outputs, size):
             if all(axis is None for axis in (*axes, *output_axes)):
@@ -396,19 +371,15 @@ class Tape:
         is_public = all(axis is None for axis in output_axes)
         if layers[0].rule not in _SINGLE_OUTPUT and is_public and tracker is not None:
             return
-        args, kwargs = tree_map(_detached, given)
+        args, kwargs = tree_map_only(Tensor, Tensor.detach, given)
         self._records.append(
             _Record(
                 layers=layers,
-                module=module,
-                args=args,
-                kwargs=kwargs,
-                axes=axes,
+                call=Call(module, args, kwargs, [], axes, output_axes, call.attention),
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
-                output_axes=output_axes,
                 edges=[_edge(x, module) if _is_differentiable(x) else None for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
-                attention=call.attention,
+                is_public=is_public,
             )
         )
 
@@ -461,7 +432,7 @@ class Tape:
 
     def _find_hidden_layer(self) -> Unknown | None:
         """Return the first layer that was called only with gradients disabled, or None."""
-        recorded = {layer.name for record in self._records for layer in record.layers}
+        recorded = [layer.name for record in self._records for layer in record.layers]
         for name, layer in self._hidden.items():
             if name not in recorded:
                 return Unknown(
@@ -510,7 +481,7 @@ class Tape:
         for record in self._records:
             for layer in record.layers:
                 for role in layer.parameters:
-                    covered.add(id(find_graph_tensor(layer.tensor_of(record.module, role))))
+                    covered.add(id(find_graph_tensor(layer.tensor(role, record.call.module))))
         return covered
 
     def backward(self, losses: Tensor) -> Calls:
@@ -538,7 +509,7 @@ class Tape:
     def gradients(self, total: Tensor) -> Calls:
         """Differentiate a sum of per-example losses at every noted output; as `backward`."""
         records, self._records = self._records, []
-        if self._size == 1 and not self.lenient:
+        if self.size == 1 and not self.lenient:
             return blocks_of_one(self.layers, gradient_of(self.model, total))
         meetings = self._shared.meetings if self._shared is not None else []
         weights = self._shared.weights if self._shared is not None else []
@@ -564,12 +535,13 @@ class Tape:
         """Return the calls of a pass without gradients, with zeros for the output gradients."""
         records, self._records = self._records, []
         calls: Calls = {}
-        size = self._size or 1
+        size = self.size or 1
         for record in records:
-            zeros: list[Tensor | None] = []
-            for shape, dtype, device in record.outputs:
-                zeros.append(torch.zeros((), dtype=dtype, device=device).expand(shape))
-            call = record.attach_gradients(zeros)
+            zeros: list[Tensor | None] = [
+                torch.zeros((), dtype=dtype, device=device).expand(shape)
+                for shape, dtype, device in record.outputs
+            ]
+            call = replace(record.call, output_gradients=zeros)
             if record.is_public:
                 assert zeros[0] is not None
                 call = _shared_call(record, zeros[0].expand(size, *record.outputs[0][0]), size)
@@ -646,10 +618,9 @@ class Tape:
             return
         size = self.tracker.size
         for use, gradient in pairs:
-            shapes = {}
-            for name in (use.name, use.bias):
-                if name:
-                    shapes[name] = self.model.get_parameter(name).shape
+            shapes = {
+                name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name
+            }
             rows = shapes[use.name][0] if use.is_lookup else 0
             gradients = use.gradients(gradient, size, rows)
             own = {name: gradients[name].reshape(size, *shape) for name, shape in shapes.items()}
@@ -658,10 +629,11 @@ class Tape:
     def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
         """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
         for layer in self.layers:
-            own = {}
-            for role, name in layer.parameters.items():
-                if name in gradients:
-                    own[role] = gradients[name]
+            own = {
+                role: gradients[name]
+                for role, name in layer.parameters.items()
+                if name in gradients
+            }
             if own:
                 calls.setdefault(layer.name, []).append(block_of_gradients(layer, own))
 
@@ -686,7 +658,7 @@ class _OpenCall:
     unknown: bool = False
     paused: bool = False
     states: Sequence[Tensor] | None = None
-    attention: AttentionCall | None = field(default=None)
+    attention: AttentionCall | None = None
 
 
 def _reached(
@@ -711,20 +683,21 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
             gradients.append(torch.zeros(shape, dtype=dtype, device=device))
         else:
             gradients.append(gradient.reshape(shape))
-    if record.attention is not None:
-        used = []
-        for gradient, full in zip(arrived, gradients, strict=True):
-            used.append(None if gradient is None else full)
-        record.attention.gradients = used
-    return record.attach_gradients(gradients)
+    if record.call.attention is not None:
+        used = [
+            None if gradient is None else full
+            for gradient, full in zip(arrived, gradients, strict=True)
+        ]
+        record.call.attention.gradients = used
+    return replace(record.call, output_gradients=gradients)
 
 
 def _is_differentiable(x: Tensor) -> bool:
     return x.is_floating_point() and x.requires_grad
 
 
-def _view_of_output(x: Any) -> Any:
-    return x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x
+def _view_of_output(x: Tensor) -> Tensor:
+    return x.view_as(x) if x.requires_grad else x
 
 
 def _edge(x: Tensor, module: nn.Module) -> GradientEdge:
@@ -761,7 +734,7 @@ def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] |
     It is None where `functional_call` has put other tensors in their place.
     """
     try:
-        return [layer.tensor_of(module, role) for layer in layers for role in layer.parameters]
+        return [layer.tensor(role, module) for layer in layers for role in layer.parameters]
     except AttributeError:
         return None
 
@@ -775,18 +748,14 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
         size: examples N.
     """
 
-    def repeat(x: Any) -> Any:
-        return x.expand(size, *x.shape).flatten(0, 1) if isinstance(x, Tensor) else x
+    def repeat(x: Tensor) -> Tensor:
+        return x.expand(size, *x.shape).flatten(0, 1)
 
+    call = record.call
+    args, kwargs = tree_map_only(Tensor, repeat, (call.args, call.kwargs))
     axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions]
-    return Call(
-        module=record.module,
-        args=tree_map(repeat, record.args),
-        kwargs=tree_map(repeat, record.kwargs),
-        output_gradients=[gradient.flatten(0, 1)],
-        axes=axes,
-        output_axes=[BatchAxis(0, 1, max(1, gradient.shape[1]))],
-    )
+    output_axis = BatchAxis(0, 1, max(1, gradient.shape[1]))
+    return Call(call.module, args, kwargs, [gradient.flatten(0, 1)], axes, [output_axis])
 
 
 def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
@@ -832,7 +801,7 @@ def custom_function(losses: Tensor, ends: Sequence[Tensor] = ()) -> Unknown | No
 
 def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
     """Yield all nodes of the graph of some losses, down to those of `ends`, which are left out."""
-    excluded = {x.grad_fn for x in ends}
+    excluded = [x.grad_fn for x in ends]
     if losses.grad_fn in excluded:
         return
     waiting = [losses.grad_fn]
@@ -851,10 +820,6 @@ def nodes_of(losses: Tensor, ends: Sequence[Tensor] = ()) -> Iterator[Any]:
 def tensors_of(values: Any) -> list[Tensor]:
     """Return the tensors inside some values."""
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
-
-
-def _detached(x: Any) -> Any:
-    return x.detach() if isinstance(x, Tensor) else x
 
 
 def leading_size(inputs: Any) -> int | None:

@@ -25,19 +25,16 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
-from dpkfc.gradients.calls import Calls
 from dpkfc.gradients.clipped_sum import batch_tracker
 from dpkfc.gradients.clipping import ClippedSummer
 from dpkfc.gradients.fallback import blocks_of_one
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.axes import BatchAxis, State, Total, Unknown, example_first
+from dpkfc.tracking.batch_rules import BatchAxis, State, Total, Unknown, example_first
 from dpkfc.tracking.tracker import Tracker
-from dpkfc.verification import draw_public_rows
-from dpkfc.verification.examples import Verdict, check_on_public_rows
-from dpkfc.verification.public_rows import PublicRows
+from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
 
 # --------------------------------------------------------------------------------------------------
 # Modes of torch that stay on from one line of a script to another, outside of any `with`.
@@ -585,12 +582,12 @@ class BatchRecording:
             return []
         if self.calls is not None:
             calls, self.calls = self.calls, None
-            return [summer.add(calls, self.size).norms.detach()] if calls else []
+            return [summer.add(calls, self.size).detach()] if calls else []
         norms = []
         for gradient in self.gradients or ():
             blocks = blocks_of_one(self.layers, gradient)
             if blocks:
-                norms.append(summer.add(blocks, 1).norms.detach())
+                norms.append(summer.add(blocks, 1).detach())
         self.gradients = None
         return norms
 

@@ -51,7 +51,7 @@ from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import GradientTally, check_recorded_weights, record_weights
-from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.batch_rules import Unknown
 
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState

@@ -104,6 +104,14 @@ def roundoff(x: Tensor) -> float:
     return torch.finfo(x.dtype).eps / 2
 
 
+def raise_precision(x: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 as it is.
+
+    Gradients, norms, sums and noise live in these types whatever the model computes in.
+    """
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
 def dot_rounding(length: int) -> float:
     """Return how many units of roundoff a dot product loses (Higham and Mary 2019)."""
     return min(float(length), 4 * math.sqrt(length))
@@ -769,17 +777,15 @@ class PerExample(_Block):
     def join(self, others: Sequence[Any]) -> PerExample:
         """Return several uses of one module as one block, with their gradients added."""
         blocks: list[PerExample] = [self, *others]
-        total = {}
-        for role in self.grads:
-            total[role] = torch.stack([x.grads[role] for x in blocks]).sum(0)
+        total = {role: torch.stack([x.grads[role] for x in blocks]).sum(0) for role in self.grads}
         return PerExample(total)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
         """Return role to Σ_n weights_n g_n."""
-        sums = {}
-        for role, g in self.grads.items():
-            sums[role] = torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
-        return sums
+        return {
+            role: torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
+            for role, g in self.grads.items()
+        }
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
@@ -1045,11 +1051,7 @@ class ConvBlock(_Block):
         return Outer(_concatenate(columns), b, self.groups)
 
     def make_factor_block(self) -> Outer | Patched:
-        """Return the block as factors are computed from it, with its patches not formed yet."""
-        return self.patched()
-
-    def patched(self) -> Outer | Patched:
-        """Return the normal form before patches are formed.
+        """Return the block as factors are computed from it, with its patches not formed yet.
 
         It is explicit where the bias alone is trained, which reads no patch.
         """
@@ -1063,15 +1065,12 @@ class ConvBlock(_Block):
     def _output_rows(self) -> Tensor:
         """Return the output gradients as rows `[N * groups, T, d_out]`."""
         rows = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
-        return self._join_views(rows.transpose(1, 2))
-
-    def _join_views(self, rows: Tensor) -> Tensor:
-        """Return `[N * groups, T, d]` from `[N * views * groups, T / views, d]`."""
-        return _merge_positions(rows, self.batch_size, self.views, self.groups)
+        return _merge_positions(rows.transpose(1, 2), self.batch_size, self.views, self.groups)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
-        return self._join_views(self._columns().transpose(1, 2))
+        rows = self._columns().transpose(1, 2)
+        return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _columns(self) -> Tensor:
         """Return patches as columns by a strided view and one copy.

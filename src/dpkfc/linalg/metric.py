@@ -596,10 +596,9 @@ class Elementwise(_Entry):
 
     def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
-        mapped = {}
-        for role, g in gradients.items():
-            mapped[role] = g * self.scale[role] if role in self.scale else g
-        return mapped
+        return {
+            role: g * self.scale[role] if role in self.scale else g for role, g in gradients.items()
+        }
 
     def scaled(self, factor: float) -> Elementwise:
         """Return the map `factor · z`."""
@@ -615,9 +614,10 @@ class Elementwise(_Entry):
 
     def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
-        roles = {}
-        for i, (role, scale) in enumerate(self.scale.items()):
-            roles[role] = tensors.put(f"{key}.{i}", scale)
+        roles = {
+            role: tensors.put(f"{key}.{i}", scale)
+            for i, (role, scale) in enumerate(self.scale.items())
+        }
         return {"elementwise": roles}
 
 
@@ -786,9 +786,10 @@ def pack(
 ) -> dict[str, Tensor]:
     """Flatten a metric, spectra and JSON-able values into tensors."""
     tensors = TensorStore()
-    entries = []
-    for i, (name, entry) in enumerate(metric.items()):
-        entries.append({"layer": name, **entry.pack(f"metric.{i}", tensors)})
+    entries = [
+        {"layer": name, **entry.pack(f"metric.{i}", tensors)}
+        for i, (name, entry) in enumerate(metric.items())
+    ]
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
@@ -865,10 +866,9 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     """
     kind = shape["kind"]
     if kind == "elementwise":
-        expected = {}
-        for role, size in shape.items():
-            if role not in ("kind", _STORED):
-                expected[role] = tuple(size)
+        expected = {
+            role: tuple(size) for role, size in shape.items() if role not in ("kind", _STORED)
+        }
         if expected == dict(roles):
             return None
         return f"parameters {dict(roles)}, the preconditioner {expected}"

@@ -24,8 +24,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.damping import side_name
-from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.kfac import KFAC, side_name
 from dpkfc.curvature.probe_loss import logits_of
 from dpkfc.curvature.probe_pass import preserve_model, public_generator
 from dpkfc.curvature.probes import call, move_to_model
@@ -39,7 +38,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Outer
 from dpkfc.linalg.metric import Dense, Entry, Kronecker, LowRank, Side
 from dpkfc.linalg.norms import METHODS, Choice, choice_for, per_example_norms
-from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import Tracker
 
 _EXAMPLES = 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.tracking.axes import (
+from dpkfc.tracking.batch_rules import (
     PARAMETRIC,
     BatchAxis,
     Operation,
@@ -10,8 +10,8 @@ from dpkfc.tracking.axes import (
     Total,
     Unknown,
     example_first,
+    register_batch_rule,
 )
-from dpkfc.tracking.batch_rules import register_batch_rule
 from dpkfc.tracking.tracker import Tracker, UnknownOperation
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The table of batch rules: what each ATen operation does to the place of the examples.
+"""Where the examples of a batch lie inside a tensor, and what each ATen operation does to that.
 
 A rule gets an `Operation`. None of its operands is unknown, and at least one has a batch axis. The
 rule returns the state of every output: one state for all of them, or a list. A rule that cannot
@@ -10,17 +10,245 @@ entries of this example in the outputs. Permuting the batch permutes the outputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
-from dpkfc.tracking.axes import BatchAxis, Operation, State, Total, axis_after_reshape
+# --------------------------------------------------------------------------------------------------
+# States of tensors. A tracked pass gives every tensor one of five states. A public tensor depends
+# on no example and has no entry. `docs/design.md`, "One gradient, one example", explains the proof
+# that they make up.
+
+
+@dataclass(frozen=True)
+class BatchAxis:
+    """Says that `dim` runs over (pre, N, post), and that its index (p, i, q) is of example i.
+
+    Examples: `[N, d]` has `BatchAxis(0)`, a sequence-first `[T, N, d]` has `BatchAxis(1)`, tokens
+    folded as `[N * T, d]` have `BatchAxis(0, post=T)`, two towers joined as `[2 * N, d]` have
+    `BatchAxis(0, pre=2)`.
+    """
+
+    dim: int
+    pre: int = 1
+    post: int = 1
+
+    def shifted(self, by: int) -> BatchAxis:
+        """Return the same axis after `by` dimensions were added in front of it."""
+        return self.move(self.dim + by)
+
+    def move(self, dim: int) -> BatchAxis:
+        """Return the same axis in another dimension."""
+        return BatchAxis(dim, self.pre, self.post)
+
+    def length(self, size: int) -> int:
+        """Return the length of the dimension for a batch of `size` examples."""
+        return self.pre * size * self.post
+
+
+class Parametric:
+    """Say that a tensor depends on trainable parameters and on no example."""
+
+    def __repr__(self) -> str:
+        return "parametric"
+
+
+PARAMETRIC = Parametric()
+
+
+class Public:
+    """Say that a tensor with a history of its own was computed from public tensors alone."""
+
+    def __repr__(self) -> str:
+        return "public"
+
+
+PUBLIC = Public()
+
+
+@dataclass(frozen=True)
+class Total:
+    """Say that a scalar is Σ_i ℓ_i times a public number, where ℓ_i depends on example i alone.
+
+    Attributes:
+        is_mean: the sum was divided by the number of examples.
+        number: what the sum was multiplied by besides.
+        entries: of each example, over which a mean was taken too.
+        is_quotient: it is a mean since the sum was divided by a multiple of N, which may be a
+            constant by intention.
+    """
+
+    is_mean: bool = False
+    number: float = 1.0
+    entries: float = 1.0
+    is_quotient: bool = False
+
+    @property
+    def factor(self) -> float:
+        """Return what an entry of an example counts, but for the number of examples."""
+        return self.number / self.entries
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Say that the examples of a tensor cannot be told from its shape any more.
+
+    Attributes:
+        operation: name of the first operation that lost the axis, such as "aten.sort.default".
+        reason: what happened, with the shapes of its operands.
+    """
+
+    operation: str
+    reason: str
+
+
+State = BatchAxis | Parametric | Public | Total | Unknown
+"""What a tracked pass knows of a tensor that is not public."""
+
+
+def axis_after_reshape(
+    axis: BatchAxis, shape: Sequence[int], new_shape: Sequence[int], size: int
+) -> BatchAxis | None:
+    """Return the axis after a reshape that keeps the order, or None if it tears the batch.
+
+    Args:
+        axis: the axis in the old shape.
+        shape: the old shape.
+        new_shape: the new shape, with as many elements.
+        size: examples N, at least 2.
+    """
+    inner = axis.post * math.prod(shape[axis.dim + 1 :])
+    if inner == 0 or math.prod(new_shape) == 0:
+        return None
+    right = 1
+    for dim in reversed(range(len(new_shape))):
+        length = new_shape[dim]
+        post, rest = divmod(inner, right)
+        if rest == 0 and post > 0 and length % (size * post) == 0:
+            return BatchAxis(dim, length // (size * post), post)
+        right *= length
+        if right > inner:
+            return None
+    return None
+
+
+def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
+    """Return `[N, ...]`: examples in front; pre and post are dimensions if longer than 1.
+
+    Args:
+        x: a tensor with this axis.
+        axis: where its examples lie.
+        size: examples N.
+    """
+    if axis.pre == 1 and axis.post == 1:
+        return x if axis.dim == 0 else x.movedim(axis.dim, 0)
+    x = x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
+    if axis.post == 1:
+        x = x.squeeze(axis.dim + 2)
+    return x.squeeze(axis.dim + 1) if axis.pre == 1 else x
+
+
+def names_of_shapes(tensors: Sequence[Tensor]) -> str:
+    """Return the shapes of some tensors as they appear in messages."""
+    return " and ".join(str(list(x.shape)) for x in tensors[:3])
+
+
+# --------------------------------------------------------------------------------------------------
+# One ATen operation of a tracked pass, as a batch rule sees it.
+
+
+@dataclass(slots=True)
+class Operation:
+    """Give a rule the operands, the outputs and the states of one operation.
+
+    Attributes:
+        function: the ATen overload.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        output: what the operation returned.
+        size: examples N of the pass, at least 2.
+        state: maps a tensor to its state, None for a public one.
+        trusts_public_rows: a public tensor with a row for each example may hold the examples' own
+            rows.
+    """
+
+    function: OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    output: Any
+    size: int
+    state: Callable[[Tensor], State | None]
+    trusts_public_rows: bool = False
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Return all tensor operands, those inside lists too."""
+        return list(tensors_in((*self.args, *self.kwargs.values())))
+
+    @property
+    def outputs(self) -> list[Tensor]:
+        """Return all tensor outputs."""
+        return list(tensors_in((self.output,)))
+
+    def axis(self, x: Any) -> BatchAxis | None:
+        """Return the batch axis of an operand, None for a public tensor or for no tensor."""
+        state = self.state(x) if isinstance(x, Tensor) else None
+        return state if isinstance(state, BatchAxis) else None
+
+    def is_batched(self, x: Any) -> bool:
+        """Return whether an operand has a batch axis."""
+        return self.axis(x) is not None
+
+    def argument(self, name: str) -> Any:
+        """Return an argument by its name in the schema, with the schema's default."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        place, default = arguments_of(self.function)[name]
+        return self.args[place] if place < len(self.args) else default
+
+    def has_argument(self, name: str) -> bool:
+        """Return whether the schema has an argument of this name."""
+        return name in arguments_of(self.function)
+
+    def lost(self, why: str) -> Unknown:
+        """Return the state of an output whose examples cannot be told any more."""
+        batched = [x for x in self.tensors if self.is_batched(x)]
+        return Unknown(
+            str(self.function), f"{why} (shapes {names_of_shapes(batched or self.tensors)})"
+        )
+
+
+@cache
+def arguments_of(function: OpOverload) -> dict[str, tuple[int, Any]]:
+    """Return name to (place, default) of the arguments of an operation."""
+    found = {}
+    for place, argument in enumerate(function._schema.arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        found[argument.name] = (place, default)
+    return found
+
+
+def tensors_in(values: Sequence[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among some values and inside the lists and tuples among them."""
+    for x in values:
+        if isinstance(x, Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from tensors_in(x)
+
+
+# --------------------------------------------------------------------------------------------------
+# The table.
 
 Answer = State | Sequence[State | None] | None
 Rule = Callable[[Operation], Answer]
+_FirstRule = Callable[[Operation, Tensor, BatchAxis], Answer]
 
 # The key is an operation without overload, and without the underscore of its in-place form.
 RULES: dict[str, Rule] = {}
@@ -62,10 +290,28 @@ def rule_name(function: Any) -> str:
     return name if library == "aten" else f"{library}::{name}"
 
 
-def _rule(*names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
+def _rule(names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
+    """Register a rule under some names, divided by spaces."""
+
     def add(rule: Rule) -> Rule:
-        for name in names:
-            table[name] = rule
+        table.update(dict.fromkeys(names.split(), rule))
+        return rule
+
+    return add
+
+
+def _rule_of_first(names: str) -> Callable[[_FirstRule], _FirstRule]:
+    """Register a rule that is given the first operand too, which has to have the batch."""
+
+    def add(rule: _FirstRule) -> _FirstRule:
+        @_rule(names)
+        def run(operation: Operation) -> Answer:
+            x = operation.args[0]
+            axis = operation.axis(x)
+            if axis is None:
+                return operation.lost("a batched operand in an unusual place")
+            return rule(operation, x, axis)
+
         return rule
 
     return add
@@ -80,16 +326,25 @@ def _dimension(operation: Operation, x: Tensor, name: str = "dim") -> int:
     return int(operation.argument(name)) % max(1, x.dim())
 
 
-def _are_shared(operation: Operation, tensors: Iterable[Any], axis: BatchAxis) -> bool:
-    """Return whether `_is_shared` holds for all of some tensors of one rank."""
-    return all(_is_shared(operation, x, axis) for x in tensors)
-
-
-def _are_shared_after_broadcast(
-    operation: Operation, tensors: Iterable[Tensor], axis: BatchAxis, rank: int
+def _are_shared(
+    operation: Operation, tensors: Iterable[Any], axis: BatchAxis, rank: int | None = None
 ) -> bool:
-    """Return whether no public tensor has different entries along an axis of a broadcast result."""
+    """Return whether `_is_shared` holds for all of some tensors.
+
+    Args:
+        operation: the operation.
+        tensors: of one rank, or of several with a broadcast result.
+        axis: in the tensors, or in that result.
+        rank: dimensions of the result.
+    """
+    if rank is None:
+        return all(_is_shared(operation, x, axis) for x in tensors)
     return all(_is_shared(operation, x, axis.shifted(x.dim() - rank)) for x in tensors)
+
+
+def _fits(operation: Operation, x: Any, axis: BatchAxis) -> bool:
+    """Return whether an operand has this axis, or the same entries for all places along it."""
+    return operation.axis(x) in (None, axis) and _is_shared(operation, x, axis)
 
 
 # -- elementwise operations ------------------------------------------------------------------------
@@ -115,7 +370,7 @@ def broadcast_axis(operation: Operation, tensors: Iterable[Tensor], rank: int) -
         if shared is not None and axis != shared:
             return None
         shared = axis
-    if shared is None or not _are_shared_after_broadcast(operation, tensors, shared, rank):
+    if shared is None or not _are_shared(operation, tensors, shared, rank):
         return None
     return shared
 
@@ -175,21 +430,23 @@ def _prelu(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("isin", "bucketize")
-def _isin(operation: Operation) -> Answer:
-    if operation.is_batched(operation.args[1]):
-        return operation.lost("every entry is compared with the entries of all examples")
-    return operation.axis(operation.args[0])
-
-
-@_rule("rand_like", "randn_like", "randint_like", "clone")
-def _same_axis(operation: Operation) -> Answer:
+@_rule_of_first("isin bucketize rand_like randn_like randint_like clone")
+def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of the first operand; random numbers are drawn for every example."""
-    return operation.axis(operation.args[0])
+    if _has_batched_weights(operation):
+        return operation.lost("every entry is compared with the entries of all examples")
+    return axis
 
 
-@_rule("zeros_like", "ones_like", "full_like", "empty_like")
-@_rule("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
+def _has_batched_weights(operation: Operation) -> bool:
+    """Return whether an operand next to the first one depends on the examples."""
+    return any(operation.is_batched(x) for x in operation.tensors[1:])
+
+
+@_rule(
+    "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty "
+    "new_empty_strided"
+)
 def _public(operation: Operation) -> Answer:
     """Return public: the values depend on no operand."""
     return None
@@ -198,8 +455,7 @@ def _public(operation: Operation) -> Answer:
 # -- views and layout ------------------------------------------------------------------------------
 
 
-@_rule("view", "_unsafe_view", "reshape", "_reshape_alias", "view_as")
-@_rule("squeeze", "unsqueeze", "flatten", "unflatten")
+@_rule("view _unsafe_view reshape _reshape_alias view_as squeeze unsqueeze flatten unflatten")
 def _reshape(operation: Operation) -> Answer:
     x = operation.args[0]
     y = operation.outputs[0]
@@ -212,71 +468,39 @@ def _reshape(operation: Operation) -> Answer:
     return new_axis
 
 
-@_rule("permute")
-def _permute(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
-    order = [dim % x.dim() for dim in operation.argument("dims")]
-    return BatchAxis(order.index(axis.dim), axis.pre, axis.post)
+@_rule_of_first("permute transpose t")
+def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    order = list(range(x.dim()))
+    if operation.has_argument("dims"):
+        order = [dim % x.dim() for dim in operation.argument("dims")]
+    elif x.dim() > 1:
+        first, second = 0, 1
+        if operation.has_argument("dim0"):
+            first, second = (_dimension(operation, x, name) for name in ("dim0", "dim1"))
+        order[first], order[second] = second, first
+    return axis.move(order.index(axis.dim))
 
 
-@_rule("transpose")
-def _transpose(operation: Operation) -> Answer:
-    x = operation.args[0]
-    dim0 = _dimension(operation, x, "dim0")
-    dim1 = _dimension(operation, x, "dim1")
-    return _swap(operation.axis(x), dim0, dim1)
-
-
-@_rule("t")
-def _t(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    return _swap(axis, 0, 1) if x.dim() == 2 else axis
-
-
-def _swap(axis: BatchAxis | None, dim0: int, dim1: int) -> BatchAxis | None:
-    if axis is None or axis.dim not in (dim0, dim1):
-        return axis
-    return BatchAxis(dim1 if axis.dim == dim0 else dim0, axis.pre, axis.post)
-
-
-@_rule("expand")
-def _expand(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
-    return axis.shifted(operation.outputs[0].dim() - x.dim())
-
-
-@_rule("repeat")
-def _repeat(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
+@_rule_of_first("expand repeat")
+def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     axis = axis.shifted(operation.outputs[0].dim() - x.dim())
-    times = operation.argument("repeats")[axis.dim]
-    return BatchAxis(axis.dim, axis.pre * times, axis.post)
-
-
-@_rule("slice")
-def _slice(operation: Operation) -> Answer:
-    x = operation.args[0]
-    y = operation.outputs[0]
-    axis = operation.axis(x)
-    dim = _dimension(operation, x)
-    if axis is None or dim != axis.dim or x.shape == y.shape:
+    if not operation.has_argument("repeats"):
         return axis
-    length = x.shape[dim]
+    return replace(axis, pre=axis.pre * operation.argument("repeats")[axis.dim])
+
+
+@_rule_of_first("slice narrow")
+def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    y = operation.outputs[0]
+    if _dimension(operation, x) != axis.dim or x.shape == y.shape:
+        return axis
+    length = x.shape[axis.dim]
     start = operation.argument("start") or 0
     if start < 0:
         start += length
     start = min(max(start, 0), length)
-    return _slice_axis(operation, axis, start, y.shape[dim], operation.argument("step"))
+    step = operation.argument("step") if operation.has_argument("step") else 1
+    return _slice_axis(operation, axis, start, y.shape[axis.dim], step)
 
 
 def _slice_axis(
@@ -295,34 +519,11 @@ def _slice_axis(
     return operation.lost("a slice takes some of the examples")
 
 
-@_rule("narrow")
-def _narrow(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or _dimension(operation, x) != axis.dim:
-        return axis
-    return _slice_axis(operation, axis, operation.argument("start"), operation.argument("length"))
-
-
-@_rule("select", "unbind")
-def _select(operation: Operation) -> Answer:
-    """Return the axis after one dimension is gone."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
-    dim = _dimension(operation, x)
-    if axis.dim == dim:
-        return operation.lost("one entry of the batch axis is taken")
-    return axis.shifted(-1) if dim < axis.dim else axis
-
-
-@_rule("split", "split_with_sizes", "chunk", "tensor_split")
-@_rule("unsafe_split", "unsafe_chunk", "unsafe_split_with_sizes")
-def _split(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != _dimension(operation, x):
+@_rule_of_first(
+    "split split_with_sizes chunk tensor_split unsafe_split unsafe_chunk unsafe_split_with_sizes"
+)
+def _split(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    if axis.dim != _dimension(operation, x):
         return axis
     states: list[State | None] = []
     start = 0
@@ -333,7 +534,7 @@ def _split(operation: Operation) -> Answer:
     return states
 
 
-@_rule("cat", "concat", "concatenate")
+@_rule("cat concat concatenate")
 def _cat(operation: Operation) -> Answer:
     tensors = [x for x in operation.args[0] if x.shape != (0,)]
     dim = _dimension(operation, tensors[0])
@@ -361,21 +562,8 @@ def _stack(operation: Operation) -> Answer:
     return axis.shifted(1) if _dimension(operation, y) <= axis.dim else axis
 
 
-@_rule("unfold")
-def _unfold(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is not None and _dimension(operation, x, "dimension") == axis.dim:
-        return operation.lost("windows run over the batch axis")
-    return axis
-
-
-@_rule("diagonal")
-def _diagonal(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
+@_rule_of_first("diagonal")
+def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = {_dimension(operation, x, "dim1"), _dimension(operation, x, "dim2")}
     if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
@@ -387,21 +575,19 @@ def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
     return axis.shifted(-sum(dim < axis.dim for dim in dims))
 
 
-@_rule("as_strided")
-def _strided(operation: Operation) -> Answer:
-    x = operation.args[0]
+@_rule_of_first("as_strided")
+def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.outputs[0]
     is_same = x.shape == y.shape and x.stride() == y.stride()
     if not is_same or x.storage_offset() != y.storage_offset():
         return operation.lost("a strided view is not followed")
-    return operation.axis(x)
+    return axis
 
 
-@_rule("view_as_real", "view_as_complex", "view_as_complex_copy")
-def _keep_leading(operation: Operation) -> Answer:
+@_rule_of_first("view_as_real view_as_complex view_as_complex_copy")
+def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
-    axis = operation.axis(operation.args[0])
-    if axis is not None and axis.dim >= operation.outputs[0].dim():
+    if axis.dim >= operation.outputs[0].dim():
         return operation.lost("the batch axis is the last dimension")
     return axis
 
@@ -411,70 +597,53 @@ def _keep_leading(operation: Operation) -> Answer:
 
 def _dims(operation: Operation, rank: int) -> set[int]:
     """Return the dimensions that an operation works over; all of them where it names none."""
-    for name in ("dim", "dims", "axis"):
+    for name in ("dim", "dims", "axis", "dimension"):
         if operation.has_argument(name):
             value = operation.argument(name)
-            if value is None or value == []:
+            if value in (None, [], ()):
                 return set(range(rank))
             values = value if isinstance(value, (list, tuple)) else [value]
             return {int(dim) % max(1, rank) for dim in values}
     return set(range(rank))
 
 
-@_rule("softmax", "_softmax", "log_softmax", "_log_softmax", "_safe_softmax", "logcumsumexp", "glu")
-@_rule("cumsum", "cumprod", "cummax", "cummin", "sort", "argsort", "msort", "topk", "flip")
-@_rule("_fft_r2c", "_fft_c2r", "_fft_c2c")
-def _keep_rank(operation: Operation) -> Answer:
-    """Return the axis of an operation that keeps the rank and works along other dimensions."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is not None and axis.dim in _dims(operation, x.dim()):
+@_rule_of_first(
+    "softmax _softmax log_softmax _log_softmax _safe_softmax logcumsumexp cumsum cumprod "
+    "cummax cummin sort argsort msort topk flip _fft_r2c _fft_c2r _fft_c2c glu roll unfold"
+)
+def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    """Return the axis of an operation along other dimensions, which stay where they are."""
+    if axis.dim in _dims(operation, x.dim()):
         return operation.lost("it works along the batch axis")
     return axis
 
 
-@_rule("diag_embed")
-def _diag_embed(operation: Operation) -> Answer:
+@_rule_of_first("diag_embed")
+def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of vectors that become diagonals of matrices in two new places."""
-    x = operation.args[0]
     y = operation.outputs[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim == x.dim() - 1:
+    if axis.dim == x.dim() - 1:
         return operation.lost("the batch axis becomes a diagonal")
     pair = (_dimension(operation, y, "dim1"), _dimension(operation, y, "dim2"))
     old_dims = [dim for dim in range(y.dim()) if dim not in pair]
-    return BatchAxis(old_dims[axis.dim], axis.pre, axis.post)
+    return axis.move(old_dims[axis.dim])
 
 
-@_rule("renorm")
-def _renorm(operation: Operation) -> Answer:
+@_rule_of_first("renorm")
+def _renorm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a bound on the norm of each entry along the dimension of the examples."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != _dimension(operation, x):
+    if axis.dim != _dimension(operation, x):
         return operation.lost("norms run over the batch axis")
     return axis
 
 
-@_rule("roll")
-def _roll(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    dims = operation.argument("dims")
-    if axis is not None and (not dims or axis.dim in {dim % x.dim() for dim in dims}):
-        return operation.lost("it rolls along the batch axis")
-    return axis
-
-
-@_rule("amax", "amin", "max", "min", "aminmax", "argmax", "argmin", "median", "nanmedian", "mode")
-@_rule("prod", "any", "all", "logsumexp", "std", "var", "var_mean", "std_mean", "kthvalue")
-@_rule("norm", "linalg_vector_norm", "nansum", "count_nonzero")
-def _reduce(operation: Operation) -> Answer:
-    """Return the axis of a reduction over other dimensions."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return operation.lost("a batched operand in an unusual place")
+@_rule_of_first(
+    "amax amin max min aminmax argmax argmin median nanmedian prod any all logsumexp std var "
+    "var_mean std_mean kthvalue norm linalg_vector_norm nansum count_nonzero mode select "
+    "unbind"
+)
+def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    """Return the axis of a reduction over other dimensions, or after one of them is gone."""
     if torch.Tag.pointwise in operation.function.tags:
         return pointwise(operation)
     dims = _dims(operation, x.dim())
@@ -485,15 +654,11 @@ def _reduce(operation: Operation) -> Answer:
     return _remove_dims(axis, dims)
 
 
-@_rule("sum", "mean")
-def _sum(operation: Operation) -> Answer:
+@_rule_of_first("sum mean")
+def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a sum, or a total where the sum runs over the batch axis."""
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return operation.lost("a batched operand in an unusual place")
     if axis.dim not in _dims(operation, x.dim()):
-        return _reduce(operation)
+        return _reduce(operation, x, axis)
     if operation.outputs[0].numel() == 1:
         return _total(operation, _name(operation) == "mean", x.numel())
     return operation.lost("it adds up examples")
@@ -507,9 +672,7 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 # -- products --------------------------------------------------------------------------------------
 
 
-@_rule(
-    "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_scaled_mm", "matmul", "linear"
-)
+@_rule("mm addmm bmm baddbmm mv addmv dot vdot _scaled_mm matmul linear")
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
     name = _name(operation)
@@ -544,9 +707,9 @@ def _product(operation: Operation) -> Answer:
     is_shared = True
     if axis.dim < longest - 2:
         matrices = [x for x in (a, b) if x.dim() > 2]
-        is_shared = _are_shared_after_broadcast(operation, matrices, axis, longest)
+        is_shared = _are_shared(operation, matrices, axis, longest)
     if has_addend and is_shared:
-        is_shared = _are_shared_after_broadcast(operation, known[:1], axis, rank)
+        is_shared = _are_shared(operation, known[:1], axis, rank)
     if not is_shared:
         return operation.lost("a product pairs examples with their places")
     return axis
@@ -558,10 +721,10 @@ def _axis_of_right_factor(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> B
     if a.dim() == 1 and from_the_end > 2:
         # A vector on the left leaves no row.
         from_the_end -= 1
-    return BatchAxis(rank - from_the_end, axis.pre, axis.post)
+    return axis.move(rank - from_the_end)
 
 
-@_rule("_cdist_forward", "cdist")
+@_rule("_cdist_forward cdist")
 def _cdist(operation: Operation) -> Answer:
     a, b = operation.args[:2]
     rank = operation.outputs[0].dim()
@@ -573,13 +736,13 @@ def _cdist(operation: Operation) -> Answer:
         if axis.dim == x.dim() - 1:
             return operation.lost("distances sum over the batch axis")
         if axis.dim == x.dim() - 2:
-            axes.append(BatchAxis(row_dim, axis.pre, axis.post))
+            axes.append(axis.move(row_dim))
         else:
             axes.append(axis.shifted(rank - x.dim()))
     first = axes[0]
     if any(axis != first for axis in axes):
         return operation.lost("distances pair different examples")
-    if first.dim < rank - 2 and not _are_shared_after_broadcast(operation, (a, b), first, rank):
+    if first.dim < rank - 2 and not _are_shared(operation, (a, b), first, rank):
         return operation.lost("distances pair examples with their places")
     return first
 
@@ -594,25 +757,18 @@ def _trilinear(operation: Operation) -> Answer:
     return first
 
 
-@_rule("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution", "thnn_conv2d")
-@_rule("_slow_conv2d_forward", "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d")
-def _convolution(operation: Operation) -> Answer:
-    axis = operation.axis(operation.args[0])
-    has_batched_weight = any(operation.is_batched(x) for x in operation.tensors[1:])
-    if axis is None or axis.dim != 0 or has_batched_weight:
-        return operation.lost(
-            "a convolution has the batch in another place than dimension 0 of its input"
-        )
-    return axis
-
-
-@_rule("conv_tbc")
-def _conv_tbc(operation: Operation) -> Answer:
-    """Return the axis of a convolution over `[T, N, C]`."""
-    axis = operation.axis(operation.args[0])
-    has_batched_weight = any(operation.is_batched(x) for x in operation.args[1:3])
-    if axis is None or axis.dim != 1 or has_batched_weight:
-        return operation.lost("the batch is not dimension 1 of the input")
+@_rule_of_first(
+    "convolution _convolution cudnn_convolution mkldnn_convolution thnn_conv2d "
+    "_slow_conv2d_forward slow_conv3d_forward _conv_depthwise2d conv_depthwise3d conv_tbc "
+    "native_group_norm group_norm channel_shuffle native_channel_shuffle"
+)
+def _channels(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    """Return the axis of an operation on `[N, channels, ...]`, or of `conv_tbc` on `[T, N, C]`."""
+    batch_dim = 1 if _name(operation) == "conv_tbc" else 0
+    if axis.dim != batch_dim or _has_batched_weights(operation):
+        return operation.lost(f"the batch is not dimension {batch_dim} of its first operand alone")
+    if operation.has_argument("N") and operation.argument("N") != x.shape[0]:
+        return operation.lost("a group norm counts examples as channels")
     return axis
 
 
@@ -664,24 +820,14 @@ for _count, _names in _TRAILING_DIMS.items():
     RULES.update(dict.fromkeys(_names.split(), _trailing(_count)))
 
 
-@_rule("fractional_max_pool2d", "fractional_max_pool3d")
-def _fractional_max_pool(operation: Operation) -> Answer:
+@_rule_of_first("fractional_max_pool2d fractional_max_pool3d")
+def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a pool over random windows, which are drawn for each example."""
-    x = operation.args[0]
     windows = operation.argument("random_samples")
-    axis = operation.axis(x)
-    if axis is None or axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
+    if axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
         return operation.lost("the batch is not dimension 0 of the input")
-    if operation.axis(windows) not in (None, axis) or not _is_shared(operation, windows, axis):
+    if not _fits(operation, windows, axis):
         return operation.lost("windows belong to other examples")
-    return axis
-
-
-@_rule("channel_shuffle", "native_channel_shuffle")
-def _channel_shuffle(operation: Operation) -> Answer:
-    axis = operation.axis(operation.args[0])
-    if axis is None or axis.dim != 0:
-        return operation.lost("channels are examples")
     return axis
 
 
@@ -694,12 +840,8 @@ def _cross(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("constant_pad_nd")
-def _pad(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None:
-        return None
+@_rule_of_first("constant_pad_nd")
+def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     # The list of paddings begins with the last dimension, two numbers for each.
     place = 2 * (x.dim() - 1 - axis.dim)
     if any(operation.argument("pad")[place : place + 2]):
@@ -710,41 +852,24 @@ def _pad(operation: Operation) -> Answer:
 # -- normalisation ---------------------------------------------------------------------------------
 
 
-@_rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
-def _layer_norm(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    normalised_dims = len(operation.args[1])
-    if axis is None or axis.dim >= x.dim() - normalised_dims or _has_batched_weights(operation):
+@_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
+def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
+    if axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
 
-def _has_batched_weights(operation: Operation) -> bool:
-    """Return whether an operand next to the first one depends on the examples."""
-    return any(operation.is_batched(x) for x in operation.tensors if x is not operation.args[0])
-
-
-@_rule("native_group_norm", "group_norm")
-def _group_norm(operation: Operation) -> Answer:
-    x = operation.args[0]
-    axis = operation.axis(x)
-    if axis is None or axis.dim != 0 or _has_batched_weights(operation):
-        return operation.lost("the batch is not dimension 0 of a group norm")
-    if operation.has_argument("N") and operation.argument("N") != x.shape[0]:
-        return operation.lost("a group norm counts examples as channels")
-    return axis
-
-
-@_rule("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
-@_rule("cudnn_batch_norm", "_batch_norm_with_update", "_batch_norm_no_update", "miopen_batch_norm")
-def _batch_norm(operation: Operation) -> Answer:
+@_rule_of_first(
+    "native_batch_norm _native_batch_norm_legit cudnn_batch_norm "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_no_update "
+    "miopen_batch_norm"
+)
+def _batch_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a batch norm.
 
     Its statistics are frozen, or belong to channels of one example each, as in an instance norm.
     """
-    axis = operation.axis(operation.args[0])
-    if axis is None or _has_batched_weights(operation):
+    if _has_batched_weights(operation):
         return operation.lost("a batched operand in an unusual place")
     is_training = "with_update" in _name(operation)
     if operation.has_argument("training"):
@@ -756,7 +881,7 @@ def _batch_norm(operation: Operation) -> Answer:
         return [axis, None, None, None][:outputs]
     if axis.dim != 1:
         return operation.lost("statistics are taken over the batch")
-    channel_axis = BatchAxis(0, axis.pre, axis.post)
+    channel_axis = axis.move(0)
     if not _are_shared(operation, operation.args[1:3], channel_axis):
         return operation.lost("weights depend on the places of the examples")
     return [axis, channel_axis, channel_axis, None][:outputs]
@@ -773,7 +898,7 @@ def _embedding(operation: Operation) -> Answer:
     return operation.axis(ids)
 
 
-@_rule("_embedding_bag", "_embedding_bag_forward_only")
+@_rule("_embedding_bag _embedding_bag_forward_only")
 def _embedding_bag(operation: Operation) -> Answer:
     """Return the axis of bags of equal length, one or several an example.
 
@@ -787,9 +912,7 @@ def _embedding_bag(operation: Operation) -> Answer:
         return misplaced
     if operation.is_batched(weight) or operation.is_batched(offsets):
         return misplaced
-    if operation.is_batched(sample_weights) and operation.axis(sample_weights) != axis:
-        return misplaced
-    if not _is_shared(operation, sample_weights, axis):
+    if not _fits(operation, sample_weights, axis):
         return misplaced
     bags, bag_rest = divmod(len(offsets), operation.size)
     length, length_rest = divmod(ids.numel(), max(1, len(offsets)))
@@ -801,7 +924,7 @@ def _embedding_bag(operation: Operation) -> Answer:
     return [bag_axis, axis, bag_axis, bag_axis][: len(operation.outputs)]
 
 
-@_rule("gather", "scatter", "scatter_add", "scatter_reduce", "take_along_dim")
+@_rule("gather scatter scatter_add scatter_reduce take_along_dim")
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
     dim = _dimension(operation, tensors[0])
@@ -818,7 +941,7 @@ def _gather(operation: Operation) -> Answer:
     return axis
 
 
-@_rule("index_add", "index_copy", "index_fill", "index_reduce")
+@_rule("index_add index_copy index_fill index_reduce")
 def _index_write(operation: Operation) -> Answer:
     x = operation.args[0]
     index = operation.argument("index")
@@ -842,7 +965,7 @@ def _index_select(operation: Operation) -> Answer:
     if index_axis is not None:
         if axis is not None:
             return operation.lost("examples pick entries of other examples")
-        return BatchAxis(dim, index_axis.pre, index_axis.post)
+        return index_axis.move(dim)
     if axis is None or axis.dim != dim:
         return axis
     return _repeat_by_index(operation, axis, index)
@@ -856,9 +979,9 @@ def _repeat_by_index(operation: Operation, axis: BatchAxis, index: Tensor) -> An
     times, rest = divmod(len(rows), length)
     if rest == 0 and times:
         if torch.equal(rows, identity.repeat(times)):
-            return BatchAxis(axis.dim, axis.pre * times, axis.post)
+            return replace(axis, pre=axis.pre * times)
         if torch.equal(rows, identity.repeat_interleave(times)):
-            return BatchAxis(axis.dim, axis.pre, axis.post * times)
+            return replace(axis, post=axis.post * times)
     return operation.lost("an index rearranges the examples")
 
 
@@ -919,7 +1042,7 @@ def _indices(operation: Operation) -> _Indices:
     return _Indices(given, operation.args[0].dim(), rank, is_adjacent, front)
 
 
-@_rule("index", "_unsafe_index")
+@_rule("index _unsafe_index")
 def _index(operation: Operation) -> Answer:
     """Return the axis of `x[i, :, j]`: an index into the batch axis may only count the examples."""
     indices = _indices(operation)
@@ -936,13 +1059,13 @@ def _index(operation: Operation) -> Answer:
     if batch_index is None:
         if others_axis is not None:
             return operation.lost("examples pick entries of other examples")
-        return BatchAxis(indices.moved_dim(axis.dim), axis.pre, axis.post)
+        return axis.move(indices.moved_dim(axis.dim))
     if operation.is_batched(batch_index):
         return operation.lost("an index into the batch axis depends on the examples")
     counting_axis = _axis_of_counting_index(operation, axis, batch_index, indices.rank)
     if counting_axis is None or others_axis not in (None, counting_axis):
         return operation.lost("an index rearranges the examples")
-    if not _are_shared_after_broadcast(operation, others, counting_axis, indices.rank):
+    if not _are_shared(operation, others, counting_axis, indices.rank):
         return operation.lost("an index rearranges the examples")
     return counting_axis.shifted(indices.front)
 
@@ -962,7 +1085,7 @@ def _axis_of_counting_index(
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
         return None
-    return BatchAxis(long_dims[0] + rank - index.dim(), axis.pre, axis.post)
+    return axis.move(long_dims[0] + rank - index.dim())
 
 
 def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
@@ -975,7 +1098,7 @@ def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
     return axis if axis.dim < dim else axis.shifted(1 - mask.dim())
 
 
-@_rule("index_put", "_index_put_impl", "_unsafe_index_put")
+@_rule("index_put _index_put_impl _unsafe_index_put")
 def _index_put(operation: Operation) -> Answer:
     """Return the axis of `x[:, i] = values` and of `x[arange(N), i] = values`."""
     x = operation.args[0]
@@ -997,9 +1120,9 @@ def _index_put(operation: Operation) -> Answer:
         values_axis = values_axis.shifted(indices.result_rank - values.dim())
         return _axis_of_written_values(operation, indices, values_axis)
     if axis is not None:
-        moved_axis = BatchAxis(indices.moved_dim(axis.dim), axis.pre, axis.post)
+        moved_axis = axis.move(indices.moved_dim(axis.dim))
         rank = indices.result_rank
-        if not _are_shared_after_broadcast(operation, [values], moved_axis, rank):
+        if not _are_shared(operation, [values], moved_axis, rank):
             return operation.lost("an index writes to examples by their places")
     return axis
 
@@ -1038,11 +1161,11 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     if values_axis is not None:
         if values_axis.shifted(indices.result_rank - values.dim()) != row_axis:
             return False
-    if not _are_shared_after_broadcast(operation, others, counting_axis, indices.rank):
+    if not _are_shared(operation, others, counting_axis, indices.rank):
         return False
     if not _is_shared(operation, x, target):
         return False
-    return _are_shared_after_broadcast(operation, [values], row_axis, indices.result_rank)
+    return _are_shared(operation, [values], row_axis, indices.result_rank)
 
 
 def _axis_of_written_values(
@@ -1064,8 +1187,8 @@ def _axis_of_written_values(
     is_index_dim = indices.front <= values_axis.dim < behind_indices
     if is_index_dim or not 0 <= place < len(untouched):
         return operation.lost("an index writes to other examples")
-    target = BatchAxis(untouched[place], values_axis.pre, values_axis.post)
-    if operation.axis(x) not in (None, target) or not _is_shared(operation, x, target):
+    target = values_axis.move(untouched[place])
+    if not _fits(operation, x, target):
         return operation.lost("an index writes to other examples")
     return target
 
@@ -1073,10 +1196,12 @@ def _axis_of_written_values(
 # -- attention, recurrences and losses -------------------------------------------------------------
 
 
-@_rule("scaled_dot_product_attention", "_scaled_dot_product_attention_math")
-@_rule("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention")
-@_rule("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention")
-@_rule("_scaled_dot_product_fused_attention_overrideable")
+@_rule(
+    "scaled_dot_product_attention _scaled_dot_product_attention_math "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_fused_attention_overrideable"
+)
 def _attention(operation: Operation) -> Answer:
     """Return the axis of fused attention.
 
@@ -1092,9 +1217,7 @@ def _attention(operation: Operation) -> Answer:
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
             return operation.lost("attention pairs different examples")
-    states: list[State | None] = [None] * len(outputs)
-    states[:2] = [axis, axis][: len(outputs)]
-    return states
+    return [axis, axis, *[None] * len(outputs)][: len(outputs)]
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
@@ -1105,15 +1228,17 @@ def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> 
     return axis if reduction == 0 else _total(operation, reduction == 1, entries)
 
 
-@_rule("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "l1_loss", "kl_div")
-@_rule("binary_cross_entropy", "binary_cross_entropy_with_logits")
+@_rule(
+    "mse_loss smooth_l1_loss huber_loss soft_margin_loss l1_loss kl_div binary_cross_entropy "
+    "binary_cross_entropy_with_logits"
+)
 def _elementwise_loss(operation: Operation) -> Answer:
     tensors = operation.tensors
     shape = torch.broadcast_shapes(*[x.shape for x in tensors])
     return _reduce_loss(operation, broadcast_axis(operation, tensors, len(shape)), shape.numel())
 
 
-@_rule("nll_loss_forward", "nll_loss2d_forward")
+@_rule("nll_loss_forward nll_loss2d_forward")
 def _nll_loss(operation: Operation) -> Answer:
     """Return the axis or the total of a negative log-likelihood.
 
@@ -1127,9 +1252,7 @@ def _nll_loss(operation: Operation) -> Answer:
     if axis is None or axis.dim == class_dim:
         return operation.lost("the classes of the loss run over the batch axis")
     loss_axis = axis if axis.dim < class_dim else axis.shifted(-1)
-    if operation.axis(target) not in (None, loss_axis) or not _is_shared(
-        operation, target, loss_axis
-    ):
+    if not _fits(operation, target, loss_axis):
         return operation.lost("the loss pairs different examples")
     if operation.is_batched(weight):
         return operation.lost("class weights depend on the examples")
@@ -1149,13 +1272,13 @@ def _nll_loss(operation: Operation) -> Answer:
     )
 
 
-@_rule("multi_margin_loss", "multilabel_margin_loss_forward")
+@_rule("multi_margin_loss multilabel_margin_loss_forward")
 def _margin_loss(operation: Operation) -> Answer:
     scores, target = operation.args[:2]
     axis = operation.axis(scores)
     if axis != BatchAxis(0) or scores.dim() != 2:
         return operation.lost("the classes of the loss run over the batch axis")
-    if operation.axis(target) not in (None, axis) or not _is_shared(operation, target, axis):
+    if not _fits(operation, target, axis):
         return operation.lost("the loss pairs different examples")
     if any(operation.is_batched(x) for x in operation.tensors[2:]):
         return operation.lost("class weights depend on the examples")
@@ -1168,20 +1291,22 @@ def _ctc_loss(operation: Operation) -> Answer:
     scores, targets = operation.args[:2]
     lengths = operation.args[2:4]
     rows = BatchAxis(0)
-    if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
-        return operation.lost("public targets or lengths depend on the places of the examples")
     is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
     if not is_placed or any(operation.axis(x) not in (None, rows) for x in (targets, *lengths)):
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
+    if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
+        return operation.lost("public targets or lengths depend on the places of the examples")
     return rows
 
 
 # -- totals ----------------------------------------------------------------------------------------
 
 
-@_rule("neg", "positive", "view", "reshape", "squeeze", "unsqueeze", "expand", table=TOTAL_RULES)
-@_rule("clone", "detach", "alias", "_to_copy", "contiguous", "lift_fresh", table=TOTAL_RULES)
-@_rule("sum", "mean", "select", "_unsafe_view", "_reshape_alias", table=TOTAL_RULES)
+@_rule(
+    "neg positive view reshape squeeze unsqueeze expand clone detach alias _to_copy "
+    "contiguous lift_fresh sum mean select _unsafe_view _reshape_alias",
+    table=TOTAL_RULES,
+)
 def _keep_total(operation: Operation) -> Answer:
     total = operation.state(operation.args[0])
     if operation.outputs[0].numel() != 1 or not isinstance(total, Total):
@@ -1189,7 +1314,7 @@ def _keep_total(operation: Operation) -> Answer:
     return total
 
 
-@_rule("add", "sub", "rsub", table=TOTAL_RULES)
+@_rule("add sub rsub", table=TOTAL_RULES)
 def _add_totals(operation: Operation) -> Answer:
     """Return the total of two with one divisor; a public number changes no gradient."""
     totals = []
@@ -1211,10 +1336,10 @@ def _add_totals(operation: Operation) -> Answer:
     return replace(first, entries=entries, is_quotient=is_quotient)
 
 
-@_rule("mul", "div", "true_divide", table=TOTAL_RULES)
+@_rule("mul div true_divide", table=TOTAL_RULES)
 def _scale_total(operation: Operation) -> Answer:
     """Return the total times a public number; a division by N makes a sum a mean."""
-    is_division = _name(operation) != "mul"
+    is_division = _name(operation) not in ("mul", "mul_")
     first, factor = operation.args[:2]
     total = operation.state(first) if isinstance(first, Tensor) else None
     if not isinstance(total, Total):

@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -22,48 +23,43 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dpkfc.tracking.axes import (
+from dpkfc.tracking.batch_rules import (
     PARAMETRIC,
     PUBLIC,
+    RULES,
+    TOTAL_RULES,
     BatchAxis,
     Operation,
     Parametric,
     Public,
+    Rule,
     State,
     Total,
     Unknown,
+    names_of_shapes,
+    pointwise,
+    rule_name,
     tensors_in,
 )
-from dpkfc.tracking.batch_rules import RULES, TOTAL_RULES, Rule, pointwise, rule_name
 
 _BATCH, _TOTAL, _PARAMETRIC, _UNKNOWN, _HISTORY = 1, 2, 4, 8, 16
-_READS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "item", "allclose"})
+_READS = frozenset("_local_scalar_dense is_nonzero equal item allclose".split())
 _LEAVES_TORCH = frozenset(
-    {
-        *("numpy", "tolist", "__array__", "__dlpack__", "untyped_storage", "storage", "data_ptr"),
-        *("__reduce_ex__", "__deepcopy__", "apply_", "map_", "map2_", "_typed_storage"),
-    }
+    (
+        "numpy tolist __array__ __dlpack__ untyped_storage storage data_ptr __reduce_ex__ "
+        "__deepcopy__ apply_ map_ map2_ _typed_storage"
+    ).split()
 )
-_WRITES_VALUES = frozenset({"apply_", "map_", "map2_"})
+_WRITES_VALUES = frozenset("apply_ map_ map2_".split())
 _CREATES = frozenset(
-    {"tensor", "as_tensor", "from_numpy", "asarray", "frombuffer", "from_dlpack", "new_tensor"}
+    ("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor").split()
 )
-_TAKES_LISTS = frozenset({"__getitem__", "__setitem__", "new"})
+_TAKES_LISTS = frozenset("__getitem__ __setitem__ new".split())
 _MEETS_RUNNING_STATISTICS = frozenset(
-    {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}
+    ("native_batch_norm cudnn_batch_norm miopen_batch_norm").split()
 )
 _DRAWS = frozenset(
-    {
-        "rand",
-        "randn",
-        "randint",
-        "bernoulli",
-        "uniform",
-        "normal",
-        "exponential",
-        "random",
-        "log_normal",
-    }
+    ("rand randn randint bernoulli uniform normal exponential random log_normal").split()
 )
 # Functions whose branches on values only choose between forms with equal results, or only check
 # values.
@@ -119,7 +115,7 @@ class Tracker:
         self._parameters: set[int] = set()
         self._states: dict[int, State] = {}
         self._references: dict[int, _Reference] = {}
-        self._persistent = {_memory(x) for x in persistent}
+        self._persistent = set(map(_memory, persistent))
         self._covered: set[int] = set()
         self._interiors: list[list[int]] = []
         self._rewritten: dict[int, Unknown] = {}
@@ -136,14 +132,17 @@ class Tracker:
         if is_lazy(x):
             return None  # it has no values yet, and no operation of torch may look at it
         key = id(x)
-        if key in self._states and not self._shows_base(x):
-            state = self._states[key]
-            if self._rewritten and x._is_view() and id(x._base) in self._rewritten:
-                return self._rewritten[id(x._base)]
-            return None if key in self._covered or type(state) is Public else state
+        base = x._base if x._is_view() else None
+        known = self._states.get(key)
+        # A view that was noted as public may show what was written into its base since.
+        is_stale = type(known) is Public and base is not None and id(base) in self._states
+        if known is not None and not is_stale:
+            if base is not None and id(base) in self._rewritten:
+                return self._rewritten[id(base)]
+            return None if key in self._covered or type(known) is Public else known
         if key in self._covered:
             return None
-        if x._is_view() and (base := x._base) is not None and id(base) in self._states:
+        if base is not None and id(base) in self._states:
             return self._state_of_view(x, base)
         if x.requires_grad:
             if x.grad_fn is None:
@@ -157,21 +156,13 @@ class Tracker:
             return Unknown(type(x).__name__, "tensors of this type are not followed")
         return None
 
-    def _shows_base(self, x: Tensor) -> bool:
-        """Return whether a tensor is a view, noted as public, whose base may be written since."""
-        return type(self._states[id(x)]) is Public and x._is_view() and id(x._base) in self._states
-
     def _state_of_view(self, x: Tensor, base: Tensor) -> State | None:
         """Return the state of a view whose base was written after it was made."""
         state = self.state(base)
         if not isinstance(state, BatchAxis):
             return state
-        moved = _same_memory(state, base, x, self.size)
-        return (
-            moved
-            if moved is not None
-            else Unknown("view", "a view of a tensor that the examples were written into")
-        )
+        lost = Unknown("view", "a view of a tensor that the examples were written into")
+        return _same_memory(state, base, x, self.size) or lost
 
     def is_declared(self, x: Tensor) -> bool:
         """Return whether a tensor is a parameter, or was seen before."""
@@ -236,18 +227,19 @@ class Tracker:
             self.set_state(p, PARAMETRIC)
             self._parameters.add(id(p))
 
-    def fail(self, operation: str, reason: str, *, is_read: bool = False) -> None:
-        """Note that the pass is not proved; the first reason stays.
+    def fail(self, operation: Any, reason: str, *, is_read: bool = False) -> Unknown:
+        """Note that the pass is not proved, and return why; the first reason stays.
 
         Args:
             operation: what was called.
             reason: what it did.
             is_read: values were shown to Python code, and no tensor or gradient was changed.
         """
-        failure = Unknown(operation, reason)
+        failure = Unknown(str(operation), reason)
         self.failure = self.failure or failure
         if not is_read:
             self.altered = self.altered or failure
+        return failure
 
     # -- what a layer reads itself -----------------------------------------------------------------
 
@@ -265,7 +257,7 @@ class Tracker:
                 that the call does not show.
         """
         self._covered.difference_update(id(p) for p in parameters)
-        known = {id(x) for x in outputs}
+        known = set(map(id, outputs))
         for key in self._interiors.pop():
             state = self._states.get(key)
             if key in known or state is None:
@@ -336,7 +328,10 @@ class Tracker:
                 if id(x) in self._parameters:
                     self.read.add(id(x))
         if kinds:
-            self._note(function, args, kwargs, output, kinds, unknown)
+            operation = Operation(
+                function, args, kwargs, output, self.size, self.state, self.trusts_public_rows
+            )
+            self._note(operation, kinds, unknown)
         elif (
             torch.Tag.nondeterministic_seeded in function.tags
             and rule_name(function).removesuffix("_like") in _DRAWS
@@ -359,16 +354,8 @@ class Tracker:
         if len(places) == 1 or places[0] == 0:
             self.set_state(x, BatchAxis(places[0]))
 
-    def _note(
-        self,
-        function: Any,
-        args: Any,
-        kwargs: Any,
-        output: Any,
-        kinds: int,
-        unknown: Unknown | None,
-    ) -> None:
-        outputs = list(tensors_in((output,)))
+    def _note(self, operation: Operation, kinds: int, unknown: Unknown | None) -> None:
+        function, outputs = operation.function, operation.outputs
         answer: Any
         if unknown is not None:
             answer = unknown
@@ -377,18 +364,17 @@ class Tracker:
         elif not kinds & (_BATCH | _TOTAL):
             answer = PARAMETRIC
         elif kinds & _PARAMETRIC:
-            answer = Unknown(
-                str(function),
-                f"a trainable parameter is used outside its layer (shapes {_shapes(args, kwargs)})",
-            )
+            shapes = names_of_shapes(operation.tensors)
+            why = f"a trainable parameter is used outside its layer (shapes {shapes})"
+            answer = Unknown(str(function), why)
         else:
-            answer = self._apply(function, args, kwargs, output, bool(kinds & _TOTAL))
-        if torch.Tag.dynamic_output_shape in function.tags and self._has_private_shape(
-            function, args, answer
-        ):
-            self.fail(str(function), "the shape of a tensor depends on the examples", is_read=True)
+            answer = self._apply(operation, bool(kinds & _TOTAL))
+        depends = not isinstance(answer, (Parametric, Public))
+        if torch.Tag.dynamic_output_shape in function.tags and depends:
+            if self._has_private_shape(operation):
+                self.fail(function, "the shape of a tensor depends on the examples", is_read=True)
         if not outputs:
-            self._note_without_output(function, args, answer)
+            self._note_without_output(operation, depends)
             return
         answers = answer if isinstance(answer, (list, tuple)) else [answer] * len(outputs)
         writes = function._schema.is_mutable
@@ -397,98 +383,82 @@ class Tracker:
                 self._write(function, x, state)
             elif state is not None:
                 self.set_state(x, state)
-        if not isinstance(answer, (Parametric, Public)):
-            self._write_into_operands(function, args, kwargs, outputs)
+        if depends:
+            self._write_into_operands(operation)
 
-    def _has_private_shape(self, function: Any, args: Any, answer: Any) -> bool:
+    def _has_private_shape(self, operation: Operation) -> bool:
         """Return whether values of the examples decide the number of entries of a result."""
-        if isinstance(answer, (Parametric, Public)):
-            return False
-        if rule_name(function) != "index":
+        if rule_name(operation.function) != "index":
             return True
-        masks = [x for x in args[1] if x is not None and x.dtype in (torch.bool, torch.uint8)]
-        return any(_is_private(self.state(x)) for x in masks)
+        indices = operation.args[1]
+        masks = [x for x in indices if x is not None and x.dtype in (torch.bool, torch.uint8)]
+        return self._is_any_private(masks)
 
-    def _write_into_operands(
-        self, function: Any, args: Any, kwargs: Any, outputs: Sequence[Tensor]
-    ) -> None:
+    def _is_any_private(self, values: Any) -> bool:
+        """Return whether a tensor among some values depends on the examples."""
+        return any(isinstance(self.state(x), (BatchAxis, Unknown)) for x in tensors_in(values))
+
+    def _write_into_operands(self, operation: Operation) -> None:
         """Take note of operands that an operation writes into without returning them."""
-        name = rule_name(function)
-        writes_statistics = name in _MEETS_RUNNING_STATISTICS
-        if not (writes_statistics or function._schema.is_mutable):
+        schema = operation.function._schema
+        writes_statistics = rule_name(operation.function) in _MEETS_RUNNING_STATISTICS
+        if not (writes_statistics or schema.is_mutable):
             return
-        returned = {id(x) for x in outputs}
-        operation = Operation(function, args, kwargs, outputs, self.size, self.state)
-        for argument in function._schema.arguments:
+        returned = set(map(id, operation.outputs))
+        written = Unknown(str(operation.function), "it writes into its operands")
+        for argument in schema.arguments:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if writes_statistics and argument.name in ("running_mean", "running_var"):
                 is_written = bool(operation.argument("training"))
             if is_written:
                 for x in tensors_in((operation.argument(argument.name),)):
                     if id(x) not in returned:
-                        self._write(
-                            function, x, Unknown(str(function), "it writes into its operands")
-                        )
+                        self._write(operation.function, x, written)
 
-    def _apply(self, function: Any, args: Any, kwargs: Any, output: Any, has_total: bool) -> Any:
+    def _apply(self, operation: Operation, has_total: bool) -> Any:
+        function = operation.function
         if function not in self._rules:
             name = rule_name(function)
             rule = RULES.get(name)
             if torch.Tag.pointwise in function.tags and name != "clone":
                 rule = pointwise
             self._rules[function] = rule, TOTAL_RULES.get(name)
-        rule, total_rule = self._rules[function]
-        operation = Operation(
-            function, args, kwargs, output, self.size, self.state, self.trusts_public_rows
-        )
-        chosen = total_rule if has_total else rule
+        chosen = self._rules[function][has_total]
         if chosen is None:
-            return operation.lost(
-                "a sum over the examples is used here"
-                if has_total
-                else "no batch rule is registered for it"
-            )
+            why = "no batch rule is registered for it"
+            if has_total:
+                why = "a sum over the examples is used here"
+            return operation.lost(why)
         try:
             return chosen(operation)
-        except (
-            Exception
-        ) as error:  # a run must not stop where a rule meets operands that it does not expect
+        # A run must not stop where a rule meets operands that it does not expect.
+        except Exception as error:
             return operation.lost(f"its batch rule failed: {error!r:.60}")
 
-    def _note_without_output(self, function: Any, args: Any, answer: Any) -> None:
+    def _note_without_output(self, operation: Operation, depends: bool) -> None:
         """Note an operation that returns no tensor: it reads values, or writes its operands."""
-        name = rule_name(function)
-        if name in _READS or not function._schema.is_mutable:
-            has_batch = not isinstance(answer, (Parametric, Public))
-            if has_batch and name in _READS and not self._permitted and not _is_harmless():
-                self.fail(
-                    str(function),
-                    "the program reads a value that depends on the examples",
-                    is_read=True,
-                )
-            return
-        self._write_into_operands(function, args, {}, [])
+        function = operation.function
+        is_read = rule_name(function) in _READS
+        if not is_read and function._schema.is_mutable:
+            # FSDP2 gathers parameters into keyword arguments.
+            self._write_into_operands(replace(operation, kwargs={}))
+        elif depends and is_read and not self._permitted and not _is_harmless():
+            why = "the program reads a value that depends on the examples"
+            self.fail(function, why, is_read=True)
 
     def _write(self, function: Any, x: Tensor, state: State | None) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it views."""
-        is_private = state is not None and not isinstance(state, (Parametric, Public))
+        is_private = not isinstance(state, (Parametric, Public, type(None)))
         memory = _memory(x)
         if is_private and memory in self._persistent:
-            self.fail(
-                str(function), "the examples are written into a tensor that outlives the pass"
-            )
-            state = Unknown(
-                str(function), "the examples were written into a tensor that outlives the pass"
-            )
+            why = "the examples are written into a tensor that outlives the pass"
+            state = self.fail(function, why)
         if is_private and memory in self._aliases.values():
-            self.fail(
-                str(function), "the examples are written into memory that .data or .detach() shares"
-            )
+            why = "the examples are written into memory that .data or .detach() shares"
+            self.fail(function, why)
         if is_private and x.is_inference():
-            self.fail(
-                str(function),
-                "the examples are written in inference mode, in which views are not known",
-            )
+            why = "the examples are written in inference mode, in which views are not known"
+            self.fail(function, why)
         if state is None:
             return
         base = x._base if x._is_view() else None
@@ -498,10 +468,8 @@ class Tracker:
             if isinstance(state, BatchAxis):
                 moved = _same_memory(state, x, base, self.size)
                 if moved is None or (isinstance(known, BatchAxis) and known != moved):
-                    moved = Unknown(
-                        str(function),
-                        "the examples are written into a part of a tensor that cannot be followed",
-                    )
+                    why = "the examples are written into a part of a tensor that cannot be followed"
+                    moved = Unknown(str(function), why)
             if isinstance(known, Unknown):
                 moved = known
             self.set_state(base, moved)
@@ -512,13 +480,17 @@ class Tracker:
         self.set_state(x, state)
 
 
-class _Dispatch(TorchDispatchMode):
-    """Show every ATen operation to a tracker."""
+class _Mode:
+    """What the two modes of a tracker hold; one that is off shows nothing."""
 
     def __init__(self, tracker: Tracker) -> None:
         super().__init__()
         self._tracker = tracker
         self.is_on = True
+
+
+class _Dispatch(_Mode, TorchDispatchMode):
+    """Show every ATen operation to a tracker."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and follow it."""
@@ -529,13 +501,8 @@ class _Dispatch(TorchDispatchMode):
         return output
 
 
-class _Functions(TorchFunctionMode):
+class _Functions(_Mode, TorchFunctionMode):
     """Show what Python code calls to a tracker."""
-
-    def __init__(self, tracker: Tracker) -> None:
-        super().__init__()
-        self._tracker = tracker
-        self.is_on = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
@@ -553,43 +520,37 @@ class _Functions(TorchFunctionMode):
         if name in _CREATES and (tracker.is_opaque or _has_private_numbers(tracker, args, kwargs)):
             result = func(*args, **kwargs)
             if isinstance(result, Tensor):
-                tracker.set_state(
-                    result, Unknown(f"torch.{name}", "a tensor was made of single values")
-                )
+                lost = Unknown(f"torch.{name}", "a tensor was made of single values")
+                tracker.set_state(result, lost)
             return result
         if name in _LEAVES_TORCH and not tracker._permitted:
-            if any(_is_private(tracker.state(x)) for x in tensors_in(args)) and not _is_harmless():
-                is_read = name not in _WRITES_VALUES
-                tracker.fail(
-                    f"Tensor.{name}",
-                    "values that depend on the examples leave torch",
-                    is_read=is_read,
-                )
-        if name in _TAKES_LISTS and _has_private_numbers(
-            tracker, args[1] if type(args[1]) is tuple else args[1:], kwargs
-        ):
-            tracker.fail(
-                f"Tensor.{name}", "a list of values that depend on the examples becomes a tensor"
-            )
-        if (
-            name == "register_hook"
-            and _is_private(tracker.state(args[0]))
-            and not _only_gathers(args[1])
-        ):
-            tracker.fail("Tensor.register_hook", "a hook may change the gradients of the examples")
-        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
-            return _permitted(tracker, func, args, kwargs)
-        if name == "__get__" and getattr(func.__self__, "__name__", "") == "data":
+            if tracker._is_any_private(args) and not _is_harmless():
+                why = "values that depend on the examples leave torch"
+                tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
+        if name in _TAKES_LISTS:
+            values = args[1] if type(args[1]) is tuple else args[1:]
+            if _has_private_numbers(tracker, values, kwargs):
+                why = "a list of values that depend on the examples becomes a tensor"
+                tracker.fail(f"Tensor.{name}", why)
+        if name == "register_hook" and tracker._is_any_private(args[:1]):
+            if not _only_gathers(args[1]):
+                why = "a hook may change the gradients of the examples"
+                tracker.fail("Tensor.register_hook", why)
+        is_data = getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+        if name == "__get__" and is_data:
             result = func(*args, **kwargs)
             tracker.set_state(result, tracker.state(args[0]))
             tracker._note_alias(result)
             return result
-        if (
-            name == "__set__"
-            and getattr(func.__self__, "__name__", "") == "data"
-            and _is_private(tracker.state(args[1]))
-        ):
+        if name == "__set__" and is_data and tracker._is_any_private(args[1:]):
             tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
+        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
+            # It reads values only to check them.
+            tracker._permitted += 1
+            try:
+                return func(*args, **kwargs)
+            finally:
+                tracker._permitted -= 1
         if tracker.call is not None and torch.is_grad_enabled():
             return tracker.call(func, args, kwargs)
         return func(*args, **kwargs)
@@ -597,22 +558,13 @@ class _Functions(TorchFunctionMode):
 
 def _has_private_numbers(tracker: Tracker, args: Any, kwargs: Any) -> bool:
     """Return whether tensors of the examples lie inside lists from which a tensor is made."""
-    lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
-    return any(_is_private(tracker.state(x)) for x in tensors_in(lists))
+    values = (*args, *kwargs.values())
+    return tracker._is_any_private([x for x in values if isinstance(x, (list, tuple))])
 
 
 def _memory(x: Tensor) -> int:
     """Return a number that is the same for all tensors that share their memory."""
     return int(x.untyped_storage()._cdata) if x.layout is torch.strided else id(x)
-
-
-def _permitted(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function that reads values only to check them."""
-    tracker._permitted += 1
-    try:
-        return func(*args, **kwargs)
-    finally:
-        tracker._permitted -= 1
 
 
 def _number_of_classes(args: Any, kwargs: Any) -> int:
@@ -625,10 +577,6 @@ def _only_gathers(hook: Any) -> bool:
     It gathers parameters for the backward pass and returns the gradient as it is.
     """
     return str(hook.__module__).startswith("torch.distributed.fsdp.")
-
-
-def _is_private(state: State | None) -> bool:
-    return isinstance(state, (BatchAxis, Unknown))
 
 
 def _is_harmless() -> bool:
@@ -658,10 +606,6 @@ def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor
     for x in kwargs.values():
         if isinstance(x, Tensor):
             yield x
-
-
-def _shapes(args: Any, kwargs: Any) -> str:
-    return " and ".join(str(list(x.shape)) for x in list(_operands(args, kwargs))[:3])
 
 
 def _same_memory(axis: BatchAxis, one: Tensor, other: Tensor, size: int) -> BatchAxis | None:

@@ -10,30 +10,192 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dpkfc._checks import check_one_of
 from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.calls import Call
 from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
 from dpkfc.gradients.clipping import full_precision, split_sum
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.fallback import gradient_of
+from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
-from dpkfc.tracking.axes import Unknown
+from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import UnknownOperation
-from dpkfc.verification.public_rows import PublicRows
+
+# --------------------------------------------------------------------------------------------------
+# Public rows: records with the types and shapes of one record, and numbers of a fixed seed.
+
+_SEED = 20261125
+
+
+@dataclass(frozen=True)
+class PublicRows:
+    """Public records, with a function that makes batches of them.
+
+    Attributes:
+        records: the records.
+        collate: list of records to a batch.
+        longer: records whose leading axes have different lengths; none where records have no such
+            axis.
+    """
+
+    records: Sequence[Any]
+    collate: Callable[[list[Any]], Any]
+    longer: Sequence[Any] = ()
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """Return a batch of some records."""
+        return self.collate([self.records[i] for i in indices])
+
+
+def draw_public_rows(
+    record: Any, count: int, collate: Callable[[list[Any]], Any], integers: str = "bits"
+) -> PublicRows:
+    """Draw records with the types and shapes of one record.
+
+    Args:
+        record: one record of a dataset. Its types and shapes are read, its values are not.
+        count: records to draw.
+        collate: list of records to a batch.
+        integers: the integers to draw. "tokens" means 0 to 3 inside of sequences and 0 or 1
+            elsewhere, "bits" means 0 or 1, which nearly all labels and tokens may be, and "ones"
+            means 1.
+
+    Returns:
+        The records; floating-point numbers are standard normal.
+
+    Raises:
+        TypeError: a record with a value of a type that cannot be drawn, by name.
+    """
+    draw = _RecordDrawer(np.random.default_rng(_SEED), integers)
+    records = [draw.value_like(record, None) for _ in range(count)]
+    lengths = _lengths(record)
+    longer: list[Any] = []
+    if len(lengths) == 1:
+        base = lengths.pop()
+        sizes = (max(1, base // 2), base + 3, max(1, base // 3))
+        longer = [draw.value_like(record, length) for length in sizes]
+    return PublicRows(records, collate, longer)
+
+
+def _is_list_of_numbers(x: Any) -> bool:
+    return isinstance(x, list) and bool(x) and all(isinstance(y, (int, float)) for y in x)
+
+
+def _lengths(record: Any) -> set[int]:
+    """Return the lengths of the leading axes of the sequences in a record."""
+    if isinstance(record, (Tensor, np.ndarray)):
+        is_sequence = record.ndim in (1, 2) and record.shape[0] > 1
+        return {int(record.shape[0])} if is_sequence else set()
+    if _is_list_of_numbers(record):
+        return {len(record)}
+    parts: Any = ()
+    if isinstance(record, Mapping):
+        parts = record.values()
+    elif isinstance(record, (list, tuple)):
+        parts = record
+    lengths: set[int] = set()
+    for part in parts:
+        lengths |= _lengths(part)
+    return lengths
+
+
+@dataclass(frozen=True)
+class _RecordDrawer:
+    """Draws values of the types and shapes of other values.
+
+    Attributes:
+        generator: of all numbers.
+        integers: as of `draw_public_rows`.
+    """
+
+    generator: np.random.Generator
+    integers: str
+
+    def value_like(self, x: Any, length: int | None) -> Any:
+        """Return a random value of the type of x.
+
+        Args:
+            x: the value.
+            length: entries of every sequence; None for as many as in x.
+        """
+        if isinstance(x, Tensor):
+            shape = list(x.shape)
+            if length is not None and x.dim() in (1, 2) and shape[0] > 1:
+                shape[0] = length
+            return self._tensor(x.dtype, shape)
+        if isinstance(x, np.ndarray):
+            return self.value_like(torch.from_numpy(np.ascontiguousarray(x)), length).numpy()
+        if isinstance(x, np.generic):
+            return type(x)(self._number(x.dtype.kind))
+        if isinstance(x, bool):
+            return self._number("b")
+        if isinstance(x, int):
+            return self._number("i")
+        if isinstance(x, float):
+            return self._number("f")
+        if x is None:
+            return None
+        if isinstance(x, (str, bytes)):
+            return type(x)()
+        if isinstance(x, Mapping):
+            return {key: self.value_like(value, length) for key, value in x.items()}
+        if _is_list_of_numbers(x):
+            return [self.value_like(x[0], None) for _ in range(length or len(x))]
+        if isinstance(x, (list, tuple)):
+            values = [self.value_like(y, length) for y in x]
+            is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
+            return type(x)(*values) if is_named_tuple else type(x)(values)
+        if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
+            return self._image(x)
+        raise TypeError(
+            f"a record holds a {type(x).__name__}, for which no public value can be drawn; pass"
+            " public_records= (docs/errors.md#public-rows)"
+        )
+
+    def _image(self, x: Any) -> Any:
+        pixels = self.generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
+        if hasattr(type(x), "fromarray"):
+            return type(x).fromarray(pixels)
+        from PIL import Image
+
+        return Image.fromarray(pixels)
+
+    def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
+        if dtype.is_floating_point or dtype.is_complex:
+            return torch.from_numpy(self.generator.standard_normal(shape)).to(dtype)
+        if dtype == torch.bool:
+            return torch.from_numpy(self.generator.integers(2, size=shape)).bool()
+        if self.integers == "ones":
+            return torch.ones(shape, dtype=dtype)
+        bound = 4 if self.integers == "tokens" and shape else 2
+        values = self.generator.integers(bound, size=shape)
+        return torch.from_numpy(np.asarray(values)).to(dtype)
+
+    def _number(self, kind: str) -> float | int | bool:
+        """Return a number of a kind of numpy's types."""
+        if kind == "f":
+            return float(self.generator.standard_normal())
+        if kind == "b":
+            return bool(self.generator.integers(2))
+        return 1 if self.integers == "ones" else int(self.generator.integers(2))
+
 
 # --------------------------------------------------------------------------------------------------
 # Constants in place of random numbers, so that two passes of one model can be compared.
@@ -124,17 +286,8 @@ def check_verify_setting(verify: bool | str) -> bool | str:
     Raises:
         ValueError: another value than True, False and "strict".
     """
-    if verify not in (True, False, "strict"):
-        raise ValueError(f"verify must be True, False or 'strict', got {verify!r}")
+    check_one_of("verify", verify, (True, False, "strict"))
     return verify
-
-
-def identify_program(function: Any) -> Any:
-    """Return the code of a loss function, whatever object or arguments the function is bound to."""
-    while isinstance(function, partial):
-        function = function.func
-    function = getattr(function, "__func__", function)
-    return getattr(function, "__code__", type(function))
 
 
 def check_on_public_rows(
@@ -307,10 +460,6 @@ class _Check:
         rows, reason = self.accepted_rows(attempts)
         if rows is None:
             return Verdict(unchecked=reason)
-        return self.run(rows, expected, strict)
-
-    def run(self, rows: PublicRows, expected: int, strict: bool) -> Verdict:
-        """Return the verdict on rows that the loss accepts."""
         size = max(2, min(self.max_rows // 2, expected))
         few = min(4, size)
         failure = self._trace_with_seeds(rows, size, few)
@@ -427,13 +576,8 @@ class _Check:
         comparisons.append((whole[single_rows], single_values, 1))
         for losses, others, size in comparisons:
             if self._losses_differ(losses, others):
-                raise ValueError(
-                    _mixing_message(
-                        failure,
-                        f"the loss of a row in a batch of {count} differs from that in a batch of"
-                        f" {size}",
-                    )
-                )
+                sizes = f"in a batch of {count} differs from that in a batch of {size}"
+                raise ValueError(_mixing_message(failure, f"the loss of a row {sizes}"))
 
     def _check_neighbours(self, rows: PublicRows, size: int, failure: Unknown) -> None:
         """Check that no row changes the loss or the gradient of another.
@@ -461,46 +605,28 @@ class _Check:
                 if self._losses_differ(losses, other_losses) or _gradients_differ(
                     gradient, other_gradient
                 ):
-                    raise ValueError(
-                        _mixing_message(failure, "rows changed when only the rows next to them did")
-                    )
+                    why = "rows changed when only the rows next to them did"
+                    raise ValueError(_mixing_message(failure, why))
             if len(part_gradients) == 2:
                 total = part_gradients[0] + part_gradients[1]
                 if _gradients_differ(total, run_pass(every, every)[1]):
-                    raise ValueError(
-                        _mixing_message(
-                            failure,
-                            "the gradients of parts of a batch do not add up to that of the batch",
-                        )
-                    )
+                    why = "the gradients of parts of a batch do not add up to that of the batch"
+                    raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _parameters(self) -> dict[str, Tensor]:
-        return {
-            name: find_graph_tensor(p)
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+    def _gradients(self, total: Tensor) -> dict[str, Tensor]:
+        """Return the gradients of a number by parameter, where there are any."""
+        return {} if total.grad_fn is None else gradient_of(self.model, total)
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
-        parameters = list(self._parameters().values())
+        gradients = self._gradients(total)
         parts = []
-        for p, gradient in zip(parameters, _gradients(total, parameters), strict=True):
-            dense = torch.zeros_like(p) if gradient is None else gradient.to_dense()
-            parts.append(dense.detach().double().flatten())
+        for name, p in self.model.named_parameters():
+            if p.requires_grad:
+                part = gradients.get(name, torch.zeros_like(find_graph_tensor(p)))
+                parts.append(part.detach().double().flatten())
         return torch.cat(parts)
-
-    def _named_gradients(self, total: Tensor) -> dict[str, Tensor]:
-        """Return the gradients of a number by parameter, where there are any."""
-        parameters = self._parameters()
-        named = {}
-        for name, gradient in zip(
-            parameters, _gradients(total, list(parameters.values())), strict=True
-        ):
-            if gradient is not None:
-                named[name] = gradient.to_dense().detach()
-        return named
 
     def _check_tape(self, rows: PublicRows, size: int) -> None:
         """Compare the tape with plain autograd once, as a guard against faults of this library."""
@@ -515,7 +641,7 @@ class _Check:
         calls = tape.backward(losses)
         restart()
         losses = self.losses(batch, size)
-        expected = self._named_gradients((losses * weights.to(losses)).sum())
+        expected = self._gradients((losses * weights.to(losses)).sum())
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -531,11 +657,9 @@ class _Check:
 
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
-        parameters = self._parameters()
-        gradients = _gradients(losses.sum(), list(parameters.values()))
-        unused = [
-            name for name, gradient in zip(parameters, gradients, strict=True) if gradient is None
-        ]
+        gradients = self._gradients(losses.sum())
+        trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
+        unused = [name for name in trainable if name not in gradients]
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
@@ -636,13 +760,6 @@ def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     return [x for x in leaves if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
 
 
-def _gradients(total: Tensor, parameters: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Return the gradients of a number, None where it does not depend on a parameter."""
-    if total.grad_fn is None:
-        return [None] * len(parameters)
-    return torch.autograd.grad(total, list(parameters), allow_unused=True, retain_graph=True)
-
-
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     """Return whether two gradients differ by more than rounding, as whole vectors."""
     if gradient.shape != other.shape:
@@ -713,8 +830,8 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
     if scale == 1.0 or not rows:
         return batch
 
-    def scale_tensor(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.layout != torch.strided:
+    def scale_tensor(x: Tensor) -> Tensor:
+        if not x.is_floating_point() or x.layout != torch.strided:
             return x
         if not x.dim() or x.shape[0] != size:
             return x
@@ -722,7 +839,7 @@ def _scale_rows(batch: Any, rows: Sequence[int], size: int, scale: float) -> Any
         x[list(rows)] *= scale
         return x
 
-    return tree_map(scale_tensor, batch)
+    return tree_map_only(Tensor, scale_tensor, batch)
 
 
 def _mixing_rows_message(name: str) -> str:
@@ -754,4 +871,4 @@ def _is_permanent(error: Exception) -> bool:
 
 
 def _move(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, batch)
+    return tree_map_only(Tensor, lambda x: x.to(device), batch)
