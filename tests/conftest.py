@@ -72,6 +72,19 @@ def remove_finished_modes_abandoned_modes() -> Iterator[None]:
         remove_finished_modes()
 
 
+@pytest.fixture(scope="module")
+def blank_figures() -> Iterator[None]:
+    """Leave the figures of runs blank: drawing takes longer than a few steps.
+
+    Runs of tests/app/test_train.py and of the documents draw them.
+    """
+    from dpkfc.app.run_folder import placed
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dpkfc.app.plots.save", lambda figure, path: placed(path, Path.touch))
+        yield
+
+
 @pytest.fixture
 def evidence() -> Callable[..., None]:
     """`evidence("section", "row", figure=1.0, ...)`: what a check leaves for the tables of

@@ -35,7 +35,7 @@ QUICK = [
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _remembered_accounting():
+def _remembered_accounting(blank_figures: None):
     with remembered():
         yield
 

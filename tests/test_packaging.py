@@ -24,9 +24,6 @@ except ModuleNotFoundError:
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dpkfc"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-PYTHON_FILES = sorted(
-    path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
-)
 NEWER_THAN_3_10 = {
     "typing": {
         "Self",
@@ -117,23 +114,42 @@ def test_the_entry_point_exists():
     assert callable(getattr(importlib.import_module(module), name))
 
 
-@pytest.mark.parametrize("path", PYTHON_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_python_3_10_can_read_it(path: Path):
+def too_new(path: Path) -> list[str]:
+    """Return the lines of a file that Python 3.10 cannot read."""
+    found = []
     tree = ast.parse(path.read_text("utf-8"), feature_version=(3, 10))
-    guarded = {
-        child
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Try | ast.If)
-        for child in ast.walk(node)
-    }
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node not in guarded:
-            assert not NEWER_THAN_3_10.get(node.module, set()) & {
-                alias.name for alias in node.names
-            }
-        if isinstance(node, ast.Import) and node not in guarded:
-            assert "tomllib" not in {alias.name for alias in node.names}
-        assert not type(node).__name__ == "TryStar"
+        names: set[str] = set()
+        if isinstance(node, ast.ImportFrom):
+            names = NEWER_THAN_3_10.get(node.module, set()) & {x.name for x in node.names}
+        elif isinstance(node, ast.Import):
+            names = {"tomllib"} & {x.name for x in node.names}
+        elif type(node).__name__ == "TryStar":
+            found.append(f"{path}:{node.lineno}: except*")
+        if names and not is_guarded(tree, node):
+            found.append(f"{path}:{node.lineno}: {', '.join(names)}")
+    return found
+
+
+def is_guarded(tree: ast.AST, wanted: ast.AST) -> bool:
+    """Tell whether a node lies in a `try` or an `if`."""
+    guards = [node for node in ast.walk(tree) if isinstance(node, ast.Try | ast.If)]
+    return any(wanted in ast.walk(guard) for guard in guards)
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
+def test_python_3_10_can_read_it(folder: str):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    assert not [line for path in files for line in too_new(path)]
+
+
+def test_what_python_3_10_cannot_read_is_found(tmp_path: Path):
+    path = tmp_path / "new.py"
+    path.write_text("from typing import Self\nimport tomllib\n", "utf-8")
+    assert len(too_new(path)) == 2
+    path.write_text("try:\n    import tomllib\nexcept ImportError:\n    pass\n", "utf-8")
+    assert not too_new(path)
 
 
 def test_the_licence_is_apache():

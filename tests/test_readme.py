@@ -85,6 +85,10 @@ def test_python_blocks_run(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
         exec(compile(source, str(path), "exec"), namespace)
 
 
+def _run_source(source: str) -> None:
+    exec(compile(source, "blocks", "exec"), {"__name__": "__main__"})
+
+
 def _driver(calls: list[tuple[int, list[str]]]) -> None:
     from dpkfc.cli import main
 
@@ -119,7 +123,8 @@ def test_commands_run(path: Path, tmp_path: Path):
     write_files(path, tmp_path)
     if path.name in WITH_FILES:
         source = "\n".join(block.text for block in executed(path, "python") if not block.file)
-        subprocess.run([sys.executable, "-c", source], check=True, cwd=tmp_path)
+        written = forked.call(_run_source, source, cwd=tmp_path)
+        assert written.returncode == 0, written.stderr[-2000:]
     done = forked.call(_driver, calls, cwd=tmp_path, env={**os.environ, "COLUMNS": "120"})
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 

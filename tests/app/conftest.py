@@ -12,6 +12,11 @@ from tests.app.accounting import remembered
 from tests.app.finished import finished_run
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _figures(blank_figures: None) -> None:
+    """Figures are blank, but where a module says otherwise."""
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return finished_run(tmp_path_factory.mktemp("runs") / "run")

@@ -53,7 +53,7 @@ def test_a_run_folder_is_audited_and_its_card_says_so(
         "--kind",
         "membership",
         "--runs",
-        str(size(60, 1500)),
+        str(size(12, 1500)),
         "--quiet",
     ]
     result = CliRunner().invoke(app, arguments)

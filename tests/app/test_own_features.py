@@ -15,7 +15,13 @@ from dpkfc.app.settings import ConfigError
 from dpkfc.app.train import run
 from tests.app.own_files import write_images
 
-SETTINGS = {"steps": 2, "expected_batch_size": 8, "epsilon": 3.0, "max_physical_batch_size": 0}
+SETTINGS = {
+    "steps": 2,
+    "expected_batch_size": 8,
+    "epsilon": 3.0,
+    "accountant": "rdp",
+    "max_physical_batch_size": 0,
+}
 
 
 def settings_of(folder: Path, images: str) -> dict[str, object]:
@@ -24,23 +30,32 @@ def settings_of(folder: Path, images: str) -> dict[str, object]:
     return {"data": str(folder), "schema": str(schema), "recipe": "own-images", **SETTINGS}
 
 
-def test_a_folder_is_trained_predicted_and_exported_by_its_features(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "pets", 40)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A folder of images, and the folder of a run on them."""
+    place = tmp_path_factory.mktemp("features")
+    folder = write_images(place / "pets", 40)
     chosen = settings_of(folder, "size = 16\n")
-    result = run(run_config({**chosen, "out": str(tmp_path / "run")}))
-    assert result.steps == 2
-    trained = load_run(tmp_path / "run")
+    assert run(run_config({**chosen, "out": str(place / "run")})).steps == 2
+    return folder, place / "run"
+
+
+def test_a_folder_is_trained_predicted_and_exported_by_its_features(
+    finished: tuple[Path, Path],
+) -> None:
+    folder, out = finished
+    trained = load_run(out)
     assert trained.recipe.features is not None
     assert trained.recipe.input_shape == trained.recipe.features.feature_shape
-    records = read_records(trained, folder, tmp_path / "run")
+    records = read_records(trained, folder, out)
     outputs = trained.model(records.inputs)
-    path = export_model(trained, tmp_path / "run", "torch")
+    path = export_model(trained, out, "torch")
     program = torch.export.load(path).module()
     assert trained.recipe.read is not None
     found = program(trained.recipe.read(folder).inputs)
     # Features of the run are in half precision.
     torch.testing.assert_close(found, outputs, rtol=0.02, atol=0.05)
-    card = (tmp_path / "run" / "privacy_card.md").read_text("utf-8")
+    card = (out / "privacy_card.md").read_text("utf-8")
     assert "an encoder of synthetic images" in card
 
 
@@ -58,16 +73,14 @@ def test_features_that_do_not_fit_are_refused(images: str, tmp_path: Path) -> No
         own_recipe(run_config(settings_of(folder, images)))
 
 
-def test_predictions_name_each_file(tmp_path: Path) -> None:
+def test_predictions_name_each_file(finished: tuple[Path, Path], tmp_path: Path) -> None:
     from typer.testing import CliRunner
 
     from dpkfc.cli import app
 
-    folder = write_images(tmp_path / "pets", 40)
-    chosen = settings_of(folder, "size = 16\n")
-    run(run_config({**chosen, "out": str(tmp_path / "run")}))
+    folder, trained = finished
     out = tmp_path / "predictions.csv"
-    words = ["predict", str(tmp_path / "run"), "--data", str(folder), "--out", str(out)]
+    words = ["predict", str(trained), "--data", str(folder), "--out", str(out)]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     with out.open(encoding="utf-8") as file:

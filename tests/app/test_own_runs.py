@@ -36,6 +36,7 @@ from tests.app.own_files import (
     write_rows,
     write_texts,
 )
+from tests.audit.quick import make_audit_quick
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -153,9 +154,12 @@ def _has(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def test_the_run_is_audited_examined_and_reported(finished, tmp_path: Path):
+def test_the_run_is_audited_examined_and_reported(
+    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make_audit_quick(monkeypatch)
     folder, _ = finished
-    assert audit_folder(folder, ["step"], runs=20).ledger.passed
+    assert audit_folder(folder, ["step"], runs=12).ledger.passed
     code, text = _call("doctor", str(folder))
     assert code == 0 and "patients.csv" in text
     contents = write_page([folder], tmp_path / "report.html")
@@ -184,14 +188,15 @@ def test_a_folder_without_weights_gives_no_predictions(tmp_path: Path):
         load_run(tmp_path)
 
 
-def test_people_are_the_unit(tmp_path: Path):
+def test_people_are_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_audit_quick(monkeypatch)
     path, schema = write_patients(tmp_path)
     schema.write_text(SCHEMA.replace('kind = "ignore"', 'kind = "unit"'), "utf-8")
     chosen = {"data": str(path), "schema": str(schema), "out": str(tmp_path / "run")}
     result = run(run_config({**QUICK, **chosen}))
     header = verify(result.folder / "ledger.jsonl").header
     assert header["unit"].startswith("one patient_id") and header["dataset_size"] < 100
-    verdict = audit_folder(result.folder, ["step"], runs=20)
+    verdict = audit_folder(result.folder, ["step"], runs=12)
     assert verdict.step is not None and verdict.ledger is not None and verdict.ledger.passed
     with pytest.raises(ValueError, match="protects one patient_id"):
         audit_folder(result.folder, ["one-run"], canaries=20)
@@ -239,8 +244,10 @@ def test_a_class_with_one_example(tmp_path: Path):
 
 def test_images_and_texts_train(tmp_path: Path):
     folder = write_images(tmp_path / "pets")
-    out = tmp_path / "images"
-    assert run(run_config({**QUICK, "data": str(folder), "out": str(out)})).steps == 2
+    out, sizes = tmp_path / "images", tmp_path / "images.toml"
+    sizes.write_text("[images]\nsize = 16\n", "utf-8")
+    chosen = {"data": str(folder), "schema": str(sizes), "out": str(out)}
+    assert run(run_config({**QUICK, **chosen})).steps == 2
     code, text = _call("predict", str(out), "--data", str(folder), "--out", str(tmp_path / "i.csv"))
     assert code == 0 and "60 predictions" in text
     code, text = _call("evaluate", str(out), "--data", str(folder))

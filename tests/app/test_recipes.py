@@ -102,6 +102,7 @@ def _smoke(name: str, planted: Path, **changed) -> RunConfig:
         "expected_batch_size": 4,
         "probe_size": 4,
         "steps": 2,
+        "accountant": "rdp",
     }
     return run_config({**chosen, "max_physical_batch_size": 4, "delta": 1e-3, **changed})
 

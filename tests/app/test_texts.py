@@ -112,6 +112,7 @@ def test_the_recipe_trains_on_a_handful_of_sentences(tmp_path: Path):
         "data_dir": str(folder),
         "out": str(tmp_path / "run"),
         "steps": 2,
+        "accountant": "rdp",
     }
     chosen |= {
         "expected_batch_size": 4,

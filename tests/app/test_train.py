@@ -49,6 +49,11 @@ def _config(out: Path | str, **changed) -> RunConfig:
 
 
 @pytest.fixture(autouse=True, scope="module")
+def _figures() -> None:
+    """Here figures are drawn."""
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _remembered_accounting():
     with remembered():
         yield

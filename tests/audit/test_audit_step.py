@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from dpkfc.audit import audit as module
-from dpkfc.audit import audit as replaying
 from dpkfc.audit.audit import audit_step, check_charges, check_checkpoints
 from dpkfc.audit.harness import (
     Subject,
@@ -22,6 +21,7 @@ from dpkfc.audit.harness import (
     tabulate_findings,
 )
 from dpkfc.config import PrivacyConfig
+from tests.audit.quick import make_audit_quick
 from tests.audit.sizes import size
 from tests.injected_bugs import in_clip, in_data
 from tests.injected_bugs.subjects import B, N, kfac, subject_of, vectors
@@ -63,25 +63,7 @@ CHECKS = {
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if size(1, 0):
-        few = module.prepare_canaries, ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
-        noise, run, sizes = module.check_noise, module.check_run_noise, module.check_batch_sizes
-        monkeypatch.setattr(replaying, "SIZES", (0, 2))
-        monkeypatch.setattr(
-            module, "prepare_canaries", lambda subject: few[0](subject).select(*few[1])
-        )
-        monkeypatch.setattr(
-            module, "check_noise", lambda subject, **options: noise(subject, steps=24, **options)
-        )
-        monkeypatch.setattr(
-            module,
-            "check_run_noise",
-            lambda subject, **options: run(subject, numbers=60_000, **options),
-        )
-        monkeypatch.setattr(
-            module,
-            "check_batch_sizes",
-            lambda subject, **options: sizes(subject, sizes=(12, 130), **options),
-        )
+        make_audit_quick(monkeypatch)
 
 
 def calibrated() -> Subject:

@@ -83,7 +83,7 @@ def test_it_is_a_probe() -> None:
     probe = generated_text(model, 8, 8, start_id=0, end_id=0)
     plan = PrivacyConfig(
         expected_batch_size=4, steps=1, preconditioner=KFAC(probe=probe, probe_size=4)
-    ).calibrate(8.0, 1e-2, 16)
+    ).with_noise(1.0, 1e-2, 16)
     assert isinstance(probe, PublicData)
 
     def losses(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:

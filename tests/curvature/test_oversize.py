@@ -163,7 +163,7 @@ def test_what_is_drawn_is_unbiased(kind: str, n: int, t: int, masked: bool, shar
         else torch.full((n,), t)
     )
     mask = torch.arange(t) < lengths.unsqueeze(1) if masked else None
-    exact, draws = _exact(block, lengths, sharing), 1500
+    exact, draws = _exact(block, lengths, sharing), 500
     how, total = structure(sharing=sharing), torch.zeros(WIDE, WIDE, dtype=F64)
     for seed in range(draws):
         found = accumulated(block, how, seed, mask).result().sides["input"].dense()

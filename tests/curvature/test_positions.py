@@ -79,7 +79,7 @@ def test_a_sampled_factor_is_unbiased(masked):
     kept = [(block.a[i, : lengths[i]], block.b[i, : lengths[i]]) for i in range(n)]
     exact_a = sum(a.T @ a for a, _ in kept) / n
     exact_g = sum(b.T @ b for _, b in kept) / int(lengths.sum())
-    total_a, total_g, draws = torch.zeros(3, 3, dtype=F64), torch.zeros(2, 2, dtype=F64), 1500
+    total_a, total_g, draws = torch.zeros(3, 3, dtype=F64), torch.zeros(2, 2, dtype=F64), 500
     for seed in range(draws):
         held = _positions(n, 2.5 if masked else 3.0, seed)
         sides = _dense(block, held, mask=mask if masked else None)
@@ -99,7 +99,7 @@ def test_a_sampled_factor_of_a_tied_table_is_unbiased(masked):
     mask = torch.arange(t) < lengths.unsqueeze(1)
     read = b.norm(dim=-1, keepdim=True) * a
     exact = sum(x[mask].T @ x[mask] for x in (c, read)) / n
-    total, draws = torch.zeros(d, d, dtype=F64), 1200
+    total, draws = torch.zeros(d, d, dtype=F64), 500
     for seed in range(draws):
         held = _positions(n, 3.0, seed)
         held.start(slice(0, n), mask if masked else None)

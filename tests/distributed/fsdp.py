@@ -171,20 +171,18 @@ RUNS = {
     "micro-batches": Run({"max_physical_batch_size": 2}),
     "views": Run({"augmentations": 2, "max_physical_batch_size": 4}),
     "DP-KFC, average of the weights": Run(
-        {"preconditioner": kfac(), "weight_average": WeightEMA(0.9)}
+        {"preconditioner": kfac(probe_size=12), "weight_average": WeightEMA(0.9)}
     ),
-    "DiSK": Run(
-        {"postprocess": (DiSK(),), "preconditioner": kfac(probe=FeatureNoise(6))}, optimizer=sgd
-    ),
+    "DiSK": Run({"postprocess": (DiSK(),), "preconditioner": kfac(probe_size=12)}, optimizer=sgd),
     "DP-KFC of inputs, most of them not differentiated": Run(
         {"preconditioner": kfac(sides="input", probe_size=70, chunk=9)}
     ),
     "DP-KFC, refined inputs": Run(
-        {"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), chunk=5)}
+        {"preconditioner": kfac(probe=Refined(FeatureNoise(6), 2), probe_size=12, chunk=5)}
     ),
     "transformer, DP-KFC and DiSK": Run(
         {
-            "preconditioner": kfac(probe=public_words()),
+            "preconditioner": kfac(probe=public_words(), probe_size=12),
             "postprocess": (DiSK(),),
             "max_physical_batch_size": 3,
         },

@@ -39,8 +39,11 @@ SETTINGS = [
     *("--probe-size", "8", "--every", "2", "--evaluate-every", "2", "--test-mode"),
 ]
 
+# Of no process.
+NEVER = -1
 
-def _command(
+
+def command(
     rank: int, folder: Path, port: int, world: int, arguments: list[str], interrupted: int
 ) -> dict[str, Any]:
     """One process as torchrun starts it."""
@@ -63,8 +66,8 @@ def _command(
     return {"code": result.exit_code, "out": result.output, "err": result.stderr}
 
 
-def _run(folder: Path, *arguments: str, interrupted: int = -1) -> list[dict[str, Any]]:
-    return run(_command, 2, free_port(), 2, ["train", *arguments], interrupted, folder=folder)
+def _run(folder: Path, *arguments: str, interrupted: int = NEVER) -> list[dict[str, Any]]:
+    return run(command, 2, free_port(), 2, ["train", *arguments], interrupted, folder=folder)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +159,7 @@ def _elsewhere(
     launch._PATIENCE = 0.0
     place = folder / f"host-{rank}"
     place.mkdir(exist_ok=True)
-    return _command(1 - rank if swapped else rank, place, port, 2, arguments, -1)
+    return command(1 - rank if swapped else rank, place, port, 2, arguments, NEVER)
 
 
 def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent(
@@ -174,13 +177,13 @@ def test_a_folder_that_not_all_processes_see_is_refused_before_anything_is_spent
 
 
 def _other_setting(rank: int, folder: Path, port: int) -> dict[str, Any]:
-    return _command(
+    return command(
         rank,
         folder,
         port,
         2,
         ["train", *SETTINGS, "--out", "run", *(["--schedule", "cosine"] * rank)],
-        -1,
+        NEVER,
     )
 
 

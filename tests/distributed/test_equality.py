@@ -1,6 +1,4 @@
-"""Two, three and four processes are one: the same releases, and the same parameters on all of them
-to the bit.
-"""
+"""Several processes are one: the same releases, and the same parameters on all to the bit."""
 
 from __future__ import annotations
 
@@ -15,7 +13,34 @@ import torch.distributed as dist
 from tests.distributed.cases import CASES, Case
 from tests.distributed.group import run, start
 
-WORLDS = (2, 3, 4)
+# Two processes take every case. Three divide a batch, a probe and the owners of layers unevenly; of
+# four some hold nothing.
+WORLDS = {
+    2: tuple(CASES),
+    3: (
+        "DP-SGD",
+        "padded micro-batches",
+        "augmentations",
+        "units",
+        "per layer",
+        "DP-KFC",
+        "DP-KFC, averaged over refreshes",
+        "DP-KFC, wide sides from drawn rows",
+        "NGD",
+        "GEP",
+    ),
+    4: (
+        "DP-SGD",
+        "shares that are empty",
+        "layers that some processes do not call",
+        "micro-batches found by trying",
+        "DP-KFC with a probe of three examples",
+        "DP-KFC on words",
+        "AdaDPS",
+        "DP2",
+        "DiSK",
+    ),
+}
 
 
 def _outcome(case: Case) -> dict[str, Any]:
@@ -26,10 +51,10 @@ def _outcome(case: Case) -> dict[str, Any]:
 
 def _worker(rank: int, folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
     found = {}
-    for world in WORLDS:
+    for world, names in WORLDS.items():
         if rank < world:
             start(rank, world, folder / f"store-{world}")
-            found[str(world)] = {name: _outcome(case) for name, case in CASES.items()}
+            found[str(world)] = {name: _outcome(CASES[name]) for name in names}
             dist.destroy_process_group()
     return found
 
@@ -45,7 +70,7 @@ def results() -> list[dict[str, dict[str, dict[str, Any]]]]:
 def test_several_processes_equal_one(name: str) -> None:
     alone = _outcome(CASES[name])
     exact = alone["weights"].dtype == torch.float64
-    for world in WORLDS:
+    for world in (world for world, names in WORLDS.items() if name in names):
         first, *others = [of[str(world)][name] for of in results()[:world]]
         assert first["steps"] == alone["steps"] > 0
         assert all(other == first for other in others)

@@ -156,7 +156,7 @@ def test_a_transformer_of_torch_trains_with_its_dropout_whitened() -> None:
         steps=3,
         max_grad_norm=1.0,
         preconditioner=KFAC(probe=WhiteNoise((T, 3)), probe_size=16, every=2),
-    ).calibrate(epsilon=8.0, delta=1e-3, dataset_size=40)
+    ).with_noise(1.0, delta=1e-3, dataset_size=40)
     with Session(plan, model, torch.optim.SGD(model.parameters(), lr=0.1), (x, y)) as session:
         for batch in session.batches():
             session.step(batch, classified)

@@ -253,6 +253,7 @@ def test_cells_that_run_when_the_time_is_up_are_stopped_and_named(answers, monke
         return next(calls)(pipes)
 
     monkeypatch.setattr(pool, "wait", waited)
+    monkeypatch.setattr(pool, "_PATIENCE", 0.2)
     monkeypatch.setattr(logging.getLogger("dpkfc"), "propagate", True)
     source = Listed(RUNS)
     with StudyProgress(4) as progress:
@@ -278,9 +279,9 @@ def test_a_real_worker_is_stopped_in_time(tmp_path):
         "digits", "dp-sgd", {"steps": 50_000, "expected_batch_size": 16, "accountant": "rdp"}
     )
     source, started = Listed([long]), time.monotonic()
-    drive(source, Place(tmp_path), budget_minutes=0.2)
+    drive(source, Place(tmp_path), budget_minutes=0.1)
     assert (
-        source.lost and not source.failures and time.monotonic() - started < 12 + 2 * pool._PATIENCE
+        source.lost and not source.failures and time.monotonic() - started < 6 + 2 * pool._PATIENCE
     )
 
 
