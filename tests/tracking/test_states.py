@@ -27,6 +27,93 @@ def test_a_write_into_a_part_makes_the_buffer_and_its_views_batched():
     assert tracker.state(after) == BatchAxis(0)
 
 
+def _foreach(t, x):
+    torch._foreach_mul_([t], [x])
+
+
+def _write_column(t, x):
+    t[:, 0] = x[:, 0]
+
+
+def _write_flat(t, x):
+    t.view(-1)[:] = x.reshape(-1)
+
+
+def _write_at_columns(t, x):
+    t[:, torch.tensor([0])] = x[:, :1]
+
+
+def _write_at_places(t, x):
+    t[torch.arange(N), 0] = x[:, 0]
+
+
+# Each leaves something of the old rows of `t`, where there is room for it.
+PARTIAL_WRITES = [
+    lambda t, x: t.add_(x),
+    lambda t, x: t.mul_(x),
+    lambda t, x: t.masked_fill_(x > 0.5, 0.0),
+    lambda t, x: t.lerp_(x, 0.5),
+    lambda t, x: t.addcmul_(x, x),
+    lambda t, x: t.scatter_(1, torch.zeros(N, 1, dtype=torch.long), x),
+    lambda t, x: t.select(1, 0).copy_(x[:, 0]),
+    lambda t, x: torch.add(t, x, out=t),
+    _foreach,
+    _write_column,
+    _write_at_columns,
+    _write_at_places,
+]
+
+
+def _follow_write(write, table):
+    """Return the state of a public table behind a write of the examples into it."""
+    tracker, x = Tracker(N), torch.rand(N, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        target = table.clone()
+        write(target, x)
+        result = target.mul(1.0)
+    return tracker.state(result)
+
+
+@pytest.mark.parametrize("write", PARTIAL_WRITES)
+def test_examples_written_beside_the_rows_of_their_places_are_unknown(write):
+    assert isinstance(_follow_write(write, torch.arange(N * D).view(N, D).float()), Unknown)
+
+
+@pytest.mark.parametrize("write", [w for w in PARTIAL_WRITES if w is not _foreach])
+def test_examples_written_into_equal_rows_are_batched(write):
+    table = torch.tensor([[1.0, 2.0]]).repeat(N, 1)
+    assert _follow_write(write, table) == BatchAxis(0)
+
+
+@pytest.mark.parametrize("write", [lambda t, x: t.copy_(x), _write_flat])
+def test_rows_of_places_that_are_written_over_are_gone(write):
+    table = torch.zeros(N, D) if write is _write_flat else torch.arange(N * D).view(N, D).float()
+    assert _follow_write(write, table) == BatchAxis(0)
+
+
+def test_unfilled_memory_takes_the_examples_part_by_part():
+    tracker, x = Tracker(N), torch.rand(N, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        buffer = torch.empty(N, D)
+        buffer[:, 0] = x[:, 0]
+        buffer[:, 1] = x[:, 1]
+    assert tracker.state(buffer) == BatchAxis(0)
+    assert torch.equal(buffer, x)
+
+
+def test_outputs_given_in_a_list_depend_on_the_examples():
+    tracker, x = Tracker(N), torch.rand(N, D)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        parts = [torch.empty(N, 1), torch.empty(N, 1)]
+        torch.split_with_sizes_copy(x, [1, 1], 1, out=parts)
+        mean = parts[0].mean(0)
+    assert isinstance(tracker.state(parts[1]), Unknown)
+    assert isinstance(tracker.state(mean), Unknown)
+
+
 def test_a_view_of_a_view_sees_a_later_write_into_the_base():
     tracker, x = Tracker(N), torch.rand(N, T, D)
     tracker.set_state(x, BatchAxis(0))

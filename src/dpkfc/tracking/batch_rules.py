@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -176,6 +176,7 @@ class Operation:
         state: maps a tensor to its state, None for a public one.
         trusts_public_rows: a public tensor with a row for each example may hold the examples' own
             rows.
+        before: by id, the old values of public tensors that an operation in place has changed.
     """
 
     function: OpOverload
@@ -185,6 +186,7 @@ class Operation:
     size: int
     state: Callable[[Tensor], State | None]
     trusts_public_rows: bool = False
+    before: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -379,19 +381,24 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
     """Return whether a tensor is batched, or has the same entries for all places along an axis.
 
     A batch of one takes the first entries of `x + table[:N]`, whatever place its example had
-    before. A tensor that the operation has written into counts as shared: its old entries are gone.
+    before. Of a tensor that the operation has changed in place, the old entries count. One that it
+    has written over counts as shared.
     """
     if not isinstance(x, Tensor) or operation.is_batched(x):
         return True
+    x = operation.before.get(id(x), x)
     if not 0 <= axis.dim < x.dim() or x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
         return True
     if any(x is output for output in operation.outputs):
         return True
     if x.shape[axis.dim] != axis.length(operation.size):
         return False
-    if operation.trusts_public_rows:
-        return True
-    parts = x.detach().unflatten(axis.dim, (axis.pre, operation.size, axis.post))
+    return operation.trusts_public_rows or are_places_equal(x, axis, operation.size)
+
+
+def are_places_equal(x: Tensor, axis: BatchAxis, size: int) -> bool:
+    """Return whether a tensor has the same entries for all `size` places along an axis."""
+    parts = x.detach().unflatten(axis.dim, (axis.pre, size, axis.post))
     first = parts.narrow(axis.dim + 1, 0, 1)
     return torch.equal(parts, first.expand_as(parts))
 
@@ -1190,6 +1197,8 @@ def _axis_of_written_values(
     target = values_axis.move(untouched[place])
     if not _fits(operation, x, target):
         return operation.lost("an index writes to other examples")
+    if not _is_shared(operation, x, target):
+        return operation.lost("the examples are written beside entries of their places")
     return target
 
 

@@ -13,7 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from types import FrameType
+from functools import cache
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from dpkfc.tracking.batch_rules import (
     State,
     Total,
     Unknown,
+    are_places_equal,
     names_of_shapes,
     pointwise,
     rule_name,
@@ -53,6 +55,24 @@ _LEAVES_TORCH = frozenset(
 _WRITES_VALUES = frozenset("apply_ map_ map2_".split())
 _CREATES = frozenset(
     ("tensor as_tensor from_numpy asarray frombuffer from_dlpack new_tensor").split()
+)
+# Operations in place whose result has nothing of the old values.
+_OVERWRITES = frozenset(
+    (
+        "copy fill zero normal uniform random exponential bernoulli cauchy geometric "
+        "log_normal _foreach_copy _foreach_zero"
+    ).split()
+)
+# Memory that these return holds what was there before, which is no part of the program.
+_UNFILLED = frozenset(
+    (
+        torch.ops.aten.empty.memory_format,
+        torch.ops.aten.empty_like.default,
+        torch.ops.aten.empty_permuted.default,
+        torch.ops.aten.empty_strided.default,
+        torch.ops.aten.new_empty.default,
+        torch.ops.aten.new_empty_strided.default,
+    )
 )
 _TAKES_LISTS = frozenset("__getitem__ __setitem__ new".split())
 _MEETS_RUNNING_STATISTICS = frozenset(
@@ -289,10 +309,42 @@ class Tracker:
         with _Dispatch(self), _Functions(self):
             yield
 
+    def values_before(
+        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[int, Tensor]:
+        """Return copies of public tensors whose memory an operation is about to write.
+
+        Old values can be part of the result: `table[:N].clone().add_(x)` adds the row of the place
+        that an example has in the batch.
+        """
+        if self._paused or not _writes(function):
+            return {}
+        operands = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        if not self._is_any_private(operands):
+            return {}
+        targets = [*tensors_in((kwargs.get("out"),))]
+        if _is_in_place(function):
+            targets += tensors_in(args[:1])
+        # The rest of a base stays where a view is written over.
+        bases = [x._base for x in targets if x._is_view() and x._base is not None]
+        is_overwritten = rule_name(function) in _OVERWRITES
+        read = operands[1:] if is_overwritten else [*tensors_in(args)]
+        memories = set(map(_memory, targets))
+        copies = {}
+        for x in [*bases, *read]:
+            if _memory(x) in memories and isinstance(self.state(x), (Public, type(None))):
+                copies[id(x)] = torch.ops.aten.clone.default(x)
+        return copies
+
     def follow(
-        self, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], output: Any
+        self,
+        function: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        output: Any,
+        before: Mapping[int, Tensor],
     ) -> None:
-        """Take note of one ATen operation that was made."""
+        """Take note of one ATen operation that was made, and of what it has changed in place."""
         if self._paused:
             return
         if function is torch.ops.aten.detach.default:
@@ -329,7 +381,14 @@ class Tracker:
                     self.read.add(id(x))
         if kinds:
             operation = Operation(
-                function, args, kwargs, output, self.size, self.state, self.trusts_public_rows
+                function,
+                args,
+                kwargs,
+                output,
+                self.size,
+                self.state,
+                self.trusts_public_rows,
+                before,
             )
             self._note(operation, kinds, unknown)
         elif (
@@ -380,7 +439,7 @@ class Tracker:
         writes = function._schema.is_mutable
         for x, state in zip(outputs, answers, strict=False):
             if writes:
-                self._write(function, x, state)
+                self._write(function, x, state, operation.before)
             elif state is not None:
                 self.set_state(x, state)
         if depends:
@@ -440,13 +499,20 @@ class Tracker:
         function = operation.function
         is_read = rule_name(function) in _READS
         if not is_read and function._schema.is_mutable:
-            # FSDP2 gathers parameters into keyword arguments.
-            self._write_into_operands(replace(operation, kwargs={}))
+            # FSDP2 gathers parameters into keyword arguments, which stay parameters.
+            kwargs = operation.kwargs if depends else {}
+            self._write_into_operands(replace(operation, kwargs=kwargs))
         elif depends and is_read and not self._permitted and not _is_harmless():
             why = "the program reads a value that depends on the examples"
             self.fail(function, why, is_read=True)
 
-    def _write(self, function: Any, x: Tensor, state: State | None) -> None:
+    def _write(
+        self,
+        function: Any,
+        x: Tensor,
+        state: State | None,
+        before: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
         """Set the state of a tensor that was written into, and of the tensor that it views."""
         is_private = not isinstance(state, (Parametric, Public, type(None)))
         memory = _memory(x)
@@ -470,6 +536,10 @@ class Tracker:
                 if moved is None or (isinstance(known, BatchAxis) and known != moved):
                     why = "the examples are written into a part of a tensor that cannot be followed"
                     moved = Unknown(str(function), why)
+                elif id(base) in before and not self.trusts_public_rows:
+                    if not are_places_equal(before[id(base)], moved, self.size):
+                        why = "the examples are written beside entries of their places"
+                        moved = Unknown(str(function), why)
             if isinstance(known, Unknown):
                 moved = known
             self.set_state(base, moved)
@@ -478,6 +548,18 @@ class Tracker:
         elif isinstance(state, Unknown):
             self._rewritten[id(x)] = state
         self.set_state(x, state)
+
+
+@cache
+def _writes(function: Any) -> bool:
+    """Return whether an operation writes into operands."""
+    return bool(function._schema.is_mutable)
+
+
+@cache
+def _is_in_place(function: Any) -> bool:
+    """Return whether an operation changes its first operand."""
+    return _writes(function) and str(function.overloadpacket.__name__).endswith("_")
 
 
 class _Mode:
@@ -495,9 +577,12 @@ class _Dispatch(_Mode, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and follow it."""
         kwargs = kwargs or {}
+        before = self._tracker.values_before(func, args, kwargs) if self.is_on else {}
         output = func(*args, **kwargs)
         if self.is_on:
-            self._tracker.follow(func, args, kwargs, output)
+            if func in _UNFILLED:
+                torch.ops.aten.zero_.default(output)
+            self._tracker.follow(func, args, kwargs, output, before)
         return output
 
 
