@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dpkfc.tracking import BatchAxis, Tracker, Unknown
-from dpkfc.tracking.batch_rules import PARAMETRIC
+from dpkfc.tracking.batch_rules import PARAMETRIC, Total
 
 N, T, D = 3, 4, 2
 
@@ -377,3 +377,21 @@ def test_a_read_is_harmless_only_inside_the_listed_function(is_own):
     with tracker.following():
         space["_ignore_causal_mask_sdpa"](lambda y: bool(y.any()), x)
     assert (tracker.failure is not None) == is_own
+
+
+@pytest.mark.parametrize(
+    ("in_place", "plain"),
+    [
+        (lambda t: t.mul_(2), lambda t: t * 2),
+        (lambda t: t.div_(4), lambda t: t / 4),
+        (lambda t: t.neg_(), lambda t: -t),
+    ],
+)
+def test_a_total_in_place_is_that_of_the_plain_operation(in_place, plain):
+    tracker, x = Tracker(N), torch.rand(N)
+    tracker.set_state(x, BatchAxis(0))
+    with tracker.following():
+        first = in_place(x.sum())
+        second = plain(x.sum())
+    assert isinstance(tracker.state(first), Total)
+    assert tracker.state(first) == tracker.state(second)
