@@ -199,7 +199,7 @@ def test_both_points_see_the_same_random_numbers() -> None:
     assert all(torch.equal(p, same[name]) for name, p in model.named_parameters())
 
 
-# -- Nesterov's momentum (Appendix A.4 of the paper) ------------------------------------------------
+# -- Nesterov's momentum, Appendix A.4 of the paper ------------------------------------------------
 
 RATE = 0.02
 
