@@ -215,7 +215,11 @@ def federated_ablation() -> str:
     """DP-FedSOFIM over its two settings."""
     import federated_ablation as study
 
-    return study.table() or missing("python benchmarks/federated_ablation.py")
+    rows = list(read_json(study.PATH).get("rows", {}).values())
+    if not rows:
+        return missing("python benchmarks/federated_ablation.py")
+    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
+    return f"{study.table()}\n\n{machine(where)}"
 
 
 def task(name: str) -> str:
