@@ -414,7 +414,7 @@ def verdict_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
 
 
 def paper_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
-    """Claim of a paper, the verdict, on how many data sets, and the controls that explain it.
+    """Claim of a paper, the verdict, data sets by what they say, and controls that explain it.
 
     A control is a claim that goes on where the one before it ended.
     """
@@ -424,14 +424,17 @@ def paper_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
         if paper == "this project":
             continue
         cast = votes(differences)
-        said = f"{judge(cast)} ({cast.count(SAID[0])} of {len(cast)})"
+        said = f"{judge(cast)} ({', '.join(str(cast.count(name)) for name in SAID)})"
         if claim.says.startswith(CONTROL) and controls:
             controls[-1].append(f"{claim.says.removeprefix(CONTROL)}: {said}")
         else:
             lines.append([paper, claim.says, f"**{said}**"])
             controls.append([])
     told = [[*line, "; ".join(of) or "–"] for line, of in zip(lines, controls, strict=True)]
-    head = [["paper", "claim", "verdict (data sets)", "controls"], ["---"] * 4]
+    head = [
+        ["paper", "claim", "verdict (sets on which it holds, is level, is reversed)", "controls"],
+        ["---"] * 4,
+    ]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *told])
 
 

@@ -199,7 +199,7 @@ def paper_cells() -> str:
     """How the printed numbers of each paper came out."""
     from dpkfc_papers.tables import names
 
-    words = ("better", "reproduced", "not reproduced", "not run")
+    words = ("better", "reproduced", "not reproduced", "no verdict", "not run")
     counts: dict[str, list[int]] = {}
     for name in names():
         table, found = _published(name)
@@ -208,7 +208,7 @@ def paper_cells() -> str:
         for number, word in enumerate(words, start=1):
             of[number] += sum(cell.verdict.startswith(word) for cell in found)
     rows = [[paper, *map(str, of)] for paper, of in counts.items()]
-    return markdown(["paper", "printed numbers", *words], rows)
+    return markdown(["paper", "cells of its tables", *words], rows)
 
 
 def federated_ablation() -> str:
