@@ -257,6 +257,31 @@ def test_the_limit_of_disk_is_nesterovs_momentum() -> None:
     assert apart[0] > 3.5 * apart[1] > 3.5 * 3.5 * apart[2] > 0
 
 
+# -- the matrix gain of Algorithm 2 ----------------------------------------------------------------
+
+
+def test_the_matrix_gain_settles_on_the_scalar_gain_of_every_direction() -> None:
+    """Algorithm 2 with an exact Hessian-vector product: P ← P + Q, K = P (P + R)⁻¹, P ← (I − K) P.
+
+    Q is the variance of the gradient's change, R = I that of a release. On the 32 weights of a
+    regression Q has the directions of the inputs, and the gain of each is that of its own ratio.
+    Where all ratios are one, the gain is the single κ of DiSK.
+    """
+    inputs = torch.randn(200, 32, generator=torch.Generator().manual_seed(0)).double()
+    change = inputs.T @ inputs / 200
+    release = torch.eye(32).double()
+    for q in (change, 0.5 * release):
+        covariance = release.clone()
+        for _ in range(300):
+            predicted = covariance + q
+            gain = predicted @ torch.linalg.inv(predicted + release)
+            covariance = (release - gain) @ predicted
+        ratios, directions = torch.linalg.eigh(q)
+        settled = torch.tensor([kalman_gain(float(ratio)) for ratio in ratios]).double()
+        expected = directions @ torch.diag(settled) @ directions.T
+        torch.testing.assert_close(gain, expected, rtol=1e-6, atol=1e-8)
+
+
 # -- the filter ------------------------------------------------------------------------------------
 
 
