@@ -1,9 +1,10 @@
 """Arms tuned alike at ε = 1 on a validation split, then judged on the test set: MNIST and
-Fashion-MNIST, IMDB, or an MLP.
+Fashion-MNIST, IMDB, an MLP, or titles of StackOverflow.
 
     python benchmarks/accuracy_study.py --data-dir DIR --out runs/acc   # start or continue
     python benchmarks/accuracy_study.py --study imdb --data-dir DIR     # thirteen arms on words
     python benchmarks/accuracy_study.py --study mlp --data-dir DIR      # six arms on an MLP
+    python benchmarks/accuracy_study.py --study sentences --trials 12 --data-dir DIR    # a head
     python benchmarks/accuracy_study.py --smoke --out runs/smoke        # a few steps on the digits
     python benchmarks/accuracy_study.py --table                         # the Markdown table
 
@@ -23,6 +24,7 @@ STUDIES = {
     "cnn": ("mnist-cnn", "fashion-mnist-cnn"),
     "imdb": ("imdb-logistic",),
     "mlp": ("mnist-mlp",),
+    "sentences": ("stackoverflow-head",),
 }
 
 
@@ -42,6 +44,14 @@ def study(name: str, smoke: bool, recipes: tuple[str, ...], trials: int):
     if name == "imdb":
         return AccuracyStudy(
             recipes=recipes, trials=trials, epsilons=(1.0, 0.5, 2.8, 8.0), common=dict(TEXT)
+        )
+    if name == "sentences":
+        return AccuracyStudy(
+            recipes=recipes,
+            trials=trials,
+            epsilons=(1.0, 0.5, 2.0, 3.0, 5.0, 8.0, 10.0),
+            validation=2000,
+            common={"delta": 1e-5, "max_rank": 64},
         )
     if name == "mlp":
         return AccuracyStudy(recipes=recipes, trials=trials, epsilons=(1.0,), common=dict(MLP))

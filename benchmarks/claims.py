@@ -41,6 +41,7 @@ STUDIES = {
     "fashion-mnist-cnn": "Fashion-MNIST, CNN",
     "imdb-logistic": "IMDB, logistic regression",
     "mnist-mlp": "MNIST, MLP",
+    "stackoverflow-head": "StackOverflow, head on sentences",
 }
 GRIDS = {  # data set, and the arms of a grid by the names they have in the studies
     "mlp": (
@@ -85,6 +86,8 @@ GRIDS = {  # data set, and the arms of a grid by the names they have in the stud
         },
     ),
 }
+# A claim that begins so is a control of the one before.
+CONTROL = "… "
 # What a data set can say of a claim.
 SAID = ("holds", "no difference", "the reverse")
 # data sets of features.py, and networks on the same pixels
@@ -289,7 +292,7 @@ def measured(folder: Path) -> Accuracies:
             found["MNIST, CNN (best rate with Adam)"][ARMS[row["arm"]]].append(
                 100 * row["accuracy"]
             )
-    for name in ("cnn", "imdb", "mlp"):
+    for name in ("cnn", "imdb", "mlp", "sentences"):
         for row in winners_tests(
             read_json(folder / "accuracy" / f"{name}.json").get("rows", {}).values()
         ):
@@ -408,6 +411,31 @@ def verdict_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
         whose = paper.replace("this project", "ours")
         lines.append([f"{whose}: {claim.says}", *counts, f"**{said}**"])
     return markdown(["claim", "holds", "level", "reverse", "verdict"], lines)
+
+
+def paper_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
+    """Claim of a paper, the verdict, data sets by what they say, and controls that explain it.
+
+    A control is a claim that goes on where the one before it ended.
+    """
+    lines: list[list[str]] = []
+    controls: list[list[str]] = []
+    for paper, claim, differences in known(found, rows):
+        if paper == "this project":
+            continue
+        cast = votes(differences)
+        said = f"{judge(cast)} ({', '.join(str(cast.count(name)) for name in SAID)})"
+        if claim.says.startswith(CONTROL) and controls:
+            controls[-1].append(f"{claim.says.removeprefix(CONTROL)}: {said}")
+        else:
+            lines.append([paper, claim.says, f"**{said}**"])
+            controls.append([])
+    told = [[*line, "; ".join(of) or "–"] for line, of in zip(lines, controls, strict=True)]
+    head = [
+        ["paper", "claim", "verdict (sets on which it holds, is level, is reversed)", "controls"],
+        ["---"] * 4,
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *told])
 
 
 if __name__ == "__main__":

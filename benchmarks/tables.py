@@ -187,6 +187,41 @@ def verdicts() -> str:
     return said.verdict_table(said.measured(RESULTS), read_rows())
 
 
+def paper_claims() -> str:
+    """What became of the claims of papers, and the controls that explain it."""
+    import claims as said
+    from features_table import read_rows
+
+    return said.paper_table(said.measured(RESULTS), read_rows())
+
+
+def paper_cells() -> str:
+    """How the printed numbers of each paper came out."""
+    from dpkfc_papers.tables import names
+
+    words = ("better", "reproduced", "not reproduced", "no verdict", "not run")
+    counts: dict[str, list[int]] = {}
+    for name in names():
+        table, found = _published(name)
+        of = counts.setdefault(table.title.partition(",")[0], [0] * (len(words) + 1))
+        of[0] += len(found)
+        for number, word in enumerate(words, start=1):
+            of[number] += sum(cell.verdict.startswith(word) for cell in found)
+    rows = [[paper, *map(str, of)] for paper, of in counts.items()]
+    return markdown(["paper", "cells of its tables", *words], rows)
+
+
+def federated_ablation() -> str:
+    """DP-FedSOFIM over its two settings."""
+    import federated_ablation as study
+
+    rows = list(read_json(study.PATH).get("rows", {}).values())
+    if not rows:
+        return missing("python benchmarks/federated_ablation.py")
+    where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
+    return f"{study.table()}\n\n{machine(where)}"
+
+
 def task(name: str) -> str:
     """A few methods of a task, with 95 % intervals and what papers print."""
     import result_pages
@@ -530,6 +565,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "verdicts": verdicts,
     "conditions": conditions,
     "paper-groups": published_groups,
+    "paper-claims": paper_claims,
+    "paper-cells": paper_cells,
+    "federated-ablation": federated_ablation,
     "headline": headline,
     "phases": phases,
     "tracking": tracking,

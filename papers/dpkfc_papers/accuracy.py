@@ -55,6 +55,9 @@ def arms(recipe: str, public: int = PUBLIC) -> list[Arm]:
     ]
     if recipe == "mnist-mlp":
         return [*first, authors(recipe)]
+    if recipe == "stackoverflow-head":
+        news = f"@ag-news-sentences:{public}"
+        return [*first[:2], use_public_data(kfc, news, "dp-kfc-public", "DP-KFC, AG News")]
     adadps = arm_of(recipe, "adadps")
     ngd = arm_of(recipe, "dp-ngd")
     with_public: list[Arm] = []
@@ -133,11 +136,8 @@ class AccuracyStudy:
             DatasetError: a data set is missing or damaged.
             ConfigError: an unknown recipe.
         """
-        needed = set(self.recipes)
-        for recipe in self.recipes:
-            if recipe in OTHER:
-                needed.add(OTHER[recipe])
-        for recipe in needed:
+        others = {OTHER[recipe] for recipe in self.recipes if recipe in OTHER}
+        for recipe in {*self.recipes, *others}:
             find_recipe(recipe).data(run_config({"recipe": recipe, "data_dir": data_dir}))
 
     def source(self, store: Store, storage: Path) -> Chain:
@@ -203,11 +203,8 @@ class Tests:
         self.failures: dict[str, str] = {}
 
     def _runs(self) -> Iterator[tuple[Search, Run]]:
-        tuned = []
-        for search in self._searches:
-            best = search.best() if search.is_over else None
-            if best is not None:
-                tuned.append((search, best[0]))
+        over = [search for search in self._searches if search.is_over]
+        tuned = [(search, best[0]) for search in over if (best := search.best())]
         for seed in self._seeds:
             for epsilon in self._epsilons:
                 for search, params in tuned:
@@ -292,7 +289,6 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     Each arm has a line with mean ± sample standard deviation over the seeds, by ε.
     """
     rows = [row for row in rows if row["run"]["recipe"] == recipe]
-    validations = [row for row in rows if row["measured_on"] == "validation"]
     tests = winners_tests(rows)
     winners = best_trials(rows)
     epsilons = sorted({row["target_epsilon"] for row in tests})
@@ -300,7 +296,11 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     head = ["method", "trials", "best validation %", *scores, "tuned settings"]
     lines = [_table_line(head), "|" + "---|" * len(head)]
     for arm in arms(recipe):
-        trials = [row for row in validations if row["tag"]["arm"] == arm.name]
+        trials = [
+            row
+            for row in rows
+            if row["measured_on"] == "validation" and row["tag"]["arm"] == arm.name
+        ]
         if not trials:
             continue
         pruned = sum(bool(row["tag"]["pruned"]) for row in trials)
@@ -308,10 +308,11 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
         best = winners.get((recipe, arm.name))
         cells.append(percent(best["accuracy"]) if best else "–")
         for epsilon in epsilons:
-            accuracies = []
-            for row in tests:
-                if row["tag"]["arm"] == arm.name and row["target_epsilon"] == epsilon:
-                    accuracies.append(100 * row["accuracy"])
+            accuracies = [
+                100 * row["accuracy"]
+                for row in tests
+                if row["tag"]["arm"] == arm.name and row["target_epsilon"] == epsilon
+            ]
             cells.append(f"{spread(accuracies)} ({len(accuracies)})" if accuracies else "–")
         chosen = {}
         if best:

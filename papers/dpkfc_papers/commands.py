@@ -43,7 +43,7 @@ def reproduce(
         Path | None, typer.Option(help="Results of benchmarks/speed.py, for `throughput`.")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--everything", help="Also cells that ask for an accelerator.")
+        bool, typer.Option("--everything", help="Also cells that ask for more: see --list.")
     ] = False,
     smoke: Annotated[
         bool, typer.Option("--smoke", help="In small, to see that it runs; of tables no number.")

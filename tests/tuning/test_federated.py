@@ -205,3 +205,13 @@ def _epsilon(mu):
 
 def test_extractors_are_trained_on_other_images_than_the_private_ones():
     assert all(task.extractor.public.name != task.private.name for task in TASKS.values())
+
+
+def test_the_ablation_has_a_control_of_the_same_step_for_every_rho(benchmark_module):
+    ablation = benchmark_module("federated_ablation")
+    assert len({run.hash for run in ablation.runs()}) == 4 * 5 * 3
+    for rho in ablation.RHOS:
+        with_order, without = ablation.run_of(rho, 0.9, 0), ablation.run_of(rho, None, 0)
+        assert dict(without.settings) == {"rate": 0.1 / rho, "clip": 10.0}
+        assert dict(with_order.settings).items() > dict(without.settings).items()
+    assert "DP-FedGD at η/ρ" in ablation.table()

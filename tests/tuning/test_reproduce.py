@@ -111,7 +111,7 @@ def test_commands_that_reasons_name_are_commands():
         for reason in reasons
         for line in re.findall(r"dpkfc train ((?:--[\w-]+ [\w.-]+ ?)+)", reason)
     ]
-    assert len(found) >= 8 and not any("give one" in reason for reason in reasons)
+    assert len(found) >= 7 and not any("give one" in reason for reason in reasons)
     for line in found:
         words = line.replace("--steps N", "").split()
         given = {
@@ -143,7 +143,12 @@ def test_a_table_of_no_accuracies_is_headed_by_its_own_unit():
         ("dp-kfc-1", "Synthetic DP-KFC + DP-AdamBC", "ε = 1", "95.5 ± 0.3"),
         ("dp-kfc-1", "DP-SGD", "ε = 8", "93.7 ± 0.3"),
         ("dp-kfc-2", "Synthetic DP-KFC", "Path ← MNIST", "78.2 ± 1.9"),
-        ("dp-kfc-5", "StackOverflow (BERT; here MiniLM), Pub. KFAC", "ε = 10", "98.3 ± 0.2"),
+        (
+            "dp-kfc-5",
+            "StackOverflow (head on BERT; here on MiniLM), Pub. KFAC",
+            "ε = 10",
+            "98.3 ± 0.2",
+        ),
         ("dp-kfc-5", "CIFAR-100 (CrossViT), Syn. KFAC", "ε = 2", "59.8 ± 0.4"),
         ("dp-kfc-5", "IMDB (logistic regression), DP-SGD", "ε = 2.8", "83.1 ± 0.1"),
         ("dp-kfc-6", "AdaDPS", "ε = 5", "93.6 ± 1.3"),
@@ -406,10 +411,12 @@ def test_cells_that_take_more_than_a_few_cores_have_a_recipe_and_a_command():
         "svhn-wrn",
         "utkface-resnet20",
         "cifar10-wrn",
+        "cifar10-cnn",
+        "pathmnist-cnn",
     }
-    assert {one.recipe for one in cells} == asked and all(
-        one.needs.startswith("time on an accelerator") for one in cells
-    )
+    told = ("accelerator", "at hand", "days of one core: ")
+    assert {one.recipe for one in cells} == asked
+    assert all(any(words in one.needs for words in told) for one in cells)
     for one in cells:
         words = shlex.split(one.command)
         given = dict(zip(words[2::2], words[3::2], strict=True))

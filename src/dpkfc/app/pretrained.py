@@ -242,7 +242,6 @@ SENTENCE_WIDTH = 384
 _SENTENCES_AT_ONCE = 64
 
 
-@torch.no_grad()
 def minilm_vectors(texts: Sequence[str], length: int) -> Tensor:
     """Return vectors `[N, 384]` of norm 1 by the frozen public encoder, each of its text alone.
 
@@ -253,12 +252,21 @@ def minilm_vectors(texts: Sequence[str], length: int) -> Tensor:
     Raises:
         DatasetError: the packages that carry it are missing.
     """
+    # Every pass has one shape, so that no other text moves the rounding of a vector.
+    fill = -len(texts) % _SENTENCES_AT_ONCE
+    return encode_tokens(minilm_tokens([*texts, *[""] * fill], length))[: len(texts)]
+
+
+@torch.no_grad()
+def encode_tokens(ids: Tensor) -> Tensor:
+    """Return vectors `[N, 384]` of norm 1 of token ids `[N, T]` by the frozen public encoder.
+
+    Raises:
+        DatasetError: the packages that carry it are missing.
+    """
     classifier = minilm_classifier(trained_blocks=0)
     classifier.head = nn.Linear(SENTENCE_WIDTH, SENTENCE_WIDTH, bias=False)
     nn.init.eye_(classifier.head.weight)
     classifier.eval()
-    # Every pass has one shape, so that no other text moves the rounding of a vector.
-    fill = -len(texts) % _SENTENCES_AT_ONCE
-    ids = minilm_tokens([*texts, *[""] * fill], length)
-    parts = [F.normalize(classifier(chunk), dim=1) for chunk in ids.split(_SENTENCES_AT_ONCE)]
-    return torch.cat(parts)[: len(texts)]
+    chunks = ids.split(_SENTENCES_AT_ONCE)
+    return torch.cat([F.normalize(classifier(chunk), dim=1) for chunk in chunks])

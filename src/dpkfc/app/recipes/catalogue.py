@@ -16,7 +16,12 @@ from dpkfc.app.recipes.generation import DART_GPT2_LORA, E2E_GPT2_LORA
 from dpkfc.app.recipes.images import DIGITS, IMAGE_RECIPES
 from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
-from dpkfc.app.recipes.sentences import AG_NEWS_MINILM, SST2_MINILM, STACKOVERFLOW_MINILM
+from dpkfc.app.recipes.sentences import (
+    AG_NEWS_MINILM,
+    SST2_MINILM,
+    STACKOVERFLOW_HEAD,
+    STACKOVERFLOW_MINILM,
+)
 from dpkfc.app.recipes.words import IMDB_LOGISTIC, IMDB_WORDS
 from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
 
@@ -36,6 +41,7 @@ RECIPES: dict[str, Recipe] = {
         SST2_MINILM,
         AG_NEWS_MINILM,
         STACKOVERFLOW_MINILM,
+        STACKOVERFLOW_HEAD,
         E2E_GPT2_LORA,
         DART_GPT2_LORA,
     )

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dpkfc.app.datasets.formats import ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import AG_NEWS, SST2, STACKOVERFLOW, Texts, load_texts
-from dpkfc.app.pretrained import minilm_classifier, minilm_tokens
+from dpkfc.app.pretrained import (
+    SENTENCE_WIDTH,
+    encode_tokens,
+    minilm_classifier,
+    minilm_tokens,
+    minilm_vectors,
+)
+from dpkfc.app.recipes.features import LinearHead
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
+from dpkfc.curvature.probes import Probe, Sample
 from dpkfc.curvature.text_probes import TokenNoise
 
 VOCABULARY = 30522
+
+
+def token_noise(config: RunConfig, length: int) -> TokenNoise:
+    """Return random WordPiece tokens between [CLS] and [SEP].
+
+    Words begin at id 1996 of this public vocabulary.
+
+    Args:
+        config: has the exponent of Zipf's law.
+        length: columns of the inputs.
+    """
+    return TokenNoise(
+        vocab_size=VOCABULARY,
+        length=length,
+        min_length=4,
+        zipf_exponent=config.zipf_exponent or None,
+        cls_id=101,
+        sep_id=102,
+        pad_id=0,
+        first_id=1996,
+        bare=True,
+    )
 
 
 def sentence_recipe(
@@ -48,21 +81,7 @@ def sentence_recipe(
         return minilm_tokens(lines, length)
 
     def probe(config: RunConfig) -> TokenNoise:
-        """Return random WordPiece tokens between [CLS] and [SEP].
-
-        Words begin at id 1996 of this public vocabulary.
-        """
-        return TokenNoise(
-            vocab_size=VOCABULARY,
-            length=length,
-            min_length=4,
-            zipf_exponent=config.zipf_exponent or None,
-            cls_id=101,
-            sep_id=102,
-            pad_id=0,
-            first_id=1996,
-            bare=True,
-        )
+        return token_noise(config, length)
 
     return Recipe(
         name=name,
@@ -141,4 +160,50 @@ STACKOVERFLOW_MINILM = sentence_recipe(
     num_classes=20,
     length=32,
     constants={"split": ("16,000 to 4,000 by a fixed permutation", "of the row numbers alone")},
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# The same titles, as vectors of the frozen encoder; the head alone is trained, as in the DP-KFC
+# paper.
+
+# Tokens that are read of a text.
+HEAD_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class SentenceNoise(Probe):
+    """Vectors of random tokens by the frozen public encoder.
+
+    Attributes:
+        tokens: makes the tokens.
+    """
+
+    tokens: TokenNoise
+
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """Return vectors `[n, 384]` of norm 1, no labels."""
+        ids, _ = self.tokens.sample(n, generator)
+        assert isinstance(ids, Tensor)
+        return encode_tokens(ids), None
+
+    def describe(self) -> dict[str, Any]:
+        """Return a description that JSON can hold."""
+        return {**self.tokens.describe(), "kind": "SentenceNoise", "encoder": "all-MiniLM-L6-v2"}
+
+
+@lru_cache(maxsize=1)
+def _title_vectors(data_dir: str) -> ExampleSet:
+    """Return vectors of all titles; a study asks for them many times, and they take minutes."""
+    texts = load_texts(STACKOVERFLOW, data_dir or None).check(STACKOVERFLOW.name, 20)
+    return texts.tensors(lambda lines: minilm_vectors(lines, HEAD_LENGTH))
+
+
+STACKOVERFLOW_HEAD = replace(
+    STACKOVERFLOW_MINILM,
+    name="stackoverflow-head",
+    load=lambda config: _title_vectors(config.data_dir),
+    build=partial(LinearHead, SENTENCE_WIDTH, 20),
+    input_shape=(SENTENCE_WIDTH,),
+    probe=lambda config: SentenceNoise(token_noise(config, HEAD_LENGTH)),
 )
