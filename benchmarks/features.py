@@ -58,7 +58,7 @@ RATES = (0.0625, 0.125, 0.25, 0.5)
 # Of arms whose gradients have another size than those of a private linear head.
 RATES_OF = {
     ("network", "dp-sgd"): (0.0625, 0.125, 0.25, 0.5),
-    ("network", "dp-kfc, natural"): (0.0156, 0.03125, 0.0625, 0.125),
+    ("network", "dp-kfc"): (0.0156, 0.03125, 0.0625, 0.125),
     ("network", "without privacy"): (0.01, 0.03, 0.1),
     ("head", "without privacy"): (0.0005, 0.001, 0.002),
     # Rows of another norm: the product of norm and clip counts.
@@ -121,14 +121,14 @@ CONTROLS = [
     Arm(BEST, scales="white"),
     Arm(BEST, scales="pink"),
     Arm(BEST, scales="leaves"),
-    Arm(BEST, method="dp-kfc, natural"),
-    Arm(BEST, method="dp-kfc, whitened"),
-    Arm(BEST, method="dp-kfc, natural, random directions"),
+    Arm(BEST, method="dp-kfc"),
+    Arm(BEST, method="dp-kfc, not mapped back"),
+    Arm(BEST, method="dp-kfc, random directions"),
     Arm(BEST, method="without privacy"),
     Arm(("network",), activation="ReLU"),
     Arm(("network",), activation="tanh"),
-    Arm(("network",), activation="ReLU", method="dp-kfc, natural"),
-    Arm(("network",), activation="tanh", method="dp-kfc, natural"),
+    Arm(("network",), activation="ReLU", method="dp-kfc"),
+    Arm(("network",), activation="tanh", method="dp-kfc"),
     Arm(("network",), activation="tanh", method="without privacy"),
 ]
 
@@ -139,9 +139,9 @@ WORDS = [
     Arm(("words32768",), "none"),
     Arm(("words32768",), "Zipf at norm 1"),
     Arm(("words4096",), "Zipf"),
-    Arm(("words32768",), "Zipf", "dp-kfc, natural"),
-    Arm(("words32768",), "Zipf", "dp-kfc, whitened"),
-    Arm(("words32768",), "Zipf", "dp-kfc, natural, random directions"),
+    Arm(("words32768",), "Zipf", "dp-kfc"),
+    Arm(("words32768",), "Zipf", "dp-kfc, not mapped back"),
+    Arm(("words32768",), "Zipf", "dp-kfc, random directions"),
     Arm(("words32768",), "Zipf", "without privacy"),
 ]
 
@@ -320,7 +320,7 @@ def train(
             control="random" if "random" in arm.method else "none",
         )
         config = {"preconditioner": kfac}
-        if "natural" in arm.method:
+        if "not mapped back" not in arm.method:
             config["readout"] = "natural"
     plan = PrivacyConfig(
         expected_batch_size=batch,

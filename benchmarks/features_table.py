@@ -22,11 +22,14 @@ TITLES = {
     "cifar10": "CIFAR-10",
     "pneumoniamnist": "PneumoniaMNIST",
     "breastmnist": "BreastMNIST",
+    "imdb": "IMDB",
 }
 MAPS = {
     "scattering": "scattering",
     "encoder2": "encoder 2 × 2",
     "encoder4": "encoder 4 × 4",
+    "words32768": "32,768 words",
+    "words4096": "4,096 words",
 }
 SCALES = {
     "synthetic": "synthetic images",
@@ -34,6 +37,8 @@ SCALES = {
     "pink": "pink noise",
     "white": "white noise",
     "none": "one number for all",
+    "Zipf": "Zipf's law",
+    "Zipf at norm 1": "Zipf's law, rows of norm 1",
 }
 METHODS = {"dp-sgd": "DP-SGD", "dp-kfc": "DP-KFC natural", "mirrored": "mirrored mean"}
 WITHOUT = "without privacy"
@@ -67,17 +72,17 @@ class Arm:
         return " + ".join(MAPS.get(part, part) for part in self.maps.split("+"))
 
     @property
-    def told(self) -> str:
+    def method_name(self) -> str:
         """Return the method in words."""
         return ", ".join(METHODS.get(part, part) for part in (self.method, *self.more) if part)
 
     @property
     def label(self) -> str:
         """Return the arm in words, without what is usual."""
-        usual = {"", "synthetic", "dp-sgd", WITHOUT}
+        usual = {"", "synthetic", "Zipf", "dp-sgd", WITHOUT}
         scales = "" if self.scales in usual else f"scales: {SCALES[self.scales]}"
-        told = {"dp-kfc": "whitened", "mirrored": "mirrored"}
-        method = [told.get(part, part) for part in (self.method, *self.more) if part not in usual]
+        names = {"dp-kfc": "whitened", "mirrored": "mirrored"}
+        method = [names.get(part, part) for part in (self.method, *self.more) if part not in usual]
         return ", ".join(part for part in (self.features, scales, *method) if part)
 
 
@@ -158,7 +163,7 @@ def table(file: str) -> str:
                 "∞" if math.isinf(row.epsilon) else f"{row.epsilon:g}",
                 row.arm.features,
                 SCALES.get(row.arm.scales, "–"),
-                row.arm.told,
+                row.arm.method_name,
                 interval(row.test),
                 str(len(row.test)),
                 "–" if math.isnan(row.validation) else f"{row.validation:.2f}",
@@ -175,11 +180,11 @@ def matrix(epsilon: float = 1.0) -> str:
     names = list(dict.fromkeys(row.data for row in rows))
     cells: dict[tuple[str, str, str], dict[str, Sequence[float]]] = defaultdict(dict)
     for row in rows:
-        key = row.arm.features, SCALES.get(row.arm.scales, "–"), row.arm.told
+        key = row.arm.features, SCALES.get(row.arm.scales, "–"), row.arm.method_name
         cells[key][row.data] = row.test
     lines = []
     for key, of in sorted(cells.items(), key=lambda cell: cell[0]):
-        told = [interval(of[name]) if name in of else "–" for name in names]
-        lines.append([*key, *told])
+        shown = [interval(of[name]) if name in of else "–" for name in names]
+        lines.append([*key, *shown])
     head = ["features", "scales from", "method", *(TITLES.get(name, name) for name in names)]
     return markdown(head, lines) if lines else ""

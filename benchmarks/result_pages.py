@@ -55,7 +55,7 @@ class Line:
     group: int = 0
 
     @property
-    def told(self) -> str:
+    def linked_label(self) -> str:
         """Return the label with a link where there is one."""
         if not self.link:
             return self.label
@@ -270,7 +270,7 @@ def task_table(name: str) -> str:
         cells = [interval(line.cells.get(epsilon, ())) for epsilon in epsilons]
         if line.kind == "published":
             cells = [cell.removesuffix("0") if cell != "–" else cell for cell in cells]
-        rows.append([line.told, *cells, line.seeds])
+        rows.append([line.linked_label, *cells, line.seeds])
     heads = ["not private" if math.isinf(epsilon) else f"ε = {epsilon:g}" for epsilon in epsilons]
     return markdown(["test %", *heads, "seeds"], rows)
 
