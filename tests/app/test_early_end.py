@@ -76,7 +76,7 @@ def test_scores_of_classes():
     model = torch.nn.Identity()
     model.register_parameter("unused", torch.nn.Parameter(torch.zeros(1)))
     outputs = torch.eye(4)[[0, 0, 1, 1, 1]]
-    scores = score_classes(model, (outputs, torch.tensor([0, 1, 1, 1, 2])), chunk=2)
+    scores = score_classes(model, (outputs, torch.tensor([0, 1, 1, 1, 2])))
     assert [score.recall for score in scores] == [1.0, pytest.approx(2 / 3), 0.0, None]
     assert [score.precision for score in scores] == [0.5, pytest.approx(2 / 3), None, None]
     assert [score.examples for score in scores] == [1, 3, 1, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpkfc.audit import audit, neighbors
+from dpkfc.audit import audit
 
 CANARIES = ("as it is", "loss × 1e4", "loss × -1e4", "NaN", "stretched")
 
@@ -13,7 +13,7 @@ def make_audit_quick(patched: pytest.MonkeyPatch) -> None:
     """Leave every check in place, with a few canaries, batches and releases each."""
     prepare, noise = audit.prepare_canaries, audit.check_noise
     run, sizes = audit.check_run_noise, audit.check_batch_sizes
-    patched.setattr(neighbors, "SIZES", (0, 2))
+    patched.setattr(audit, "SIZES", (0, 2))
     patched.setattr(audit, "prepare_canaries", lambda subject: prepare(subject).select(*CANARIES))
     patched.setattr(
         audit, "check_noise", lambda subject, **options: noise(subject, steps=24, **options)

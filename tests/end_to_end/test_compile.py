@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.gradients.tape import _Stance
+from dpkfc.gradients.tape import run_eagerly
 from dpkfc.session import Session
 from tests.integrations import opacus_cases
 from tests.test_session import data, loss_fn, plan, weights
@@ -342,13 +342,13 @@ def test_passes_that_end_out_of_order_leave_compilation_on(backend: Counting) ->
     model = net()
     child(model, backend)
     with torch.compiler.set_stance("default"):
-        stance = _Stance()
-        stance.begin()
-        stance.begin()
-        stance.end()
+        first, second = run_eagerly(), run_eagerly()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
         model(data()[0])
         assert not backend.graphs
-        stance.end()
+        second.__exit__(None, None, None)
         model(data()[0])
         assert backend.graphs
 
