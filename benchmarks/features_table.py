@@ -79,7 +79,7 @@ class Arm:
     @property
     def label(self) -> str:
         """Return the arm in words, without what is usual."""
-        usual = {"", "synthetic", "Zipf", "dp-sgd", WITHOUT}
+        usual = {"", "synthetic", "dp-sgd", WITHOUT}
         scales = "" if self.scales in usual else f"scales: {SCALES[self.scales]}"
         names = {"dp-kfc": "whitened", "mirrored": "mirrored"}
         method = [names.get(part, part) for part in (self.method, *self.more) if part not in usual]

@@ -78,6 +78,7 @@ def test_a_table_of_labels_and_patients(tmp_path: Path):
     table.write_text("file,animal,patient\n" + "\n".join(lines) + "\n", "utf-8")
     text = empty_schema(folder, "animal", "text", table)
     text = text.replace("classes = []", 'classes = ["cat", "dog"]').replace("# unit", "unit")
+    text = text.replace("size = 32", "size = 8")
     schema = tmp_path / "pets.toml"
     schema.write_text(text, "utf-8")
     chosen = {"data": str(folder), "label_file": str(table), "schema": str(schema)}
