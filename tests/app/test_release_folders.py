@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from dpkfc.app.audit_run import audit_folder
+from dpkfc.app.card_command import fill_card
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import ConfigError, read_choices, to_toml
 from dpkfc.app.train import prepare
@@ -186,6 +188,24 @@ def test_the_command_fills_in_fields_and_shows_page_one(made: Folder, tmp_path: 
     assert call("card", folder).exit_code == 2
     empty = call("card", tmp_path)
     assert empty.exit_code == 2 and "holds no privacy_card.json" in empty.stderr
+
+
+def test_a_damaged_card_is_one_error(made: Folder, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
+    path = folder / "privacy_card.json"
+    whole = json.loads(path.read_text("utf-8"))
+    for section in whole:
+        for value in (None, "x", [1], -3.5, {}):
+            path.write_text(json.dumps(whole | {section: value}), "utf-8")
+            # Other values may be what an older version wrote.
+            with suppress(CardError, ValueError):
+                fill_card(folder, {})
+    for section, field in (("guarantee", "unit"), ("mechanism", "clipping")):
+        damaged = json.loads(json.dumps(whole))
+        del damaged[section][field]
+        path.write_text(json.dumps(damaged), "utf-8")
+        with pytest.raises(CardError, match=r"damaged|differ|not as"):
+            fill_card(folder, {})
 
 
 def take_id_away(path: Path) -> str:

@@ -11,7 +11,7 @@ import typer
 
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
 from dpkfc.report.officer import Declared
-from dpkfc.report.verify import CardError, explain_ledger, read_card, verify_ledger
+from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, verify_ledger
 from dpkfc.terminal import open_console
 
 
@@ -56,20 +56,28 @@ def fill_card(run: Path, given: Mapping[str, str]) -> str:
     if found is None:
         raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
     verify_ledger(run / LEDGER, pages=False)
+    try:
+        content = _fill_content(found, given)
+        text = to_markdown(content)
+        stored = json.loads(json.dumps(content))
+        if stored != found.content or not _pages_hold(run, text):
+            write_card_files(run, content)
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CardError(f"{run / CARD} is damaged ({reason:.60}); restore it") from None
+    return text
+
+
+def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return a card with fields filled in, and the sections of this version."""
     content: dict[str, Any] = dict(found.content)
     known = content.get("declared") or {}
     declared = Declared(**{**known, **given})
     if content.get("layout") != LAYOUT:
         content |= explain_ledger(found)
-    content |= {"layout": LAYOUT, "declared": vars(declared)}
-    stored = json.loads(json.dumps(content))
-    if stored != found.content or not _pages_hold(run, content):
-        write_card_files(run, content)
-    return to_markdown(content)
+    return content | {"layout": LAYOUT, "declared": vars(declared)}
 
 
-def _pages_hold(run: Path, content: Mapping[str, Any]) -> bool:
+def _pages_hold(run: Path, text: str) -> bool:
     path = (run / CARD).with_suffix(".md")
-    if not path.is_file():
-        return False
-    return path.read_text("utf-8") == to_markdown(content)
+    return path.is_file() and path.read_text("utf-8") == text
