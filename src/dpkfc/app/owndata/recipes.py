@@ -395,6 +395,6 @@ def _with_schema(recipe: Recipe, schema: Schema) -> Recipe:
 REASONS = {
     "own-table": "the default: level with DP-KFC on three tables, and simpler; docs/your-data.md",
     "own-images": "the default: features without data need no whitening; docs/results.md",
-    "own-text": "the default: a point ahead of DP-SGD on film reviews, see docs/results.md",
+    "own-text": "the default: ahead of DP-SGD on words without weights; docs/results.md",
     "own-task": "the default; dpkfc tune compares methods on your task",
 }
