@@ -358,6 +358,10 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 # --------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
+_NO_MESSAGE = (
+    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
+    " for missing values in the data"
+)
 
 
 class PrivateStep:
@@ -617,6 +621,8 @@ class PrivateStep:
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
         verdict.warn(stacklevel=4)
+        # Every script gets it: a message that depends on records would tell of them.
+        warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
 
     @property
     def gradients(self) -> str:
