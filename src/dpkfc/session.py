@@ -62,12 +62,6 @@ from dpkfc.verification import (
 # What a step takes and what it reports.
 
 _log = logging.getLogger(__name__)
-_ONLY_NOISE = (
-    "private: do not share. Since this run began or went on, every record had a non-finite"
-    " gradient; the releases hold noise only. Look for NaN."
-)
-
-
 # The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
 PRIVATE_FIGURES = (
     "batch_size",
@@ -169,44 +163,6 @@ def step_record(
         median_norm=fractions[2],
         notes=dict(update.notes),
     )
-
-
-class GradientTally:
-    """Remembers whether any record of a run had a finite gradient. PRIVATE.
-
-    Only a warning for the operator uses the answer. It decides neither what is released nor whether
-    a run continues, and no file holds it.
-    """
-
-    def __init__(self) -> None:
-        # The flag stays on the device until the warning, so that no step waits for it.
-        self._any_finite: Tensor | None = None
-        self._has_warned = False
-
-    def add(self, norms: Tensor) -> None:
-        """Count records by their norms `[N]`, before noise."""
-        if not norms.numel():
-            return
-        finite = torch.isfinite(norms).any()
-        if self._any_finite is None:
-            self._any_finite = finite
-        else:
-            self._any_finite = self._any_finite | finite.to(self._any_finite.device)
-
-    def warn(self) -> None:
-        """Warn once at the end of a run with records but no finite gradient; never raise.
-
-        Calls before the end would tell a private bit about each part of the run.
-        """
-        only_noise = self._any_finite is not None and not bool(self._any_finite)
-        if self._has_warned or not only_noise:
-            return
-        self._has_warned = True
-        try:
-            warnings.warn(_ONLY_NOISE, UserWarning, stacklevel=3)
-        except UserWarning:
-            # A filter turns warnings into errors, but private data must not stop a run.
-            _log.warning(_ONLY_NOISE)
 
 
 def check_dataset(dataset: Any) -> None:
@@ -462,7 +418,6 @@ class Session:
         self._proof = Proof()
         self._verified: set[Any] = set()
         self._unverified_reason = ""
-        self._tally = GradientTally()
         self._weights = WeightGuard(self._parameters)
         self._released = ReleasedWeights(model)
         self._is_first_step = True
@@ -591,9 +546,6 @@ class Session:
         record = step_record(batch, update, norms, self._clip.max_grad_norm, started)
         self._step += 1
         self._latest_weights = True
-        self._tally.add(norms)
-        if self.ledger.steps >= self.plan.steps:
-            self._tally.warn()
         self._call_back(record)
         return record
 
@@ -1097,7 +1049,6 @@ class Session:
 
     def close(self) -> None:
         """Record the weights next to the ledger and close it; no step can follow."""
-        self._tally.warn()
         if self._latest_weights and self._ranks.is_rank0 and not self._is_sharded:
             self._latest_weights = False
             self._record_weights()

@@ -576,20 +576,20 @@ class BatchRecording:
 
     # -- the sum ----------------------------------------------------------------------------------
 
-    def add_to(self, summer: ClippedSummer) -> list[Tensor]:
-        """Clip and add every example; return their norms. PRIVATE."""
+    def add_to(self, summer: ClippedSummer) -> None:
+        """Clip and add every example."""
         if self.size == 0:
-            return []
+            return
         if self.calls is not None:
             calls, self.calls = self.calls, None
-            return [summer.add(calls, self.size).detach()] if calls else []
-        norms = []
+            if calls:
+                summer.add(calls, self.size)
+            return
         for gradient in self.gradients or ():
             blocks = blocks_of_one(self.layers, gradient)
             if blocks:
-                norms.append(summer.add(blocks, 1).detach())
+                summer.add(blocks, 1)
         self.gradients = None
-        return norms
 
 
 def _is_differentiable(x: Any) -> bool:

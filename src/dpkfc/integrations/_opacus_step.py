@@ -50,7 +50,7 @@ from dpkfc.privacy.ledger import BudgetExhausted, Ledger
 from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
-from dpkfc.session import GradientTally, check_recorded_weights, record_weights
+from dpkfc.session import check_recorded_weights, record_weights
 from dpkfc.tracking.batch_rules import Unknown
 
 if TYPE_CHECKING:
@@ -358,10 +358,6 @@ def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 # --------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger(__name__)
-_NO_MESSAGE = (
-    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
-    " for missing values in the data"
-)
 
 
 class PrivateStep:
@@ -429,7 +425,6 @@ class PrivateStep:
         self._token: object = None
         self._has_ended = False
         self._pending_batch = PendingBatchGuard()
-        self._tally = GradientTally()
         self._released = ReleasedWeights(model)
         self._has_released = False  # in the optimizer's step that runs now
         self._guards: ExitStack | None = None
@@ -621,8 +616,6 @@ class PrivateStep:
         if verdict.operation is not None:
             _log.warning("%s", self.gradients)
         verdict.warn(stacklevel=4)
-        # Every script gets it: a message that depends on records would tell of them.
-        warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
 
     @property
     def gradients(self) -> str:
@@ -733,12 +726,9 @@ class PrivateStep:
             self._pipeline.refresh(self.step)
             self._summer = ClippedSummer(self.layers, self._pipeline.metric, self._clip)
         assert self._summer is not None
-        for norms in recording.add_to(self._summer):
-            self._tally.add(norms)
+        recording.add_to(self._summer)
         if physical.last:
             self._release(self._summer)
-            if self.ledger.remaining == 0:
-                self._tally.warn()
         self._pending_batch.record_step(physical.last)
         self._physical = None
         self._end_recording()
@@ -898,7 +888,6 @@ class PrivateStep:
 
     def _detach(self) -> None:
         """Remove all hooks and leave what a script may still read of model and optimizer."""
-        self._tally.warn()
         for handle in self._handles:
             handle.remove()
         self._handles = []

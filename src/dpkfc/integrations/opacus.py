@@ -511,12 +511,19 @@ def attach(
         loader = PrivateLoader(
             source, LogicalBatchSampler(plan, _length(options, source, plan.dataset_size)), step
         )
+        # Every script gets it: a message that depends on records would tell of them.
+        warnings.warn(_NO_MESSAGE, UserWarning, stacklevel=4)
         if budget is not None:
             step.receipt = budget.charge(plan, ledger)
         undo.pop_all()
     _warn_of_earlier_run(source.dataset, ledger, counted=budget is not None)
     return step, loader
 
+
+_NO_MESSAGE = (
+    "a record whose gradient is not finite (NaN) adds nothing, and no message tells of it: look"
+    " for missing values in the data"
+)
 
 # The datasets of this process that are alive, each with the ledger of a run on it.
 _runs: list[tuple[weakref.ref[Any], Ledger]] = []
