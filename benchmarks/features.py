@@ -122,7 +122,7 @@ CONTROLS = [
     Arm(BEST, scales="pink"),
     Arm(BEST, scales="leaves"),
     Arm(BEST, method="dp-kfc"),
-    Arm(BEST, method="dp-kfc, not mapped back"),
+    Arm(BEST, method="dp-kfc preconditioned"),
     Arm(BEST, method="dp-kfc, random directions"),
     Arm(BEST, method="without privacy"),
     Arm(("network",), activation="ReLU"),
@@ -140,7 +140,7 @@ WORDS = [
     Arm(("words32768",), "Zipf at norm 1"),
     Arm(("words4096",), "Zipf"),
     Arm(("words32768",), "Zipf", "dp-kfc"),
-    Arm(("words32768",), "Zipf", "dp-kfc, not mapped back"),
+    Arm(("words32768",), "Zipf", "dp-kfc preconditioned"),
     Arm(("words32768",), "Zipf", "dp-kfc, random directions"),
     Arm(("words32768",), "Zipf", "without privacy"),
 ]
@@ -320,7 +320,7 @@ def train(
             control="random" if "random" in arm.method else "none",
         )
         config = {"preconditioner": kfac}
-        if "not mapped back" not in arm.method:
+        if "preconditioned" not in arm.method:
             config["readout"] = "natural"
     plan = PrivacyConfig(
         expected_batch_size=batch,

@@ -40,7 +40,12 @@ SCALES = {
     "Zipf": "Zipf's law",
     "Zipf at norm 1": "Zipf's law, rows of norm 1",
 }
-METHODS = {"dp-sgd": "DP-SGD", "dp-kfc": "DP-KFC natural", "mirrored": "mirrored mean"}
+METHODS = {
+    "dp-sgd": "DP-SGD",
+    "dp-kfc": "DP-KFC natural",
+    "dp-kfc preconditioned": "DP-KFC preconditioned",
+    "mirrored": "mirrored mean",
+}
 WITHOUT = "without privacy"
 
 

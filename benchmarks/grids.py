@@ -8,8 +8,8 @@ set, seed by seed.
 study find those of DP-KFC more easily than those of DP-SGD. `probes`: what curvature from pink
 noise, dead leaves and private images is worth. `best`: how far MNIST at ε = 1 goes with larger
 batches and schedules. `refined`, `refined-fashion`: inputs that the released model has moved, four
-seeds on the validation split. `mapped`: the step along the release in whitened coordinates, or
-mapped back to those of the weights. `varied`: root, interval of refreshes, labels and source of G,
+seeds on the validation split. `mapped`: the step along the preconditioned gradient, or along the
+natural gradient. `varied`: root, interval of refreshes, labels and source of G,
 each by itself, two seeds on the validation split.
 `fashion`: natural gradients and baselines on Fashion-MNIST. `cifar`: a five-layer CNN on CIFAR-10
 at ε = 2. `imdb`: logistic regression on hashed words, where twenty trials of the study had left six

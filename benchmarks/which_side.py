@@ -10,8 +10,8 @@ changes the loss by −η ⟨∇L, z̄⟩ + ½ η² (z̄ᵀ H z̄ + (σC/B)² tr
 negative no step lowers the loss; an earlier table squared it all the same. With C the median norm
 of each metric the three numbers, over C, are comparable between metrics: what is left of the
 gradient after clipping (signal), what the step meets of the curvature, and what noise meets of it.
-"Mapped back" steps along U (z̄ + ξ), U the whitening (`--readout natural`): there the noise meets U
-H U. H is the Fisher matrix at the model's own labels. Weights are those of a private run (σ and B
+The natural gradient steps along U (z̄ + ξ), U the whitening (`--readout natural`): there noise meets
+U H U. H is the Fisher matrix at the model's own labels. Weights are those of a private run (σ and B
 of the study, inputs alone whitened, pink noise); gradients are those of private images, so the
 figures are NOT PRIVATE and for the table alone.
 """
@@ -112,7 +112,7 @@ class Measured:
         return sum(float(norms(part).square().sum()) for part in parts) / len(self.x)
 
     def steps(self, metric: Mapping[str, Any] | None) -> Iterator[tuple[str, dict[str, float]]]:
-        """Signal, curvature and noise of a step in one metric, and of one that is mapped back."""
+        """Yield signal, curvature and noise in one metric, and of the natural gradient."""
         clip = float(
             torch.cat([norms(whitened(part, metric)) for part in self._parts(self.y)]).median()
         )
@@ -218,14 +218,16 @@ def table(results: Mapping[str, Any]) -> str:
             if not name.endswith(BACK):
                 back = of.get(name + BACK)
                 parts = [f"{1e3 * one[part]:.1f}" for part in ("signal", "curvature", "noise")]
-                lines.append([name, *parts, _told(one), _told(back) if back else ""])
+                lines.append(
+                    [name, *parts, _format_decrease(one), _format_decrease(back) if back else ""]
+                )
     return markdown(
         ["whitened", "signal", "curvature", "noise", "decrease of the loss", "… natural gradient"],
         lines,
     )
 
 
-def _told(one: Mapping[str, float]) -> str:
+def _format_decrease(one: Mapping[str, float]) -> str:
     found = decrease(one)
     return "none" if found is None else f"{1e3 * found:.1f}"
 

@@ -194,7 +194,7 @@ def ledger_verify(
         int | None, typer.Option(help="Number of releases after which that head was taken.")
     ] = None,
 ) -> None:
-    """Verify a ledger with its card and weights, and report ε. The chain has no key."""
+    """Verify a ledger with its card and weights, and report ε. The hash chain is not signed."""
     from dpkfc.report.verify import verify_ledger
 
     if bool(head) != (releases is not None):

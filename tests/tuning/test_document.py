@@ -17,8 +17,8 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "results.md"
 DETAILS = ROOT / "docs" / "results"
 
 
-def told(path: Path) -> str:
-    """A page on one line."""
+def read_line(path: Path) -> str:
+    """Return a page on one line."""
     return " ".join(path.read_text("utf-8").split())
 
 
@@ -36,7 +36,7 @@ def test_cells_of_the_paper_are_counted_by_recipe(benchmark_module):
 
 def test_heads_are_ahead_of_every_network_where_the_page_says_so(benchmark_module):
     pages = benchmark_module("result_pages")
-    assert told(PAGE).count("The heads are ahead of every network here.") == 2
+    assert read_line(PAGE).count("The heads are ahead of every network here.") == 2
     for name in ("mnist", "fashion-mnist"):
         at_one = {"features": [], "network": [], "here": []}
         for line in pages.TASKS[name].lines(name):
@@ -47,7 +47,7 @@ def test_heads_are_ahead_of_every_network_where_the_page_says_so(benchmark_modul
 
 def test_cifar_is_above_the_network_and_below_the_paper_that_tunes_all_layers(benchmark_module):
     pages = benchmark_module("result_pages")
-    assert "above the CNN at a smaller ε, and below DP-RandP" in told(PAGE)
+    assert "above the CNN at a smaller ε, and below DP-RandP" in read_line(PAGE)
     lines = pages.TASKS["cifar10"].lines("cifar10")
     heads = [statistics.mean(one.cells[1.0]) for one in lines if one.kind == "features"]
     cnn = [statistics.mean(one.cells[2.0]) for one in lines if one.kind == "here"]
@@ -60,7 +60,7 @@ def test_no_row_of_cifar_has_the_defaults_of_its_recipe():
 
     recipe = Run.of("cifar10-cnn", "dp-kfc-natural", {})
     defaults = [recipe.default(name) for name in ("epsilon", "epochs")]
-    assert defaults == [3.0, 30.0] and "No row has the recipe's defaults" in told(
+    assert defaults == [3.0, 30.0] and "No row has the recipe's defaults" in read_line(
         DETAILS / "cifar10.md"
     )
     for row in rows_of(RESULTS / "grids" / "cifar.json"):
@@ -73,7 +73,7 @@ def test_no_interval_separates_the_methods_on_tables(benchmark_module):
         benchmark_module("common").half_interval,
         "no interval separates DP-KFC from DP-SGD",
     )
-    assert said in told(PAGE)
+    assert said in read_line(PAGE)
     for entry in json.loads((RESULTS / "sklearn.json").read_text("utf-8"))["tables"]:
         found = {
             one["method"]: one["scores"]
@@ -96,8 +96,9 @@ def test_outputs_are_nearer_to_white_than_inputs_on_the_network_and_not_on_the_t
         found.setdefault(model, []).append((float(a), float(g)))
     assert all(g < a / 30 for a, g in found["mnist-cnn"])
     assert all(g > a / 4 for a, g in found["mnist-vit"])
-    assert "factor G of outputs is nearly white already, and the factor A of inputs is not" in told(
-        PAGE
+    assert (
+        "factor G of outputs is nearly white already, and the factor A of inputs is not"
+        in read_line(PAGE)
     )
 
 
@@ -159,7 +160,7 @@ def test_arms_that_won_where_their_search_begins_are_named():
             found.append(arm.label.replace("DP-NGD, public images", "DP-NGD"))
     names = "DP-SGD, normalised DP-SGD, DiSK, DP-AdamBC and DP-NGD"
     assert sorted(found) == sorted(re.split(", | and ", names))
-    assert f"{names} won at" in told(DETAILS / "claims.md")
+    assert f"{names} won at" in read_line(DETAILS / "claims.md")
 
 
 def test_adambc_won_at_the_largest_floor_that_was_tried():
@@ -170,7 +171,7 @@ def test_adambc_won_at_the_largest_floor_that_was_tried():
         if is_trial and row["run"]["recipe"] == "mnist-cnn" and not tag["pruned"]:
             floors[row["accuracy"]] = tag["params"].get("adam_bc_floor", 0.0)
     assert floors[max(floors)] == max(floors.values()) > 0
-    assert "won at the largest absolute floor that was tried" in told(DETAILS / "claims.md")
+    assert "won at the largest absolute floor that was tried" in read_line(DETAILS / "claims.md")
 
 
 def test_which_factor_does_most_of_the_realised_map():

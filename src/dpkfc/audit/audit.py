@@ -1,7 +1,7 @@
 """The white-box audit of one training step: everything that can be checked without training.
 
 It checks charges, checkpoints, the step on neighbouring batches and on batches of many sizes, and
-whether two worlds can be told apart.
+whether two worlds can be distinguished.
 """
 
 from __future__ import annotations

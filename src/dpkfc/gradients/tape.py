@@ -294,7 +294,7 @@ class Tape:
         kwargs: dict[str, Any],
         output: Any,
     ) -> Any:
-        """Record a call, and return its outputs where they had to be told apart."""
+        """Record a call, and return its outputs where they had to be distinguished."""
         if is_in_backward() or not self._calls or self._calls[-1][0] is not module:
             return None
         call = self._calls.pop()[1]

@@ -34,7 +34,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report.numbers import as_mapping, json_number, number, plain, rounded_up
+from dpkfc.report.numbers import ensure_mapping, json_number, number, plain, rounded_up
 from dpkfc.report.officer import (
     Declared,
     explain_guarantee,
@@ -703,13 +703,13 @@ _ABOUT = (
 
 def audit_rows(audit: Any) -> list[tuple[str, str, str, str, str]]:
     """Return check, measured value, bound, verdict and detail of every check of an audit."""
-    sections = as_mapping(audit)
-    rows = [_finding_row(as_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
-    findings = as_mapping(sections.get("step")).get("findings")
+    sections = ensure_mapping(audit)
+    rows = [_finding_row(ensure_mapping(sections[x])) for x in ("ledger", "card") if x in sections]
+    findings = ensure_mapping(sections.get("step")).get("findings")
     if isinstance(findings, list):
-        rows += [_finding_row(as_mapping(finding)) for finding in findings]
+        rows += [_finding_row(ensure_mapping(finding)) for finding in findings]
     for name in ("one_run", "membership"):
-        if bound := as_mapping(sections.get(name)):
+        if bound := ensure_mapping(sections.get(name)):
             rows.append(_bound_row(show_name(name), bound))
     return rows
 
@@ -737,10 +737,10 @@ def failed_checks(audit: Any) -> list[str]:
 
 def audit_summary(audit: Any) -> str:
     """Return when the audit was made, and what it was about."""
-    sections = as_mapping(audit)
+    sections = ensure_mapping(audit)
     dates = set()
     for name in ("ledger", "card", "step", "one_run", "membership"):
-        date = as_mapping(sections.get(name)).get("date")
+        date = ensure_mapping(sections.get(name)).get("date")
         if isinstance(date, str):
             dates.add(date)
     return f"Audited {', '.join(sorted(dates)) or 'at an unknown time'}. {_ABOUT}"

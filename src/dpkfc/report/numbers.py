@@ -57,6 +57,6 @@ def json_number(value: float) -> float | str:
     return value if math.isfinite(value) else "inf"
 
 
-def as_mapping(value: Any) -> Mapping[str, Any]:
+def ensure_mapping(value: Any) -> Mapping[str, Any]:
     """Return a mapping itself, an empty one for anything else."""
     return value if isinstance(value, Mapping) else {}

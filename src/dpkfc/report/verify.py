@@ -34,7 +34,7 @@ from dpkfc.report.card import (
     to_json,
     to_markdown,
 )
-from dpkfc.report.numbers import as_mapping
+from dpkfc.report.numbers import ensure_mapping
 from dpkfc.report.officer import explain_guarantee, registry_record
 
 if TYPE_CHECKING:
@@ -363,7 +363,7 @@ def check_texts(card: Card) -> str:
 
 def _find_weights(beside: Path, card: Card | None) -> Path:
     """Return the file of weights that a card names, next to another file."""
-    named = {} if card is None else as_mapping(card.content.get("weights"))
+    named = {} if card is None else ensure_mapping(card.content.get("weights"))
     return beside.parent / (Path(str(named.get("file", ""))).name or WEIGHTS)
 
 
@@ -376,7 +376,7 @@ def check_weights(card: Card) -> str:
     Raises:
         CardError: the file next to the card holds other weights.
     """
-    digest = as_mapping(card.content.get("weights")).get("sha256")
+    digest = ensure_mapping(card.content.get("weights")).get("sha256")
     if not isinstance(digest, str):
         return "not compared: the card names no digest of them"
     path = _find_weights(card.path, card)

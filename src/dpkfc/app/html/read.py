@@ -23,7 +23,7 @@ from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
 from dpkfc.app.unpack_limit import UnpackedSizeError
 from dpkfc.report.card import failed_checks
-from dpkfc.report.numbers import as_mapping, number, plain
+from dpkfc.report.numbers import ensure_mapping, number, plain
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -315,12 +315,12 @@ def _read_run_folder(path: Path, departures: Departures) -> RunSummary:
         task=name_task(_own_name(settings) or recipe, is_smoke),
         method=method,
         measured_on=metrics.measured_on,
-        score=_score_name(as_mapping(card.get("results")), metrics.measured_on),
+        score=_score_name(ensure_mapping(card.get("results")), metrics.measured_on),
         accuracy=evaluated[-1].accuracy if evaluated else None,
         epsilon=number(guarantee.get("epsilon")),
         target=number(guarantee.get("target_epsilon")),
         delta=number(guarantee.get("delta")),
-        sigma=number(as_mapping(card.get("mechanism")).get("noise_multiplier")),
+        sigma=number(ensure_mapping(card.get("mechanism")).get("noise_multiplier")),
         steps=_integer(guarantee.get("releases")),
         seconds=sum(seconds) if seconds else None,
         seed=None if seed is None else int(seed),
@@ -425,7 +425,7 @@ def _read_pictures(folder: Path) -> dict[str, str]:
 def _card_warnings(card: Mapping[str, Any]) -> list[str]:
     """Return why a card has no certified guarantee, a failed audit first."""
     warnings = collect_warnings(card.get("stamp"), card.get("caveats"))
-    if not warnings and as_mapping(card.get("guarantee")).get("certified") is not True:
+    if not warnings and ensure_mapping(card.get("guarantee")).get("certified") is not True:
         warnings = ["UNCERTIFIED"]
     failed = failed_checks(card.get("audit"))
     if failed:
@@ -626,7 +626,7 @@ def _read_study(path: Path, rows: Mapping[str, Any], departures: Departures) -> 
         has_accuracy = number(row.get("accuracy")) is not None
         if row["run"].get("measure") and not has_accuracy:
             left_out["measurements"] += 1
-        elif as_mapping(row.get("tag")).get("pruned") is True:
+        elif ensure_mapping(row.get("tag")).get("pruned") is True:
             left_out["pruned"] += 1
         elif has_accuracy and number(row.get("epsilon")) is not None:
             complete.append(row)
@@ -640,7 +640,7 @@ def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
     """Return identities of tests of settings that a search has left behind since."""
     tuned = []
     for row in rows:
-        has_name = isinstance(as_mapping(row.get("tag")).get("arm"), str)
+        has_name = isinstance(ensure_mapping(row.get("tag")).get("arm"), str)
         if has_name and isinstance(row["run"].get("recipe"), str) and "measured_on" in row:
             tuned.append(row)
     tests = {id(row) for row in tuned if row["measured_on"] == "test"}
@@ -649,7 +649,7 @@ def _find_withdrawn(rows: list[dict[str, Any]]) -> set[int]:
 
 def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> RunSummary:
     run = row["run"]
-    settings = as_mapping(run.get("settings"))
+    settings = ensure_mapping(run.get("settings"))
     seed = run.get("seed")
     evaluate_on = run.get("evaluate_on")
     has_hash = isinstance(row.get("hash"), str)
@@ -660,7 +660,7 @@ def _read_row(path: Path, row: Mapping[str, Any], departures: Departures) -> Run
     return RunSummary(
         source=str(path),
         task=name_task(str(run.get("recipe", "unknown")), is_smoke),
-        method=str(as_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
+        method=str(ensure_mapping(row.get("tag")).get("arm") or run.get("method", "unknown")),
         measured_on=str(row.get("measured_on", run.get("evaluate_on", "test"))),
         score=str(row.get("score") or "accuracy"),
         **_figures(row),

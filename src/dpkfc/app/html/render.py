@@ -40,7 +40,7 @@ from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
 from dpkfc.app.run_folder import RunFolderError, placed
 from dpkfc.privacy.ledger import version
 from dpkfc.report.card import audit_rows, audit_summary, failed_checks
-from dpkfc.report.numbers import as_mapping, plain
+from dpkfc.report.numbers import ensure_mapping, plain
 
 # --------------------------------------------------------------------------------------------------
 # The privacy card of a run as plain values for its template.
@@ -147,7 +147,7 @@ def view_card(card: Mapping[str, Any]) -> CardView:
     Args:
         card: as read from JSON; nothing in it is trusted.
     """
-    guarantee = as_mapping(card.get("guarantee"))
+    guarantee = ensure_mapping(card.get("guarantee"))
     reasons = card.get("caveats")
     caveats = [show(text) for text in reasons if text] if isinstance(reasons, list) else []
     stamp = ""
@@ -168,7 +168,7 @@ def view_card(card: Mapping[str, Any]) -> CardView:
 
 def _card_sections(card: Mapping[str, Any]) -> list[CardSection]:
     audit = card.get("audit")
-    not_private = as_mapping(card.get("not_private"))
+    not_private = ensure_mapping(card.get("not_private"))
     sections = [
         CardSection(title="Guarantee", rows=_guarantee_rows(card)),
         CardSection(title="Mechanism", rows=_rows(card.get("mechanism"), _NOT_IN_MECHANISM)),
@@ -201,10 +201,10 @@ def _card_sections(card: Mapping[str, Any]) -> list[CardSection]:
 
 
 def _guarantee_rows(card: Mapping[str, Any]) -> TextRows:
-    guarantee = as_mapping(card.get("guarantee"))
-    accounting = as_mapping(card.get("accounting"))
+    guarantee = ensure_mapping(card.get("guarantee"))
+    accounting = ensure_mapping(card.get("accounting"))
     by_accountant = []
-    epsilons = as_mapping(accounting.get("epsilon_by") or guarantee.get("epsilon_by"))
+    epsilons = ensure_mapping(accounting.get("epsilon_by") or guarantee.get("epsilon_by"))
     for name, value in epsilons.items():
         by_accountant.append(f"{name.upper()}: {epsilon_text(value, 4)}")
     planned = guarantee.get("planned_steps", guarantee.get("planned_releases"))
@@ -218,7 +218,7 @@ def _guarantee_rows(card: Mapping[str, Any]) -> TextRows:
         ("privacy unit", show(guarantee.get("unit"))),
         ("neighbouring relation", relation),
     ]
-    for party, value in as_mapping(guarantee.get("epsilon_for_others")).items():
+    for party, value in ensure_mapping(guarantee.get("epsilon_for_others")).items():
         rows.append((f"ε for {show(party)}", epsilon_text(value, 4)))
     rows += [
         *_rows(guarantee, _IN_GUARANTEE),
@@ -246,7 +246,7 @@ def _curvature_rows(curvature: Any) -> TextRows:
 def _public_rows(settings: Any) -> TextRows:
     """Return setting, value and reason. A card of federated training gives the reason alone."""
     rows = []
-    for name, entry in as_mapping(settings).items():
+    for name, entry in ensure_mapping(settings).items():
         content = entry if isinstance(entry, Mapping) else {"why": entry}
         rows.append((show(name), show(content.get("value")), show(content.get("why"))))
     return rows
@@ -263,7 +263,7 @@ def _provenance_rows(card: Mapping[str, Any]) -> TextRows:
 def _rows(content: Any, left_out: Iterable[str] = ()) -> list[tuple[str, str]]:
     hidden = set(left_out)
     rows = []
-    for name, value in as_mapping(content).items():
+    for name, value in ensure_mapping(content).items():
         if name not in hidden and value not in (None, [], ""):
             rows.append((_CAPTIONS.get(name, str(name).replace("_", " ")), show(value)))
     return rows

@@ -125,7 +125,7 @@ def split_records(records: Records, validation_size: int, seed: int, source: str
 
 
 def number_equal(contents: Sequence[bytes]) -> list[bytes]:
-    """Return the contents, equal ones told apart by a count."""
+    """Return the contents, equal ones with a count behind them."""
     seen: Counter[bytes] = Counter()
     keys = []
     for content in contents:
