@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer
+from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, exact_row_norms
 from dpkfc.linalg.metric import Dense, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 
@@ -158,6 +158,13 @@ def test_norms_are_float64_whatever_the_rows_are() -> None:
     norms = per_example_norms(block, Kronecker(Identity(), Identity())).norms
     assert norms.dtype == torch.float64
     assert bool((norms > 1e7).all())
+
+
+@pytest.mark.parametrize("shape", [(700, 2, 301), (3, 100_003), (0, 4), (5, 0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_norms_of_many_rows_equal_those_of_each(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert torch.allclose(exact_row_norms(x), x.double().square().sum(-1).sqrt(), rtol=1e-14)
 
 
 def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:

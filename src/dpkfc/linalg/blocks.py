@@ -74,6 +74,7 @@ Rows = slice | Tensor
 TINY = 2.0**-80
 """Squared norms below it may have lost terms that are too small for float32."""
 _SHORT = 4096  # longest row summed in float32
+_CACHED = 1 << 18  # entries whose copy in float64 stays in the caches of a processor
 _REACH = 2.0**100
 _CHUNK_ELEMENTS = 1 << 24
 _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
@@ -144,7 +145,15 @@ def row_norms(x: Tensor) -> Tensor:
 
 def exact_row_norms(x: Tensor) -> Tensor:
     """Return the norms over the last axis, computed in float64."""
-    return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    if x.numel() <= _CACHED or x.dtype == torch.float64 or is_on_accelerator(x):
+        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
+    # A few rows at a time: a copy of all rows in float64 would leave the caches of a processor.
+    rows = x.reshape(-1, x.shape[-1])
+    parts = [
+        torch.linalg.vector_norm(part.double(), dim=-1)
+        for part in rows.split(max(1, _CACHED // x.shape[-1]))
+    ]
+    return torch.cat(parts).view(x.shape[:-1])
 
 
 def limit_inputs(norms: Tensor, inputs: Tensor) -> Tensor:
