@@ -43,7 +43,6 @@ from dpkfc.linalg.blocks import (
     PerExample,
     Tied,
     chunks,
-    count_moved,
     dot_rounding,
     exact_row_norms,
     is_any_set,
@@ -202,7 +201,7 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         square = _tied_gram_squares(part)
         slack = rounding * magnitudes.square()
         # Products of tiny rows may vanish, and are multiplied with those of huge rows.
-        lost = (d + v) * tiny * (rows_together + _count_uses(part)).square()
+        lost = (d + v) * tiny * (rows_together + part.count_uses()).square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.
         unsure = ~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)
         unsure &= magnitudes > 0
@@ -246,7 +245,7 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
         if not metric.is_identity:
             norms = exact_row_norms(metric.apply(g).flatten(1))
         magnitudes = _tied_magnitudes(part)[0]
-        positions = _count_uses(part)
+        positions = part.count_uses()
         slack = positions * magnitudes + (whitening + 2 * math.sqrt(v * d)) * plain
         # Positions may cancel so far that the norm depends on their order.
         order = positions.double().sqrt() / SURE * magnitudes
@@ -262,11 +261,6 @@ def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
     b = exact_row_norms(block.outer.b)
     a = limit_inputs(exact_row_norms(block.outer.a), block.outer.a)
     return c + (a * b).sum(1), c + (a + b).sum(1)
-
-
-def _count_uses(block: Tied) -> Tensor:
-    """Return the uses of each example that have a gradient `[N]`."""
-    return count_moved(block.lookup.b) + count_moved(block.outer.b)
 
 
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
@@ -465,7 +459,7 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
         unsure = ~(closer <= SURE * square[rows]) | (square[rows] <= lost[rows] / SURE)
         rows = rows[unsure]
         if len(rows):
-            exact = replace(block, a=block.a[rows].double(), b=block.b[rows].double())
+            exact = replace(block, a=block.a[rows], b=block.b[rows]).double()
             square[rows] = _gram_squares(exact, InputCache())[0]
     return square, magnitudes, positions
 
