@@ -22,10 +22,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
 from dpkfc.gradients.clipping import full_precision, split_sum
-from dpkfc.gradients.fallback import gradient_of
+from dpkfc.gradients.fallback import gradient_of, trainable_tensors
 from dpkfc.gradients.layers import Call, Layer
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
@@ -622,10 +621,9 @@ class _Check:
         """Return the gradient of a number as one vector."""
         gradients = self._gradients(total)
         parts = []
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                part = gradients.get(name, torch.zeros_like(find_graph_tensor(p)))
-                parts.append(part.detach().double().flatten())
+        for name, p in trainable_tensors(self.model).items():
+            part = gradients.get(name, torch.zeros_like(p))
+            parts.append(part.detach().double().flatten())
         return torch.cat(parts)
 
     def _check_tape(self, rows: PublicRows, size: int) -> None:
@@ -658,8 +656,7 @@ class _Check:
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
         gradients = self._gradients(losses.sum())
-        trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        unused = [name for name in trainable if name not in gradients]
+        unused = [name for name in trainable_tensors(self.model) if name not in gradients]
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from dpkfc.fsdp import find_graph_tensor, local
+from dpkfc.fsdp import local
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
-from dpkfc.gradients.fallback import blocks_of_one, gradient_of
+from dpkfc.gradients.fallback import blocks_of_one, gradient_of, trainable_tensors
 from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.gradients.rules import blocks_of, settled
@@ -465,7 +465,7 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
     tracker.declare_batch(batch)
-    tracker.declare_parameters(find_graph_tensor(p) for p in model.parameters() if p.requires_grad)
+    tracker.declare_parameters(trainable_tensors(model).values())
     return tracker
 
 

@@ -21,7 +21,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
+from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of, trainable_tensors
 from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.layers import Call, Calls, Layer
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
@@ -199,8 +199,7 @@ class Tape:
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.tracker.declare_parameters(find_graph_tensor(p) for p in trainable)
+        self.tracker.declare_parameters(trainable_tensors(self.model).values())
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -208,11 +207,7 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {
-            id(find_graph_tensor(p)): name
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+        names = {id(p): name for name, p in trainable_tensors(self.model).items()}
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
@@ -593,11 +588,7 @@ class Tape:
             if record.is_public and record.edges and record.edges[0] is not None:
                 public.append(record)
                 edges.append(record.edges[0])
-        named: dict[int, tuple[str, Tensor]] = {}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                tensor = find_graph_tensor(p)
-                named[id(tensor)] = (name, tensor)
+        named = {id(p): (name, p) for name, p in trainable_tensors(self.model).items()}
         direct = [named[key] for key in self.tracker.read if key in named]
         targets = [*edges, *(p for _, p in direct)]
         gradients = pulled_back(pairs, targets, size)
@@ -610,7 +601,7 @@ class Tape:
         for (name, _), gradient in zip(direct, gradients[len(public) :], strict=True):
             if gradient is not None:
                 of_parameters[name] = gradient
-        self._add_parameters(of_parameters, calls)
+        add_blocks(self.layers, of_parameters, calls)
 
     def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
         """Add the gradients of matrices that a function read itself to the calls."""
@@ -618,24 +609,12 @@ class Tape:
             return
         size = self.tracker.size
         for use, gradient in pairs:
-            shapes = {
-                name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name
-            }
+            names = [name for name in (use.name, use.bias) if name]
+            shapes = {name: self.model.get_parameter(name).shape for name in names}
             rows = shapes[use.name][0] if use.is_lookup else 0
             gradients = use.gradients(gradient, size, rows)
             own = {name: gradients[name].reshape(size, *shape) for name, shape in shapes.items()}
-            self._add_parameters(own, calls)
-
-    def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
-        """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
-        for layer in self.layers:
-            own = {
-                role: gradients[name]
-                for role, name in layer.parameters.items()
-                if name in gradients
-            }
-            if own:
-                calls.setdefault(layer.name, []).append(block_of_gradients(layer, own))
+            add_blocks(self.layers, own, calls)
 
 
 @dataclass
