@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpkfc.gradients.fallback import differentiate
-from dpkfc.gradients.layers import Call, Layer
+from dpkfc.gradients.layers import Call, Layer, name_arguments
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.rng_state import random_states, restore_states
 from dpkfc.tracking.batch_rules import BatchAxis
@@ -95,7 +95,7 @@ class AttentionCall:
         if not is_attention(module):
             return None
         assert isinstance(module, nn.MultiheadAttention)
-        arguments = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        arguments = name_arguments(ARGUMENTS, args, kwargs)
         for name, x in arguments.items():
             arguments[name] = x.detach() if isinstance(x, Tensor) else x
         draws = module.training and module.dropout > 0
@@ -325,7 +325,7 @@ def _read(call: Call) -> _Sequence:
     The tape has checked that the batch is where the module takes it.
     """
     module = call.module
-    arguments = dict(zip(("input", "hx"), call.args, strict=False)) | call.kwargs
+    arguments = name_arguments(("input", "hx"), call.args, call.kwargs)
     x, hx = arguments["input"], arguments.get("hx")
     gradients: list[Tensor | None] = [
         raise_precision(g) for g in call.output_gradients if g is not None

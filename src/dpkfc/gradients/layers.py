@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -115,6 +116,13 @@ class Call:
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         axes = zip(places, self.axes, strict=True)
         return leaves, spec, {place: axis for place, axis in axes if axis is not None}
+
+
+def name_arguments(
+    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, where `names` are those of its first parameters."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 Calls = dict[str, list[Any]]

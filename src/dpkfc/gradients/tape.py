@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dpkfc.fsdp import find_graph_tensor
 from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of, trainable_tensors
 from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
-from dpkfc.gradients.layers import Call, Calls, Layer
+from dpkfc.gradients.layers import Call, Calls, Layer, name_arguments
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, Unknown
@@ -398,7 +398,7 @@ class Tape:
         self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> bool:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
-        named = dict(zip(ARGUMENTS, given[0], strict=False)) | given[1]
+        named = name_arguments(ARGUMENTS, *given)
         expected = expected_axis(module)
         fits = all(self._axis(named[name]) == expected for name in ARGUMENTS[:3])
         if not fits and self.tracker is not None:
