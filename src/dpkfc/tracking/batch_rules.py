@@ -148,10 +148,11 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
     """
     if axis.pre == 1 and axis.post == 1:
         return x if axis.dim == 0 else x.movedim(axis.dim, 0)
-    x = x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
+    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    rows = parts.movedim(axis.dim + 1, 0)
     if axis.post == 1:
-        x = x.squeeze(axis.dim + 2)
-    return x.squeeze(axis.dim + 1) if axis.pre == 1 else x
+        rows = rows.squeeze(axis.dim + 2)
+    return rows.squeeze(axis.dim + 1) if axis.pre == 1 else rows
 
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
@@ -221,9 +222,8 @@ class Operation:
     def lost(self, why: str) -> Unknown:
         """Return the state of an output whose examples cannot be told any more."""
         batched = [x for x in self.tensors if self.is_batched(x)]
-        return Unknown(
-            str(self.function), f"{why} (shapes {names_of_shapes(batched or self.tensors)})"
-        )
+        shapes = names_of_shapes(batched or self.tensors)
+        return Unknown(str(self.function), f"{why} (shapes {shapes})")
 
 
 @cache
@@ -387,7 +387,9 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
     if not isinstance(x, Tensor) or operation.is_batched(x):
         return True
     x = operation.before.get(id(x), x)
-    if not 0 <= axis.dim < x.dim() or x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
+    if not 0 <= axis.dim < x.dim():
+        return True
+    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
         return True
     if any(x is output for output in operation.outputs):
         return True
@@ -432,8 +434,9 @@ def _prelu(operation: Operation) -> Answer:
     axis = operation.axis(x)
     if operation.is_batched(weight):
         return operation.lost("the weights depend on the examples")
-    if axis is not None and axis.dim == 1 and not _is_shared(operation, weight, axis.shifted(-1)):
-        return operation.lost("the weights depend on the places of the examples")
+    if axis is not None and axis.dim == 1:
+        if not _is_shared(operation, weight, axis.move(0)):
+            return operation.lost("the weights depend on the places of the examples")
     return axis
 
 
@@ -483,7 +486,8 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     elif x.dim() > 1:
         first, second = 0, 1
         if operation.has_argument("dim0"):
-            first, second = (_dimension(operation, x, name) for name in ("dim0", "dim1"))
+            first = _dimension(operation, x, "dim0")
+            second = _dimension(operation, x, "dim1")
         order[first], order[second] = second, first
     return axis.move(order.index(axis.dim))
 
@@ -493,7 +497,8 @@ def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     axis = axis.shifted(operation.outputs[0].dim() - x.dim())
     if not operation.has_argument("repeats"):
         return axis
-    return replace(axis, pre=axis.pre * operation.argument("repeats")[axis.dim])
+    times = operation.argument("repeats")[axis.dim]
+    return replace(axis, pre=axis.pre * times)
 
 
 @_rule_of_first("slice narrow")
@@ -518,7 +523,8 @@ def _slice_axis(
     The part may hold whole copies of the batch, or one of several places of every example.
     """
     block = operation.size * axis.post
-    if step == 1 and start % block == 0 and length % block == 0 and length > 0:
+    has_whole_copies = length > 0 and start % block == 0 and length % block == 0
+    if step == 1 and has_whole_copies:
         return BatchAxis(axis.dim, length // block, axis.post)
     takes_one_place = step == axis.post and axis.pre == 1 and start < axis.post
     if takes_one_place and length == operation.size:
@@ -557,7 +563,8 @@ def _cat(operation: Operation) -> Answer:
         return first
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
-    return BatchAxis(first.dim, sum(axis.pre for axis in known), first.post)
+    copies = sum(axis.pre for axis in known)
+    return BatchAxis(first.dim, copies, first.post)
 
 
 @_rule("stack")
@@ -682,53 +689,59 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 @_rule("mm addmm bmm baddbmm mv addmv dot vdot _scaled_mm matmul linear")
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
-    name = _name(operation)
-    has_addend = name in ("addmm", "baddbmm", "addmv")
+    has_addend = _name(operation) in ("addmm", "baddbmm", "addmv")
     known = operation.args[:3] if has_addend else operation.args[:2]
-    a, b = known[-2:]
+    *addends, a, b = known
     rank = operation.outputs[0].dim()
     for x in operation.tensors:
         if operation.is_batched(x) and not any(x is y for y in known):
             return operation.lost("a scale, a bias or an output depends on the examples")
     axes: list[BatchAxis] = []
-    a_axis = operation.axis(a)
-    if a_axis is not None:
-        if a_axis.dim == a.dim() - 1:
-            return operation.lost("a product sums over the batch axis")
-        is_broadcast = name == "matmul" and a.dim() > 1
-        axes.append(a_axis.shifted(max(0, b.dim() - a.dim())) if is_broadcast else a_axis)
-    b_axis = operation.axis(b)
-    if b_axis is not None:
-        summed_dim = 0 if name in ("mm", "addmm") else max(0, b.dim() - 2)
-        if b_axis.dim == summed_dim or name == "linear":
-            return operation.lost("a product sums over the batch axis")
-        axes.append(_axis_of_right_factor(b_axis, a, b, rank))
-    if has_addend:
-        addend_axis = operation.axis(known[0])
+    for x, axis_in_product in ((a, _axis_of_left_factor), (b, _axis_of_right_factor)):
+        if operation.is_batched(x):
+            axis = axis_in_product(operation, a, b)
+            if axis is None:
+                return operation.lost("a product sums over the batch axis")
+            axes.append(axis)
+    for x in addends:
+        addend_axis = operation.axis(x)
         if addend_axis is not None:
-            axes.append(addend_axis.shifted(rank - known[0].dim()))
-    axis = axes[0]
-    if any(other != axis for other in axes):
+            axes.append(addend_axis.shifted(rank - x.dim()))
+    first = axes[0]
+    if any(other != first for other in axes):
         return operation.lost("a product pairs different examples")
     longest = max(a.dim(), b.dim())
-    is_shared = True
-    if axis.dim < longest - 2:
+    matrices = []
+    if first.dim < longest - 2:
         matrices = [x for x in (a, b) if x.dim() > 2]
-        is_shared = _are_shared(operation, matrices, axis, longest)
-    if has_addend and is_shared:
-        is_shared = _are_shared(operation, known[:1], axis, rank)
-    if not is_shared:
+    is_shared = _are_shared(operation, matrices, first, longest)
+    if not is_shared or not _are_shared(operation, addends, first, rank):
         return operation.lost("a product pairs examples with their places")
+    return first
+
+
+def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
+    """Return where the axis of the first factor lies in a product, None if it is summed over."""
+    axis = operation.axis(a)
+    if axis is None or axis.dim == a.dim() - 1:
+        return None
+    if _name(operation) == "matmul" and a.dim() > 1:
+        return axis.shifted(max(0, b.dim() - a.dim()))
     return axis
 
 
-def _axis_of_right_factor(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> BatchAxis:
-    """Return where an axis of the second factor lies in a product of this rank."""
+def _axis_of_right_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
+    """Return where the axis of the second factor lies in a product, None if it is summed over."""
+    axis = operation.axis(b)
+    name = _name(operation)
+    summed_dim = 0 if name in ("mm", "addmm") else max(0, b.dim() - 2)
+    if axis is None or axis.dim == summed_dim or name == "linear":
+        return None
     from_the_end = b.dim() - axis.dim
     if a.dim() == 1 and from_the_end > 2:
         # A vector on the left leaves no row.
         from_the_end -= 1
-    return axis.move(rank - from_the_end)
+    return axis.move(operation.outputs[0].dim() - from_the_end)
 
 
 @_rule("_cdist_forward cdist")
@@ -758,8 +771,9 @@ def _cdist(operation: Operation) -> Answer:
 def _trilinear(operation: Operation) -> Answer:
     """Return the axis of the product inside `nn.Bilinear`, whose inputs have the batch in front."""
     first, weight, second = (operation.axis(x) for x in operation.args[:3])
-    is_bilinear = list(operation.args[3:7]) == [[1, 3], [0], [1, 2], [2, 3]]
-    if first is None or first != second or first.dim != 0 or weight is not None or not is_bilinear:
+    expanded_and_summed_dims = list(operation.args[3:7])
+    is_bilinear = expanded_and_summed_dims == [[1, 3], [0], [1, 2], [2, 3]]
+    if first is None or first.dim != 0 or first != second or weight is not None or not is_bilinear:
         return operation.lost("a trilinear product pairs different examples")
     return first
 
@@ -831,7 +845,8 @@ for _count, _names in _TRAILING_DIMS.items():
 def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a pool over random windows, which are drawn for each example."""
     windows = operation.argument("random_samples")
-    if axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
+    spatial_dims = len(operation.args[1])
+    if axis.dim != 0 or x.dim() != windows.dim() + spatial_dims - 1:
         return operation.lost("the batch is not dimension 0 of the input")
     if not _fits(operation, windows, axis):
         return operation.lost("windows belong to other examples")
@@ -861,7 +876,8 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
 def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    if axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
+    first_normalised_dim = x.dim() - len(operation.args[1])
+    if axis.dim >= first_normalised_dim or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
@@ -1043,7 +1059,7 @@ def _indices(operation: Operation) -> _Indices:
     indices = enumerate(operation.argument("indices"))
     given = {dim: index for dim, index in indices if index is not None}
     dims = list(given)
-    is_adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    is_adjacent = dims[-1] - dims[0] == len(dims) - 1
     rank = max(index.dim() for index in given.values())
     front = dims[0] if is_adjacent else 0
     return _Indices(given, operation.args[0].dim(), rank, is_adjacent, front)
@@ -1087,7 +1103,8 @@ def _axis_of_counting_index(
     length = axis.length(operation.size)
     if index.numel() != length:
         return None
-    if not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
+    counting = torch.arange(length, device=index.device)
+    if not torch.equal(index.flatten(), counting):
         return None
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
@@ -1226,7 +1243,8 @@ def _attention(operation: Operation) -> Answer:
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
             return operation.lost("attention pairs different examples")
-    return [axis, axis, *[None] * len(outputs)][: len(outputs)]
+    others = [None] * len(outputs)
+    return [axis, axis, *others][: len(outputs)]
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
@@ -1244,7 +1262,8 @@ def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> 
 def _elementwise_loss(operation: Operation) -> Answer:
     tensors = operation.tensors
     shape = torch.broadcast_shapes(*[x.shape for x in tensors])
-    return _reduce_loss(operation, broadcast_axis(operation, tensors, len(shape)), shape.numel())
+    axis = broadcast_axis(operation, tensors, len(shape))
+    return _reduce_loss(operation, axis, shape.numel())
 
 
 @_rule("nll_loss_forward nll_loss2d_forward")
@@ -1301,7 +1320,8 @@ def _ctc_loss(operation: Operation) -> Answer:
     lengths = operation.args[2:4]
     rows = BatchAxis(0)
     is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
-    if not is_placed or any(operation.axis(x) not in (None, rows) for x in (targets, *lengths)):
+    axes = [operation.axis(x) for x in (targets, *lengths)]
+    if not is_placed or any(axis not in (None, rows) for axis in axes):
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
     if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
         return operation.lost("public targets or lengths depend on the places of the examples")
