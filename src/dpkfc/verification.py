@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
+from dpkfc.gradients.clipped_sum import follow_augmentation, follow_pass, losses_of, move_batch
 from dpkfc.gradients.clipping import full_precision, split_sum
 from dpkfc.gradients.fallback import gradient_of, trainable_tensors
-from dpkfc.gradients.layers import Call, Layer
+from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
@@ -140,33 +140,35 @@ class _RecordDrawer:
                 shape[0] = length
             return self._tensor(x.dtype, shape)
         if isinstance(x, np.ndarray):
-            return self.value_like(torch.from_numpy(np.ascontiguousarray(x)), length).numpy()
+            tensor = torch.from_numpy(np.ascontiguousarray(x))
+            return self.value_like(tensor, length).numpy()
         if isinstance(x, np.generic):
             return type(x)(self._number(x.dtype.kind))
-        if isinstance(x, bool):
-            return self._number("b")
-        if isinstance(x, int):
-            return self._number("i")
-        if isinstance(x, float):
-            return self._number("f")
+        for kind, letter in ((bool, "b"), (int, "i"), (float, "f")):
+            if isinstance(x, kind):
+                return self._number(letter)
         if x is None:
             return None
         if isinstance(x, (str, bytes)):
             return type(x)()
-        if isinstance(x, Mapping):
-            return {key: self.value_like(value, length) for key, value in x.items()}
-        if _is_list_of_numbers(x):
-            return [self.value_like(x[0], None) for _ in range(length or len(x))]
-        if isinstance(x, (list, tuple)):
-            values = [self.value_like(y, length) for y in x]
-            is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
-            return type(x)(*values) if is_named_tuple else type(x)(values)
+        if isinstance(x, (Mapping, list, tuple)):
+            return self._container(x, length)
         if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
             return self._image(x)
         raise TypeError(
             f"a record holds a {type(x).__name__}, for which no public value can be drawn; pass"
             " public_records= (docs/errors.md#public-rows)"
         )
+
+    def _container(self, x: Any, length: int | None) -> Any:
+        """Return a mapping, list or tuple of random values."""
+        if isinstance(x, Mapping):
+            return {key: self.value_like(value, length) for key, value in x.items()}
+        if _is_list_of_numbers(x):
+            return [self.value_like(x[0], None) for _ in range(length or len(x))]
+        values = [self.value_like(y, length) for y in x]
+        is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
+        return type(x)(*values) if is_named_tuple else type(x)(values)
 
     def _image(self, x: Any) -> Any:
         pixels = self.generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
@@ -435,20 +437,14 @@ class _Check:
 
     def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
         """Track one pass; return why it is not proved, its tape and its losses."""
-        batch = _move(batch, self.device)
-        tracker = batch_tracker(self.model, batch, size)
-        with tracker.following():
-            batch = augmented(self.augment, self.model, batch, size)
-        tape = Tape(self.model, self.layers, size, tracker=tracker)
-        with tape, tracker.following():
-            losses = losses_of(self.loss_fn, self.model, batch)
-        check_losses(losses, size)
-        tape.check_depends(losses)
+        batch = move_batch(batch, self.device)
+        batch, tracker = follow_augmentation(self.augment, self.model, batch, size)
+        tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
         tape.check_enabled()
         return tape.failure(losses), tape, losses
 
     def _augment(self, batch: Any, size: int) -> Any:
-        return augmented(self.augment, self.model, _move(batch, self.device), size)
+        return augmented(self.augment, self.model, move_batch(batch, self.device), size)
 
     # -- the verdict -------------------------------------------------------------------------------
 
@@ -540,10 +536,8 @@ class _Check:
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
-        tolerance = 0.0
-        for layer in self.layers:
-            for role in layer.parameters:
-                tolerance = max(tolerance, _TOLERANCES.get(layer.tensor(role).dtype, 0.1))
+        dtypes = {p.dtype for p in named_tensors(self.layers).values()}
+        tolerance = max(_TOLERANCES.get(dtype, 0.1) for dtype in dtypes)
         is_finite = losses.isfinite()
         if not torch.equal(is_finite, others.isfinite()):
             return True
@@ -552,16 +546,16 @@ class _Check:
         losses = losses[is_finite]
         others = others[is_finite]
         scale = torch.maximum(losses.abs(), others.abs())
-        return bool(((losses - others).abs() > tolerance * (scale + scale.median()) + 1e-9).any())
+        bound = tolerance * (scale + scale.median()) + 1e-9
+        return bool(((losses - others).abs() > bound).any())
 
     def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
         """Check that the loss of a row is the same in batches of several sizes, and alone."""
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
-            return torch.cat(
-                [self.loss_values(rows.batch(batch), len(batch)) for batch in batches if len(batch)]
-            )
+            filled = [batch for batch in batches if len(batch)]
+            return torch.cat([self.loss_values(rows.batch(batch), len(batch)) for batch in filled])
 
         whole = values(range(count))
         half = -(-count // 2)
@@ -570,7 +564,8 @@ class _Check:
         while size > 1:
             comparisons.append((whole[:size], values(range(size)), size))
             size //= 2
-        single_rows = sorted({0, 1, count - 1, *range(0, count, -(-count // _SINGLE_ROWS))})
+        step = -(-count // _SINGLE_ROWS)
+        single_rows = sorted({0, 1, count - 1, *range(0, count, step)})
         single_values = values(*([i] for i in single_rows))
         comparisons.append((whole[single_rows], single_values, 1))
         for losses, others, size in comparisons:
@@ -591,8 +586,9 @@ class _Check:
         ) -> tuple[Tensor, Tensor]:
             restart()
             changed = [i for i in range(size) if i not in kept]
-            losses = self.losses(_scale_rows(rows.batch(indices), changed, size, scale), size)
-            return losses[kept].detach().double(), self._gradient(losses[kept].sum())
+            batch = _scale_rows(rows.batch(indices), changed, size, scale)
+            losses = self.losses(batch, size)[kept]
+            return losses.detach().double(), self._gradient(losses.sum())
 
         every = list(range(size))
         part_gradients = []
@@ -725,9 +721,11 @@ class _Check:
         """Check that the forward pass keeps nothing of its examples for later ones."""
         batches = [rows.batch([0, 1])]
         batches += [rows.batch([i, i]) for i in range(min(4, len(rows)))]
-        check_memory(
-            self.model, self.state, lambda batch: self.losses(batch, 2), batches, self.device
-        )
+
+        def losses(batch: Any) -> Tensor:
+            return self.losses(batch, 2)
+
+        check_memory(self.model, self.state, losses, batches, self.device)
 
 
 def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -742,7 +740,8 @@ def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
         for side in (0, 1):
             kept = [i for i in range(size) if (i >> bit) & 1 != side]
             if kept and len(kept) < size:
-                yield bit, kept, [i if i in kept else i + size for i in range(size)]
+                replaced = [i if i in kept else i + size for i in range(size)]
+                yield bit, kept, replaced
 
 
 def _first_line(error: Exception) -> str:
@@ -762,7 +761,8 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     if gradient.shape != other.shape:
         return True
     scale = float(torch.maximum(gradient.norm(), other.norm()))
-    return math.isfinite(scale) and float((gradient - other).norm()) > 1e-2 * scale + 1e-9
+    distance = float((gradient - other).norm())
+    return math.isfinite(scale) and distance > 1e-2 * scale + 1e-9
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
@@ -772,9 +772,8 @@ def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]
     for x, y in zip(tensors, others, strict=True):
         if x.is_complex():
             continue
-        if not torch.allclose(
-            x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True
-        ):
+        kept, other_kept = x[rows].double(), y[rows].double()
+        if not torch.allclose(kept, other_kept, rtol=1e-5, atol=1e-6, equal_nan=True):
             return False
     return True
 
@@ -865,7 +864,3 @@ def _is_permanent(error: Exception) -> bool:
     ):
         return True
     return is_out_of_memory(error)
-
-
-def _move(batch: Any, device: torch.device) -> Any:
-    return tree_map_only(Tensor, lambda x: x.to(device), batch)

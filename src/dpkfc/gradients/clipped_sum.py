@@ -22,7 +22,7 @@ from dpkfc.fsdp import local
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of, trainable_tensors
 from dpkfc.gradients.internals import has_batch_in_place
-from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
+from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, settled
 from dpkfc.gradients.state import (
     augmented,
@@ -85,7 +85,6 @@ def capture(
     model: nn.Module,
     layers: Sequence[Layer],
     loss: Callable[[nn.Module], Tensor],
-    batch_size: int | None = None,
 ) -> Mapping[str, Block]:
     """Run a loss on a model and return every called layer's contribution in the normal form.
 
@@ -98,7 +97,6 @@ def capture(
         model: the model. Its parameters and their `.grad` are left as they are.
         layers: from `find_layers`.
         loss: maps the model to per-example losses `[N]`.
-        batch_size: examples N, as for `Tape`.
 
     Returns:
         Layer name to block, formed on access. `blocks.write_out_patches` writes out the patches of
@@ -111,7 +109,7 @@ def capture(
     recorded = layers
     if not is_differentiated:
         recorded = [layer for layer in layers if layer.rule in _BY_INPUT]
-    tape = Tape(model, recorded, batch_size, lenient=True)
+    tape = Tape(model, recorded, lenient=True)
     with tape:
         losses = loss(model)
     tape.check_enabled()
@@ -185,11 +183,8 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
         trace = trace.tb_next
     if embedding is None:
         return None
-    name = type(embedding).__name__
-    for path, module in model.named_modules():
-        if module is embedding:
-            name = path
-            break
+    paths = [path for path, module in model.named_modules() if module is embedding]
+    name = paths[0] if paths else type(embedding).__name__
     last = embedding.num_embeddings - 1
     return (
         f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
@@ -241,10 +236,7 @@ def swap_parameters(
     if parameters is None:
         yield
         return
-    tensors: dict[str, Tensor] = {}
-    for layer in layers:
-        for role, name in layer.parameters.items():
-            tensors[name] = layer.tensor(role)
+    tensors = named_tensors(layers)
     before = {name: p.detach().clone() for name, p in tensors.items()}
     try:
         _write(tensors, parameters)
@@ -371,10 +363,9 @@ class _Passes:
         """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
         n = len(rows.records)
         device = device_of(self.layers)
-        batch = _move(loaded, device)
-        tracker = batch_tracker(self.model, batch, n)
-        with tracker.following():
-            batch = augmented(self.augment, self.model, batch, n)
+        batch, tracker = follow_augmentation(
+            self.augment, self.model, move_batch(loaded, device), n
+        )
         restart = restarter(device)
         all_calls: Calls = {}
         with restored_attributes(self.model):
@@ -395,14 +386,9 @@ class _Passes:
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
         """Differentiate one micro-batch, each row's loss times its weight and a factor."""
-        n = len(rows.records)
         device = device_of(self.layers)
-        tape = Tape(self.model, self.layers, n, tracker=tracker)
         with restored_state(self.model):
-            with torch.enable_grad(), tape, tracker.following():
-                losses = losses_of(self.loss_fn, self.model, batch)
-            check_losses(losses, n)
-            tape.check_depends(losses)
+            tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
             failure = tape.failure(losses)
             if failure is not None:
                 self.proof.private_operation = self.proof.private_operation or failure
@@ -427,15 +413,14 @@ class _Passes:
             record = loaded if is_alone else self._record(int(rows.records[row]))
             self._add_row(record, weight, total)
         if not total:
-            for layer in self.layers:
-                for role, name in layer.parameters.items():
-                    total[name] = torch.zeros_like(layer.tensor(role))
+            for name, p in named_tensors(self.layers).items():
+                total[name] = torch.zeros_like(p)
         return blocks_of_one(self.layers, total)
 
     def _add_row(self, record: Any, weight: float, total: dict[str, Tensor]) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
         device = device_of(self.layers)
-        batch = augmented(self.augment, self.model, _move(record, device), 1)
+        batch = augmented(self.augment, self.model, move_batch(record, device), 1)
         loss = partial(losses_of, self.loss_fn)
         restart = restarter(device)
         with restored_attributes(self.model):
@@ -469,16 +454,49 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     return tracker
 
 
+def follow_augmentation(
+    augment: Callable[[Any], Any] | None, model: nn.Module, batch: Any, size: int
+) -> tuple[Any, Tracker]:
+    """Return the batch as `augment` changes it, and the tracker that has followed the change."""
+    tracker = batch_tracker(model, batch, size)
+    with tracker.following():
+        batch = augmented(augment, model, batch, size)
+    return batch, tracker
+
+
+def follow_pass(
+    loss_fn: LossFn, model: nn.Module, layers: Sequence[Layer], batch: Any, tracker: Tracker
+) -> tuple[Tape, Tensor]:
+    """Run a forward pass under a tracker.
+
+    Args:
+        loss_fn: maps model and batch to losses.
+        model: the model.
+        layers: its layers.
+        batch: the batch.
+        tracker: on which the batch is declared.
+
+    Returns:
+        The tape of the pass and its losses `[n]`.
+
+    Raises:
+        ValueError: losses of another shape, or that depend on no layer.
+    """
+    tape = Tape(model, layers, tracker.size, tracker=tracker)
+    with torch.enable_grad(), tape, tracker.following():
+        losses = losses_of(loss_fn, model, batch)
+    check_losses(losses, tracker.size)
+    tape.check_depends(losses)
+    return tape, losses
+
+
 def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
     """Return the calls with copies of inputs that are parameters, whose values will change.
 
     A learnt query is such an input.
     """
-    storages = set()
-    for layer in layers:
-        for role in layer.parameters:
-            storages.add(local(layer.tensor(role)).untyped_storage().data_ptr())
-    storages.discard(0)
+    tensors = [local(p) for p in named_tensors(layers).values()]
+    storages = {p.untyped_storage().data_ptr() for p in tensors} - {0}
 
     def copy(x: Tensor) -> Tensor:
         return x.clone() if x.untyped_storage().data_ptr() in storages else x
@@ -514,5 +532,6 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         raise ValueError(message) from error
 
 
-def _move(batch: Any, device: torch.device) -> Any:
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device."""
     return tree_map_only(Tensor, lambda x: x.to(device, non_blocking=True), batch)

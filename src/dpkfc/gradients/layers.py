@@ -71,6 +71,15 @@ class Layer:
         return self.name or f"<{type(self.module).__name__}>"
 
 
+def named_tensors(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """Return name in the model to tensor of every parameter of some layers."""
+    tensors = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            tensors[name] = layer.tensor(role)
+    return tensors
+
+
 # --------------------------------------------------------------------------------------------------
 # A recorded call of a module, as the rules of its layers read it.
 

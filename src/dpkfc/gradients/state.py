@@ -33,7 +33,7 @@ from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.fsdp import is_divided, local, reshard
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import Layer, named_tensors
 from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.rng_state import restarter
 
@@ -1184,11 +1184,11 @@ def check_finite(layers: Sequence[Layer]) -> None:
         ValueError: naming the parameter.
     """
     flags: dict[str, Tensor] = {}
-    for layer in layers:
-        for role, name in layer.parameters.items():
-            x = local(layer.tensor(role))
-            if x.numel() and x.is_floating_point():
-                flags[name] = torch.isfinite(torch.stack(torch.aminmax(x))).all()
+    for name, p in named_tensors(layers).items():
+        x = local(p)
+        if x.numel() and x.is_floating_point():
+            extremes = torch.stack(torch.aminmax(x))
+            flags[name] = torch.isfinite(extremes).all()
     if not flags:
         return
     # One question to the GPU for all parameters.
