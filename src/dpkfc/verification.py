@@ -22,13 +22,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.gradients.clipped_sum import follow_augmentation, follow_pass, losses_of, move_batch
+from dpkfc.gradients.clipped_sum import (
+    LossFn,
+    follow_augmentation,
+    follow_pass,
+    losses_of,
+    move_batch,
+)
 from dpkfc.gradients.clipping import full_precision, split_sum
 from dpkfc.gradients.fallback import gradient_of, trainable_tensors
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
+from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_memory, checked_state
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking.batch_rules import Unknown
@@ -61,6 +68,10 @@ class PublicRows:
     def batch(self, indices: Sequence[int]) -> Any:
         """Return a batch of some records."""
         return self.collate([self.records[i] for i in indices])
+
+
+Attempts = Sequence[Callable[[int], PublicRows]]
+"""Each maps a number of records to public rows; the first rows that a loss accepts are used."""
 
 
 def draw_public_rows(
@@ -240,7 +251,6 @@ def _fill_with_constant(name: str, x: Tensor, args: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------
 
-LossFn = Callable[[nn.Module, Any], Tensor]
 _MAX_ROWS = 256  # of a compared batch
 _SINGLE_ROWS = 8  # compared with batches of one
 _SCALES = (1.0, 30.0, -30.0, 0.0)  # of changed rows
@@ -295,11 +305,11 @@ def check_on_public_rows(
     model: nn.Module,
     layers: Sequence[Layer],
     loss_fn: LossFn,
-    attempts: Sequence[Callable[[int], PublicRows]],
+    attempts: Attempts,
     *,
     expected: int,
     bound: int | None = None,
-    augment: Callable[[Any], Any] | None = None,
+    augment: Augmentation | None = None,
     strict: bool = False,
 ) -> Verdict:
     """Check on public rows that every example has its own gradient, and choose how to compute it.
@@ -365,16 +375,14 @@ class _Check:
     model: nn.Module
     layers: Sequence[Layer]
     loss_fn: LossFn
-    augment: Callable[[Any], Any] | None
+    augment: Augmentation | None
     device: torch.device
     max_rows: int
     state: Any
 
     # -- rows that the loss accepts ----------------------------------------------------------------
 
-    def accepted_rows(
-        self, attempts: Sequence[Callable[[int], PublicRows]]
-    ) -> tuple[PublicRows | None, str]:
+    def accepted_rows(self, attempts: Attempts) -> tuple[PublicRows | None, str]:
         """Return the first public rows that the loss accepts, or why there are none."""
         reason = "no public rows were given"
         for make_rows in attempts:
@@ -448,9 +456,7 @@ class _Check:
 
     # -- the verdict -------------------------------------------------------------------------------
 
-    def verdict(
-        self, attempts: Sequence[Callable[[int], PublicRows]], expected: int, strict: bool
-    ) -> Verdict:
+    def verdict(self, attempts: Attempts, expected: int, strict: bool) -> Verdict:
         """Return the verdict, unchecked where the loss accepts no public rows."""
         rows, reason = self.accepted_rows(attempts)
         if rows is None:
@@ -609,7 +615,7 @@ class _Check:
                     raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _gradients(self, total: Tensor) -> dict[str, Tensor]:
+    def _gradients(self, total: Tensor) -> NamedTensors:
         """Return the gradients of a number by parameter, where there are any."""
         return {} if total.grad_fn is None else gradient_of(self.model, total)
 
@@ -640,7 +646,7 @@ class _Check:
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
         for layer in self.layers:
-            sums: dict[str, Tensor] = {}
+            sums: NamedTensors = {}
             dtype = _coarsest_dtype(layer, calls.get(layer.name, []))
             if layer.name in calls:
                 with full_precision():

@@ -25,6 +25,7 @@ from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, settled
 from dpkfc.gradients.state import (
+    Augmentation,
     augmented,
     check_finite,
     loss_state_restored,
@@ -33,10 +34,13 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Metric
+from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import Tracker
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+"""Maps the model and a batch to one loss a row `[n]`."""
 
 # --------------------------------------------------------------------------------------------------
 # The gradient of an example by definition: plain autograd on a micro-batch of that example alone.
@@ -46,8 +50,8 @@ from dpkfc.tracking.tracker import Tracker
 
 
 def example_gradient(
-    model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any, weight: float = 1.0
-) -> dict[str, Tensor]:
+    model: nn.Module, loss_fn: LossFn, batch: Any, weight: float = 1.0
+) -> NamedTensors:
     """Return the gradient of the loss of one example.
 
     Args:
@@ -69,7 +73,7 @@ def example_gradient(
     return gradient_of(model, losses.sum() * weight)
 
 
-def add_gradients(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+def add_gradients(total: NamedTensors, gradients: Mapping[str, Tensor]) -> None:
     """Add the gradient of one row to that of its privacy unit, in place."""
     for name, gradient in gradients.items():
         total[name] = total[name] + gradient if name in total else gradient
@@ -196,8 +200,6 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
 
 # --------------------------------------------------------------------------------------------------
 
-LossFn = Callable[[nn.Module, Any], Tensor]
-
 
 class Rows(Protocol):
     """The rows of a micro-batch, their groups and their weights; see `data.layout.Part`."""
@@ -281,10 +283,10 @@ def clipped_sum(
     one_record: Callable[[int], Any] | None = None,
     proof: Proof | None = None,
     points: Sequence[EvaluationPoint] = (HERE,),
-    augment: Callable[[Any], Any] | None = None,
+    augment: Augmentation | None = None,
     counted: int | None = None,
     repeatable: bool = False,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> tuple[NamedTensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
 
     The gradient of an example is that of a micro-batch of its own. A whole micro-batch is
@@ -344,7 +346,7 @@ class _Passes:
     layers: Sequence[Layer]
     loss_fn: LossFn
     points: Sequence[EvaluationPoint]
-    augment: Callable[[Any], Any] | None
+    augment: Augmentation | None
     one_record: Callable[[int], Any] | None
     proof: Proof
 
@@ -402,7 +404,7 @@ class _Passes:
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
-        total: dict[str, Tensor] = {}
+        total: NamedTensors = {}
         first = unit * rows.group
         for row in range(first, first + rows.group):
             weight = 1.0 if rows.weights is None else float(rows.weights[row])
@@ -417,7 +419,7 @@ class _Passes:
                 total[name] = torch.zeros_like(p)
         return blocks_of_one(self.layers, total)
 
-    def _add_row(self, record: Any, weight: float, total: dict[str, Tensor]) -> None:
+    def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
         device = device_of(self.layers)
         batch = augmented(self.augment, self.model, move_batch(record, device), 1)
@@ -455,7 +457,7 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
 
 
 def follow_augmentation(
-    augment: Callable[[Any], Any] | None, model: nn.Module, batch: Any, size: int
+    augment: Augmentation | None, model: nn.Module, batch: Any, size: int
 ) -> tuple[Any, Tracker]:
     """Return the batch as `augment` changes it, and the tracker that has followed the change."""
     tracker = batch_tracker(model, batch, size)

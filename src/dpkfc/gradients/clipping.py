@@ -15,7 +15,16 @@ from dpkfc._checks import check_one_of, check_positive
 from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.linalg.blocks import AnyBlock, defer_flags, raise_precision, read_flags
-from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace
+from dpkfc.linalg.metric import (
+    EMBEDDING,
+    Eigenbasis,
+    Elementwise,
+    Entry,
+    Metric,
+    NamedTensors,
+    Span,
+    Subspace,
+)
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
 
 CLIPPINGS = ("flat", "normalised", "automatic", "per_layer")
@@ -191,7 +200,7 @@ class Split:
         """Return whether gradients are summed at all."""
         return self._basis.residual_norm is not None
 
-    def result(self, sums: Mapping[str, Tensor], layers: Sequence[Layer]) -> dict[str, Tensor]:
+    def result(self, sums: Mapping[str, Tensor], layers: Sequence[Layer]) -> NamedTensors:
         """Return the stacked clipped sum: the embedding under its own name, and the residuals.
 
         Args:
@@ -217,8 +226,8 @@ class Split:
 def spread(
     basis: Subspace,
     layers: Sequence[Layer],
-    value: Callable[[Span], Tensor | dict[str, Tensor]],
-) -> dict[str, Tensor]:
+    value: Callable[[Span], Tensor | NamedTensors],
+) -> NamedTensors:
     """Return a value of every layer's rows of a basis, as parameter name to tensor.
 
     Layers without rows are absent.
@@ -228,7 +237,7 @@ def spread(
         layers: of the model.
         value: `Span.combine` of an embedding, or `Span.diagonal`.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: NamedTensors = {}
     for layer in layers:
         span = basis.spans.get(layer.name)
         if span is not None:
@@ -384,7 +393,7 @@ class ClippedSummer:
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups
-    ) -> tuple[dict[str, Tensor], dict[tuple[str, bool], AnyBlock], bool]:
+    ) -> tuple[NamedTensors, dict[tuple[str, bool], AnyBlock], bool]:
         """Return norms `[N]` by layer, the blocks to sum, and whether all norms are finite."""
         results: dict[str, LayerNorms] = {}
         cache = InputCache()
@@ -405,7 +414,7 @@ class ClippedSummer:
         blocks = {(name, x.whitened): x.block for name, x in results.items()}
         return norms, blocks, all_finite
 
-    def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+    def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
         clip = self._clip
         if clip.clipping != "per_layer":
@@ -425,14 +434,14 @@ class ClippedSummer:
             total += value
 
     @full_precision()
-    def result(self) -> dict[str, Tensor]:
+    def result(self) -> NamedTensors:
         """Return the whitened clipped sum, zeros where no gradient came.
 
         Returns:
             Parameter name to a tensor of the parameter's shape. Along a basis it is the stacked sum
             of scaled embeddings (under their own name) and residuals.
         """
-        sums: dict[str, Tensor] = {}
+        sums: NamedTensors = {}
         for layer in self._layers:
             total = self._layer_sum(layer)
             if total is not None:
@@ -465,7 +474,7 @@ class ClippedSummer:
 
 def _resolve_flags(
     results: Mapping[str, LayerNorms], flags: Sequence[Tensor]
-) -> tuple[dict[str, Tensor], bool]:
+) -> tuple[NamedTensors, bool]:
     """Return norms `[N]` in float64 by layer, and whether all are known to be finite.
 
     The host usually waits for a GPU once.
@@ -507,11 +516,11 @@ def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
 
-def split_sum(layer: Layer, value: Tensor | dict[str, Tensor]) -> Mapping[str, Tensor]:
+def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor]:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
     if isinstance(value, dict):
         return {layer.parameters[role]: tensor for role, tensor in value.items()}
-    result: dict[str, Tensor] = {}
+    result: NamedTensors = {}
     if "weight" in layer.parameters:
         shape = layer.tensor("weight").shape
         columns = value[:, :-1] if "bias" in layer.parameters else value

@@ -35,6 +35,7 @@ from dpkfc.linalg.blocks import (
     chunks,
     raise_precision,
 )
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking.batch_rules import BatchAxis
@@ -44,7 +45,7 @@ _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
 _looped: WeakSet[nn.Module] = WeakSet()  # cannot be vectorised
 
 
-def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, Tensor]:
+def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensors:
     """Return gradients of each example's loss with respect to the parameters of a module.
 
     Args:
@@ -112,13 +113,13 @@ class _RepeatedCall:
 
     name: str
     module: nn.Module
-    parameters: dict[str, Tensor]
+    parameters: NamedTensors
     leaves: list[Any]
     spec: Any
     places: list[int]
     used: list[int]
 
-    def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
+    def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> NamedTensors:
         """Return role to gradients of every example, vectorised where that is possible."""
         if self.module not in _looped:
             try:
@@ -142,7 +143,7 @@ class _RepeatedCall:
             examples.append(self._gradient(row, [g[i] for g in gradients]))
         return _stack_examples(examples)
 
-    def _outputs(self, parameters: dict[str, Tensor], rows: list[Tensor]) -> list[Tensor]:
+    def _outputs(self, parameters: NamedTensors, rows: list[Tensor]) -> list[Tensor]:
         leaves = list(self.leaves)
         for place, x in zip(self.places, rows, strict=True):
             leaves[place] = x
@@ -151,17 +152,17 @@ class _RepeatedCall:
         tensors = [y for y in tree_leaves(output) if isinstance(y, Tensor)]
         return [tensors[i] for i in self.used]
 
-    def _gradient(self, rows: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
+    def _gradient(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
         """Return role to gradient of one example."""
         copies = {role: p.clone().requires_grad_() for role, p in self.parameters.items()}
         outputs = self._outputs(copies, rows)
         result = differentiate(outputs, gradients, list(copies.values()))
         return dict(zip(copies, result, strict=True))
 
-    def _vectorised(self, rows: list[Tensor], gradients: list[Tensor]) -> dict[str, Tensor]:
+    def _vectorised(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
         """Return role to gradients of every example by `vmap`."""
 
-        def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> dict[str, Tensor]:
+        def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
             outputs, pull = vjp(lambda own: self._outputs(own, row), self.parameters)[:2]
             starts = [g.to(y.dtype) for g, y in zip(row_gradients, outputs, strict=True)]
             return pull(starts)[0]
@@ -174,7 +175,7 @@ class _RepeatedCall:
         return {role: g.detach() for role, g in result.items()}
 
 
-def _stack_examples(examples: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _stack_examples(examples: Sequence[NamedTensors]) -> NamedTensors:
     """Return name to the values of all examples."""
     return {name: torch.stack([x[name] for x in examples]) for name in examples[0]}
 
@@ -224,7 +225,7 @@ def _attributes_restored(module: nn.Module) -> Iterator[None]:
             vars(m).update(tensors)
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def _tensors(module: nn.Module) -> NamedTensors:
     return {name: x for name, x in vars(module).items() if isinstance(x, Tensor)}
 
 
@@ -268,13 +269,13 @@ def block_of_gradients(
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
 
 
-def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+def trainable_tensors(model: nn.Module) -> NamedTensors:
     """Return name to tensor of every trainable parameter, as a forward pass reads it."""
     named = model.named_parameters()
     return {name: find_graph_tensor(p) for name, p in named if p.requires_grad}
 
 
-def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
+def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     """Return parameter name to the gradient of a number, dense.
 
     Parameters that the number does not depend on are absent.
@@ -339,7 +340,7 @@ class Pull:
     """
 
     shape: tuple[int, ...]
-    apply: Callable[[Tensor], dict[str, Tensor]]
+    apply: Callable[[Tensor], NamedTensors]
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,7 @@ class ParametrizedBlock:
     def per_example(self) -> PerExample:
         """Return materialised gradients, formed and pulled back a few examples at a time."""
         n = self.batch_size
-        gradients: dict[str, Tensor] = {}
+        gradients: NamedTensors = {}
         for block, pulls in self.parts:
             entries = sum(math.prod(pull.shape) for pull in pulls.values())
             for rows in chunks(n, entries, _PULLED_ELEMENTS):
@@ -379,13 +380,13 @@ class ParametrizedBlock:
         return PerExample(gradients)
 
 
-def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> dict[str, Tensor]:
+def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> NamedTensors:
     # `[n * groups, d_out, d_in]`, the bias in the last column.
     matrices = block.per_example()
     columns = {"weight": matrices, "bias": matrices[..., -1]}
     if len(pulls) == 2:
         columns["weight"] = matrices[..., :-1]
-    gradients: dict[str, Tensor] = {}
+    gradients: NamedTensors = {}
     for name, pull in pulls.items():
         rows = columns[name].reshape(block.batch_size, *pull.shape)
         gradients.update(pull.apply(rows))
@@ -430,7 +431,7 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
     return pulls
 
 
-def _name_gradient(name: str, g: Tensor) -> dict[str, Tensor]:
+def _name_gradient(name: str, g: Tensor) -> NamedTensors:
     return {name: g}
 
 
@@ -442,7 +443,7 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
     device = parameters[paths[0]].device
     before = random_states(device)
 
-    def effective(values: dict[str, Tensor]) -> Tensor:
+    def effective(values: NamedTensors) -> Tensor:
         return functional_call(parametrization, values, ())
 
     value, pull = vjp(effective, parameters)[:2]
@@ -452,7 +453,7 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
             "so its weight cannot be recomputed; put it in eval mode"
         )
 
-    def apply(g: Tensor) -> dict[str, Tensor]:
+    def apply(g: Tensor) -> NamedTensors:
         with torch.no_grad():
             gradients = vectorised(lambda one: pull(one)[0], g.to(value.dtype))
         return {prefix + path: x.to(g.dtype) for path, x in gradients.items()}
@@ -460,7 +461,7 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
     return Pull(tuple(value.shape), apply)
 
 
-def vectorised(function: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[str, Tensor]:
+def vectorised(function: Callable[[Tensor], NamedTensors], g: Tensor) -> NamedTensors:
     """Return a function of every example, vectorised where every operation has a batching rule.
 
     Otherwise examples are processed one after the other.

@@ -407,11 +407,8 @@ def _run_direction(
     uses: list[_MatrixUse],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the outputs and the final state of one layer, forwards or backwards in time."""
-    w_hr = _weight(module, f"weight_hr{suffix}", x)
-    w_hh = _weight(module, f"weight_hh{suffix}", x)
-    b_hh = _weight(module, f"bias_hh{suffix}", x)
-    w_ih = _weight(module, f"weight_ih{suffix}", x)
-    b_ih = _weight(module, f"bias_ih{suffix}", x)
+    names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
+    w_ih, b_ih, w_hh, b_hh, w_hr = (_weight(module, name + suffix, x) for name in names)
     of_inputs = _add_inputs(x, w_ih, b_ih).unbind(1)
     hidden_inputs, of_hidden = list[Tensor](), list[Tensor]()
     projection_inputs, projections = list[Tensor](), list[Tensor]()

@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_flatten
 from dpkfc.fsdp import is_divided, local, reshard
 from dpkfc.gradients.layers import Layer, named_tensors
 from dpkfc.linalg.blocks import is_on_accelerator
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import restarter
 
 # --------------------------------------------------------------------------------------------------
@@ -1023,7 +1024,11 @@ def _globals_of(code: CodeType) -> Iterator[str]:
 # call, so that no batch changes a later one.
 
 
-def augmented(augment: Callable[[Any], Any] | None, model: nn.Module, batch: Any, rows: int) -> Any:
+Augmentation = Callable[[Any], Any]
+"""Maps a batch to one with as many rows, each changed at random on its own."""
+
+
+def augmented(augment: Augmentation | None, model: nn.Module, batch: Any, rows: int) -> Any:
     """Return the batch as `augment` changes it, itself without one.
 
     Args:
@@ -1183,7 +1188,7 @@ def check_finite(layers: Sequence[Layer]) -> None:
     Raises:
         ValueError: naming the parameter.
     """
-    flags: dict[str, Tensor] = {}
+    flags: NamedTensors = {}
     for name, p in named_tensors(layers).items():
         x = local(p)
         if x.numel() and x.is_floating_point():
@@ -1365,8 +1370,8 @@ class ReleasedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._known: dict[str, Tensor] = {}
-        self._trained: dict[str, Tensor] = {}
+        self._known: NamedTensors = {}
+        self._trained: NamedTensors = {}
 
     def record(self) -> None:
         """Take the weights as they are now for those that were released.
@@ -1424,8 +1429,8 @@ class ReleasedWeights:
                 " it; remove the hook that adds it"
             )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = dict(self._model.named_parameters())
+    def _tensors(self) -> NamedTensors:
+        tensors: NamedTensors = dict(self._model.named_parameters())
         for path, module in self._model.named_modules():
             for name, buffer in module.named_buffers(path, recurse=False):
                 is_saved = name.rpartition(".")[2] not in module._non_persistent_buffers_set

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, Span
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTensors, Span
 
 # --------------------------------------------------------------------------------------------------
 # Deferred flags: questions about the values of a GPU tensor, read all at once, so that the host
@@ -335,7 +335,7 @@ class _Block:
         squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
         return squares
 
-    def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
+    def iterate_flat(self: Any) -> Iterator[NamedTensors]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
 
         The role is "" for the matrix of weight and bias.
@@ -782,7 +782,7 @@ class PerExample(_Block):
             `[N, *parameter.shape]`.
     """
 
-    grads: dict[str, Tensor]
+    grads: NamedTensors
     kind: ClassVar[str] = "elementwise"
 
     @property
@@ -839,7 +839,7 @@ class PerExample(_Block):
             total[role] = torch.stack(uses).sum(0)
         return PerExample(total)
 
-    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> NamedTensors:
         """Return role to Σ_n weights_n g_n."""
 
         def add(g: Tensor) -> Tensor:
@@ -853,15 +853,15 @@ class PerExample(_Block):
         squares = [sum_squares(g.reshape(len(g), -1)) for g in mapped.values()]
         return torch.stack(squares).sum(0)
 
-    def sum_gradients(self) -> dict[str, Tensor]:
+    def sum_gradients(self) -> NamedTensors:
         """Return role to Σ_n g_n in float64."""
         return self._map_roles(lambda g: g.detach().double().sum(0))
 
-    def sum_squares(self) -> dict[str, Tensor]:
+    def sum_squares(self) -> NamedTensors:
         """Return role to Σ_n g_n², entry by entry, in float64."""
         return self._map_roles(lambda g: g.detach().double().square().sum(0))
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
+    def iterate_flat(self) -> Iterator[NamedTensors]:
         """Yield role to gradients `[N, numel]` once."""
         yield self._map_roles(lambda g: g.reshape(len(g), math.prod(g.shape[1:])))
 
@@ -1024,7 +1024,7 @@ class MaterializedGradients(_Block):
         total = weights.to(g.dtype) @ rows
         return total.view(-1, g.shape[-1])
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
+    def iterate_flat(self) -> Iterator[NamedTensors]:
         """Yield the gradients `[N, numel]` once."""
         yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
 

@@ -17,6 +17,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+NamedTensors = dict[str, Tensor]
+"""Tensors by the role of a parameter in its module, or by its name in the model."""
 _Stored = TypeVar("_Stored", bound="_TensorFields")
 
 
@@ -25,22 +27,20 @@ class _TensorFields:
 
     def to(self: _Stored, device: torch.device | str) -> _Stored:
         """Return the same map with its tensors on a device."""
-        tensors = {}
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if isinstance(value, Tensor):
-                tensors[f.name] = value.to(device)
-        return replace(self, **tensors)  # type: ignore[type-var]
+        moved = self._map_tensors(lambda _, tensor: tensor.to(device))
+        return replace(self, **moved)  # type: ignore[type-var]
 
     def pack_fields(self, key: str, tensors: TensorStore) -> dict[str, Any]:
         """Return the fields by name, with the key of each stored tensor in its place."""
-        packed = {}
+        return self._map_tensors(lambda name, tensor: tensors.put(f"{key}.{name}", tensor))
+
+    def _map_tensors(self, function: Callable[[str, Tensor], Any]) -> dict[str, Any]:
+        """Return the fields by name, with a function of its name and value for each tensor."""
+        values = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
-                value = tensors.put(f"{key}.{f.name}", value)
-            packed[f.name] = value
-        return packed
+            values[f.name] = function(f.name, value) if isinstance(value, Tensor) else value
+        return values
 
 
 def _unpack_fields(
@@ -332,7 +332,7 @@ class _Entry:
         """Return the scale of every entry by role; a Kronecker product has none."""
         return {}
 
-    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: NamedTensors) -> NamedTensors:
         """Return the map of gradients by role; a map of matrices returns them as they are."""
         return gradients
 
@@ -599,7 +599,7 @@ class Elementwise(_Entry):
             "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
         )
 
-    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: NamedTensors) -> NamedTensors:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
         mapped = dict(gradients)
         for role in gradients.keys() & self.scale.keys():
@@ -692,7 +692,7 @@ class Span:
         """Return the entries of the embedding that belong to this layer's group."""
         return slice(self.start, self.start + self.rank)
 
-    def combine(self, embedding: Tensor) -> Tensor | dict[str, Tensor]:
+    def combine(self, embedding: Tensor) -> Tensor | NamedTensors:
         """Return this layer's part of L w, in the form of its clipped sum.
 
         Args:
@@ -702,14 +702,14 @@ class Span:
         return self._map(lambda v: torch.tensordot(w.to(v.dtype), v, dims=1))
 
     @cached_property
-    def diagonal(self) -> Tensor | dict[str, Tensor]:
+    def diagonal(self) -> Tensor | NamedTensors:
         """Return this layer's part of the diagonal of L Lᵀ.
 
         It is the variance of L w for w of unit white noise.
         """
         return self._map(lambda v: v.square().sum(0))
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Tensor | dict[str, Tensor]:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Tensor | NamedTensors:
         """Return role to a function of the role's vectors, or the one tensor of a matrix."""
         tensors = {role: function(v) for role, v in self.vectors.items()}
         return tensors.get("", tensors)
@@ -792,7 +792,7 @@ _STORED = "stored"
 
 def pack(
     metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]
-) -> dict[str, Tensor]:
+) -> NamedTensors:
     """Flatten a metric, spectra and JSON-able values into tensors."""
     tensors = TensorStore()
     entries = []
@@ -813,7 +813,7 @@ class TensorStore:
     """Tensors by key. One that several layers share is stored under its first key alone."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
+        self.values: NamedTensors = {}
         self._keys: dict[int, str] = {}
 
     def put(self, key: str, tensor: Tensor) -> str:
@@ -828,7 +828,7 @@ class TensorStore:
 
 def unpack(
     tensors: Mapping[str, Tensor],
-) -> tuple[Metric, dict[str, dict[str, Tensor]], dict[str, Any]]:
+) -> tuple[Metric, dict[str, NamedTensors], dict[str, Any]]:
     """Return what `pack` was given.
 
     Raises:
@@ -838,7 +838,7 @@ def unpack(
         data = bytes(tensors[_META].cpu().tolist())
         state = json.loads(data.decode())
         metric = {entry["layer"]: _unpack_entry(entry, tensors) for entry in state["metric"]}
-        spectra: dict[str, dict[str, Tensor]] = {}
+        spectra: dict[str, NamedTensors] = {}
         for name, side, key in state["spectra"]:
             spectra.setdefault(name, {})[side] = tensors[key]
         return metric, spectra, state["rest"]

@@ -57,6 +57,8 @@ from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker
 SURE = 2.0**-8
 """Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
 _IDENTITY = Kronecker()
+MatrixBlock = Outer | ConvBlock
+MatrixMap = Kronecker | Eigenbasis
 
 
 # --------------------------------------------------------------------------------------------------
@@ -650,7 +652,7 @@ def _compute_norms(
 def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
     """Return norms of gradients that are materialised already, of the numbers that are summed."""
     z = block.gradients
-    if isinstance(metric, Kronecker | Eigenbasis) and not metric.is_identity:
+    if isinstance(metric, MatrixMap) and not metric.is_identity:
         z = metric.apply(z.mT).mT if block.crosswise else metric.apply(z)
     norms = _matrix_norms(z, block.groups)
     size = z[0].numel() * block.groups if len(z) else 0
@@ -659,7 +661,7 @@ def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNo
 
 
 def _row_norms_of_block(
-    block: Outer | ConvBlock, metric: Kronecker, is_rank_one: bool, cache: InputCache
+    block: MatrixBlock, metric: Kronecker, is_rank_one: bool, cache: InputCache
 ) -> LayerNorms:
     """Return norms from whitened rows, without materialised gradients."""
     explicit = block.outer()
@@ -709,7 +711,7 @@ def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
 
 
-def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> LayerNorms:
+def _low_rank_layer_norms(block: MatrixBlock, metric: Eigenbasis) -> LayerNorms:
     """Return norms where a few directions are rotated and the others share one scale."""
     assert metric.rest is not None
     _, d_in, d_out = block.dimensions
@@ -724,18 +726,18 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
         norms = block.map_examples(
             lambda part: low_rank_norms(part.per_example(), metric), block.num_entries
         )
-    slack = _slack_of_materialised(block, metric, block.magnitudes()[0])
     norms = _add_groups(norms, block.groups)
-    return LayerNorms(_round_up(norms, block.b, slack, block, metric), summed, False)
+    norms = _round_up(norms, block.b, block.magnitudes()[0], block, metric)
+    return LayerNorms(norms, summed, False)
 
 
-def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     if _is_kept(block, metric):
         return _compute_kept_norms(block, metric)
     return _formed_twice_norms(block, metric)
 
 
-def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
+def _is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
     """Return whether materialised gradients are kept for the sum.
 
     Where that follows the shapes, the bound is the same either way.
@@ -791,23 +793,22 @@ def _rank_one_norms(block: Outer) -> Tensor:
     return block.row_magnitudes()[0] * math.sqrt(1 + fraction_lost)
 
 
-def _compute_kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _compute_kept_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
     plain = _matrix_norms(z, block.groups)
-    slack = _slack_of_materialised(block, metric, plain)
     if len(z) and not metric.is_identity:
         # A few at a time: the products need no second copy of all.
         for rows in chunks(len(z), 64 * z[0].numel()):
             metric.apply_(z[rows])
-    norms = _round_up(_matrix_norms(z, block.groups), z, slack, block, metric)
+    norms = _round_up(_matrix_norms(z, block.groups), z, plain, block, metric)
     return LayerNorms(norms, MaterializedGradients(z, block.groups), True)
 
 
-def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _formed_twice_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of large gradients, formed in chunks; the sum comes from one product."""
 
-    def bound(part: Outer | ConvBlock) -> Tensor:
+    def bound(part: MatrixBlock) -> Tensor:
         if isinstance(metric, Eigenbasis):
             g = _rotate(part, metric)
             z = g * metric.scale
@@ -815,13 +816,12 @@ def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis
             g = part.per_example()
             z = metric.apply(g)
         plain = _matrix_norms(g, block.groups)
-        slack = _slack_of_materialised(part, metric, plain)
-        return _round_up(_matrix_norms(z, block.groups), z, slack, part, metric)
+        return _round_up(_matrix_norms(z, block.groups), z, plain, part, metric)
 
     return LayerNorms(block.map_examples(bound, block.num_entries), block, False)
 
 
-def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
+def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     """Return gradients in the eigenbasis `[N * groups, d_out, d_in]`.
 
     Rows are rotated before they are summed where that is less work. The bound is the same either
@@ -840,9 +840,7 @@ def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
     return b.mT @ a
 
 
-def _slack_of_materialised(
-    block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor
-) -> Tensor | float:
+def _slack_of_materialised(block: MatrixBlock, metric: MatrixMap, plain: Tensor) -> Tensor | float:
     """Return what a second pass may add, also where this batch needs no second pass.
 
     In another batch the same example may be formed twice.
@@ -860,22 +858,26 @@ def _slack_of_materialised(
 
 
 def _round_up(
-    norms: Tensor,
-    z: Tensor,
-    slack: Tensor | float,
-    block: Outer | ConvBlock,
-    metric: Kronecker | Eigenbasis,
+    norms: Tensor, z: Tensor, plain: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
     Positions may cancel so far that the norm depends on their order. Then the bound is what
     cancelled.
+
+    Args:
+        norms: ‖z‖ `[N]`, not rounded up.
+        z: the mapped gradients, for their type.
+        plain: ‖g‖ `[N]`, or an upper bound.
+        block: what is summed.
+        metric: its map.
     """
     _, d_in, d_out = block.dimensions
     if isinstance(metric, Eigenbasis):
         size: float = d_in + d_out + 8  # as with one position
     else:
         size = 2 * math.sqrt(d_in * d_out)
+    slack = _slack_of_materialised(block, metric, plain)
     norms = norms * (1 + size * roundoff(z)) + slack
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
@@ -886,9 +888,7 @@ def _round_up(
     return torch.maximum(norms, least)
 
 
-def _rounding_of_second_pass(
-    block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor
-) -> Tensor:
+def _rounding_of_second_pass(block: MatrixBlock, metric: MatrixMap, plain: Tensor) -> Tensor:
     """Return how far the norm in the whitened sum can be from the norm computed here.
 
     Args:
@@ -906,9 +906,7 @@ def _rounding_of_second_pass(
     return roundoff(block.b) * metric.operator_norm * terms
 
 
-def _rounding_of_whitening(
-    block: Outer | ConvBlock, metric: Kronecker, plain: Tensor
-) -> Tensor | float:
+def _rounding_of_whitening(block: MatrixBlock, metric: Kronecker, plain: Tensor) -> Tensor | float:
     """Return how far mapping the sum can move an example's part of it.
 
     Args:

@@ -621,111 +621,60 @@ class _Functions(_Mode, TorchFunctionMode):
         if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        check = _CHECKS.get(name)
-        if check is not None:
-            check(tracker, func, args, kwargs)
-        run = _SPECIAL_CALLS.get(name, _run)
-        return run(tracker, func, args, kwargs)
-
-
-def _run(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function, with a row for each example in place of parameters that meet them."""
-    if tracker.call is not None and torch.is_grad_enabled():
-        return tracker.call(func, args, kwargs)
-    return func(*args, **kwargs)
-
-
-# -- functions whose results have another state than their operations show -------------------------
-
-
-def _create(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
-    """Make a tensor of values, which may be those of the examples."""
-    if not tracker.is_opaque and not _has_private_numbers(tracker, args, kwargs):
-        return _run(tracker, func, args, kwargs)
-    result = func(*args, **kwargs)
-    if isinstance(result, Tensor):
-        lost = Unknown(f"torch.{func.__name__}", "a tensor was made of single values")
-        tracker.set_state(result, lost)
-    return result
-
-
-def _read_attribute(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
-    """Read an attribute of a tensor, where `.data` is no view."""
-    if not _is_data(func):
-        return _run(tracker, func, args, kwargs)
-    result = func(*args, **kwargs)
-    tracker.set_state(result, tracker.state(args[0]))
-    tracker._note_alias(result)
-    return result
-
-
-def _encode_classes(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run `one_hot`, which reads values only to check them where the classes are counted."""
-    classes = int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
-    if classes <= 0:
-        return _run(tracker, func, args, kwargs)
-    tracker._permitted += 1
-    try:
+        is_data = getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+        self._check(name, is_data, args, kwargs)
+        if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
+            result = func(*args, **kwargs)
+            if isinstance(result, Tensor):
+                lost = Unknown(f"torch.{name}", "a tensor was made of single values")
+                tracker.set_state(result, lost)
+            return result
+        if name == "__get__" and is_data:
+            result = func(*args, **kwargs)
+            tracker.set_state(result, tracker.state(args[0]))
+            tracker._note_alias(result)
+            return result
+        if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
+            # It reads values only to check them.
+            tracker._permitted += 1
+            try:
+                return func(*args, **kwargs)
+            finally:
+                tracker._permitted -= 1
+        if tracker.call is not None and torch.is_grad_enabled():
+            return tracker.call(func, args, kwargs)
         return func(*args, **kwargs)
-    finally:
-        tracker._permitted -= 1
+
+    def _check(self, name: str, is_data: bool, args: Any, kwargs: Any) -> None:
+        """Note a call that moves values, or changes gradients, where no operation is seen."""
+        tracker = self._tracker
+        if name in _LEAVES_TORCH and not tracker._permitted:
+            if tracker._is_any_private(args) and not _is_harmless():
+                why = "values that depend on the examples leave torch"
+                tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
+        elif name in _TAKES_LISTS:
+            values = args[1] if type(args[1]) is tuple else args[1:]
+            if self._has_numbers(values, kwargs):
+                why = "a list of values that depend on the examples becomes a tensor"
+                tracker.fail(f"Tensor.{name}", why)
+        elif name == "register_hook" and tracker._is_any_private(args[:1]):
+            # The hooks of FSDP2 gather parameters and return the gradient as it is.
+            if not str(args[1].__module__).startswith("torch.distributed.fsdp."):
+                tracker.fail(
+                    "Tensor.register_hook", "a hook may change the gradients of the examples"
+                )
+        elif name == "__set__" and is_data and tracker._is_any_private(args[1:]):
+            tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
+
+    def _has_numbers(self, args: Any, kwargs: Any) -> bool:
+        """Return whether tensors of the examples lie inside lists from which a tensor is made."""
+        values = (*args, *kwargs.values())
+        lists = [x for x in values if isinstance(x, (list, tuple))]
+        return self._tracker._is_any_private(lists)
 
 
-_SPECIAL_CALLS: dict[str, Callable[[Tracker, Any, Any, Any], Any]] = {
-    **dict.fromkeys(_CREATES, _create),
-    "__get__": _read_attribute,
-    "one_hot": _encode_classes,
-}
-
-# -- functions that move values where no operation is seen -----------------------------------------
-
-
-def _check_values(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> None:
-    name = func.__name__
-    if tracker._permitted or not tracker._is_any_private(args) or _is_harmless():
-        return
-    why = "values that depend on the examples leave torch"
-    tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
-
-
-def _check_list(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> None:
-    values = args[1] if type(args[1]) is tuple else args[1:]
-    if _has_private_numbers(tracker, values, kwargs):
-        why = "a list of values that depend on the examples becomes a tensor"
-        tracker.fail(f"Tensor.{func.__name__}", why)
-
-
-def _check_hook(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> None:
-    if not tracker._is_any_private(args[:1]):
-        return
-    # The hooks of FSDP2 gather parameters and return the gradient as it is.
-    if not str(args[1].__module__).startswith("torch.distributed.fsdp."):
-        why = "a hook may change the gradients of the examples"
-        tracker.fail("Tensor.register_hook", why)
-
-
-def _check_attribute(tracker: Tracker, func: Any, args: Any, kwargs: Any) -> None:
-    if _is_data(func) and tracker._is_any_private(args[1:]):
-        tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
-
-
-_CHECKS: dict[str, Callable[[Tracker, Any, Any, Any], None]] = {
-    **dict.fromkeys(_LEAVES_TORCH, _check_values),
-    **dict.fromkeys(_TAKES_LISTS, _check_list),
-    "register_hook": _check_hook,
-    "__set__": _check_attribute,
-}
-
-
-def _is_data(func: Any) -> bool:
-    """Return whether a function reads or writes the attribute `data`."""
-    return getattr(getattr(func, "__self__", None), "__name__", "") == "data"
-
-
-def _has_private_numbers(tracker: Tracker, args: Any, kwargs: Any) -> bool:
-    """Return whether tensors of the examples lie inside lists from which a tensor is made."""
-    values = (*args, *kwargs.values())
-    return tracker._is_any_private([x for x in values if isinstance(x, (list, tuple))])
+def _number_of_classes(args: Any, kwargs: Any) -> int:
+    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
 
 
 def _memory(x: Tensor) -> int:
