@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
+from dpkfc.fsdp import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,
@@ -30,7 +31,7 @@ from dpkfc.gradients.clipped_sum import (
     move_batch,
 )
 from dpkfc.gradients.clipping import full_precision, split_sum
-from dpkfc.gradients.fallback import gradient_of, trainable_tensors
+from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_memory, checked_state

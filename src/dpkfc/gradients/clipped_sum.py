@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from dpkfc.fsdp import local
+from dpkfc.fsdp import local, trainable_tensors
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
-from dpkfc.gradients.fallback import blocks_of_one, gradient_of, trainable_tensors
+from dpkfc.gradients.fallback import blocks_of_one, gradient_of
 from dpkfc.gradients.internals import has_batch_in_place
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, settled
@@ -400,7 +400,7 @@ class _Passes:
             if factor != 1:
                 losses = losses * factor
             with torch.autocast(device.type, enabled=False):
-                return tape.backward(losses)
+                return tape.gradients(losses.sum())
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""

@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from dpkfc.fsdp import find_graph_tensor
+from dpkfc.fsdp import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.linalg.blocks import (
     ConvBlock,
@@ -267,12 +267,6 @@ def block_of_gradients(
     matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
     rows = matrix.reshape(len(like) * layer.groups, -1, matrix.shape[-1])
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
-
-
-def trainable_tensors(model: nn.Module) -> NamedTensors:
-    """Return name to tensor of every trainable parameter, as a forward pass reads it."""
-    named = model.named_parameters()
-    return {name: find_graph_tensor(p) for name, p in named if p.requires_grad}
 
 
 def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:

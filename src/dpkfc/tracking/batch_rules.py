@@ -41,7 +41,7 @@ class BatchAxis:
 
     def shifted(self, by: int) -> BatchAxis:
         """Return the same axis after `by` dimensions were added in front of it."""
-        return self.move(self.dim + by)
+        return BatchAxis(self.dim + by, self.pre, self.post)
 
     def move(self, dim: int) -> BatchAxis:
         """Return the same axis in another dimension."""
@@ -199,6 +199,11 @@ class Operation:
         """Return all tensor outputs."""
         return list(tensors_in((self.output,)))
 
+    @property
+    def result(self) -> Tensor:
+        """Return the first tensor output."""
+        return next(tensors_in((self.output,)))
+
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of an operand, None for a public tensor or for no tensor."""
         state = self.state(x) if isinstance(x, Tensor) else None
@@ -207,6 +212,10 @@ class Operation:
     def is_batched(self, x: Any) -> bool:
         """Return whether an operand has a batch axis."""
         return self.axis(x) is not None
+
+    def has_length(self, x: Tensor, axis: BatchAxis) -> bool:
+        """Return whether a dimension of a tensor is as long as this axis makes it."""
+        return x.shape[axis.dim] == axis.length(self.size)
 
     def argument(self, name: str) -> Any:
         """Return an argument by its name in the schema, with the schema's default."""
@@ -393,7 +402,7 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
         return True
     if any(x is output for output in operation.outputs):
         return True
-    if x.shape[axis.dim] != axis.length(operation.size):
+    if not operation.has_length(x, axis):
         return False
     return operation.trusts_public_rows or are_places_equal(x, axis, operation.size)
 
@@ -411,7 +420,7 @@ def pointwise(operation: Operation) -> Answer:
     if not outputs:
         return operation.lost("it returns no tensor")
     axis = broadcast_axis(operation, operation.tensors, outputs[0].dim())
-    if axis is None or outputs[0].shape[axis.dim] != axis.length(operation.size):
+    if axis is None or not operation.has_length(outputs[0], axis):
         return operation.lost("broadcasting pairs different examples")
     return axis
 
@@ -468,7 +477,7 @@ def _public(operation: Operation) -> Answer:
 @_rule("view _unsafe_view reshape _reshape_alias view_as squeeze unsqueeze flatten unflatten")
 def _reshape(operation: Operation) -> Answer:
     x = operation.args[0]
-    y = operation.outputs[0]
+    y = operation.result
     axis = operation.axis(x)
     if axis is None or x.numel() != y.numel():
         return operation.lost("a view with another number of elements")
@@ -494,7 +503,7 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    axis = axis.shifted(operation.outputs[0].dim() - x.dim())
+    axis = axis.shifted(operation.result.dim() - x.dim())
     if not operation.has_argument("repeats"):
         return axis
     times = operation.argument("repeats")[axis.dim]
@@ -503,7 +512,7 @@ def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("slice narrow")
 def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
         return axis
     length = x.shape[axis.dim]
@@ -569,7 +578,7 @@ def _cat(operation: Operation) -> Answer:
 
 @_rule("stack")
 def _stack(operation: Operation) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     axis = broadcast_axis(operation, operation.args[0], y.dim() - 1)
     if axis is None:
         return operation.lost("tensors with different batch axes are stacked")
@@ -591,7 +600,7 @@ def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
 
 @_rule_of_first("as_strided")
 def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     is_same = x.shape == y.shape and x.stride() == y.stride()
     if not is_same or x.storage_offset() != y.storage_offset():
         return operation.lost("a strided view is not followed")
@@ -601,7 +610,7 @@ def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("view_as_real view_as_complex view_as_complex_copy")
 def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
-    if axis.dim >= operation.outputs[0].dim():
+    if axis.dim >= operation.result.dim():
         return operation.lost("the batch axis is the last dimension")
     return axis
 
@@ -635,7 +644,7 @@ def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("diag_embed")
 def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of vectors that become diagonals of matrices in two new places."""
-    y = operation.outputs[0]
+    y = operation.result
     if axis.dim == x.dim() - 1:
         return operation.lost("the batch axis becomes a diagonal")
     pair = (_dimension(operation, y, "dim1"), _dimension(operation, y, "dim2"))
@@ -663,7 +672,7 @@ def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = _dims(operation, x.dim())
     if axis.dim in dims:
         return operation.lost("it reduces over the batch axis")
-    if operation.outputs[0].dim() == x.dim():
+    if operation.result.dim() == x.dim():
         return axis
     return _remove_dims(axis, dims)
 
@@ -673,7 +682,7 @@ def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a sum, or a total where the sum runs over the batch axis."""
     if axis.dim not in _dims(operation, x.dim()):
         return _reduce(operation, x, axis)
-    if operation.outputs[0].numel() == 1:
+    if operation.result.numel() == 1:
         return _total(operation, _name(operation) == "mean", x.numel())
     return operation.lost("it adds up examples")
 
@@ -692,7 +701,7 @@ def _product(operation: Operation) -> Answer:
     has_addend = _name(operation) in ("addmm", "baddbmm", "addmv")
     known = operation.args[:3] if has_addend else operation.args[:2]
     *addends, a, b = known
-    rank = operation.outputs[0].dim()
+    rank = operation.result.dim()
     for x in operation.tensors:
         if operation.is_batched(x) and not any(x is y for y in known):
             return operation.lost("a scale, a bias or an output depends on the examples")
@@ -741,13 +750,13 @@ def _axis_of_right_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAx
     if a.dim() == 1 and from_the_end > 2:
         # A vector on the left leaves no row.
         from_the_end -= 1
-    return axis.move(operation.outputs[0].dim() - from_the_end)
+    return axis.move(operation.result.dim() - from_the_end)
 
 
 @_rule("_cdist_forward cdist")
 def _cdist(operation: Operation) -> Answer:
     a, b = operation.args[:2]
-    rank = operation.outputs[0].dim()
+    rank = operation.result.dim()
     axes: list[BatchAxis] = []
     for x, row_dim in ((a, rank - 2), (b, rank - 1)):
         axis = operation.axis(x)
@@ -855,7 +864,7 @@ def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> An
 
 @_rule("linalg_cross")
 def _cross(operation: Operation) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     axis = broadcast_axis(operation, operation.args[:2], y.dim())
     if axis is None or axis.dim == _dimension(operation, y):
         return operation.lost("a cross product works along the batch axis")
@@ -957,7 +966,7 @@ def _gather(operation: Operation) -> Answer:
     axis = axes.pop()
     if axis.dim == dim:
         return operation.lost("it reads along the batch axis")
-    if any(x.shape[axis.dim] != axis.length(operation.size) for x in tensors):
+    if not all(operation.has_length(x, axis) for x in tensors):
         return operation.lost("its operands have different numbers of examples")
     if not _are_shared(operation, tensors, axis):
         return operation.lost("it pairs examples with their places")
@@ -1171,7 +1180,7 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     x = operation.args[0]
     values = operation.argument("values")
     index = indices.given[target.dim]
-    if x.shape[target.dim] != target.length(operation.size) or operation.is_batched(index):
+    if not operation.has_length(x, target) or operation.is_batched(index):
         return False
     counting_axis = _axis_of_counting_index(operation, target, index, indices.rank)
     if counting_axis is None:
@@ -1238,7 +1247,7 @@ def _attention(operation: Operation) -> Answer:
     axis = broadcast_axis(operation, operation.tensors, query.dim())
     if axis is None or axis.dim >= query.dim() - 2:
         return operation.lost("attention pairs different examples")
-    if outputs[0].shape[axis.dim] != axis.length(operation.size):
+    if not operation.has_length(outputs[0], axis):
         return operation.lost("attention repeats the heads of examples")
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
@@ -1338,7 +1347,7 @@ def _ctc_loss(operation: Operation) -> Answer:
 )
 def _keep_total(operation: Operation) -> Answer:
     total = operation.state(operation.args[0])
-    if operation.outputs[0].numel() != 1 or not isinstance(total, Total):
+    if operation.result.numel() != 1 or not isinstance(total, Total):
         return operation.lost("a sum over the examples is spread again")
     return total
 
@@ -1354,7 +1363,7 @@ def _add_totals(operation: Operation) -> Answer:
             totals.append(state)
         elif state is not None:
             has_other_operand = True
-    if has_other_operand or operation.outputs[0].numel() != 1:
+    if has_other_operand or operation.result.numel() != 1:
         return operation.lost("a sum over the examples meets something else than a public number")
     first = totals[0]
     if any(total.is_mean != first.is_mean for total in totals):
