@@ -317,12 +317,7 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     for i, x in enumerate(inputs):
         if isinstance(x, Tensor) and x.is_floating_point():
             inputs[i] = raise_precision(x)
-    output_gradients: list[Tensor | None] = []
-    for gradient, output_axis in zip(call.output_gradients, call.output_axes, strict=True):
-        rows = None
-        if gradient is not None and output_axis is not None:
-            rows = raise_precision(example_first(gradient, output_axis, batch_size))
-        output_gradients.append(rows)
+    output_gradients = _rows_of_gradients(call, batch_size)
     gradient_axes = [None if rows is None else 0 for rows in output_gradients]
 
     def differentiate_one(inputs: list[Any], output_gradients: list[Any]) -> dict[str, Tensor]:
@@ -343,3 +338,14 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
             )
         by_role[role] = raise_precision(gradients[role].detach())
     return PerExample(by_role)
+
+
+def _rows_of_gradients(call: Call, batch_size: int) -> list[Tensor | None]:
+    """Return the output gradients with examples in front, None where there is none."""
+    gradients: list[Tensor | None] = []
+    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
+        rows = None
+        if gradient is not None and axis is not None:
+            rows = raise_precision(example_first(gradient, axis, batch_size))
+        gradients.append(rows)
+    return gradients

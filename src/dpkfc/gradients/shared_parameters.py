@@ -138,7 +138,8 @@ class SharedUses:
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, with one row per example in place of a shared tensor."""
         name = _name(function)
-        if not any(self._is_parametric(x) for x in tensors_in((*args, *kwargs.values()))):
+        states = [self.tracker.state(x) for x in tensors_in((*args, *kwargs.values()))]
+        if PARAMETRIC not in states:
             return function(*args, **kwargs)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             # Inside a checkpoint the pass is repeated without this.
@@ -158,9 +159,6 @@ class SharedUses:
         elif name in _BATCHED_PRODUCTS:
             args, kwargs = self._expand_rows(args, kwargs, 2)
         return function(*args, **kwargs)
-
-    def _is_parametric(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and self.tracker.state(x) is PARAMETRIC
 
     def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `expand`, `repeat` or a relative, and note a meeting with the examples.
@@ -209,7 +207,7 @@ class SharedUses:
             return args, kwargs
 
         def rows_of(x: Any) -> Any:
-            if not self._is_parametric(x):
+            if not isinstance(x, Tensor) or self.tracker.state(x) is not PARAMETRIC:
                 return x
             shape = _broadcast_shape(x, rank)
             if shape[axis.dim] != 1 or x.dim() < trailing:

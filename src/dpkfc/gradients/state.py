@@ -477,24 +477,13 @@ class PassState:
     def _changed_parameters(self) -> Iterator[str]:
         present = self._tensors(lambda m: m._parameters)
         for module, leaf in {**self._parameters, **present}:
-            fate = "It has been put back"
             if (module, leaf) not in self._parameters:
                 del module._parameters[leaf]
+                fate = _PUT_BACK
             else:
                 original, version, copy = self._parameters[module, leaf]
-                now = present.get((module, leaf))
-                is_lost = copy is None and original._version != version
-                if isinstance(copy, bytes):
-                    is_lost = _digest(original) != copy
-                if isinstance(copy, Tensor) and not same_values(local(original), copy):
-                    value = _write_copy(local(original), copy)
-                    if value.shape != original.shape and not is_divided(original):
-                        original.data = value
-                elif is_lost:
-                    with torch.no_grad():
-                        original.fill_(float("nan") if original.is_floating_point() else 0)
-                    fate = "Its value is unknown and has been erased: load the last checkpoint"
-                elif now is original or _is_reloaded(original, now, copy):
+                fate = _restore_parameter(original, version, copy, present.get((module, leaf)))
+                if not fate:
                     continue
                 module._parameters[leaf] = original
             yield (
@@ -505,6 +494,37 @@ class PassState:
     def _name(self, module: nn.Module, leaf: str) -> str:
         self.written.append(module)
         return f"{self._paths[module]}.{leaf}" if self._paths[module] else leaf
+
+
+_PUT_BACK = "It has been put back"
+
+
+def _restore_parameter(
+    original: Any, version: int, copy: Tensor | bytes | None, now: Tensor | None
+) -> str:
+    """Undo a change of a parameter, and return what became of it, empty where nothing changed.
+
+    Args:
+        original: the parameter before the pass.
+        version: its counter of writes then.
+        copy: its values or their digest, where they were kept.
+        now: what is in its place now.
+    """
+    if isinstance(copy, Tensor) and not same_values(local(original), copy):
+        value = _write_copy(local(original), copy)
+        if value.shape != original.shape and not is_divided(original):
+            original.data = value
+        return _PUT_BACK
+    is_lost = copy is None and original._version != version
+    if isinstance(copy, bytes):
+        is_lost = _digest(original) != copy
+    if is_lost:
+        with torch.no_grad():
+            original.fill_(float("nan") if original.is_floating_point() else 0)
+        return "Its value is unknown and has been erased: load the last checkpoint"
+    if now is original or _is_reloaded(original, now, copy):
+        return ""
+    return _PUT_BACK
 
 
 def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -1074,26 +1094,7 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
             private gradients; an optimizer whose step needs a closure, which would ask for
             gradients without noise, or that takes sparse gradients only; a complex parameter.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
-            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError(
-            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
-            "would reveal the tokens of private texts; use Adam"
-        )
-    # The optimizer of accelerate has a scaler under float16.
-    scaler = getattr(optimizer, "scaler", None)
-    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
-        raise ValueError(
-            "a GradScaler cannot step a private run: its scale follows private gradients without "
-            "noise; use bfloat16, and pass the torch optimizer itself"
-        )
-    if not hasattr(optimizer, "param_groups"):
-        kind = type(optimizer).__name__
-        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
+    _check_kind(optimizer)
     for name, p in parameters.items():
         if p.is_complex():
             raise ValueError(
@@ -1114,6 +1115,30 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
                 f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
                 "in the model and would get no private gradient; remove it"
             )
+
+
+def _check_kind(optimizer: Any) -> None:
+    """Refuse an optimizer that would ask for gradients without noise, or is none."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
+            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+            "would reveal the tokens of private texts; use Adam"
+        )
+    # The optimizer of accelerate has a scaler under float16.
+    scaler = getattr(optimizer, "scaler", None)
+    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
+        raise ValueError(
+            "a GradScaler cannot step a private run: its scale follows private gradients without "
+            "noise; use bfloat16, and pass the torch optimizer itself"
+        )
+    if not hasattr(optimizer, "param_groups"):
+        kind = type(optimizer).__name__
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
 
 
 def check_unchanged(

@@ -1128,14 +1128,12 @@ class ConvBlock(_Block):
     def _output_rows(self) -> Tensor:
         """Return the output gradients as rows `[N * groups, T, d_out]`."""
         columns = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
-        return self._merge_views(columns.transpose(1, 2))
+        rows = columns.transpose(1, 2)
+        return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
-        return self._merge_views(self._columns().transpose(1, 2))
-
-    def _merge_views(self, rows: Tensor) -> Tensor:
-        """Return rows `[N * groups, T, d]` from those of every view."""
+        rows = self._columns().transpose(1, 2)
         return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _columns(self) -> Tensor:
