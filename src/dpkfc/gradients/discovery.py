@@ -241,8 +241,8 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
         return first.rule
     if rules & set(_ALONE) or not all(_is_alike(owner, first, roles) for owner in sharers):
         return "fallback"
-    if rules == {"embedding", "linear"}:
-        return "tied" if list(roles) == ["weight"] else "fallback"
+    if rules == {"embedding", "linear"} and list(roles) == ["weight"]:
+        return "tied"
     if len(rules) > 1:
         return "fallback"
     if first.rule not in ("conv", "recurrent"):

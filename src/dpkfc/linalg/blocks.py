@@ -691,9 +691,7 @@ class Lookup(_Block):
         total = self.b.new_zeros(self.num_rows, self.b.shape[-1])
         return self.add_weighted_sum(total, weights, excluded)
 
-    def add_weighted_sum(
-        self, total: Tensor, weights: Tensor, excluded: Tensor | None = None
-    ) -> Tensor:
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, excluded: Tensor | None) -> Tensor:
         """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
         rows = _weigh(self.b, weights, excluded)
         return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
