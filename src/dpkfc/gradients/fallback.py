@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -420,13 +419,14 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
         if paths:
             pulls[name] = _pull_of(module, name, paths, prefix)
         elif name in roles:
-            shape = tuple(module.get_parameter(name).shape)
-            pulls[name] = Pull(shape, partial(_name_gradient, name))
+            pulls[name] = _plain_pull(module, name)
     return pulls
 
 
-def _name_gradient(name: str, g: Tensor) -> NamedTensors:
-    return {name: g}
+def _plain_pull(module: nn.Module, name: str) -> Pull:
+    """Return the pull of a tensor that is a parameter itself."""
+    shape = tuple(module.get_parameter(name).shape)
+    return Pull(shape, lambda g: {name: g})
 
 
 def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:

@@ -180,7 +180,7 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
         )
     x = example_first(call.input, axis, batch_size)
     b = example_first(gradient, output_axis, batch_size)
-    extra = (axis.pre > 1) + (axis.post > 1)
+    extra = axis.extra_dims
     may_have_channels = layer.rule in ("conv", "computed", "norm")
     if may_have_channels and not isinstance(call.module, _WITHOUT_CHANNELS):
         x = x.flatten(0, extra)
@@ -232,10 +232,7 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
     ids = call.input.reshape(batch_size, -1).long()
     b = call.gradient.reshape(batch_size, ids.shape[1], -1)
-    if module.padding_idx is not None:
-        is_padding = torch.eq(ids, module.padding_idx)
-        b = b.masked_fill(is_padding.unsqueeze(-1), 0.0)
-    return Lookup(ids, b, module.num_embeddings)
+    return Lookup(ids, b, module.num_embeddings).drop_row(module.padding_idx)
 
 
 def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:

@@ -58,9 +58,9 @@ class Meeting:
         """Return gradients `[N, *source.shape]` from the gradient of the view."""
         axis = self.axis
         rows = example_first(gradient, axis, size)
-        extra = (axis.pre > 1) + (axis.post > 1)
-        if extra:
-            copies = range(axis.dim + 1, axis.dim + 1 + extra)
+        if axis.extra_dims:
+            first = axis.dim + 1
+            copies = range(first, first + axis.extra_dims)
             rows = rows.sum(dim=[*copies])
         return rows.reshape(size, *self.source.shape)
 
@@ -103,10 +103,8 @@ class WeightUse:
         if self.is_lookup:
             ids = a.reshape(size, -1).long()
             b = b.reshape(size, ids.shape[1], -1)
-            if self.padding is not None:
-                is_padding = (ids == self.padding).unsqueeze(-1)
-                b = b.masked_fill(is_padding, 0.0)
-            return {self.name: Lookup(ids, b, rows).per_example()}
+            lookup = Lookup(ids, b, rows).drop_row(self.padding)
+            return {self.name: lookup.per_example()}
         a = a.reshape(size, -1, a.shape[-1])
         b = b.reshape(size, a.shape[1], -1)
         a = a.to(b.dtype)

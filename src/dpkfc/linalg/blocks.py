@@ -696,6 +696,13 @@ class Lookup(_Block):
         rows = _weigh(self.b, weights, excluded)
         return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
 
+    def drop_row(self, row: int | None) -> Lookup:
+        """Return the block without the gradients of one row, such as that of padding."""
+        if row is None:
+            return self
+        is_dropped = (self.ids == row).unsqueeze(-1)
+        return replace(self, b=self.b.masked_fill(is_dropped, 0.0))
+
     def scale_rows(self, metric: Eigenbasis) -> Lookup:
         """Return a lookup whose gradients have the norms that those of this one have in a metric.
 

@@ -47,6 +47,11 @@ class BatchAxis:
         """Return the same axis in another dimension."""
         return BatchAxis(dim, self.pre, self.post)
 
+    @property
+    def extra_dims(self) -> int:
+        """Return how many dimensions `example_first` adds for pre and post."""
+        return (self.pre > 1) + (self.post > 1)
+
     def length(self, size: int) -> int:
         """Return the length of the dimension for a batch of `size` examples."""
         return self.pre * size * self.post
