@@ -16,7 +16,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.gradients.clipping import split_sum, spread
+from dpkfc.gradients.clipping import spread
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import EMBEDDING, Subspace
 from dpkfc.postprocess.optimizers import AdamBC
@@ -163,9 +163,7 @@ def dense(model: nn.Module, basis: Subspace) -> Tensor:
     """L over the parameters in the model's order `[P, K]`."""
     columns = []
     for one in torch.eye(basis.width, dtype=torch.float64):
-        along = spread(
-            basis, find_layers(model), lambda span, one=one: span.combine(one), split_sum
-        )
+        along = spread(basis, find_layers(model), lambda span, one=one: span.combine(one))
         columns.append(torch.cat([along[n].flatten() for n, _ in model.named_parameters()]))
     return torch.stack(columns, 1)
 

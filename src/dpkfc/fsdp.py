@@ -205,6 +205,12 @@ def find_graph_tensor(p: Tensor) -> Tensor:
     return tensor
 
 
+def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return name to tensor of every trainable parameter, as a forward pass reads it."""
+    named = model.named_parameters()
+    return {name: find_graph_tensor(p) for name, p in named if p.requires_grad}
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 

@@ -22,14 +22,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.clipped_sum import batch_tracker, losses_of
+from dpkfc.fsdp import trainable_tensors
+from dpkfc.gradients.clipped_sum import (
+    LossFn,
+    follow_augmentation,
+    follow_pass,
+    losses_of,
+    move_batch,
+)
 from dpkfc.gradients.clipping import full_precision, split_sum
 from dpkfc.gradients.fallback import gradient_of
-from dpkfc.gradients.layers import Call, Layer
+from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
-from dpkfc.gradients.state import augmented, check_finite, check_memory, checked_state
+from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_memory, checked_state
 from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
 from dpkfc.tracking.batch_rules import Unknown
@@ -62,6 +69,10 @@ class PublicRows:
     def batch(self, indices: Sequence[int]) -> Any:
         """Return a batch of some records."""
         return self.collate([self.records[i] for i in indices])
+
+
+Attempts = Sequence[Callable[[int], PublicRows]]
+"""Each maps a number of records to public rows; the first rows that a loss accepts are used."""
 
 
 def draw_public_rows(
@@ -141,33 +152,35 @@ class _RecordDrawer:
                 shape[0] = length
             return self._tensor(x.dtype, shape)
         if isinstance(x, np.ndarray):
-            return self.value_like(torch.from_numpy(np.ascontiguousarray(x)), length).numpy()
+            tensor = torch.from_numpy(np.ascontiguousarray(x))
+            return self.value_like(tensor, length).numpy()
         if isinstance(x, np.generic):
             return type(x)(self._number(x.dtype.kind))
-        if isinstance(x, bool):
-            return self._number("b")
-        if isinstance(x, int):
-            return self._number("i")
-        if isinstance(x, float):
-            return self._number("f")
+        for kind, letter in ((bool, "b"), (int, "i"), (float, "f")):
+            if isinstance(x, kind):
+                return self._number(letter)
         if x is None:
             return None
         if isinstance(x, (str, bytes)):
             return type(x)()
-        if isinstance(x, Mapping):
-            return {key: self.value_like(value, length) for key, value in x.items()}
-        if _is_list_of_numbers(x):
-            return [self.value_like(x[0], None) for _ in range(length or len(x))]
-        if isinstance(x, (list, tuple)):
-            values = [self.value_like(y, length) for y in x]
-            is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
-            return type(x)(*values) if is_named_tuple else type(x)(values)
+        if isinstance(x, (Mapping, list, tuple)):
+            return self._container(x, length)
         if hasattr(x, "__array_interface__") and hasattr(x, "mode"):
             return self._image(x)
         raise TypeError(
             f"a record holds a {type(x).__name__}, for which no public value can be drawn; pass"
             " public_records= (docs/errors.md#public-rows)"
         )
+
+    def _container(self, x: Any, length: int | None) -> Any:
+        """Return a mapping, list or tuple of random values."""
+        if isinstance(x, Mapping):
+            return {key: self.value_like(value, length) for key, value in x.items()}
+        if _is_list_of_numbers(x):
+            return [self.value_like(x[0], None) for _ in range(length or len(x))]
+        values = [self.value_like(y, length) for y in x]
+        is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
+        return type(x)(*values) if is_named_tuple else type(x)(values)
 
     def _image(self, x: Any) -> Any:
         pixels = self.generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
@@ -239,7 +252,6 @@ def _fill_with_constant(name: str, x: Tensor, args: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------
 
-LossFn = Callable[[nn.Module, Any], Tensor]
 _MAX_ROWS = 256  # of a compared batch
 _SINGLE_ROWS = 8  # compared with batches of one
 _SCALES = (1.0, 30.0, -30.0, 0.0)  # of changed rows
@@ -294,11 +306,11 @@ def check_on_public_rows(
     model: nn.Module,
     layers: Sequence[Layer],
     loss_fn: LossFn,
-    attempts: Sequence[Callable[[int], PublicRows]],
+    attempts: Attempts,
     *,
     expected: int,
     bound: int | None = None,
-    augment: Callable[[Any], Any] | None = None,
+    augment: Augmentation | None = None,
     strict: bool = False,
 ) -> Verdict:
     """Check on public rows that every example has its own gradient, and choose how to compute it.
@@ -364,16 +376,14 @@ class _Check:
     model: nn.Module
     layers: Sequence[Layer]
     loss_fn: LossFn
-    augment: Callable[[Any], Any] | None
+    augment: Augmentation | None
     device: torch.device
     max_rows: int
     state: Any
 
     # -- rows that the loss accepts ----------------------------------------------------------------
 
-    def accepted_rows(
-        self, attempts: Sequence[Callable[[int], PublicRows]]
-    ) -> tuple[PublicRows | None, str]:
+    def accepted_rows(self, attempts: Attempts) -> tuple[PublicRows | None, str]:
         """Return the first public rows that the loss accepts, or why there are none."""
         reason = "no public rows were given"
         for make_rows in attempts:
@@ -436,26 +446,18 @@ class _Check:
 
     def trace(self, batch: Any, size: int) -> tuple[Unknown | None, Tape, Tensor]:
         """Track one pass; return why it is not proved, its tape and its losses."""
-        batch = _move(batch, self.device)
-        tracker = batch_tracker(self.model, batch, size)
-        with tracker.following():
-            batch = augmented(self.augment, self.model, batch, size)
-        tape = Tape(self.model, self.layers, size, tracker=tracker)
-        with tape, tracker.following():
-            losses = losses_of(self.loss_fn, self.model, batch)
-        check_losses(losses, size)
-        tape.check_depends(losses)
+        batch = move_batch(batch, self.device)
+        batch, tracker = follow_augmentation(self.augment, self.model, batch, size)
+        tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
         tape.check_enabled()
         return tape.failure(losses), tape, losses
 
     def _augment(self, batch: Any, size: int) -> Any:
-        return augmented(self.augment, self.model, _move(batch, self.device), size)
+        return augmented(self.augment, self.model, move_batch(batch, self.device), size)
 
     # -- the verdict -------------------------------------------------------------------------------
 
-    def verdict(
-        self, attempts: Sequence[Callable[[int], PublicRows]], expected: int, strict: bool
-    ) -> Verdict:
+    def verdict(self, attempts: Attempts, expected: int, strict: bool) -> Verdict:
         """Return the verdict, unchecked where the loss accepts no public rows."""
         rows, reason = self.accepted_rows(attempts)
         if rows is None:
@@ -541,10 +543,8 @@ class _Check:
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
-        tolerance = 0.0
-        for layer in self.layers:
-            for role in layer.parameters:
-                tolerance = max(tolerance, _TOLERANCES.get(layer.tensor(role).dtype, 0.1))
+        dtypes = {p.dtype for p in named_tensors(self.layers).values()}
+        tolerance = max(_TOLERANCES.get(dtype, 0.1) for dtype in dtypes)
         is_finite = losses.isfinite()
         if not torch.equal(is_finite, others.isfinite()):
             return True
@@ -553,16 +553,16 @@ class _Check:
         losses = losses[is_finite]
         others = others[is_finite]
         scale = torch.maximum(losses.abs(), others.abs())
-        return bool(((losses - others).abs() > tolerance * (scale + scale.median()) + 1e-9).any())
+        bound = tolerance * (scale + scale.median()) + 1e-9
+        return bool(((losses - others).abs() > bound).any())
 
     def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
         """Check that the loss of a row is the same in batches of several sizes, and alone."""
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
-            return torch.cat(
-                [self.loss_values(rows.batch(batch), len(batch)) for batch in batches if len(batch)]
-            )
+            filled = [batch for batch in batches if len(batch)]
+            return torch.cat([self.loss_values(rows.batch(batch), len(batch)) for batch in filled])
 
         whole = values(range(count))
         half = -(-count // 2)
@@ -571,7 +571,8 @@ class _Check:
         while size > 1:
             comparisons.append((whole[:size], values(range(size)), size))
             size //= 2
-        single_rows = sorted({0, 1, count - 1, *range(0, count, -(-count // _SINGLE_ROWS))})
+        step = -(-count // _SINGLE_ROWS)
+        single_rows = sorted({0, 1, count - 1, *range(0, count, step)})
         single_values = values(*([i] for i in single_rows))
         comparisons.append((whole[single_rows], single_values, 1))
         for losses, others, size in comparisons:
@@ -592,8 +593,9 @@ class _Check:
         ) -> tuple[Tensor, Tensor]:
             restart()
             changed = [i for i in range(size) if i not in kept]
-            losses = self.losses(_scale_rows(rows.batch(indices), changed, size, scale), size)
-            return losses[kept].detach().double(), self._gradient(losses[kept].sum())
+            batch = _scale_rows(rows.batch(indices), changed, size, scale)
+            losses = self.losses(batch, size)[kept]
+            return losses.detach().double(), self._gradient(losses.sum())
 
         every = list(range(size))
         part_gradients = []
@@ -614,7 +616,7 @@ class _Check:
                     raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
-    def _gradients(self, total: Tensor) -> dict[str, Tensor]:
+    def _gradients(self, total: Tensor) -> NamedTensors:
         """Return the gradients of a number by parameter, where there are any."""
         return {} if total.grad_fn is None else gradient_of(self.model, total)
 
@@ -622,10 +624,9 @@ class _Check:
         """Return the gradient of a number as one vector."""
         gradients = self._gradients(total)
         parts = []
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                part = gradients.get(name, torch.zeros_like(find_graph_tensor(p)))
-                parts.append(part.detach().double().flatten())
+        for name, p in trainable_tensors(self.model).items():
+            part = gradients.get(name, torch.zeros_like(p))
+            parts.append(part.detach().double().flatten())
         return torch.cat(parts)
 
     def _check_tape(self, rows: PublicRows, size: int) -> None:
@@ -646,7 +647,7 @@ class _Check:
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
         for layer in self.layers:
-            sums: dict[str, Tensor] = {}
+            sums: NamedTensors = {}
             dtype = _coarsest_dtype(layer, calls.get(layer.name, []))
             if layer.name in calls:
                 with full_precision():
@@ -658,8 +659,7 @@ class _Check:
     def _warn_of_unused(self, losses: Tensor) -> None:
         """Warn where the loss never uses a trainable parameter, which noise alone would train."""
         gradients = self._gradients(losses.sum())
-        trainable = [name for name, p in self.model.named_parameters() if p.requires_grad]
-        unused = [name for name in trainable if name not in gradients]
+        unused = [name for name in trainable_tensors(self.model) if name not in gradients]
         if unused:
             warnings.warn(
                 f"parameter '{unused[0]}' is trainable but loss_fn never uses it ({len(unused)}"
@@ -728,9 +728,11 @@ class _Check:
         """Check that the forward pass keeps nothing of its examples for later ones."""
         batches = [rows.batch([0, 1])]
         batches += [rows.batch([i, i]) for i in range(min(4, len(rows)))]
-        check_memory(
-            self.model, self.state, lambda batch: self.losses(batch, 2), batches, self.device
-        )
+
+        def losses(batch: Any) -> Tensor:
+            return self.losses(batch, 2)
+
+        check_memory(self.model, self.state, losses, batches, self.device)
 
 
 def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
@@ -745,7 +747,8 @@ def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
         for side in (0, 1):
             kept = [i for i in range(size) if (i >> bit) & 1 != side]
             if kept and len(kept) < size:
-                yield bit, kept, [i if i in kept else i + size for i in range(size)]
+                replaced = [i if i in kept else i + size for i in range(size)]
+                yield bit, kept, replaced
 
 
 def _first_line(error: Exception) -> str:
@@ -765,7 +768,8 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     if gradient.shape != other.shape:
         return True
     scale = float(torch.maximum(gradient.norm(), other.norm()))
-    return math.isfinite(scale) and float((gradient - other).norm()) > 1e-2 * scale + 1e-9
+    distance = float((gradient - other).norm())
+    return math.isfinite(scale) and distance > 1e-2 * scale + 1e-9
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
@@ -775,9 +779,8 @@ def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]
     for x, y in zip(tensors, others, strict=True):
         if x.is_complex():
             continue
-        if not torch.allclose(
-            x[rows].double(), y[rows].double(), rtol=1e-5, atol=1e-6, equal_nan=True
-        ):
+        kept, other_kept = x[rows].double(), y[rows].double()
+        if not torch.allclose(kept, other_kept, rtol=1e-5, atol=1e-6, equal_nan=True):
             return False
     return True
 
@@ -868,7 +871,3 @@ def _is_permanent(error: Exception) -> bool:
     ):
         return True
     return is_out_of_memory(error)
-
-
-def _move(batch: Any, device: torch.device) -> Any:
-    return tree_map_only(Tensor, lambda x: x.to(device), batch)

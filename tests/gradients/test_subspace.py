@@ -21,7 +21,6 @@ from dpkfc.gradients.clipping import (
     Groups,
     clip_factors,
     contribution_bound,
-    split_sum,
     spread,
 )
 from dpkfc.gradients.discovery import find_layers
@@ -60,7 +59,7 @@ def dense(model: nn.Module, basis: Subspace) -> Tensor:
     layers = find_layers(model)
     columns = []
     for one in torch.eye(basis.width, dtype=torch.float64):
-        along = spread(basis, layers, lambda span, one=one: span.combine(one), split_sum)
+        along = spread(basis, layers, lambda span, one=one: span.combine(one))
         columns.append(
             flat({n: along.get(n, torch.zeros_like(p)) for n, p in trainable(model).items()})
         )

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from dpkfc.fsdp import find_graph_tensor, local
+from dpkfc.fsdp import local, trainable_tensors
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of
 from dpkfc.gradients.internals import has_batch_in_place
-from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
+from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of, settled
 from dpkfc.gradients.state import (
+    Augmentation,
     augmented,
     check_finite,
     loss_state_restored,
@@ -33,10 +34,13 @@ from dpkfc.gradients.state import (
 )
 from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
-from dpkfc.linalg.metric import Metric
+from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.rng_state import device_of, randomize_generators, restarter
 from dpkfc.tracking.batch_rules import Unknown
 from dpkfc.tracking.tracker import Tracker
+
+LossFn = Callable[[nn.Module, Any], Tensor]
+"""Maps the model and a batch to one loss a row `[n]`."""
 
 # --------------------------------------------------------------------------------------------------
 # The gradient of an example by definition: plain autograd on a micro-batch of that example alone.
@@ -46,8 +50,8 @@ from dpkfc.tracking.tracker import Tracker
 
 
 def example_gradient(
-    model: nn.Module, loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any, weight: float = 1.0
-) -> dict[str, Tensor]:
+    model: nn.Module, loss_fn: LossFn, batch: Any, weight: float = 1.0
+) -> NamedTensors:
     """Return the gradient of the loss of one example.
 
     Args:
@@ -69,7 +73,7 @@ def example_gradient(
     return gradient_of(model, losses.sum() * weight)
 
 
-def add_gradients(total: dict[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+def add_gradients(total: NamedTensors, gradients: Mapping[str, Tensor]) -> None:
     """Add the gradient of one row to that of its privacy unit, in place."""
     for name, gradient in gradients.items():
         total[name] = total[name] + gradient if name in total else gradient
@@ -85,7 +89,6 @@ def capture(
     model: nn.Module,
     layers: Sequence[Layer],
     loss: Callable[[nn.Module], Tensor],
-    batch_size: int | None = None,
 ) -> Mapping[str, Block]:
     """Run a loss on a model and return every called layer's contribution in the normal form.
 
@@ -98,7 +101,6 @@ def capture(
         model: the model. Its parameters and their `.grad` are left as they are.
         layers: from `find_layers`.
         loss: maps the model to per-example losses `[N]`.
-        batch_size: examples N, as for `Tape`.
 
     Returns:
         Layer name to block, formed on access. `blocks.write_out_patches` writes out the patches of
@@ -111,7 +113,7 @@ def capture(
     recorded = layers
     if not is_differentiated:
         recorded = [layer for layer in layers if layer.rule in _BY_INPUT]
-    tape = Tape(model, recorded, batch_size, lenient=True)
+    tape = Tape(model, recorded, lenient=True)
     with tape:
         losses = loss(model)
     tape.check_enabled()
@@ -185,11 +187,8 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
         trace = trace.tb_next
     if embedding is None:
         return None
-    name = type(embedding).__name__
-    for path, module in model.named_modules():
-        if module is embedding:
-            name = path
-            break
+    paths = [path for path, module in model.named_modules() if module is embedding]
+    name = paths[0] if paths else type(embedding).__name__
     last = embedding.num_embeddings - 1
     return (
         f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
@@ -200,8 +199,6 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-
-LossFn = Callable[[nn.Module, Any], Tensor]
 
 
 class Rows(Protocol):
@@ -241,10 +238,7 @@ def swap_parameters(
     if parameters is None:
         yield
         return
-    tensors: dict[str, Tensor] = {}
-    for layer in layers:
-        for role, name in layer.parameters.items():
-            tensors[name] = layer.tensor(role)
+    tensors = named_tensors(layers)
     before = {name: p.detach().clone() for name, p in tensors.items()}
     try:
         _write(tensors, parameters)
@@ -289,10 +283,10 @@ def clipped_sum(
     one_record: Callable[[int], Any] | None = None,
     proof: Proof | None = None,
     points: Sequence[EvaluationPoint] = (HERE,),
-    augment: Callable[[Any], Any] | None = None,
+    augment: Augmentation | None = None,
     counted: int | None = None,
     repeatable: bool = False,
-) -> tuple[dict[str, Tensor], Tensor]:
+) -> tuple[NamedTensors, Tensor]:
     """Return the clipped sum of one logical batch; PRIVATE until noise has been added.
 
     The gradient of an example is that of a micro-batch of its own. A whole micro-batch is
@@ -352,7 +346,7 @@ class _Passes:
     layers: Sequence[Layer]
     loss_fn: LossFn
     points: Sequence[EvaluationPoint]
-    augment: Callable[[Any], Any] | None
+    augment: Augmentation | None
     one_record: Callable[[int], Any] | None
     proof: Proof
 
@@ -371,10 +365,9 @@ class _Passes:
         """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
         n = len(rows.records)
         device = device_of(self.layers)
-        batch = _move(loaded, device)
-        tracker = batch_tracker(self.model, batch, n)
-        with tracker.following():
-            batch = augmented(self.augment, self.model, batch, n)
+        batch, tracker = follow_augmentation(
+            self.augment, self.model, move_batch(loaded, device), n
+        )
         restart = restarter(device)
         all_calls: Calls = {}
         with restored_attributes(self.model):
@@ -395,14 +388,9 @@ class _Passes:
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
         """Differentiate one micro-batch, each row's loss times its weight and a factor."""
-        n = len(rows.records)
         device = device_of(self.layers)
-        tape = Tape(self.model, self.layers, n, tracker=tracker)
         with restored_state(self.model):
-            with torch.enable_grad(), tape, tracker.following():
-                losses = losses_of(self.loss_fn, self.model, batch)
-            check_losses(losses, n)
-            tape.check_depends(losses)
+            tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
             failure = tape.failure(losses)
             if failure is not None:
                 self.proof.private_operation = self.proof.private_operation or failure
@@ -412,11 +400,11 @@ class _Passes:
             if factor != 1:
                 losses = losses * factor
             with torch.autocast(device.type, enabled=False):
-                return tape.backward(losses)
+                return tape.gradients(losses.sum())
 
     def _unit_alone(self, loaded: Any, rows: Rows, unit: int) -> Calls:
         """Return the gradient of one privacy unit, each of its rows in a micro-batch of its own."""
-        total: dict[str, Tensor] = {}
+        total: NamedTensors = {}
         first = unit * rows.group
         for row in range(first, first + rows.group):
             weight = 1.0 if rows.weights is None else float(rows.weights[row])
@@ -427,15 +415,14 @@ class _Passes:
             record = loaded if is_alone else self._record(int(rows.records[row]))
             self._add_row(record, weight, total)
         if not total:
-            for layer in self.layers:
-                for role, name in layer.parameters.items():
-                    total[name] = torch.zeros_like(layer.tensor(role))
+            for name, p in named_tensors(self.layers).items():
+                total[name] = torch.zeros_like(p)
         return blocks_of_one(self.layers, total)
 
-    def _add_row(self, record: Any, weight: float, total: dict[str, Tensor]) -> None:
+    def _add_row(self, record: Any, weight: float, total: NamedTensors) -> None:
         """Add the gradient of one row, at all points, to that of its privacy unit."""
         device = device_of(self.layers)
-        batch = augmented(self.augment, self.model, _move(record, device), 1)
+        batch = augmented(self.augment, self.model, move_batch(record, device), 1)
         loss = partial(losses_of, self.loss_fn)
         restart = restarter(device)
         with restored_attributes(self.model):
@@ -465,8 +452,44 @@ def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
     tracker.declare_batch(batch)
-    tracker.declare_parameters(find_graph_tensor(p) for p in model.parameters() if p.requires_grad)
+    tracker.declare_parameters(trainable_tensors(model).values())
     return tracker
+
+
+def follow_augmentation(
+    augment: Augmentation | None, model: nn.Module, batch: Any, size: int
+) -> tuple[Any, Tracker]:
+    """Return the batch as `augment` changes it, and the tracker that has followed the change."""
+    tracker = batch_tracker(model, batch, size)
+    with tracker.following():
+        batch = augmented(augment, model, batch, size)
+    return batch, tracker
+
+
+def follow_pass(
+    loss_fn: LossFn, model: nn.Module, layers: Sequence[Layer], batch: Any, tracker: Tracker
+) -> tuple[Tape, Tensor]:
+    """Run a forward pass under a tracker.
+
+    Args:
+        loss_fn: maps model and batch to losses.
+        model: the model.
+        layers: its layers.
+        batch: the batch.
+        tracker: on which the batch is declared.
+
+    Returns:
+        The tape of the pass and its losses `[n]`.
+
+    Raises:
+        ValueError: losses of another shape, or that depend on no layer.
+    """
+    tape = Tape(model, layers, tracker.size, tracker=tracker)
+    with torch.enable_grad(), tape, tracker.following():
+        losses = losses_of(loss_fn, model, batch)
+    check_losses(losses, tracker.size)
+    tape.check_depends(losses)
+    return tape, losses
 
 
 def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
@@ -474,11 +497,8 @@ def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
 
     A learnt query is such an input.
     """
-    storages = set()
-    for layer in layers:
-        for role in layer.parameters:
-            storages.add(local(layer.tensor(role)).untyped_storage().data_ptr())
-    storages.discard(0)
+    tensors = [local(p) for p in named_tensors(layers).values()]
+    storages = {p.untyped_storage().data_ptr() for p in tensors} - {0}
 
     def copy(x: Tensor) -> Tensor:
         return x.clone() if x.untyped_storage().data_ptr() in storages else x
@@ -514,5 +534,6 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
         raise ValueError(message) from error
 
 
-def _move(batch: Any, device: torch.device) -> Any:
+def move_batch(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on a device."""
     return tree_map_only(Tensor, lambda x: x.to(device, non_blocking=True), batch)

@@ -15,7 +15,16 @@ from dpkfc._checks import check_one_of, check_positive
 from dpkfc.gradients.layers import MATRICES, Calls, Layer
 from dpkfc.gradients.rules import joined_calls
 from dpkfc.linalg.blocks import AnyBlock, defer_flags, raise_precision, read_flags
-from dpkfc.linalg.metric import EMBEDDING, Eigenbasis, Elementwise, Entry, Metric, Span, Subspace
+from dpkfc.linalg.metric import (
+    EMBEDDING,
+    Eigenbasis,
+    Elementwise,
+    Entry,
+    Metric,
+    NamedTensors,
+    Span,
+    Subspace,
+)
 from dpkfc.linalg.norms import InputCache, LayerNorms, per_example_norms
 
 CLIPPINGS = ("flat", "normalised", "automatic", "per_layer")
@@ -110,8 +119,6 @@ def clip_factors(
 # and Mary 2019) and M the sum of the norms of T terms, ‖e‖ <= γ ‖L‖_F ‖g‖ + 2 T u M a layer. The
 # second term appears only where the gradient is formed once more for the sum.
 
-Cut = Callable[[Layer, Tensor | dict[str, Tensor]], Mapping[str, Tensor]]
-
 
 def split_for(metric: Metric, clipping: str) -> Split | None:
     """Return what splits gradients along the basis of a metric, or None for a metric without one.
@@ -163,24 +170,27 @@ class Split:
             of the gradients `[N]`, zero where the residual is dropped).
         """
         basis = self._basis
-        w = norms.new_zeros(len(norms), basis.width, dtype=torch.float64)
-        error = 8 * torch.finfo(torch.float64).eps * norms.double()
+        norms = norms.double()
+        w = norms.new_zeros(len(norms), basis.width)
+        error = 8 * torch.finfo(torch.float64).eps * norms
         for name, block in blocks.items():
             span = basis.spans.get(name)
             if span is not None:
                 w[:, span.columns] += block.inner_products(span)
-                error = error + block.product_error(span, layer_norms[name], 1 + basis.defect)
+                gain = 1 + basis.defect
+                error = error + block.product_error(span, layer_norms[name], gain)
         finite = torch.isfinite(norms) & torch.isfinite(w).all(1)
         w = w.masked_fill(~finite.unsqueeze(1), 0.0)
-        norms = norms.double().masked_fill(~finite, math.nan)
+        norms = norms.masked_fill(~finite, math.nan)
         w_norms = w.norm(dim=1) + 0 * norms
         factors = clip_factors(w_norms, basis.embedding_norm) * basis.embedding_scale
         self._embedding = self._embedding + factors @ w
         relative = w_norms / basis.embedding_norm
         if basis.residual_norm is None:
             return relative, torch.zeros_like(relative)
-        square = norms.square() - (1 - basis.defect) * w_norms.square() + 2 * w_norms * error
-        residuals = square.clamp(min=0).sqrt()
+        removed = (1 - basis.defect) * w_norms.square()
+        squares = norms.square() - removed + 2 * w_norms * error
+        residuals = squares.clamp(min=0).sqrt()
         factors = clip_factors(residuals, basis.residual_norm) * basis.residual_scale
         self._removed = self._removed + factors @ w
         return torch.maximum(relative, residuals / basis.residual_norm), factors
@@ -190,36 +200,34 @@ class Split:
         """Return whether gradients are summed at all."""
         return self._basis.residual_norm is not None
 
-    def result(
-        self, sums: Mapping[str, Tensor], layers: Sequence[Layer], cut: Cut
-    ) -> dict[str, Tensor]:
+    def result(self, sums: Mapping[str, Tensor], layers: Sequence[Layer]) -> NamedTensors:
         """Return the stacked clipped sum: the embedding under its own name, and the residuals.
 
         Args:
             sums: parameter name to the sum of gradients with the factors of `clip`.
             layers: of the model.
-            cut: a layer and its sum to parameter name and tensor.
         """
         like = next(iter(sums.values()))
         is_wide = any(x.dtype == torch.float64 for x in sums.values())
+        dtype = torch.float64 if is_wide else torch.float32
         zeros = like.new_zeros(self._basis.width, dtype=torch.float64)
         embedding = zeros + self._embedding
-        stacked = {EMBEDDING: embedding.to(torch.float64 if is_wide else torch.float32)}
+        stacked = {EMBEDDING: embedding.to(dtype)}
         if not self.keeps_residual:
             return stacked
+        stacked.update(sums)
         removed = zeros + self._removed
-        along = spread(self._basis, layers, lambda span: span.combine(removed), cut)
-        for name, x in sums.items():
-            stacked[name] = x - along[name].to(x.dtype) if name in along else x
+        in_subspace = spread(self._basis, layers, lambda span: span.combine(removed))
+        for name, x in in_subspace.items():
+            stacked[name] = sums[name] - x.to(sums[name].dtype)
         return stacked
 
 
 def spread(
     basis: Subspace,
     layers: Sequence[Layer],
-    value: Callable[[Span], Tensor | dict[str, Tensor]],
-    cut: Cut,
-) -> dict[str, Tensor]:
+    value: Callable[[Span], Tensor | NamedTensors],
+) -> NamedTensors:
     """Return a value of every layer's rows of a basis, as parameter name to tensor.
 
     Layers without rows are absent.
@@ -228,12 +236,12 @@ def spread(
         basis: the basis.
         layers: of the model.
         value: `Span.combine` of an embedding, or `Span.diagonal`.
-        cut: a layer and its sum to parameter name and tensor.
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: NamedTensors = {}
     for layer in layers:
-        if layer.name in basis.spans:
-            tensors.update(cut(layer, value(basis.spans[layer.name])))
+        span = basis.spans.get(layer.name)
+        if span is not None:
+            tensors.update(split_sum(layer, value(span)))
     return tensors
 
 
@@ -364,7 +372,8 @@ class ClippedSummer:
         """
         groups = groups or Groups(batch_size)
         layer_norms, blocks, all_finite = self._norms(calls, batch_size, groups)
-        norms = torch.stack([x.square() for x in layer_norms.values()]).sum(0).sqrt()
+        squares = [x.square() for x in layer_norms.values()]
+        norms = torch.stack(squares).sum(0).sqrt()
         if self._split is None:
             factors = self._factors(layer_norms, norms)
         else:
@@ -378,12 +387,13 @@ class ClippedSummer:
         if self._split is None or self._split.keeps_residual:
             for key in list(blocks):
                 # Each block is freed as soon as its sum is taken.
-                self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
+                total = blocks.pop(key).weighted_sum(factors[key[0]], excluded)
+                self._add(key, total)
         return norms
 
     def _norms(
         self, calls: Calls, batch_size: int, groups: Groups
-    ) -> tuple[dict[str, Tensor], dict[tuple[str, bool], AnyBlock], bool]:
+    ) -> tuple[NamedTensors, dict[tuple[str, bool], AnyBlock], bool]:
         """Return norms `[N]` by layer, the blocks to sum, and whether all norms are finite."""
         results: dict[str, LayerNorms] = {}
         cache = InputCache()
@@ -395,7 +405,8 @@ class ClippedSummer:
                 block = joined_calls(layer, calls.pop(name), batch_size)
                 block = block.merge_rows(groups.count, groups.size)
                 method = self._clip.methods.get(name)
-                results[name] = per_example_norms(block, self._metric.get(name), method, cache)
+                entry = self._metric.get(name)
+                results[name] = per_example_norms(block, entry, method, cache)
                 del block
         if not results:
             raise ValueError("no layer of the model was called by loss_fn")
@@ -403,7 +414,7 @@ class ClippedSummer:
         blocks = {(name, x.whitened): x.block for name, x in results.items()}
         return norms, blocks, all_finite
 
-    def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> dict[str, Tensor]:
+    def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
         clip = self._clip
         if clip.clipping != "per_layer":
@@ -423,49 +434,54 @@ class ClippedSummer:
             total += value
 
     @full_precision()
-    def result(self) -> dict[str, Tensor]:
+    def result(self) -> NamedTensors:
         """Return the whitened clipped sum, zeros where no gradient came.
 
         Returns:
             Parameter name to a tensor of the parameter's shape. Along a basis it is the stacked sum
             of scaled embeddings (under their own name) and residuals.
         """
-        sums: dict[str, Tensor] = {}
+        sums: NamedTensors = {}
         for layer in self._layers:
-            entry = self._metric.get(layer.name)
-            total = self._sums.get((layer.name, True))
-            plain = self._sums.get((layer.name, False))
-            if isinstance(plain, dict):
-                total = plain if entry is None else entry.apply_roles(plain)
-            elif plain is not None:
-                if entry is not None and not entry.is_identity:
-                    plain = map_groups(layer, plain, entry.apply)
-                total = plain if total is None else plain + total
-            if total is None:
-                for role, name in layer.parameters.items():
-                    p = layer.tensor(role)
-                    sums[name] = raise_precision(
-                        torch.zeros(p.shape, dtype=p.dtype, device=p.device)
-                    )
-            else:
+            total = self._layer_sum(layer)
+            if total is not None:
                 sums.update(split_sum(layer, total))
+                continue
+            for role, name in layer.parameters.items():
+                p = layer.tensor(role)
+                zeros = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+                sums[name] = raise_precision(zeros)
         # In one order, whether or not a layer was called: processes add their sums entry by entry.
-        ordered = {name: sums[name] for layer in self._layers for name in layer.parameters.values()}
+        names = [name for layer in self._layers for name in layer.parameters.values()]
+        ordered = {name: sums[name] for name in names}
         if self._split is None:
             return ordered
-        return self._split.result(ordered, self._layers, split_sum)
+        return self._split.result(ordered, self._layers)
+
+    def _layer_sum(self, layer: Layer) -> Any:
+        """Return the whitened sum of a layer, None where no gradient came."""
+        entry = self._metric.get(layer.name)
+        whitened = self._sums.get((layer.name, True))
+        plain = self._sums.get((layer.name, False))
+        if plain is None:
+            return whitened
+        if isinstance(plain, dict):
+            return plain if entry is None else entry.apply_roles(plain)
+        if entry is not None and not entry.is_identity:
+            plain = map_groups(layer, plain, entry.apply)
+        return plain if whitened is None else plain + whitened
 
 
 def _resolve_flags(
     results: Mapping[str, LayerNorms], flags: Sequence[Tensor]
-) -> tuple[dict[str, Tensor], bool]:
+) -> tuple[NamedTensors, bool]:
     """Return norms `[N]` in float64 by layer, and whether all are known to be finite.
 
     The host usually waits for a GPU once.
     """
     norms = {name: x.norms.double() for name, x in results.items()}
-    is_finite = torch.stack([x.isfinite().all() for x in norms.values()]).all()
-    *unsure, all_finite = read_flags([*flags, is_finite])
+    are_finite = [x.isfinite().all() for x in norms.values()]
+    *unsure, all_finite = read_flags([*flags, torch.stack(are_finite).all()])
     if not any(unsure):
         return norms, all_finite
     for name, x in results.items():
@@ -485,7 +501,8 @@ def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -
     """
     if layer.rule == "embedding":
         return work(matrix.T).T
-    return work(matrix.view(layer.groups, -1, matrix.shape[-1])).reshape(matrix.shape)
+    by_group = matrix.view(layer.groups, -1, matrix.shape[-1])
+    return work(by_group).reshape(matrix.shape)
 
 
 def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -499,11 +516,11 @@ def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
 
 
-def split_sum(layer: Layer, value: Tensor | dict[str, Tensor]) -> Mapping[str, Tensor]:
+def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor]:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
     if isinstance(value, dict):
         return {layer.parameters[role]: tensor for role, tensor in value.items()}
-    result: dict[str, Tensor] = {}
+    result: NamedTensors = {}
     if "weight" in layer.parameters:
         shape = layer.tensor("weight").shape
         columns = value[:, :-1] if "bias" in layer.parameters else value
@@ -535,4 +552,5 @@ def _diagonal_entry(layer: Layer, scales: Mapping[str, Tensor]) -> Entry:
     matrix = matrix_of(layer, scales)
     if layer.rule == "embedding":
         return Eigenbasis(matrix.T.contiguous())
-    return Eigenbasis(matrix.view(layer.groups, -1, matrix.shape[-1]).mean(0))
+    by_group = matrix.view(layer.groups, -1, matrix.shape[-1])
+    return Eigenbasis(by_group.mean(0))

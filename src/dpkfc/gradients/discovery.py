@@ -23,6 +23,7 @@ from dpkfc.gradients.fallback import has_computed_weight
 from dpkfc.gradients.internals import IN, OUT, is_attention
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import has_layer_rule
+from dpkfc.linalg.metric import NamedTensors
 
 # --------------------------------------------------------------------------------------------------
 # The owner of a parameter: the module whose forward function uses it.
@@ -31,34 +32,33 @@ from dpkfc.gradients.rules import has_layer_rule
 # attention with a projection that it applies itself, parametrized weights, and containers without a
 # forward function.
 
-_OPAQUE = (nn.MultiheadAttention,)
 _PLAIN = {"weight", "bias"}
 _CELL = {"weight_ih", "weight_hh", "bias_ih", "bias_hh"}
 
 
 def is_called(module: nn.Module) -> bool:
     """Return whether a module has a forward function. ParameterList, for example, has none."""
-    if isinstance(module, torch.jit.ScriptModule):
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
         return True
-    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+    return type(module).forward is not nn.Module.forward
 
 
-def owned_parameters(module: nn.Module) -> tuple[dict[str, Tensor], set[nn.Module]]:
+def owned_parameters(module: nn.Module) -> tuple[NamedTensors, set[nn.Module]]:
     """Return the parameters that a module answers for.
 
     Returns:
         Path below the module to parameter, and the modules below it that need no owner.
     """
-    if isinstance(module, _OPAQUE) or is_parametrized(module):
-        return dict[str, Tensor](module.named_parameters()), set(module.modules()) - {module}
-    parameters: dict[str, Tensor] = dict(module.named_parameters(recurse=False))
+    parameters: NamedTensors = dict(module.named_parameters(recurse=False))
     below: set[nn.Module] = set()
-    if not is_called(module):
-        return parameters, below
-    for path, child in _uncalled_children(module, ""):
-        for role, p in child.named_parameters(recurse=False):
-            parameters[f"{path}.{role}"] = p
-        below.add(child)
+    if isinstance(module, nn.MultiheadAttention) or is_parametrized(module):
+        parameters = dict(module.named_parameters())
+        below = set(module.modules()) - {module}
+    elif is_called(module):
+        for path, child in _uncalled_children(module, ""):
+            for role, p in child.named_parameters(recurse=False):
+                parameters[f"{path}.{role}"] = p
+            below.add(child)
     return parameters, below
 
 
@@ -169,11 +169,11 @@ class _Owner:
     name: str
     module: nn.Module
     rule: str
-    parameters: dict[str, Tensor]
+    parameters: NamedTensors
     paths: dict[str, str] = field(default_factory=dict)
 
     @property
-    def trainable(self) -> dict[str, Tensor]:
+    def trainable(self) -> NamedTensors:
         """Return the trainable parameters by role."""
         return {role: p for role, p in self.parameters.items() if p.requires_grad}
 
@@ -203,9 +203,7 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
             yield _Owner(name, module, _rule_of(module, roles), parameters)
 
 
-def _attention_owners(
-    name: str, module: nn.Module, parameters: dict[str, Tensor]
-) -> Iterator[_Owner]:
+def _attention_owners(name: str, module: nn.Module, parameters: NamedTensors) -> Iterator[_Owner]:
     output_name = f"{name}.out_proj" if name else "out_proj"
     for paths, own_name in ((IN, name), (OUT, output_name)):
         own = {role: parameters[path] for role, path in paths.items() if path in parameters}
@@ -243,8 +241,8 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
         return first.rule
     if rules & set(_ALONE) or not all(_is_alike(owner, first, roles) for owner in sharers):
         return "fallback"
-    if rules == {"embedding", "linear"}:
-        return "tied" if list(roles) == ["weight"] else "fallback"
+    if rules == {"embedding", "linear"} and list(roles) == ["weight"]:
+        return "tied"
     if len(rules) > 1:
         return "fallback"
     if first.rule not in ("conv", "recurrent"):
@@ -307,7 +305,9 @@ def _rule_of(module: nn.Module, roles: list[str]) -> str:
     if not weights_are_computed(module, roles):
         return _rule(module)
     is_ordinary = isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) in ("linear", "conv")
-    return "computed" if is_ordinary and has_computed_weight(module, roles) else "fallback"
+    if is_ordinary and has_computed_weight(module, roles):
+        return "computed"
+    return "fallback"
 
 
 def _rule(module: nn.Module) -> str:
@@ -327,10 +327,9 @@ def _rule(module: nn.Module) -> str:
         if isinstance(module, kind) and forward is kind.forward:
             has_own_product = type(module)._conv_forward is not kind._conv_forward
             return "fallback" if has_own_product else "conv"
-    if any(forward is kind.forward for kind in _NORMS + _BATCH_NORMS if isinstance(module, kind)):
-        return "norm"
-    if any(forward is kind.forward for kind in _RECURRENT if isinstance(module, kind)):
-        return "recurrent"
+    for rule, kinds in (("norm", _NORMS + _BATCH_NORMS), ("recurrent", _RECURRENT)):
+        if any(isinstance(module, kind) and forward is kind.forward for kind in kinds):
+            return rule
     return "fallback"
 
 

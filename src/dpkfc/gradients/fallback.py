@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -23,9 +22,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from dpkfc.fsdp import find_graph_tensor
+from dpkfc.fsdp import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.linalg.blocks import (
     ConvBlock,
@@ -35,6 +34,7 @@ from dpkfc.linalg.blocks import (
     chunks,
     raise_precision,
 )
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking.batch_rules import BatchAxis
@@ -44,7 +44,7 @@ _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once
 _looped: WeakSet[nn.Module] = WeakSet()  # cannot be vectorised
 
 
-def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, Tensor]:
+def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> NamedTensors:
     """Return gradients of each example's loss with respect to the parameters of a module.
 
     Args:
@@ -55,8 +55,8 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     Returns:
         Role to gradients `[N, *parameter.shape]`.
     """
-    dtypes = [call.module.get_parameter(role).dtype for role in layer.parameters]
-    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
+    parameters = {role: call.module.get_parameter(role).detach() for role in layer.parameters}
+    floating = [p.dtype for p in parameters.values() if p.is_floating_point()]
     widest = max(floating, key=lambda dtype: torch.finfo(dtype).bits)
     leaves, spec, axes = call.batched_leaves()
     # Inputs may come from an autocast region and be narrower than the parameters.
@@ -68,8 +68,11 @@ def fallback_gradients(layer: Layer, call: Call, batch_size: int) -> dict[str, T
     for i, (gradient, axis) in enumerate(outputs):
         if gradient is not None and axis is not None:
             used.append(i)
-            gradients.append(_widen(_one_example_a_row(gradient, axis, batch_size), widest))
-    repeated = _RepeatedCall(layer, call.module, arguments, spec, list(axes), used)
+            gradient_rows = _one_example_a_row(gradient, axis, batch_size)
+            gradients.append(_widen(gradient_rows, widest))
+    repeated = _RepeatedCall(
+        layer.display_name, call.module, parameters, arguments, spec, list(axes), used
+    )
     with torch.enable_grad(), _attributes_restored(call.module):
         result = repeated.run(rows, gradients, batch_size)
     return {role: raise_precision(g) for role, g in result.items()}
@@ -80,7 +83,8 @@ def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
 
     The batch dimension is kept.
     """
-    rows = x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
+    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    rows = parts.movedim(axis.dim + 1, 0)
     return rows.flatten(axis.dim + 1, axis.dim + 2)
 
 
@@ -97,29 +101,28 @@ class _RepeatedCall:
     """One call of a module, to be made again for each example.
 
     Attributes:
-        layer: names the parameters.
+        name: of the module, for messages.
         module: the module.
+        parameters: role to the trainable parameters, detached.
         leaves: its flattened arguments.
         spec: their structure.
         places: the arguments that have the batch.
         used: the tensor outputs that have a gradient.
     """
 
-    layer: Layer
+    name: str
     module: nn.Module
+    parameters: NamedTensors
     leaves: list[Any]
     spec: Any
     places: list[int]
     used: list[int]
 
-    def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> dict[str, Tensor]:
+    def run(self, rows: list[Tensor], gradients: list[Tensor], size: int) -> NamedTensors:
         """Return role to gradients of every example, vectorised where that is possible."""
-        parameters = {
-            role: self.module.get_parameter(role).detach() for role in self.layer.parameters
-        }
         if self.module not in _looped:
             try:
-                return self._vectorised(parameters, rows, gradients)
+                return self._vectorised(rows, gradients)
             # No batching rule, control flow that depends on data, or anything else.
             except Exception as error:  # noqa: BLE001
                 if is_out_of_memory(error):
@@ -129,62 +132,82 @@ class _RepeatedCall:
                 _log.warning(
                     "module '%s' (%s) cannot be vectorised over examples (%s); its gradients are "
                     "taken one example at a time",
-                    self.layer.display_name,
+                    self.name,
                     type(self.module).__name__,
                     type(error).__name__,
                 )
         examples = []
         for i in range(size):
-            own_gradients = [g[i] for g in gradients]
-            examples.append(self._gradient(parameters, [x[i] for x in rows], own_gradients))
-        return {role: torch.stack([x[role] for x in examples]) for role in parameters}
+            row = [x[i] for x in rows]
+            examples.append(self._gradient(row, [g[i] for g in gradients]))
+        return _stack_examples(examples)
 
-    def _outputs(self, parameters: dict[str, Tensor], rows: list[Tensor]) -> list[Tensor]:
+    def _outputs(self, parameters: NamedTensors, rows: list[Tensor]) -> list[Tensor]:
         leaves = list(self.leaves)
         for place, x in zip(self.places, rows, strict=True):
             leaves[place] = x
         args, kwargs = tree_unflatten(leaves, self.spec)
         output = functional_call(self.module, parameters, args, kwargs)
-        tensors = [y for y in tree_flatten(output)[0] if isinstance(y, Tensor)]
+        tensors = [y for y in tree_leaves(output) if isinstance(y, Tensor)]
         return [tensors[i] for i in self.used]
 
-    def _gradient(
-        self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]
-    ) -> dict[str, Tensor]:
+    def _gradient(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
         """Return role to gradient of one example."""
-        copies = {role: p.clone().requires_grad_() for role, p in parameters.items()}
-        targets, starts = list[Tensor](), list[Tensor]()
-        for y, g in zip(self._outputs(copies, rows), gradients, strict=True):
-            if y.requires_grad:
-                targets.append(y)
-                starts.append(g.to(y.dtype))
-        if not targets:
-            return {role: torch.zeros_like(p) for role, p in parameters.items()}
-        own = torch.autograd.grad(targets, list(copies.values()), starts, allow_unused=True)
-        return {role: _dense(parameters[role], g) for role, g in zip(copies, own, strict=True)}
+        copies = {role: p.clone().requires_grad_() for role, p in self.parameters.items()}
+        outputs = self._outputs(copies, rows)
+        result = differentiate(outputs, gradients, list(copies.values()))
+        return dict(zip(copies, result, strict=True))
 
-    def _vectorised(
-        self, parameters: dict[str, Tensor], rows: list[Tensor], gradients: list[Tensor]
-    ) -> dict[str, Tensor]:
+    def _vectorised(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
         """Return role to gradients of every example by `vmap`."""
 
-        def gradient(row: list[Tensor], own_gradients: list[Tensor]) -> dict[str, Tensor]:
-            outputs, pull = vjp(lambda own: self._outputs(own, row), parameters)[:2]
-            starts = [g.to(y.dtype) for g, y in zip(own_gradients, outputs, strict=True)]
+        def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
+            outputs, pull = vjp(lambda own: self._outputs(own, row), self.parameters)[:2]
+            starts = [g.to(y.dtype) for g, y in zip(row_gradients, outputs, strict=True)]
             return pull(starts)[0]
 
-        elements = sum(math.prod(p.shape) for p in parameters.values())
-        run = vmap(gradient, chunk_size=max(1, _CHUNK_ELEMENTS // max(1, elements)))
+        elements = sum(p.numel() for p in self.parameters.values())
+        examples_at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
         # The fused kernels of attention have no batching rule.
         with sdpa_kernel([SDPBackend.MATH]):
-            result = run(rows, gradients)
+            result = vmap(gradient, chunk_size=examples_at_once)(rows, gradients)
         return {role: g.detach() for role, g in result.items()}
 
 
-def _dense(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """Return a gradient as a tensor of all values, also of `nn.EmbeddingBag(sparse=True)`."""
-    if gradient is None:
-        return torch.zeros_like(parameter)
+def _stack_examples(examples: Sequence[NamedTensors]) -> NamedTensors:
+    """Return name to the values of all examples."""
+    return {name: torch.stack([x[name] for x in examples]) for name in examples[0]}
+
+
+def differentiate(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return the gradients at some tensors, from those at tensors that depend on them.
+
+    Args:
+        outputs: tensors of one graph.
+        gradients: at the outputs, None where there is none.
+        inputs: where gradients are wanted.
+
+    Returns:
+        Dense tensors, also of `nn.EmbeddingBag(sparse=True)`, zeros where no output depends on an
+        input.
+    """
+    targets, starts = list[Tensor](), list[Tensor]()
+    for y, g in zip(outputs, gradients, strict=True):
+        if g is not None and y.requires_grad:
+            targets.append(y)
+            starts.append(g.to(y.dtype))
+    arrived: Sequence[Tensor | None] = [None] * len(inputs)
+    if targets:
+        arrived = torch.autograd.grad(targets, inputs, starts, allow_unused=True)
+    result = []
+    for x, g in zip(inputs, arrived, strict=True):
+        result.append(torch.zeros_like(x) if g is None else _dense(g))
+    return result
+
+
+def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.is_sparse else gradient
 
 
@@ -201,7 +224,7 @@ def _attributes_restored(module: nn.Module) -> Iterator[None]:
             vars(m).update(tensors)
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def _tensors(module: nn.Module) -> NamedTensors:
     return {name: x for name, x in vars(module).items() if isinstance(x, Tensor)}
 
 
@@ -230,7 +253,8 @@ def block_of_gradients(
         if role in gradients:
             by_role[role] = gradients[role].to(like.dtype)
         else:
-            by_role[role] = like.new_zeros(len(like), *layer.tensor(role).shape)
+            shape = layer.tensor(role).shape
+            by_role[role] = like.new_zeros(len(like), *shape)
     if layer.rule not in MATRICES:
         return PerExample(by_role)
     columns = []
@@ -244,21 +268,34 @@ def block_of_gradients(
     return MaterializedGradients(rows, layer.groups, crosswise=layer.rule == "embedding")
 
 
-def gradient_of(model: nn.Module, total: Tensor) -> dict[str, Tensor]:
+def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     """Return parameter name to the gradient of a number, dense.
 
     Parameters that the number does not depend on are absent.
     """
-    parameters = {
-        name: find_graph_tensor(p) for name, p in model.named_parameters() if p.requires_grad
-    }
+    parameters = trainable_tensors(model)
     with torch.autocast(total.device.type, enabled=False):
         gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    return {
-        name: g.to_dense() if g.is_sparse else g
-        for name, g in zip(parameters, gradients, strict=True)
-        if g is not None
-    }
+    pairs = zip(parameters, gradients, strict=True)
+    return {name: _dense(g) for name, g in pairs if g is not None}
+
+
+def add_blocks(layers: Sequence[Layer], gradients: Mapping[str, Tensor], calls: Calls) -> None:
+    """Add gradients to the calls of the layers that the parameters belong to.
+
+    Args:
+        layers: of the model.
+        gradients: parameter name to gradients `[N, *parameter.shape]`.
+        calls: layer name to its calls or blocks.
+    """
+    for layer in layers:
+        by_role = {}
+        for role, name in layer.parameters.items():
+            if name in gradients:
+                by_role[role] = gradients[name]
+        if by_role:
+            block = block_of_gradients(layer, by_role)
+            calls.setdefault(layer.name, []).append(block)
 
 
 def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Calls:
@@ -269,14 +306,7 @@ def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Ca
         gradient: parameter name to gradient.
     """
     calls: Calls = {}
-    for layer in layers:
-        own = {
-            role: gradient[full].unsqueeze(0)
-            for role, full in layer.parameters.items()
-            if full in gradient
-        }
-        if own:
-            calls[layer.name] = [block_of_gradients(layer, own)]
+    add_blocks(layers, {name: g.unsqueeze(0) for name, g in gradient.items()}, calls)
     return calls
 
 
@@ -303,7 +333,7 @@ class Pull:
     """
 
     shape: tuple[int, ...]
-    apply: Callable[[Tensor], dict[str, Tensor]]
+    apply: Callable[[Tensor], NamedTensors]
 
 
 @dataclass(frozen=True)
@@ -331,26 +361,28 @@ class ParametrizedBlock:
     def per_example(self) -> PerExample:
         """Return materialised gradients, formed and pulled back a few examples at a time."""
         n = self.batch_size
-        gradients: dict[str, Tensor] = {}
+        gradients: NamedTensors = {}
         for block, pulls in self.parts:
             entries = sum(math.prod(pull.shape) for pull in pulls.values())
             for rows in chunks(n, entries, _PULLED_ELEMENTS):
-                for role, g in _pull_back(block.select(rows), pulls).items():
+                pulled = _pull_back(block.select(rows), pulls)
+                for role, g in pulled.items():
                     if role not in gradients:
                         gradients[role] = g.new_zeros(n, *g.shape[1:])
                     gradients[role][rows] += g
         return PerExample(gradients)
 
 
-def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> dict[str, Tensor]:
+def _pull_back(block: Outer | ConvBlock, pulls: Mapping[str, Pull]) -> NamedTensors:
     # `[n * groups, d_out, d_in]`, the bias in the last column.
     matrices = block.per_example()
     columns = {"weight": matrices, "bias": matrices[..., -1]}
     if len(pulls) == 2:
         columns["weight"] = matrices[..., :-1]
-    gradients: dict[str, Tensor] = {}
+    gradients: NamedTensors = {}
     for name, pull in pulls.items():
-        gradients.update(pull.apply(columns[name].reshape(block.batch_size, *pull.shape)))
+        rows = columns[name].reshape(block.batch_size, *pull.shape)
+        gradients.update(pull.apply(rows))
     return gradients
 
 
@@ -387,22 +419,25 @@ def pulls_of(module: nn.Module, roles: list[str]) -> dict[str, Pull]:
         if paths:
             pulls[name] = _pull_of(module, name, paths, prefix)
         elif name in roles:
-            shape = tuple(module.get_parameter(name).shape)
-            pulls[name] = Pull(shape, partial(_name_gradient, name))
+            pulls[name] = _plain_pull(module, name)
     return pulls
 
 
-def _name_gradient(name: str, g: Tensor) -> dict[str, Tensor]:
-    return {name: g}
+def _plain_pull(module: nn.Module, name: str) -> Pull:
+    """Return the pull of a tensor that is a parameter itself."""
+    shape = tuple(module.get_parameter(name).shape)
+    return Pull(shape, lambda g: {name: g})
 
 
 def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pull:
     parametrization = module.get_submodule(prefix[:-1])
-    parameters = {path: parametrization.get_parameter(path).detach().clone() for path in paths}
-    device = next(iter(parameters.values())).device
+    parameters = {}
+    for path in paths:
+        parameters[path] = parametrization.get_parameter(path).detach().clone()
+    device = parameters[paths[0]].device
     before = random_states(device)
 
-    def effective(values: dict[str, Tensor]) -> Tensor:
+    def effective(values: NamedTensors) -> Tensor:
         return functional_call(parametrization, values, ())
 
     value, pull = vjp(effective, parameters)[:2]
@@ -412,7 +447,7 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
             "so its weight cannot be recomputed; put it in eval mode"
         )
 
-    def apply(g: Tensor) -> dict[str, Tensor]:
+    def apply(g: Tensor) -> NamedTensors:
         with torch.no_grad():
             gradients = vectorised(lambda one: pull(one)[0], g.to(value.dtype))
         return {prefix + path: x.to(g.dtype) for path, x in gradients.items()}
@@ -420,7 +455,7 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
     return Pull(tuple(value.shape), apply)
 
 
-def vectorised(function: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> dict[str, Tensor]:
+def vectorised(function: Callable[[Tensor], NamedTensors], g: Tensor) -> NamedTensors:
     """Return a function of every example, vectorised where every operation has a batching rule.
 
     Otherwise examples are processed one after the other.
@@ -432,5 +467,4 @@ def vectorised(function: Callable[[Tensor], dict[str, Tensor]], g: Tensor) -> di
             raise
         kind = type(error).__name__
         _log.debug("a parametrization cannot be vectorised over examples: %s", kind)
-    rows = [function(x) for x in g]
-    return {path: torch.stack([row[path] for row in rows]) for path in rows[0]}
+    return _stack_examples([function(x) for x in g])

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpkfc.gradients.layers import Call, Layer
+from dpkfc.gradients.fallback import differentiate
+from dpkfc.gradients.layers import Call, Layer, name_arguments
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.rng_state import random_states, restore_states
 from dpkfc.tracking.batch_rules import BatchAxis
@@ -41,14 +43,16 @@ OUT = {"weight": "out_proj.weight", "bias": "out_proj.bias"}
 
 def is_attention(module: nn.Module) -> bool:
     """Return whether a module is torch's attention with one weight for queries, keys and values."""
-    return (
-        isinstance(module, nn.MultiheadAttention)
-        and type(module).forward is nn.MultiheadAttention.forward
-        and "forward" not in vars(module)
-        and not (is_parametrized(module) or is_parametrized(module.out_proj))
-        and {name for name, _ in module.named_parameters()} <= {*IN.values(), *OUT.values()}
-        and module.in_proj_weight is not None
-    )
+    if not isinstance(module, nn.MultiheadAttention):
+        return False
+    has_own_forward = type(module).forward is not nn.MultiheadAttention.forward
+    if has_own_forward or "forward" in vars(module):
+        return False
+    if is_parametrized(module) or is_parametrized(module.out_proj):
+        return False
+    names = {name for name, _ in module.named_parameters()}
+    is_plain = names <= {*IN.values(), *OUT.values()}
+    return is_plain and module.in_proj_weight is not None
 
 
 def expected_axis(module: nn.Module) -> BatchAxis:
@@ -91,7 +95,7 @@ class AttentionCall:
         if not is_attention(module):
             return None
         assert isinstance(module, nn.MultiheadAttention)
-        arguments = dict(zip(ARGUMENTS, args, strict=False)) | kwargs
+        arguments = name_arguments(ARGUMENTS, args, kwargs)
         for name, x in arguments.items():
             arguments[name] = x.detach() if isinstance(x, Tensor) else x
         draws = module.training and module.dropout > 0
@@ -109,7 +113,10 @@ class AttentionCall:
             `[N, T, d_in]` and `[N, T, d_out]`. T counts the positions of queries, keys and values,
             each once where they differ.
         """
-        a, b = self._projections() if layer.paths == IN else self._output_layer()
+        if layer.paths == IN:
+            a, b = self._projections()
+        else:
+            a, b = self._output_layer()
         if expected_axis(self.module).dim == 1:
             return a.transpose(0, 1), b.transpose(0, 1)
         return a, b
@@ -130,13 +137,14 @@ class AttentionCall:
     def _projections(self) -> tuple[Tensor, Tensor]:
         time = 1 if self.module.batch_first else 0
         gradients = self._differentiated[0]
-        distinct = self._distinct_inputs()
+        inputs = []
         rows = []
-        for _, places in distinct:
+        for x, places in self._distinct_inputs():
             zero = torch.zeros_like(gradients[places[0]])
             columns = [gradients[i] if i in places else zero for i in range(3)]
+            inputs.append(x)
             rows.append(torch.cat(columns, -1))
-        return torch.cat([x for x, _ in distinct], time), torch.cat(rows, time)
+        return torch.cat(inputs, time), torch.cat(rows, time)
 
     def _output_layer(self) -> tuple[Tensor, Tensor]:
         inputs = self._differentiated[1]
@@ -153,31 +161,21 @@ class AttentionCall:
         weights = m.in_proj_weight.detach().chunk(3)
         has_gradient = any(g is not None for g in self.gradients)
         with self._restore_call_conditions(), torch.set_grad_enabled(has_gradient):
-            with torch.no_grad():
-                projected = [
-                    F.linear(self.arguments[name], w, b)
-                    for name, w, b in zip(ARGUMENTS[:3], weights, biases, strict=True)
-                ]
-            for x in projected:
-                x.requires_grad_(has_gradient)
+            projected = []
+            for name, weight, bias in zip(ARGUMENTS[:3], weights, biases, strict=True):
+                with torch.no_grad():
+                    x = F.linear(self.arguments[name], weight, bias)
+                projected.append(x.requires_grad_(has_gradient))
             mixed, attention_weights = self._attend(*projected)
-        if not has_gradient:
-            return [torch.zeros_like(x) for x in projected], mixed
-        targets, starts = list[Tensor](), list[Tensor]()
-        gradient, *others = self.gradients
-        if gradient is not None:
+        outputs = [mixed]
+        gradients = [*self.gradients[:1]] or [None]
+        if gradients[0] is not None:
             weight = m.out_proj.weight.detach()
-            targets.append(mixed)
-            starts.append(gradient.to(mixed.dtype) @ weight.to(mixed.dtype))
-        if attention_weights is not None and others and others[0] is not None:
-            targets.append(attention_weights)
-            starts.append(others[0].to(attention_weights.dtype))
-        gradients = torch.autograd.grad(targets, projected, starts, allow_unused=True)
-        filled = [
-            torch.zeros_like(x) if g is None else g
-            for x, g in zip(projected, gradients, strict=True)
-        ]
-        return filled, mixed.detach()
+            gradients = [gradients[0].to(mixed.dtype) @ weight.to(mixed.dtype)]
+        if attention_weights is not None and len(self.gradients) > 1:
+            outputs.append(attention_weights)
+            gradients.append(self.gradients[1])
+        return differentiate(outputs, gradients, projected), mixed.detach()
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return attention by torch's own function, with identities for the four projections."""
@@ -186,7 +184,8 @@ class AttentionCall:
         if is_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         same = torch.eye(m.embed_dim, dtype=q.dtype, device=q.device)
-        options = {name: self.arguments[name] for name in ARGUMENTS[3:] if name in self.arguments}
+        names = [name for name in ARGUMENTS[3:] if name in self.arguments]
+        options = {name: self.arguments[name] for name in names}
         mixed, weights = F.multi_head_attention_forward(
             q,
             k,
@@ -300,21 +299,21 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) ->
     Returns:
         Role to gradients `[N, *parameter.shape]`.
     """
-    inputs: dict[str, list[Tensor]] = {role: [] for role in layer.parameters}
-    gradients: dict[str, list[Tensor]] = {role: [] for role in layer.parameters}
+    inputs: dict[str, list[Tensor]] = {}
+    gradients: dict[str, list[Tensor]] = {}
     for call in calls:
         uses, gradients_of_sums = _differentiate(call.module, _read(call))
         for use, gradient in zip(uses, gradients_of_sums, strict=True):
-            if use.weight in layer.parameters:
-                inputs[use.weight].append(torch.stack(list(use.inputs), 1))
+            rows = torch.stack([*use.inputs], 1)
+            inputs.setdefault(use.weight, []).append(rows)
             for role in (use.weight, use.bias):
-                if role in layer.parameters:
-                    gradients[role].append(gradient)
+                gradients.setdefault(role, []).append(gradient)
     result = {}
     for role in layer.parameters:
         b = torch.cat(gradients[role], 1)
-        if inputs[role]:
-            result[role] = torch.bmm(b.transpose(1, 2), torch.cat(inputs[role], 1))
+        if role in inputs:
+            a = torch.cat(inputs[role], 1)
+            result[role] = torch.bmm(b.mT, a)
         else:
             result[role] = b.sum(1)
     return result
@@ -326,7 +325,7 @@ def _read(call: Call) -> _Sequence:
     The tape has checked that the batch is where the module takes it.
     """
     module = call.module
-    arguments = dict(zip(("input", "hx"), call.args, strict=False)) | call.kwargs
+    arguments = name_arguments(("input", "hx"), call.args, call.kwargs)
     x, hx = arguments["input"], arguments.get("hx")
     gradients: list[Tensor | None] = [
         raise_precision(g) for g in call.output_gradients if g is not None
@@ -355,7 +354,7 @@ def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
     widths = [getattr(module, "proj_size", 0) or hidden]
     if _is_lstm(module):
         widths.append(hidden)
-    return tuple(x.new_zeros(count, x.shape[0], width) for width in widths)
+    return tuple(x.new_zeros(count, len(x), width) for width in widths)
 
 
 def _is_lstm(module: nn.Module) -> bool:
@@ -367,20 +366,11 @@ def _differentiate(module: nn.Module, sequence: _Sequence) -> tuple[list[_Matrix
     uses: list[_MatrixUse] = []
     with torch.enable_grad():
         outputs = _run_recurrence(module, sequence, uses)
-        targets, starts = list[Tensor](), list[Tensor]()
-        for y, g in zip(outputs, sequence.gradients, strict=True):
-            if g is not None:
-                targets.append(y)
-                starts.append(g.to(y.dtype))
         sums = [s for use in uses for s in use.sums]
-        gradients = torch.autograd.grad(targets, sums, starts, allow_unused=True)
-    remaining = iter(gradients)
+        gradients = iter(differentiate(outputs, sequence.gradients, sums))
     stacked = []
     for use in uses:
-        steps = []
-        for s in use.sums:
-            g = next(remaining)
-            steps.append(torch.zeros_like(s) if g is None else g)
+        steps = [*islice(gradients, len(use.sums))]
         stacked.append(torch.stack(steps, 1))
     return uses, stacked
 
@@ -393,7 +383,9 @@ def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUs
     x = sequence.x
     final: list[tuple[Tensor, ...]] = []
     is_cell = isinstance(module, nn.RNNCellBase)
-    directions = ("", "_reverse") if getattr(module, "bidirectional", False) else ("",)
+    directions = [""]
+    if getattr(module, "bidirectional", False):
+        directions.append("_reverse")
     for index in range(getattr(module, "num_layers", 1)):
         outputs = []
         for direction in directions:
@@ -403,7 +395,8 @@ def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUs
             outputs.append(output)
             final.append(state)
         x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
-    return [x, *(torch.stack(parts) for parts in zip(*final, strict=True))]
+    final_states = [torch.stack(parts) for parts in zip(*final, strict=True)]
+    return [x, *final_states]
 
 
 def _run_direction(
@@ -414,12 +407,9 @@ def _run_direction(
     uses: list[_MatrixUse],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the outputs and the final state of one layer, forwards or backwards in time."""
-    w_hr = _weight(module, f"weight_hr{suffix}", x)
-    w_hh = _weight(module, f"weight_hh{suffix}", x)
-    b_hh = _weight(module, f"bias_hh{suffix}", x)
-    w_ih = _weight(module, f"weight_ih{suffix}", x)
-    b_ih = _weight(module, f"bias_ih{suffix}", x)
-    of_inputs = _require_graph(F.linear(x, w_ih, b_ih)).unbind(1)  # type: ignore[arg-type]
+    names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
+    w_ih, b_ih, w_hh, b_hh, w_hr = (_weight(module, name + suffix, x) for name in names)
+    of_inputs = _add_inputs(x, w_ih, b_ih).unbind(1)
     hidden_inputs, of_hidden = list[Tensor](), list[Tensor]()
     projection_inputs, projections = list[Tensor](), list[Tensor]()
     outputs = list[Tensor]()
@@ -427,7 +417,7 @@ def _run_direction(
     times = range(x.shape[1])
     for t in reversed(times) if is_reverse else times:
         hidden_inputs.append(state[0].detach())
-        of_hidden.append(_require_graph(F.linear(state[0], w_hh, b_hh)))  # type: ignore[arg-type]
+        of_hidden.append(_add_inputs(state[0], w_hh, b_hh))
         state = _step(module, of_inputs[t], of_hidden[-1], state)
         if w_hr is not None:
             projection_inputs.append(state[0].detach())
@@ -449,9 +439,10 @@ def _weight(module: nn.Module, name: str, like: Tensor) -> Tensor | None:
     return tensor.detach().to(like.dtype) if isinstance(tensor, Tensor) else None
 
 
-def _require_graph(x: Tensor) -> Tensor:
-    """Return x inside the graph, also where nothing before it is."""
-    return x if x.requires_grad else x.requires_grad_()
+def _add_inputs(rows: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+    """Return what rows add to the gates, inside the graph, also where nothing before it is."""
+    sums = F.linear(rows, weight, bias)
+    return sums if sums.requires_grad else sums.requires_grad_()
 
 
 def _step(
@@ -463,7 +454,8 @@ def _step(
     """
     if _is_lstm(module):
         i, f, g, o = (of_input + of_hidden).chunk(4, 1)
-        c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+        new = torch.sigmoid(i) * torch.tanh(g)
+        c = torch.sigmoid(f) * state[1] + new
         return torch.sigmoid(o) * torch.tanh(c), c
     if isinstance(module, (nn.GRU, nn.GRUCell)):
         r, z, n = of_input.chunk(3, 1)
@@ -471,5 +463,5 @@ def _step(
         new = torch.tanh(n + torch.sigmoid(r + r_hidden) * n_hidden)
         keep = torch.sigmoid(z + z_hidden)
         return ((1 - keep) * new + keep * state[0],)
-    gates = of_input + of_hidden
-    return (torch.relu(gates) if module.nonlinearity == "relu" else torch.tanh(gates),)
+    activation = torch.relu if module.nonlinearity == "relu" else torch.tanh
+    return (activation(of_input + of_hidden),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,15 @@ class Layer:
         return self.name or f"<{type(self.module).__name__}>"
 
 
+def named_tensors(layers: Sequence[Layer]) -> dict[str, Tensor]:
+    """Return name in the model to tensor of every parameter of some layers."""
+    tensors = {}
+    for layer in layers:
+        for role, name in layer.parameters.items():
+            tensors[name] = layer.tensor(role)
+    return tensors
+
+
 # --------------------------------------------------------------------------------------------------
 # A recorded call of a module, as the rules of its layers read it.
 
@@ -115,6 +125,13 @@ class Call:
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         axes = zip(places, self.axes, strict=True)
         return leaves, spec, {place: axis for place, axis in axes if axis is not None}
+
+
+def name_arguments(
+    names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a call by name, where `names` are those of its first parameters."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
 Calls = dict[str, list[Any]]

@@ -70,7 +70,8 @@ def register_layer_rule(module_class: type[nn.Module], rule: LayerRule) -> None:
 
         register_layer_rule(Scale, scale_rule)
     """
-    if not (isinstance(module_class, type) and issubclass(module_class, nn.Module)):
+    is_class = isinstance(module_class, type)
+    if not is_class or not issubclass(module_class, nn.Module):
         raise TypeError(f"a layer rule belongs to a subclass of nn.Module, got {module_class!r}")
     _layer_rules[module_class] = rule
 
@@ -95,8 +96,7 @@ def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
 
     The gradient is the SUM over calls. Arguments and errors are those of `joined_calls`.
     """
-    block = joined_calls(layer, calls, batch_size)
-    return block.per_example() if isinstance(block, ParametrizedBlock) else block
+    return _pull_back(joined_calls(layer, calls, batch_size))
 
 
 def joined_calls(
@@ -119,21 +119,27 @@ def joined_calls(
     recorded = [call for call in calls if isinstance(call, Call)]
     if recorded:
         with gathered(layer):
-            refuse_let_go(layer, [(call.args, call.kwargs) for call in recorded])
+            inputs = [(call.args, call.kwargs) for call in recorded]
+            refuse_let_go(layer, inputs)
             blocks.append(_block_of_calls(layer, recorded, batch_size))
     return _join(blocks)
 
 
 def _join(blocks: Sequence[Any]) -> Any:
-    if len(blocks) > 1 and all(isinstance(block, ParametrizedBlock) for block in blocks):
-        return ParametrizedBlock(tuple(part for block in blocks for part in block.parts))
     if len(blocks) == 1:
         return blocks[0]
-    plain = []
-    for block in blocks:
-        is_parametrized = isinstance(block, ParametrizedBlock)
-        plain.append(block.per_example() if is_parametrized else block)
-    return join_uses(plain)
+    parametrized = [block for block in blocks if isinstance(block, ParametrizedBlock)]
+    if len(parametrized) == len(blocks):
+        parts = [part for block in parametrized for part in block.parts]
+        return ParametrizedBlock(tuple(parts))
+    return join_uses([_pull_back(block) for block in blocks])
+
+
+def _pull_back(block: Any) -> AnyBlock:
+    plain: AnyBlock = block
+    if isinstance(block, ParametrizedBlock):
+        plain = block.per_example()
+    return plain
 
 
 def _block_of_calls(
@@ -142,7 +148,8 @@ def _block_of_calls(
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
     if layer.rule == "fallback":
-        return _join([PerExample(fallback_gradients(layer, x, batch_size)) for x in calls])
+        gradients = [fallback_gradients(layer, call, batch_size) for call in calls]
+        return _join([PerExample(by_role) for by_role in gradients])
     if layer.rule == "custom":
         return _join([_custom(layer, call, batch_size) for call in calls])
     calls = [_example_first(layer, call, batch_size) for call in calls]
@@ -150,7 +157,8 @@ def _block_of_calls(
         return _tied(layer, calls, batch_size)
     if layer.rule == "computed":
         return _parametrized(layer, calls, batch_size)
-    return _join([_RULES[layer.rule](layer, call, batch_size) for call in calls])
+    rule = _RULES[layer.rule]
+    return _join([rule(layer, call, batch_size) for call in calls])
 
 
 def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
@@ -160,9 +168,11 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     example stay rows: `[N * views, ...]`.
     """
     if call.attention is not None:
-        a, b = call.attention.linear(layer, batch_size)
-        return replace(call, args=(a,), kwargs={}, output_gradients=[raise_precision(b)])
-    gradient, axis, output_axis = call.output_gradients[0], call.axes[0], call.output_axes[0]
+        x, b = call.attention.linear(layer, batch_size)
+        return _plain_call(call, x, b)
+    gradient = call.output_gradients[0]
+    axis = call.axes[0]
+    output_axis = call.output_axes[0]
     if gradient is None or axis is None or output_axis is None:
         raise ValueError(
             f"layer '{layer.display_name}': the batch of {batch_size} examples was not found in "
@@ -170,14 +180,20 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
         )
     x = example_first(call.input, axis, batch_size)
     b = example_first(gradient, output_axis, batch_size)
-    extra = (axis.pre > 1) + (axis.post > 1)
-    if extra and layer.rule in ("conv", "computed", "norm") and _has_channels(call.module):
-        x, b = x.flatten(0, extra), b.flatten(0, extra)
+    extra = axis.extra_dims
+    may_have_channels = layer.rule in ("conv", "computed", "norm")
+    if may_have_channels and not isinstance(call.module, _WITHOUT_CHANNELS):
+        x = x.flatten(0, extra)
+        b = b.flatten(0, extra)
+    return _plain_call(call, x, b)
+
+
+_WITHOUT_CHANNELS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
+
+
+def _plain_call(call: Call, x: Tensor, b: Tensor) -> Call:
+    """Return a call with one input and the gradient at its one output."""
     return replace(call, args=(x,), kwargs={}, output_gradients=[raise_precision(b)])
-
-
-def _has_channels(module: nn.Module) -> bool:
-    return not isinstance(module, (nn.Linear, nn.LayerNorm, nn.RMSNorm, nn.Embedding))
 
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
@@ -186,7 +202,8 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     if "weight" not in layer.parameters:
         # Only the bias trains: the input is the homogeneous coordinate alone.
         return Outer(b.new_ones(*b.shape[:2], 1), b)
-    a = call.input.to(b.dtype).reshape(batch_size, -1, call.input.shape[-1])
+    x = call.input.to(b.dtype)
+    a = x.reshape(batch_size, -1, x.shape[-1])
     return Outer(a, b, homogeneous="bias" in layer.parameters)
 
 
@@ -215,9 +232,7 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
     ids = call.input.reshape(batch_size, -1).long()
     b = call.gradient.reshape(batch_size, ids.shape[1], -1)
-    if module.padding_idx is not None:
-        b = b.masked_fill(torch.eq(ids, module.padding_idx).unsqueeze(-1), 0.0)
-    return Lookup(ids, b, module.num_embeddings)
+    return Lookup(ids, b, module.num_embeddings).drop_row(module.padding_idx)
 
 
 def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
@@ -233,12 +248,13 @@ def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
             outers.append(_linear(layer, call, batch_size))
     rows, d = layer.tensor("weight").shape
     like = (lookups[0] if lookups else outers[0]).b
+    no_features = like.new_zeros(batch_size, 0, d)
     if not lookups:
-        ids = like.new_zeros(batch_size, 0, dtype=torch.long)
-        lookups.append(Lookup(ids, like.new_zeros(batch_size, 0, d), rows))
+        no_ids = like.new_zeros(batch_size, 0, dtype=torch.long)
+        lookups.append(Lookup(no_ids, no_features, rows))
     if not outers:
-        none = like.new_zeros(batch_size, 0, d)
-        outers.append(Outer(none, like.new_zeros(batch_size, 0, rows)))
+        no_outputs = like.new_zeros(batch_size, 0, rows)
+        outers.append(Outer(no_features, no_outputs))
     return Tied(_join(lookups), _join(outers))
 
 
@@ -248,19 +264,20 @@ def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         normalise: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
         x_hat = normalise(x, tuple(module.normalized_shape), eps=module.eps)
-        summed = tuple(range(1, x.dim() - len(module.normalized_shape)))
+        shared_dims = range(1, x.dim() - len(module.normalized_shape))
     else:
         x_hat = _normalise_channels(module, x)
-        summed = tuple(range(2, x.dim()))
+        shared_dims = range(2, x.dim())
     gradients = {}
     if "weight" in layer.parameters:
         gradients["weight"] = b * x_hat
     if "bias" in layer.parameters:
         gradients["bias"] = b
-    per_row = {role: g.sum(summed) if summed else g for role, g in gradients.items()}
+    if shared_dims:
+        gradients = {role: g.sum([*shared_dims]) for role, g in gradients.items()}
     # Several views of an example are consecutive rows.
     views = len(b) // batch_size
-    return PerExample(per_row).merge_rows(batch_size, views)
+    return PerExample(gradients).merge_rows(batch_size, views)
 
 
 def _normalise_channels(module: Any, x: Tensor) -> Tensor:
@@ -269,8 +286,9 @@ def _normalise_channels(module: Any, x: Tensor) -> Tensor:
     if module.track_running_stats:
         # BatchNorm or InstanceNorm with frozen statistics.
         shape = (1, -1, *[1] * (x.dim() - 2))
-        mean, var = module.running_mean.view(shape), module.running_var.view(shape)
-        return (x - mean) * torch.rsqrt(var + module.eps)
+        mean = module.running_mean.view(shape)
+        variance = module.running_var.view(shape)
+        return (x - mean) * torch.rsqrt(variance + module.eps)
     return F.instance_norm(x, eps=module.eps)
 
 
@@ -290,17 +308,13 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     """
     rule = _layer_rules[type(call.module)]
     inputs, spec, axes = call.batched_leaves()
-    for i, leaf in enumerate(inputs):
-        row = example_first(leaf, axes[i], batch_size) if i in axes else leaf
-        is_number = isinstance(row, Tensor) and row.is_floating_point()
-        inputs[i] = raise_precision(row) if is_number else row
-    output_gradients: list[Tensor | None] = []
-    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
-        rows = None
-        if gradient is not None and axis is not None:
-            rows = raise_precision(example_first(gradient, axis, batch_size))
-        output_gradients.append(rows)
     input_axes = [0 if i in axes else None for i in range(len(inputs))]
+    for i, axis in axes.items():
+        inputs[i] = example_first(inputs[i], axis, batch_size)
+    for i, x in enumerate(inputs):
+        if isinstance(x, Tensor) and x.is_floating_point():
+            inputs[i] = raise_precision(x)
+    output_gradients = _rows_of_gradients(call, batch_size)
     gradient_axes = [None if rows is None else 0 for rows in output_gradients]
 
     def differentiate_one(inputs: list[Any], output_gradients: list[Any]) -> dict[str, Tensor]:
@@ -310,6 +324,7 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
 
     run_all = torch.vmap(differentiate_one, in_dims=(input_axes, gradient_axes))
     gradients = run_all(inputs, output_gradients)
+    by_role = {}
     for role in layer.parameters:
         expected = tuple(layer.tensor(role).shape)
         actual = tuple(gradients[role].shape[1:]) if role in gradients else None
@@ -318,6 +333,16 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
                 f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
                 f"return the gradient of one example, of shape {expected}"
             )
-    return PerExample(
-        {role: raise_precision(gradients[role].detach()) for role in layer.parameters}
-    )
+        by_role[role] = raise_precision(gradients[role].detach())
+    return PerExample(by_role)
+
+
+def _rows_of_gradients(call: Call, batch_size: int) -> list[Tensor | None]:
+    """Return the output gradients with examples in front, None where there is none."""
+    gradients: list[Tensor | None] = []
+    for gradient, axis in zip(call.output_gradients, call.output_axes, strict=True):
+        rows = None
+        if gradient is not None and axis is not None:
+            rows = raise_precision(example_first(gradient, axis, batch_size))
+        gradients.append(rows)
+    return gradients

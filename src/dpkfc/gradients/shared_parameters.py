@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dpkfc.gradients.layers import name_arguments
+from dpkfc.linalg.blocks import Lookup
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, example_first, tensors_in
 from dpkfc.tracking.tracker import Tracker
@@ -54,11 +56,12 @@ class Meeting:
 
     def gradients(self, gradient: Tensor, size: int) -> Tensor:
         """Return gradients `[N, *source.shape]` from the gradient of the view."""
-        rows = example_first(gradient, self.axis, size)
-        extra = (self.axis.pre > 1) + (self.axis.post > 1)
-        if extra:
-            place = self.axis.dim + 1
-            rows = rows.sum(dim=list(range(place, place + extra)))
+        axis = self.axis
+        rows = example_first(gradient, axis, size)
+        if axis.extra_dims:
+            first = axis.dim + 1
+            copies = range(first, first + axis.extra_dims)
+            rows = rows.sum(dim=[*copies])
         return rows.reshape(size, *self.source.shape)
 
 
@@ -97,21 +100,19 @@ class WeightUse:
         """Return name to gradients `[N, *parameter.shape]`; `rows` is the length of a table."""
         b = example_first(gradient, self.output_axis, size)
         a = example_first(self.input, self.axis, size)
-        if not self.is_lookup:
-            a = a.reshape(size, -1, a.shape[-1])
-            b = b.reshape(size, a.shape[1], -1)
-            a = a.to(b.dtype)
-            product = torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)
-            gradients = {self.name: product}
-            if self.bias:
-                gradients[self.bias] = b.sum(1)
-            return gradients
-        ids = a.reshape(size, -1).long()
-        b = b.reshape(size, ids.shape[1], -1)
-        if self.padding is not None:
-            b = b.masked_fill((ids == self.padding).unsqueeze(-1), 0.0)
-        table = b.new_zeros(size, rows, b.shape[-1])
-        return {self.name: table.scatter_add_(1, ids.unsqueeze(-1).expand_as(b), b)}
+        if self.is_lookup:
+            ids = a.reshape(size, -1).long()
+            b = b.reshape(size, ids.shape[1], -1)
+            lookup = Lookup(ids, b, rows).drop_row(self.padding)
+            return {self.name: lookup.per_example()}
+        a = a.reshape(size, -1, a.shape[-1])
+        b = b.reshape(size, a.shape[1], -1)
+        a = a.to(b.dtype)
+        product = torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)
+        gradients = {self.name: product}
+        if self.bias:
+            gradients[self.bias] = b.sum(1)
+        return gradients
 
 
 @dataclass
@@ -135,7 +136,8 @@ class SharedUses:
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, with one row per example in place of a shared tensor."""
         name = _name(function)
-        if not self._mentions_parameter(args, kwargs):
+        states = [self.tracker.state(x) for x in tensors_in((*args, *kwargs.values()))]
+        if PARAMETRIC not in states:
             return function(*args, **kwargs)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             # Inside a checkpoint the pass is repeated without this.
@@ -156,12 +158,6 @@ class SharedUses:
             args, kwargs = self._expand_rows(args, kwargs, 2)
         return function(*args, **kwargs)
 
-    def _mentions_parameter(self, args: Any, kwargs: Any) -> bool:
-        return any(self._is_parametric(x) for x in tensors_in((*args, *kwargs.values())))
-
-    def _is_parametric(self, x: Any) -> bool:
-        return isinstance(x, Tensor) and self.tracker.state(x) is PARAMETRIC
-
     def _spread(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call `expand`, `repeat` or a relative, and note a meeting with the examples.
 
@@ -171,9 +167,8 @@ class SharedUses:
         result = function(*args, **kwargs)
         if self.tracker.state(source) is not PARAMETRIC or result.grad_fn is None:
             return result
-        rank = result.dim()
-        before = (1,) * (rank - source.dim()) + tuple(source.shape)
-        changed = [d for d in range(rank) if before[d] != result.shape[d]]
+        before = _broadcast_shape(source, result.dim())
+        changed = [dim for dim, length in enumerate(before) if length != result.shape[dim]]
         if len(changed) != 1:
             return result
         dim = changed[0]
@@ -188,7 +183,8 @@ class SharedUses:
         """
         self.tracker.set_state(rows, axis)
         if rows.requires_grad:
-            self.meetings.append(Meeting(source, axis, rows.shape, get_gradient_edge(rows)))
+            edge = get_gradient_edge(rows)
+            self.meetings.append(Meeting(source, axis, rows.shape, edge))
 
     def _expand_rows(self, args: Any, kwargs: Any, trailing: int) -> tuple[Any, Any]:
         """Return the arguments with shared tensors expanded along the batch axis.
@@ -209,9 +205,9 @@ class SharedUses:
             return args, kwargs
 
         def rows_of(x: Any) -> Any:
-            if not self._is_parametric(x):
+            if not isinstance(x, Tensor) or self.tracker.state(x) is not PARAMETRIC:
                 return x
-            shape = (1,) * (rank - x.dim()) + tuple(x.shape)
+            shape = _broadcast_shape(x, rank)
             if shape[axis.dim] != 1 or x.dim() < trailing:
                 return x
             wide = list(shape)
@@ -220,66 +216,98 @@ class SharedUses:
             self._add(x, rows, axis)
             return rows
 
-        return tuple(rows_of(x) for x in args), {key: rows_of(x) for key, x in kwargs.items()}
+        positional = tuple(rows_of(x) for x in args)
+        return positional, {key: rows_of(x) for key, x in kwargs.items()}
 
     def _note_transpose(self, source: Any, result: Any) -> None:
-        raw = isinstance(source, Tensor) and id(source) in self.names and source.dim() == 2
-        if raw and isinstance(result, Tensor) and result.shape == source.T.shape:
+        if not isinstance(source, Tensor) or not isinstance(result, Tensor):
+            return
+        is_matrix = id(source) in self.names and source.dim() == 2
+        if is_matrix and result.shape == source.T.shape:
             self._transposed[id(result)] = (result, source)
 
     def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Call a product or a lookup with a trainable matrix and note it, or return None."""
-        crosswise = False
-        if name == "embedding":
-            given = dict(zip(("input", "weight", "padding_idx"), args, strict=False)) | kwargs
-            x, weight, bias = given["input"], given["weight"], None
-            if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
-                return None
-        elif name == "linear":
-            given = dict(zip(("input", "weight", "bias"), args, strict=False)) | kwargs
-            x, weight, bias = given["input"], given["weight"], given.get("bias")
-        else:
-            x, matrix = args[:2] if name == "matmul" else args[1::-1]
-            bias, given = None, {}
-            known = self._transposed.get(id(matrix))
-            crosswise = known is None
-            weight = matrix if known is None else known[1]
-            if not isinstance(x, Tensor) or weight.dim() > 2:
-                return None
+        product = self._product(name, args, kwargs)
+        if product is None:
+            return None
+        x, weight, bias = product.input, product.weight, product.bias
         axis = self.tracker.axis(x)
-        own = [p for p in (weight, bias) if p is not None and self.tracker.state(p) is not None]
-        is_named = all(id(p) in self.names for p in (weight, *own))
-        if axis is None or not is_named:
+        read = [p for p in (weight, bias) if p is not None and self.tracker.state(p) is not None]
+        if axis is None or any(id(p) not in self.names for p in (weight, *read)):
             return None
         if name != "embedding" and axis.dim >= x.dim() - 1:
             return None
-        read = [weight, *own] + ([matrix] if name in ("matmul", "rmatmul") else [])
+
+        def name_of(p: Tensor | None) -> str:
+            return self.names[id(p)] if any(p is other for other in read) else ""
+
+        covered = [weight, *read, *product.given]
         outputs = list[Tensor]()
-        self.tracker.cover(read)
+        self.tracker.cover(covered)
         try:
             result = function(*args, **kwargs)
             outputs.append(result)
         finally:
-            self.tracker.uncover(read, outputs)
+            self.tracker.uncover(covered, outputs)
         output_axis = self.tracker.axis(result)
         if output_axis is None or result.grad_fn is None:
             self.tracker.fail(name, "a trainable matrix is used outside its layer")
             return result
-        bias_name = self.names[id(bias)] if bias is not None and any(bias is p for p in own) else ""
-        padding = given.get("padding_idx") if name == "embedding" else None
-        self.weights.append(
-            WeightUse(
-                self.names[id(weight)] if any(weight is p for p in own) else "",
-                bias_name,
-                x.detach(),
-                axis,
-                output_axis,
-                get_gradient_edge(result),
-                padding,
-                crosswise,
-            )
+        use = WeightUse(
+            name=name_of(weight),
+            bias=name_of(bias),
+            input=x.detach(),
+            axis=axis,
+            output_axis=output_axis,
+            edge=get_gradient_edge(result),
+            padding=product.padding,
+            crosswise=product.crosswise,
         )
+        self.weights.append(use)
         return result
+
+    def _product(self, name: str, args: Any, kwargs: Any) -> _Product | None:
+        """Return what a function is asked to multiply or look up, None where no rule is known."""
+        if name == "embedding":
+            given = name_arguments(("input", "weight", "padding_idx"), args, kwargs)
+            if given.get("max_norm") is not None or given.get("scale_grad_by_freq"):
+                return None
+            return _Product(given["input"], given["weight"], padding=given.get("padding_idx"))
+        if name == "linear":
+            given = name_arguments(("input", "weight", "bias"), args, kwargs)
+            return _Product(given["input"], given["weight"], given.get("bias"))
+        x, matrix = args[:2] if name == "matmul" else args[1::-1]
+        transposed = self._transposed.get(id(matrix))
+        weight = matrix if transposed is None else transposed[1]
+        if not isinstance(x, Tensor) or weight.dim() > 2:
+            return None
+        return _Product(x, weight, given=(matrix,), crosswise=transposed is None)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Features times a matrix, or ids in a table.
+
+    Attributes:
+        input: features or ids.
+        weight: the matrix or table.
+        bias: what is added, or None.
+        padding, crosswise: as of `WeightUse`.
+        given: the tensor that the function was given in the place of the matrix.
+    """
+
+    input: Any
+    weight: Any
+    bias: Any = None
+    padding: int | None = None
+    crosswise: bool = False
+    given: tuple[Tensor, ...] = ()
+
+
+def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
+    """Return the shape of a tensor with leading ones, so that it has `rank` dimensions."""
+    return (1,) * (rank - x.dim()) + tuple(x.shape)
 
 
 def _name(function: Any) -> str:
@@ -304,22 +332,20 @@ def pulled_back(
     """
     if not pairs or not targets:
         return [None] * len(targets)
-    sources = [meeting.source for meeting, _ in pairs]
-    rows = [
-        meeting.gradients(gradient, size).to(meeting.source.dtype) for meeting, gradient in pairs
-    ]
-    return _vectorised(sources, list(targets), rows, size)
-
-
-def _vectorised(
-    sources: list[Tensor], targets: list[Any], rows: list[Tensor], size: int
-) -> Sequence[Tensor | None]:
-    grad = partial(torch.autograd.grad, sources, targets, retain_graph=True, allow_unused=True)
+    sources = []
+    rows = []
+    for meeting, gradient in pairs:
+        sources.append(meeting.source)
+        rows.append(meeting.gradients(gradient, size).to(meeting.source.dtype))
+    grad = partial(
+        torch.autograd.grad, sources, list(targets), retain_graph=True, allow_unused=True
+    )
     try:
         return grad(rows, is_grads_batched=True)
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
+    # One of the operations has no batching rule.
     examples = [grad([g[i] for g in rows]) for i in range(size)]
     columns = zip(*examples, strict=True)
     return [None if column[0] is None else torch.stack(column) for column in columns]

@@ -33,8 +33,9 @@ from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_flatten
 
 from dpkfc.fsdp import is_divided, local, reshard
-from dpkfc.gradients.layers import Layer
+from dpkfc.gradients.layers import Layer, named_tensors
 from dpkfc.linalg.blocks import is_on_accelerator
+from dpkfc.linalg.metric import NamedTensors
 from dpkfc.rng_state import restarter
 
 # --------------------------------------------------------------------------------------------------
@@ -476,24 +477,13 @@ class PassState:
     def _changed_parameters(self) -> Iterator[str]:
         present = self._tensors(lambda m: m._parameters)
         for module, leaf in {**self._parameters, **present}:
-            fate = "It has been put back"
             if (module, leaf) not in self._parameters:
                 del module._parameters[leaf]
+                fate = _PUT_BACK
             else:
                 original, version, copy = self._parameters[module, leaf]
-                now = present.get((module, leaf))
-                is_lost = copy is None and original._version != version
-                if isinstance(copy, bytes):
-                    is_lost = _digest(original) != copy
-                if isinstance(copy, Tensor) and not same_values(local(original), copy):
-                    value = _write_copy(local(original), copy)
-                    if value.shape != original.shape and not is_divided(original):
-                        original.data = value
-                elif is_lost:
-                    with torch.no_grad():
-                        original.fill_(float("nan") if original.is_floating_point() else 0)
-                    fate = "Its value is unknown and has been erased: load the last checkpoint"
-                elif now is original or _is_reloaded(original, now, copy):
+                fate = _restore_parameter(original, version, copy, present.get((module, leaf)))
+                if not fate:
                     continue
                 module._parameters[leaf] = original
             yield (
@@ -504,6 +494,37 @@ class PassState:
     def _name(self, module: nn.Module, leaf: str) -> str:
         self.written.append(module)
         return f"{self._paths[module]}.{leaf}" if self._paths[module] else leaf
+
+
+_PUT_BACK = "It has been put back"
+
+
+def _restore_parameter(
+    original: Any, version: int, copy: Tensor | bytes | None, now: Tensor | None
+) -> str:
+    """Undo a change of a parameter, and return what became of it, empty where nothing changed.
+
+    Args:
+        original: the parameter before the pass.
+        version: its counter of writes then.
+        copy: its values or their digest, where they were kept.
+        now: what is in its place now.
+    """
+    if isinstance(copy, Tensor) and not same_values(local(original), copy):
+        value = _write_copy(local(original), copy)
+        if value.shape != original.shape and not is_divided(original):
+            original.data = value
+        return _PUT_BACK
+    is_lost = copy is None and original._version != version
+    if isinstance(copy, bytes):
+        is_lost = _digest(original) != copy
+    if is_lost:
+        with torch.no_grad():
+            original.fill_(float("nan") if original.is_floating_point() else 0)
+        return "Its value is unknown and has been erased: load the last checkpoint"
+    if now is original or _is_reloaded(original, now, copy):
+        return ""
+    return _PUT_BACK
 
 
 def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
@@ -1023,7 +1044,11 @@ def _globals_of(code: CodeType) -> Iterator[str]:
 # call, so that no batch changes a later one.
 
 
-def augmented(augment: Callable[[Any], Any] | None, model: nn.Module, batch: Any, rows: int) -> Any:
+Augmentation = Callable[[Any], Any]
+"""Maps a batch to one with as many rows, each changed at random on its own."""
+
+
+def augmented(augment: Augmentation | None, model: nn.Module, batch: Any, rows: int) -> Any:
     """Return the batch as `augment` changes it, itself without one.
 
     Args:
@@ -1069,26 +1094,7 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
             private gradients; an optimizer whose step needs a closure, which would ask for
             gradients without noise, or that takes sparse gradients only; a complex parameter.
     """
-    if isinstance(optimizer, torch.optim.LBFGS):
-        raise ValueError(
-            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
-            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
-        )
-    if isinstance(optimizer, torch.optim.SparseAdam):
-        raise ValueError(
-            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
-            "would reveal the tokens of private texts; use Adam"
-        )
-    # The optimizer of accelerate has a scaler under float16.
-    scaler = getattr(optimizer, "scaler", None)
-    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
-        raise ValueError(
-            "a GradScaler cannot step a private run: its scale follows private gradients without "
-            "noise; use bfloat16, and pass the torch optimizer itself"
-        )
-    if not hasattr(optimizer, "param_groups"):
-        kind = type(optimizer).__name__
-        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
+    _check_kind(optimizer)
     for name, p in parameters.items():
         if p.is_complex():
             raise ValueError(
@@ -1109,6 +1115,30 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
                 f"the optimizer holds a trainable parameter of shape {tuple(p.shape)} that is not "
                 "in the model and would get no private gradient; remove it"
             )
+
+
+def _check_kind(optimizer: Any) -> None:
+    """Refuse an optimizer that would ask for gradients without noise, or is none."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError(
+            f"{type(optimizer).__name__} steps with a closure that asks for gradients without "
+            "noise; use an optimizer that takes one gradient a step, such as SGD or Adam"
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise ValueError(
+            "SparseAdam takes sparse gradients alone, and a release is dense: rows without noise "
+            "would reveal the tokens of private texts; use Adam"
+        )
+    # The optimizer of accelerate has a scaler under float16.
+    scaler = getattr(optimizer, "scaler", None)
+    if isinstance(optimizer, torch.amp.GradScaler) or scaler is not None:
+        raise ValueError(
+            "a GradScaler cannot step a private run: its scale follows private gradients without "
+            "noise; use bfloat16, and pass the torch optimizer itself"
+        )
+    if not hasattr(optimizer, "param_groups"):
+        kind = type(optimizer).__name__
+        raise ValueError(f"the optimizer must be a torch.optim.Optimizer, got {kind}")
 
 
 def check_unchanged(
@@ -1183,12 +1213,12 @@ def check_finite(layers: Sequence[Layer]) -> None:
     Raises:
         ValueError: naming the parameter.
     """
-    flags: dict[str, Tensor] = {}
-    for layer in layers:
-        for role, name in layer.parameters.items():
-            x = local(layer.tensor(role))
-            if x.numel() and x.is_floating_point():
-                flags[name] = torch.isfinite(torch.stack(torch.aminmax(x))).all()
+    flags: NamedTensors = {}
+    for name, p in named_tensors(layers).items():
+        x = local(p)
+        if x.numel() and x.is_floating_point():
+            extremes = torch.stack(torch.aminmax(x))
+            flags[name] = torch.isfinite(extremes).all()
     if not flags:
         return
     # One question to the GPU for all parameters.
@@ -1365,8 +1395,8 @@ class ReleasedWeights:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._known: dict[str, Tensor] = {}
-        self._trained: dict[str, Tensor] = {}
+        self._known: NamedTensors = {}
+        self._trained: NamedTensors = {}
 
     def record(self) -> None:
         """Take the weights as they are now for those that were released.
@@ -1424,8 +1454,8 @@ class ReleasedWeights:
                 " it; remove the hook that adds it"
             )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        tensors: dict[str, Tensor] = dict(self._model.named_parameters())
+    def _tensors(self) -> NamedTensors:
+        tensors: NamedTensors = dict(self._model.named_parameters())
         for path, module in self._model.named_modules():
             for name, buffer in module.named_buffers(path, recurse=False):
                 is_saved = name.rpartition(".")[2] not in module._non_persistent_buffers_set

@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dpkfc.fsdp import find_graph_tensor
-from dpkfc.gradients.fallback import block_of_gradients, blocks_of_one, gradient_of
+from dpkfc.fsdp import find_graph_tensor, trainable_tensors
+from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
 from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
-from dpkfc.gradients.layers import Call, Calls, Layer
+from dpkfc.gradients.layers import Call, Calls, Layer, name_arguments
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.rng_state import are_states_equal, random_states
 from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, Unknown
@@ -199,8 +199,7 @@ class Tape:
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
-        self.tracker.declare_parameters(find_graph_tensor(p) for p in trainable)
+        self.tracker.declare_parameters(trainable_tensors(self.model).values())
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -208,11 +207,7 @@ class Tape:
         tracker = self.tracker
         if tracker is None:
             return
-        names = {
-            id(find_graph_tensor(p)): name
-            for name, p in self.model.named_parameters()
-            if p.requires_grad
-        }
+        names = {id(p): name for name, p in trainable_tensors(self.model).items()}
         self._shared = SharedUses(tracker, names)
         tracker.call = self._shared.call
         self._stack.callback(lambda: setattr(tracker, "call", None))
@@ -345,37 +340,24 @@ class Tape:
         outputs: Sequence[Tensor],
         call: _OpenCall,
     ) -> None:
-        axes = call.axes
         output_axes = [self._axis(x) for x in outputs]
-        size = self.size or 0
-        tracker = self.tracker
-        if tracker is not None and _public_rows(layers[0], call, outputs, size):
-            if all(axis is None for axis in (*axes, *output_axes)):
-                # One row an example by its shape: the rows are followed from here.
-                axes = []
-                for x in call.tensors:
-                    has_rows = x.dim() > 0 and x.shape[0] == size
-                    axes.append(BatchAxis(0) if has_rows else None)
-                output_axes = [BatchAxis(0)] * len(outputs)
-                for x in outputs:
-                    tracker.set_state(x, BatchAxis(0))
-        if tracker is not None and None in output_axes:
-            self._declare_public(layers[0], call, outputs, output_axes)
-        if call.states is not None and tracker is not None:
-            now = random_states(call.parameters[0].device)
-            if len(now) != len(call.states) or not are_states_equal(call.states, now):
-                why = "it holds parameters and draws random numbers"
-                tracker.fail(type(module).__name__, why)
+        if self.tracker is not None:
+            output_axes = self._declare_outputs(self.tracker, layers[0], call, outputs, output_axes)
+            if call.states is not None:
+                now = random_states(call.parameters[0].device)
+                if len(now) != len(call.states) or not are_states_equal(call.states, now):
+                    why = "it holds parameters and draws random numbers"
+                    self.tracker.fail(type(module).__name__, why)
         if call.attention is not None and not self._check_attention(module, given):
             return
         is_public = all(axis is None for axis in output_axes)
-        if layers[0].rule not in _SINGLE_OUTPUT and is_public and tracker is not None:
+        if is_public and self.tracker is not None and layers[0].rule not in _SINGLE_OUTPUT:
             return
         args, kwargs = tree_map_only(Tensor, Tensor.detach, given)
         self._records.append(
             _Record(
                 layers=layers,
-                call=Call(module, args, kwargs, [], axes, output_axes, call.attention),
+                call=Call(module, args, kwargs, [], call.axes, output_axes, call.attention),
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
                 edges=[_edge(x, module) if _is_differentiable(x) else None for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
@@ -383,29 +365,42 @@ class Tape:
             )
         )
 
-    def _declare_public(
+    def _declare_outputs(
         self,
+        tracker: Tracker,
         layer: Layer,
         call: _OpenCall,
         outputs: Sequence[Tensor],
         axes: Sequence[BatchAxis | None],
-    ) -> None:
-        """Declare that outputs without examples depend on the parameters of their layer."""
-        assert self.tracker is not None
+    ) -> list[BatchAxis | None]:
+        """Declare outputs that the tracker takes for public, and return the axes of all outputs."""
+        size = tracker.size
+        is_public = all(axis is None for axis in (*call.axes, *axes))
+        if is_public and _has_public_rows(layer, call, outputs, size):
+            # One row an example by its shape: the rows are followed from here.
+            for i, x in enumerate(call.tensors):
+                has_rows = x.dim() > 0 and x.shape[0] == size
+                call.axes[i] = BatchAxis(0) if has_rows else None
+            for x in outputs:
+                tracker.set_state(x, BatchAxis(0))
+            return [BatchAxis(0)] * len(outputs)
         for x, axis in zip(outputs, axes, strict=True):
-            if axis is None and not isinstance(self.tracker.state(x), Unknown):
-                self.tracker.set_state(x, PARAMETRIC)
+            if axis is None and not isinstance(tracker.state(x), Unknown):
+                # Without examples it depends on the parameters of its layer.
+                tracker.set_state(x, PARAMETRIC)
                 if layer.rule not in _SINGLE_OUTPUT:
                     # Their gradients come through the graph.
-                    self.tracker.read.update(id(p) for p in call.parameters)
+                    tracker.read.update(id(p) for p in call.parameters)
+        return [*axes]
 
     def _check_attention(
         self, module: nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]
     ) -> bool:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
-        named = dict(zip(ARGUMENTS, given[0], strict=False)) | given[1]
+        named = name_arguments(ARGUMENTS, *given)
         expected = expected_axis(module)
-        fits = all(self._axis(named[name]) == expected for name in ARGUMENTS[:3])
+        inputs = [named[name] for name in ARGUMENTS[:3]]
+        fits = all(self._axis(x) == expected for x in inputs)
         if not fits and self.tracker is not None:
             why = "queries, keys or values have the batch in another place than it takes"
             self.tracker.fail(type(module).__name__, why)
@@ -481,7 +476,8 @@ class Tape:
         for record in self._records:
             for layer in record.layers:
                 for role in layer.parameters:
-                    covered.add(id(find_graph_tensor(layer.tensor(role, record.call.module))))
+                    p = layer.tensor(role, record.call.module)
+                    covered.add(id(find_graph_tensor(p)))
         return covered
 
     def backward(self, losses: Tensor) -> Calls:
@@ -514,12 +510,10 @@ class Tape:
         meetings = self._shared.meetings if self._shared is not None else []
         weights = self._shared.weights if self._shared is not None else []
         batched = [record for record in records if not record.is_public]
-        edges: list[Any] = []
-        for record in batched:
-            edges += [edge for edge in record.edges if edge is not None]
-        edges += [meeting.edge for meeting in meetings]
-        edges += [use.edge for use in weights]
-        edges = list(dict.fromkeys(edges))
+        uses: list[Meeting | WeightUse] = [*meetings, *weights]
+        all_edges = [edge for record in batched for edge in record.edges]
+        all_edges += [use.edge for use in uses]
+        edges = [edge for edge in dict.fromkeys(all_edges) if edge is not None]
         gradients: dict[Any, Tensor | None] = {}
         if edges:
             arrived = torch.autograd.grad(
@@ -527,8 +521,10 @@ class Tape:
             )
             gradients = dict(zip(edges, arrived, strict=True))
         calls = self._calls_of(batched, gradients)
-        self._add_shared(_reached(meetings, gradients), records, calls)
-        self._add_weights(_reached(weights, gradients), calls)
+        if meetings:
+            self._add_shared(_reached(meetings, gradients), records, calls)
+        if weights:
+            self._add_weights(_reached(weights, gradients), calls)
         return calls
 
     def inputs(self) -> Calls:
@@ -545,8 +541,7 @@ class Tape:
             if record.is_public:
                 assert zeros[0] is not None
                 call = _shared_call(record, zeros[0].expand(size, *record.outputs[0][0]), size)
-            for layer in record.layers:
-                calls.setdefault(layer.name, []).append(call)
+            _add_call(calls, record, call)
         return calls
 
     def check_depends(self, losses: Tensor) -> None:
@@ -569,7 +564,7 @@ class Tape:
         arrived = []
         used: set[str] = set()
         for record in records:
-            own = [None if edge is None else gradients.get(edge) for edge in record.edges]
+            own = [gradients.get(edge) for edge in record.edges]
             arrived.append(own)
             if any(g is not None for g in own):
                 used.update(layer.name for layer in record.layers)
@@ -585,57 +580,38 @@ class Tape:
         self, pairs: Sequence[tuple[Meeting, Tensor]], records: Sequence[_Record], calls: Calls
     ) -> None:
         """Add the gradients of parameters that all examples share to the calls."""
-        if not pairs or self.tracker is None:
-            return
+        assert self.tracker is not None
         size = self.tracker.size
-        public, edges = list[_Record](), list[Any]()
+        public, targets = list[_Record](), list[Any]()
         for record in records:
             if record.is_public and record.edges and record.edges[0] is not None:
                 public.append(record)
-                edges.append(record.edges[0])
-        named: dict[int, tuple[str, Tensor]] = {}
-        for name, p in self.model.named_parameters():
-            if p.requires_grad:
-                tensor = find_graph_tensor(p)
-                named[id(tensor)] = (name, tensor)
-        direct = [named[key] for key in self.tracker.read if key in named]
-        targets = [*edges, *(p for _, p in direct)]
+                targets.append(record.edges[0])
+        names = []
+        for name, p in trainable_tensors(self.model).items():
+            if id(p) in self.tracker.read:
+                names.append(name)
+                targets.append(p)
         gradients = pulled_back(pairs, targets, size)
-        for record, gradient in zip(public, gradients[: len(public)], strict=True):
+        of_layers, of_parameters = gradients[: len(public)], gradients[len(public) :]
+        for record, gradient in zip(public, of_layers, strict=True):
             if gradient is not None:
                 rows = gradient.reshape(size, *record.outputs[0][0])
-                for layer in record.layers:
-                    calls.setdefault(layer.name, []).append(_shared_call(record, rows, size))
-        of_parameters = {}
-        for (name, _), gradient in zip(direct, gradients[len(public) :], strict=True):
-            if gradient is not None:
-                of_parameters[name] = gradient
-        self._add_parameters(of_parameters, calls)
+                _add_call(calls, record, _shared_call(record, rows, size))
+        named = zip(names, of_parameters, strict=True)
+        add_blocks(self.layers, {name: g for name, g in named if g is not None}, calls)
 
     def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
         """Add the gradients of matrices that a function read itself to the calls."""
-        if self.tracker is None:
-            return
+        assert self.tracker is not None
         size = self.tracker.size
         for use, gradient in pairs:
-            shapes = {
-                name: self.model.get_parameter(name).shape for name in (use.name, use.bias) if name
-            }
+            names = [name for name in (use.name, use.bias) if name]
+            shapes = {name: self.model.get_parameter(name).shape for name in names}
             rows = shapes[use.name][0] if use.is_lookup else 0
             gradients = use.gradients(gradient, size, rows)
             own = {name: gradients[name].reshape(size, *shape) for name, shape in shapes.items()}
-            self._add_parameters(own, calls)
-
-    def _add_parameters(self, gradients: dict[str, Tensor], calls: Calls) -> None:
-        """Add gradients `[N, *parameter.shape]` to the layers that the parameters belong to."""
-        for layer in self.layers:
-            own = {
-                role: gradients[name]
-                for role, name in layer.parameters.items()
-                if name in gradients
-            }
-            if own:
-                calls.setdefault(layer.name, []).append(block_of_gradients(layer, own))
+            add_blocks(self.layers, own, calls)
 
 
 @dataclass
@@ -684,12 +660,17 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
         else:
             gradients.append(gradient.reshape(shape))
     if record.call.attention is not None:
-        used = [
+        record.call.attention.gradients = [
             None if gradient is None else full
             for gradient, full in zip(arrived, gradients, strict=True)
         ]
-        record.call.attention.gradients = used
     return replace(record.call, output_gradients=gradients)
+
+
+def _add_call(calls: Calls, record: _Record, call: Call) -> None:
+    """Add a call to those of all layers that its module belongs to."""
+    for layer in record.layers:
+        calls.setdefault(layer.name, []).append(call)
 
 
 def _is_differentiable(x: Tensor) -> bool:
@@ -718,8 +699,8 @@ def _has_recurrent_batch(
 ) -> bool:
     """Return whether the inputs of a recurrent layer have the batch where the layer takes it."""
     is_cell = isinstance(module, nn.RNNCellBase)
-    has_dropout = not is_cell and module.training and bool(getattr(module, "dropout", 0))
-    if has_dropout and getattr(module, "num_layers", 1) > 1:
+    has_layers = not is_cell and getattr(module, "num_layers", 1) > 1
+    if has_layers and module.training and getattr(module, "dropout", 0):
         return False  # dropout is drawn between layers
     if call.unknown or call.parametric or call.axes[:1] != [sequence_axis]:
         return False
@@ -753,12 +734,13 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
 
     call = record.call
     args, kwargs = tree_map_only(Tensor, repeat, (call.args, call.kwargs))
-    axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, x.shape[0])) for x, _ in record.versions]
+    lengths = [x.shape[0] for x, _ in record.versions]
+    axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, length)) for length in lengths]
     output_axis = BatchAxis(0, 1, max(1, gradient.shape[1]))
     return Call(call.module, args, kwargs, [gradient.flatten(0, 1)], axes, [output_axis])
 
 
-def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
+def _has_public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
     """Return whether a call on public inputs has a row for each example by its shape.
 
     Ids `[N, T]` and noise `[N, d]` have.
@@ -767,7 +749,8 @@ def _public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size:
         return False
     if not call.tensors or not outputs or call.parametric or call.unknown:
         return False
-    return all(x.dim() >= 2 and x.shape[0] == size for x in (call.tensors[0], outputs[0]))
+    first_tensors = (call.tensors[0], outputs[0])
+    return all(x.dim() >= 2 and x.shape[0] == size for x in first_tensors)
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:

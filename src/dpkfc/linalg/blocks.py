@@ -8,18 +8,19 @@ examples, merge rows, sum with weights, materialise its gradients and bound what
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv1d_weight, conv2d_weight, conv3d_weight
 
-from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, Span
+from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker, NamedTensors, Span
 
 # --------------------------------------------------------------------------------------------------
 # Deferred flags: questions about the values of a GPU tensor, read all at once, so that the host
@@ -63,7 +64,8 @@ def read_flags(flags: Sequence[Tensor]) -> list[bool]:
     """Return the values of some flags, fetched in one transfer."""
     if not flags:
         return []
-    return [bool(x) for x in torch.stack([*flags]).tolist()]
+    values: list[bool] = torch.stack([*flags]).tolist()
+    return values
 
 
 # --------------------------------------------------------------------------------------------------
@@ -133,11 +135,12 @@ def row_norms(x: Tensor) -> Tensor:
         parts = [row_norms(part) for part in x.split(_SHORT, -1)]
         return torch.linalg.vector_norm(torch.stack(parts, -1), dim=-1)
     square = torch.linalg.vector_norm(x, dim=-1).double().square()
-    norms = (square * (1 + (d + 2) * torch.finfo(x.dtype).eps)).sqrt()
+    fraction_lost = (d + 2) * torch.finfo(x.dtype).eps
+    norms = (square * (1 + fraction_lost)).sqrt()
     out_of_range = ~((square >= TINY) & (square < math.inf))
     if d and is_on_accelerator(x):
-        largest = torch.linalg.vector_norm(x, math.inf, dim=-1).double()
-        return torch.where(out_of_range, largest * math.sqrt(d), norms)
+        largest = torch.linalg.vector_norm(x, math.inf, dim=-1)
+        return torch.where(out_of_range, largest.double() * math.sqrt(d), norms)
     if bool(out_of_range.any()):
         norms[out_of_range] = exact_row_norms(x[out_of_range])
     return norms
@@ -183,7 +186,23 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x with the rows of excluded examples set to zero, `each` rows an example."""
     if excluded is None:
         return x
-    return x.masked_fill(excluded.repeat_interleave(each).view(-1, *[1] * (x.dim() - 1)), 0)
+    return x.masked_fill(_align(excluded.repeat_interleave(each), x), 0)
+
+
+def _weigh(x: Tensor, weights: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
+    """Return x times the weights of its examples, `each` rows an example, and 0 for excluded."""
+    weights = weights.to(x.dtype).repeat_interleave(each)
+    return _mask(x, excluded, each) * _align(weights, x)
+
+
+def _align(values: Tensor, x: Tensor) -> Tensor:
+    """Return one value a row of x `[n, ...]` in a shape that broadcasts over x."""
+    return values.view(-1, *[1] * (x.dim() - 1))
+
+
+def _sum_groups(x: Tensor, groups: int) -> Tensor:
+    """Return `[N]` from `[N * groups]`."""
+    return x.view(-1, groups).sum(1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -206,6 +225,10 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
 #   sum_squares()           Σ_n g_n², entry by entry, in float64
 
 
+_Form = TypeVar("_Form", bound="_Block")
+_Result = TypeVar("_Result")
+
+
 class _Block:
     """What most blocks share.
 
@@ -219,6 +242,18 @@ class _Block:
     kind: ClassVar[str | None] = None
     dimensions: Any = None
     settings: Any = None
+
+    def select(self: _Form, rows: Rows) -> _Form:
+        """Return the block of the examples start … stop, or of a mask."""
+        block: Any = self
+        size = max(1, block.batch_size)
+        parts = {}
+        for field in fields(block):
+            x = getattr(block, field.name)
+            if isinstance(x, Tensor):
+                parts[field.name] = x[_repeat(rows, len(x) // size)]
+        selected: _Form = replace(block, **parts)
+        return selected
 
     def make_factor_block(self) -> Any:
         """Return the block as factors are computed from it."""
@@ -253,7 +288,8 @@ class _Block:
     @property
     def gradient_shapes(self: Any) -> dict[str, tuple[int, ...]]:
         """Return role to the shape of one example's gradient, "" for a matrix `[rows, columns]`."""
-        columns = self.select(slice(0, 1)).per_example().shape[-1]
+        first = self.select(slice(0, 1))
+        columns = first.per_example().shape[-1]
         return {"": (self.num_entries // columns, columns)}
 
     def flatten(self: Any) -> Tensor:
@@ -281,15 +317,19 @@ class _Block:
         function: Callable[[Any], Tensor],
         elements_each: int,
         most: int | None = None,
+        shape: tuple[int, ...] = (),
     ) -> Tensor:
-        """Return numbers `[N]` in float64, each of its own example, of some examples at a time.
+        """Return numbers `[N, *shape]` in float64, each of its own example.
+
+        Some examples are processed at a time.
 
         Args:
             function: from a block to its numbers.
             elements_each: what `function` holds for one example.
             most: elements at once, None for the limit of the clipped sum.
+            shape: of the numbers of one example.
         """
-        pieces = [self.like.new_zeros(0, dtype=torch.float64)]
+        pieces = [self.like.new_zeros(0, *shape, dtype=torch.float64)]
         for rows in chunks(self.batch_size, elements_each, most):
             pieces.append(function(self.select(rows)))
         return torch.cat(pieces)
@@ -299,26 +339,29 @@ class _Block:
 
         def square(part: Any) -> Tensor:
             z = entry.rotate(part.per_example()) * entry.scale
-            return sum_squares(z.flatten(1)).view(-1, self.groups).sum(1)
+            return _sum_groups(sum_squares(z.flatten(1)), self.groups)
 
         squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
         return squares
 
-    def iterate_flat(self: Any) -> Iterator[dict[str, Tensor]]:
+    def iterate_flat(self: Any) -> Iterator[NamedTensors]:
         """Yield role to materialised gradients `[n, numel]`, of some examples at a time.
 
         The role is "" for the matrix of weight and bias.
         """
         size = self.num_entries
         for rows in chunks(self.batch_size, size):
-            yield {"": self.select(rows).per_example().reshape(-1, size)}
+            gradients = self.select(rows).per_example()
+            yield {"": gradients.reshape(-1, size)}
 
     def inner_products(self: Any, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64."""
-        directions = {role: v.reshape(span.rank, -1).T for role, v in span.vectors.items()}
         pieces = [self.like.new_zeros(0, span.rank, dtype=torch.float64)]
         for part in self.iterate_flat():
-            products = [(g @ directions[role].to(g.dtype)).double() for role, g in part.items()]
+            products = []
+            for role, g in part.items():
+                directions = span.vectors[role].reshape(span.rank, -1).to(g.dtype)
+                products.append((g @ directions.T).double())
             pieces.append(torch.stack(products).sum(0))
         return torch.cat(pieces)
 
@@ -381,8 +424,11 @@ class Outer(_Block):
         """Return the same block with the column of ones written out."""
         if not self.homogeneous:
             return self
-        ones = self.a.new_ones(*self.a.shape[:2], 1)
-        return Outer(torch.cat([self.a, ones], -1), self.b, self.groups)
+        return Outer(_append_ones(self.a), self.b, self.groups)
+
+    def double(self) -> Outer:
+        """Return the block in float64."""
+        return replace(self, a=self.a.double(), b=self.b.double())
 
     def make_factor_block(self) -> Outer:
         """Return the block as factors are computed from it."""
@@ -391,11 +437,6 @@ class Outer(_Block):
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
-
-    def select(self, rows: Rows) -> Outer:
-        """Return the block of the examples start … stop."""
-        rows = _repeat(rows, self.groups)
-        return replace(self, a=self.a[rows], b=self.b[rows])
 
     def merge_rows(self, count: int, size: int) -> Outer:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -412,39 +453,38 @@ class Outer(_Block):
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
-        weights = weights.to(self.b.dtype)
         a = _mask(self.a, excluded, self.groups)
-        b = _mask(self.b, excluded, self.groups)
-        n, groups = weights.shape[0], self.groups
-        if groups == 1:
-            scaled = (b * weights.view(-1, 1, 1)).flatten(0, 1)
-            total = scaled.T @ a.flatten(0, 1)
-            if self.homogeneous:
-                total = torch.cat([total, scaled.sum(0).unsqueeze(1)], 1)
-            return total
-        scaled = b * weights.repeat_interleave(groups).view(-1, 1, 1)
-        scaled = scaled.view(n, groups, *scaled.shape[1:])
-        a = a.view(n, groups, *a.shape[1:])
-        return torch.einsum("ngto,ngti->goi", scaled, a).flatten(0, 1)
+        b = _weigh(self.b, weights, excluded, self.groups)
+        if self.groups > 1:
+            by_group = (len(weights), self.groups)
+            a = a.unflatten(0, by_group)
+            b = b.unflatten(0, by_group)
+            return torch.einsum("ngto,ngti->goi", b, a).flatten(0, 1)
+        rows = b.flatten(0, 1)
+        total = rows.T @ a.flatten(0, 1)
+        if self.homogeneous:
+            total = torch.cat([total, rows.sum(0).unsqueeze(1)], 1)
+        return total
 
     def inner_products(self, span: Span) -> Tensor:
         """Return ⟨L_j, g_n⟩ `[N, k]` in float64, for one position as bᵀ L_j a."""
         if self.groups != 1 or self.a.shape[1] != 1:
             return super().inner_products(span)
-        a, b = self.explicit().a[:, 0], self.b[:, 0]
-        vectors = span.vectors[""]
-        k, d_out, d_in = vectors.shape
-        directions = vectors.to(a.dtype).view(k * d_out, d_in).T
-        pieces = [b.new_zeros(0, k, dtype=torch.float64)]
-        for rows in chunks(len(b), k * d_out):
-            mapped = (a[rows] @ directions).view(-1, k, d_out)
-            pieces.append(torch.bmm(mapped, b[rows].unsqueeze(2))[:, :, 0].double())
-        return torch.cat(pieces)
+        k, d_out, d_in = span.vectors[""].shape
+        directions = span.vectors[""].to(self.a.dtype).view(k * d_out, d_in)
+
+        def multiply(part: Outer) -> Tensor:
+            mapped = part.explicit().a[:, 0] @ directions.T
+            b = part.b[:, 0].unsqueeze(2)
+            products = torch.bmm(mapped.view(-1, k, d_out), b)
+            return products[:, :, 0].double()
+
+        return self.map_examples(multiply, k * d_out, shape=(k,))
 
     def count_terms(self) -> tuple[Tensor, Tensor]:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
-        terms = count_moved(self.b).double().view(-1, self.groups).amax(1)
-        return self.exact_magnitudes(), terms
+        terms = count_moved(self.b).double()
+        return self.exact_magnitudes(), terms.view(-1, self.groups).amax(1)
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
@@ -453,27 +493,32 @@ class Outer(_Block):
         if positions == 1:
             squares = sum_squares(sides.input.apply(inputs[:, 0]))
             squares = squares * sum_squares(sides.output.apply(outputs[:, 0]))
-            return squares.view(-1, self.groups).sum(1)
+            return _sum_groups(squares, self.groups)
         size = d_in * d_out
         has_small_gram = positions * (d_in + d_out) < size
         if has_small_gram:
             size = positions * (positions + d_in + d_out)
         pieces = []
         for rows in chunks(len(outputs), size, _CURVATURE_ELEMENTS):
-            a, b = inputs[rows], outputs[rows]
+            a = inputs[rows]
+            b = outputs[rows]
             if has_small_gram:
-                a, b = sides.input.apply(a), sides.output.apply(b)
+                a = sides.input.apply(a)
+                b = sides.output.apply(b)
                 products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
-                pieces.append(products.sum((1, 2)).clamp(min=0))
+                squares = products.sum((1, 2)).clamp(min=0)
             else:
-                pieces.append(sum_squares(sides.apply(torch.bmm(b.mT, a)).flatten(1)))
-        return torch.cat(pieces).view(-1, self.groups).sum(1)
+                z = sides.apply(torch.bmm(b.mT, a))
+                squares = sum_squares(z.flatten(1))
+            pieces.append(squares)
+        return _sum_groups(torch.cat(pieces), self.groups)
 
     def _rows_by_group(self) -> tuple[Tensor, Tensor]:
         """Return a and b as float64 `[groups, N, T, d]`."""
-        a = self.a.double().unflatten(0, (-1, self.groups)).transpose(0, 1)
-        b = self.b.double().unflatten(0, (-1, self.groups)).transpose(0, 1)
-        return a, b
+        by_group = (-1, self.groups)
+        a = self.a.double().unflatten(0, by_group)
+        b = self.b.double().unflatten(0, by_group)
+        return a.transpose(0, 1), b.transpose(0, 1)
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[groups, d_out, d_in]` in float64."""
@@ -484,31 +529,36 @@ class Outer(_Block):
         """Return Σ_n g_n², entry by entry, `[groups, d_out, d_in]` in float64."""
         a, b = self._rows_by_group()
         if a.shape[2] == 1:
+            # With one position the square of a product is the product of squares.
             return b[:, :, 0].square().mT @ a[:, :, 0].square()
         total = b.new_zeros(self.groups, b.shape[-1], a.shape[-1])
         for rows in _summed_chunks(self.batch_size, total.numel()):
-            total += (b[:, rows].mT @ a[:, rows]).square().sum(1)
+            gradients = b[:, rows].mT @ a[:, rows]
+            total += gradients.square().sum(1)
         return total
 
     def exact_magnitudes(self) -> Tensor:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, `[N]`, from norms in float64."""
-        inputs = (exact_row_norms(self.a).square() + float(self.homogeneous)).sqrt()
-        rows = (inputs * exact_row_norms(self.b)).sum(1)
-        return rows.view(-1, self.groups).sum(1)
+        squares = exact_row_norms(self.a).square() + float(self.homogeneous)
+        products = squares.sqrt() * exact_row_norms(self.b)
+        return _sum_groups(products.sum(1), self.groups)
 
     def input_squares(self) -> Tensor:
         """Return ‖a_t‖² with the implied coordinate, `[N * groups, T]`, rounded up."""
-        return limit_inputs(row_norms(self.a), self.a).square() + float(self.homogeneous)
+        norms = limit_inputs(row_norms(self.a), self.a)
+        return norms.square() + float(self.homogeneous)
 
     def row_magnitudes(self) -> tuple[Tensor, Tensor]:
         """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[N * groups]`."""
-        out = row_norms(self.b)
-        return (self.input_squares().sqrt() * out).sum(1), (out > 0).sum(1)
+        outputs = row_norms(self.b)
+        products = self.input_squares().sqrt() * outputs
+        return products.sum(1), (outputs > 0).sum(1)
 
     def magnitudes(self) -> tuple[Tensor, Tensor]:
         """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ over groups too, and the positions, `[N]`."""
         sums, positions = self.row_magnitudes()
-        return sums.view(-1, self.groups).sum(1), positions.view(-1, self.groups).amax(1)
+        by_group = positions.view(-1, self.groups)
+        return _sum_groups(sums, self.groups), by_group.amax(1)
 
 
 @dataclass(frozen=True)
@@ -549,22 +599,24 @@ class Patched(_Block):
 
     def input_rows(self, index: Tensor | None) -> Tensor:
         """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
-        if index is None or _DENSE_FRACTION * len(index) > self.b.shape[0] * self.b.shape[1]:
+        rows_in_all = self.b.shape[0] * self.b.shape[1]
+        if index is None or _DENSE_FRACTION * len(index) > rows_in_all:
             return pick_rows(self.explicit().a, index)
-        axes = self._axes
+        first_position = 4 + self._axes
         positions = []
         # The last axis runs fastest in the row number.
-        for size in reversed(self.view.shape[4 + axes :]):
+        for size in reversed(self.view.shape[first_position:]):
             positions.append(index % size)
             index = index // size
         views, groups = self.view.shape[1:3]
         view = index % views
         index = index // views
-        patch = range(3, 4 + axes)
-        ordered = self.view.permute(0, 1, 2, *range(4 + axes, 4 + 2 * axes), *patch)
+        position_dims = range(first_position, self.view.dim())
+        patch_dims = range(3, first_position)
+        ordered = self.view.permute(0, 1, 2, *position_dims, *patch_dims)
         place = (index // groups, view, index % groups, *reversed(positions))
         rows = ordered[place].flatten(1)
-        return torch.cat([rows, rows.new_ones(len(rows), 1)], 1) if self.homogeneous else rows
+        return _append_ones(rows) if self.homogeneous else rows
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
@@ -576,19 +628,17 @@ class Patched(_Block):
     def explicit(self) -> Outer:
         """Return the same block with all patches formed."""
         width = self.d_in - self.homogeneous
-        columns = self.view.permute(0, 2, 1, *range(3, self.view.dim()))
+        n, positions = self.b.shape[:2]
+        views = self.view.shape[1]
+        columns = self.view.transpose(1, 2)
         # Two steps are faster than forming the rows at once.
-        columns = columns.reshape(self.b.shape[0], self.view.shape[1], width, -1)
-        a = columns.transpose(2, 3).reshape(*self.b.shape[:2], -1)
+        columns = columns.reshape(n, views, width, -1)
+        a = columns.transpose(2, 3).reshape(n, positions, -1)
         return Outer(a, self.b, self.groups, self.homogeneous).explicit()
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
         return self.explicit().per_example()
-
-    def select(self, rows: Rows) -> Patched:
-        """Return the block of the examples start … stop."""
-        return replace(self, view=self.view[rows], b=self.b[_repeat(rows, self.groups)])
 
 
 _DENSE_FRACTION = 4
@@ -628,11 +678,8 @@ class Lookup(_Block):
 
     def add_per_example(self, total: Tensor) -> Tensor:
         """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
-        return total.scatter_add_(1, self.ids.unsqueeze(-1).expand_as(self.b), self.b)
-
-    def select(self, rows: Rows) -> Lookup:
-        """Return the block of the examples start … stop."""
-        return replace(self, ids=self.ids[rows], b=self.b[rows])
+        ids = self.ids.unsqueeze(-1).expand_as(self.b)
+        return total.scatter_add_(1, ids, self.b)
 
     def merge_rows(self, count: int, size: int) -> Lookup:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -653,12 +700,17 @@ class Lookup(_Block):
         total = self.b.new_zeros(self.num_rows, self.b.shape[-1])
         return self.add_weighted_sum(total, weights, excluded)
 
-    def add_weighted_sum(
-        self, total: Tensor, weights: Tensor, excluded: Tensor | None = None
-    ) -> Tensor:
+    def add_weighted_sum(self, total: Tensor, weights: Tensor, excluded: Tensor | None) -> Tensor:
         """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
-        rows = _mask(self.b, excluded) * weights.to(self.b.dtype).view(-1, 1, 1)
+        rows = _weigh(self.b, weights, excluded)
         return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+
+    def drop_row(self, row: int | None) -> Lookup:
+        """Return the block without the gradients of one row, such as that of padding."""
+        if row is None:
+            return self
+        is_dropped = (self.ids == row).unsqueeze(-1)
+        return replace(self, b=self.b.masked_fill(is_dropped, 0.0))
 
     def scale_rows(self, metric: Eigenbasis) -> Lookup:
         """Return a lookup whose gradients have the norms that those of this one have in a metric.
@@ -676,13 +728,15 @@ class Lookup(_Block):
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖²; rows with the same id add up first, by a Gram matrix of equal ids."""
-        b = sides.input.apply_at(sides.output.apply(self.b).double(), self.ids)
+        b = sides.output.apply(self.b).double()
+        b = sides.input.apply_at(b, self.ids)
 
         def square(part: Lookup) -> Tensor:
             products = torch.bmm(part.b, part.b.mT) * part.find_same_ids()
             return products.sum((1, 2)).clamp(min=0)
 
-        return replace(self, b=b).map_examples(square, self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS)
+        mapped = replace(self, b=b)
+        return mapped.map_examples(square, self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS)
 
     def find_same_ids(self) -> Tensor:
         """Return which two positions of an example read the same row, `[N, T, T]`."""
@@ -695,7 +749,8 @@ class Lookup(_Block):
 
     def add_sum(self, total: Tensor) -> Tensor:
         """Add Σ_n g_n to a float64 `[num_rows, d_out]` in place, and return it."""
-        return total.index_add_(0, self.ids.flatten(), self.b.double().flatten(0, 1))
+        rows = self.b.double().flatten(0, 1)
+        return total.index_add_(0, self.ids.flatten(), rows)
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[num_rows, d_out]` in float64.
@@ -704,21 +759,23 @@ class Lookup(_Block):
         """
         b = self.b.double().flatten(0, 1)
         total = b.new_zeros(self.num_rows, b.shape[1])
-        examples = torch.arange(self.batch_size, device=self.ids.device).unsqueeze(1)
-        places = (self.ids + examples * self.num_rows).flatten()
-        keys, inverse = torch.unique(places, return_inverse=True)
-        sums = b.new_zeros(len(keys), b.shape[1]).index_add_(0, inverse, b)
+        examples = torch.arange(self.batch_size, device=self.ids.device)
+        first_keys = examples.unsqueeze(1) * self.num_rows
+        keys, inverse = torch.unique((self.ids + first_keys).flatten(), return_inverse=True)
+        sums = b.new_zeros(len(keys), b.shape[1])
+        sums.index_add_(0, inverse, b)
         return total.index_add_(0, keys % self.num_rows, sums.square())
 
     def inner_products(self, span: Span) -> Tensor:
         """Return Σ_t L_j[id_t] · b_t, `[N, k]` in float64, from the rows that were read."""
-        vectors = span.vectors[""]
-        (n, positions), d = self.ids.shape, self.b.shape[-1]
-        pieces = [self.b.new_zeros(0, len(vectors), dtype=torch.float64)]
-        for rows in chunks(n, len(vectors) * positions * d):
-            gathered = vectors.to(self.b.dtype)[:, self.ids[rows]]
-            pieces.append(torch.einsum("kntd,ntd->nk", gathered, self.b[rows]).double())
-        return torch.cat(pieces)
+        vectors = span.vectors[""].to(self.b.dtype)
+        _, positions, d = self.b.shape
+
+        def multiply(part: Lookup) -> Tensor:
+            gathered = vectors[:, part.ids]
+            return torch.einsum("kntd,ntd->nk", gathered, part.b).double()
+
+        return self.map_examples(multiply, span.rank * positions * d, shape=(span.rank,))
 
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
@@ -726,7 +783,8 @@ class Lookup(_Block):
         magnitudes = exact_row_norms(self.b).sum(1)
         length = terms * self.b.shape[-1]
         rounding = torch.minimum(length, 4 * length.sqrt())
-        return roundoff(self.b) * (rounding * span.length + 2 * terms * gain) * magnitudes
+        units = rounding * span.length + 2 * terms * gain
+        return roundoff(self.b) * units * magnitudes
 
 
 @dataclass(frozen=True)
@@ -738,7 +796,7 @@ class PerExample(_Block):
             `[N, *parameter.shape]`.
     """
 
-    grads: dict[str, Tensor]
+    grads: NamedTensors
     kind: ClassVar[str] = "elementwise"
 
     @property
@@ -751,10 +809,14 @@ class PerExample(_Block):
         """Return the number of examples N."""
         return len(self.like)
 
+    def _map_roles(self, function: Callable[[Tensor], _Result]) -> dict[str, _Result]:
+        """Return role to the value of a function of the role's gradients."""
+        return {role: function(g) for role, g in self.grads.items()}
+
     @property
     def side_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return role to the shape of the parameter."""
-        return {role: tuple(g.shape[1:]) for role, g in self.grads.items()}
+        return self._map_roles(lambda g: tuple(g.shape[1:]))
 
     @property
     def gradient_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -763,8 +825,8 @@ class PerExample(_Block):
 
     def flatten(self) -> Tensor:
         """Return gradients `[N, numel]`, the roles of `gradient_shapes` side by side."""
-        roles = [self.grads[role].reshape(self.batch_size, -1) for role in self.gradient_shapes]
-        return torch.cat(roles, 1)
+        (flat,) = self.iterate_flat()
+        return torch.cat([flat[role] for role in self.gradient_shapes], 1)
 
     @property
     def num_entries(self) -> int:
@@ -773,45 +835,49 @@ class PerExample(_Block):
 
     def select(self, rows: Rows) -> PerExample:
         """Return the block of the examples start … stop."""
-        return PerExample({role: g[rows] for role, g in self.grads.items()})
+        return PerExample(self._map_roles(lambda g: g[rows]))
 
     def merge_rows(self, count: int, size: int) -> PerExample:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        merged = {}
-        for role, rows in self.grads.items():
-            g = rows[: count * size]
-            merged[role] = g if size == 1 else g.view(-1, size, *g.shape[1:]).sum(1)
+        merged = self._map_roles(lambda g: g[: count * size])
+        if size > 1:
+            for role, g in merged.items():
+                merged[role] = g.view(-1, size, *g.shape[1:]).sum(1)
         return PerExample(merged)
 
     def join(self, others: Sequence[Any]) -> PerExample:
         """Return several uses of one module as one block, with their gradients added."""
-        blocks: list[PerExample] = [self, *others]
-        total = {role: torch.stack([x.grads[role] for x in blocks]).sum(0) for role in self.grads}
+        total = {}
+        for role in self.grads:
+            uses = [block.grads[role] for block in (self, *others)]
+            total[role] = torch.stack(uses).sum(0)
         return PerExample(total)
 
-    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> dict[str, Tensor]:
+    def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> NamedTensors:
         """Return role to Σ_n weights_n g_n."""
-        return {
-            role: torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
-            for role, g in self.grads.items()
-        }
+
+        def add(g: Tensor) -> Tensor:
+            return torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
+
+        return self._map_roles(add)
 
     def squared_norms(self, entry: Entry | None) -> Tensor:
         """Return ‖z_n‖² in an entry of a metric, `[N]` in float64, up to rounding."""
         mapped = self.grads if entry is None else entry.apply_roles(self.grads)
-        return torch.stack([sum_squares(g.reshape(len(g), -1)) for g in mapped.values()]).sum(0)
+        squares = [sum_squares(g.reshape(len(g), -1)) for g in mapped.values()]
+        return torch.stack(squares).sum(0)
 
-    def sum_gradients(self) -> dict[str, Tensor]:
+    def sum_gradients(self) -> NamedTensors:
         """Return role to Σ_n g_n in float64."""
-        return {role: g.detach().double().sum(0) for role, g in self.grads.items()}
+        return self._map_roles(lambda g: g.detach().double().sum(0))
 
-    def sum_squares(self) -> dict[str, Tensor]:
+    def sum_squares(self) -> NamedTensors:
         """Return role to Σ_n g_n², entry by entry, in float64."""
-        return {role: g.detach().double().square().sum(0) for role, g in self.grads.items()}
+        return self._map_roles(lambda g: g.detach().double().square().sum(0))
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
+    def iterate_flat(self) -> Iterator[NamedTensors]:
         """Yield role to gradients `[N, numel]` once."""
-        yield {role: g.reshape(len(g), math.prod(g.shape[1:])) for role, g in self.grads.items()}
+        yield self._map_roles(lambda g: g.reshape(len(g), math.prod(g.shape[1:])))
 
 
 @dataclass(frozen=True)
@@ -880,16 +946,19 @@ class Tied(_Block):
         def multiply_uses(part: Tied) -> Tensor:
             a = sides.input.apply(part.outer.a).double()
             c = sides.input.apply(part.lookup.b).double()
-            return (torch.bmm(a, c.mT) * part.read_outputs()).sum((1, 2))
+            products = torch.bmm(a, c.mT) * part.read_outputs()
+            return products.sum((1, 2))
 
         size = positions * max(1, lookup.ids.shape[1])
-        products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
-        return (squares + 2 * sides.output.factor**2 * products).clamp(min=0)
+        inner_products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
+        squares = squares + 2 * sides.output.factor**2 * inner_products
+        return squares.clamp(min=0)
 
     def read_outputs(self) -> Tensor:
         """Return the output gradients of the linear use at the ids read, `[N, T, S]`."""
-        ids = self.lookup.ids.unsqueeze(1)
-        return self.outer.b.gather(2, ids.expand(-1, self.outer.b.shape[1], -1))
+        positions = self.outer.b.shape[1]
+        ids = self.lookup.ids.unsqueeze(1).expand(-1, positions, -1)
+        return self.outer.b.gather(2, ids)
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[V, d]` in float64."""
@@ -899,19 +968,24 @@ class Tied(_Block):
         """Return Σ_n g_n², entry by entry, `[V, d]` in float64."""
         total = self.like.new_zeros(self.d_out, self.d_in, dtype=torch.float64)
         for rows in _summed_chunks(self.batch_size, total.numel()):
-            total += self.select(rows).double().per_example().square().sum(0)
+            gradients = self.select(rows).double().per_example()
+            total += gradients.square().sum(0)
         return total
 
     def double(self) -> Tied:
         """Return the block in float64."""
         lookup = replace(self.lookup, b=self.lookup.b.double())
-        outer = replace(self.outer, a=self.outer.a.double(), b=self.outer.b.double())
-        return Tied(lookup, outer)
+        return Tied(lookup, self.outer.double())
 
     def count_terms(self) -> tuple[Tensor, Tensor]:
         """Return the sum of the magnitudes of all uses and the uses with a gradient, `[N]`."""
-        terms = count_moved(self.lookup.b).double() + count_moved(self.outer.b).double()
-        return exact_row_norms(self.lookup.b).sum(1) + self.outer.exact_magnitudes(), terms
+        lookups = exact_row_norms(self.lookup.b).sum(1)
+        magnitudes = lookups + self.outer.exact_magnitudes()
+        return magnitudes, self.count_uses().double()
+
+    def count_uses(self) -> Tensor:
+        """Return how many uses of each example have a gradient, `[N]`."""
+        return count_moved(self.lookup.b) + count_moved(self.outer.b)
 
 
 @dataclass(frozen=True)
@@ -949,24 +1023,22 @@ class MaterializedGradients(_Block):
         """Return the gradients as they are."""
         return self.gradients
 
-    def select(self, rows: Rows) -> MaterializedGradients:
-        """Return the block of the examples start … stop."""
-        return replace(self, gradients=self.gradients[_repeat(rows, self.groups)])
-
     def merge_rows(self, count: int, size: int) -> MaterializedGradients:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
         g = self.gradients[: count * size * self.groups]
         if size > 1:
-            g = g.view(count, size, self.groups, *g.shape[1:]).sum(1).flatten(0, 1)
+            records = g.view(count, size, self.groups, *g.shape[1:])
+            g = records.sum(1).flatten(0, 1)
         return replace(self, gradients=g)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[groups * d_out, d_in]`."""
         g = _mask(self.gradients, excluded, self.groups)
-        flat = weights.to(g.dtype) @ g.reshape(len(weights), self.num_entries)
-        return flat.view(-1, g.shape[-1])
+        rows = g.reshape(len(weights), self.num_entries)
+        total = weights.to(g.dtype) @ rows
+        return total.view(-1, g.shape[-1])
 
-    def iterate_flat(self) -> Iterator[dict[str, Tensor]]:
+    def iterate_flat(self) -> Iterator[NamedTensors]:
         """Yield the gradients `[N, numel]` once."""
         yield {"": self.gradients.reshape(self.batch_size, self.num_entries)}
 
@@ -1020,8 +1092,8 @@ class ConvBlock(_Block):
     @property
     def d_in(self) -> int:
         """Return the width of a patch row of one group, the homogeneous coordinate included."""
-        width = (self.x.shape[1] // self.groups) * math.prod(self.kernel)
-        return self.weight * width + self.bias
+        channels = self.x.shape[1] // self.groups
+        return self.weight * channels * math.prod(self.kernel) + self.bias
 
     @property
     def d_out(self) -> int:
@@ -1033,14 +1105,10 @@ class ConvBlock(_Block):
         """Return positions T, input features d_in and output features d_out."""
         return self.positions, self.d_in, self.d_out
 
-    def select(self, rows: Rows) -> ConvBlock:
-        """Return the block of the examples start … stop."""
-        rows = _repeat(rows, self.views)
-        return replace(self, x=self.x[rows], b=self.b[rows])
-
     def merge_rows(self, count: int, size: int) -> ConvBlock:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        return replace(self.select(slice(0, count * size)), views=self.views * size)
+        rows = self.select(slice(0, count * size))
+        return replace(rows, views=self.views * size)
 
     def join(self, others: Sequence[Any]) -> ConvBlock | Outer:
         """Return several calls of one convolution as one block.
@@ -1067,14 +1135,15 @@ class ConvBlock(_Block):
         if not self.weight:
             return self.outer()
         b = self._output_rows()
-        view = self._windows()
-        view = view.view(self.batch_size, self.views, self.groups, -1, *view.shape[2:])
-        return Patched(view, b, self.bias)
+        windows = self._windows()
+        rows = windows.unflatten(0, (self.batch_size, self.views))
+        return Patched(rows.unflatten(2, (self.groups, -1)), b, self.bias)
 
     def _output_rows(self) -> Tensor:
         """Return the output gradients as rows `[N * groups, T, d_out]`."""
-        rows = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
-        return _merge_positions(rows.transpose(1, 2), self.batch_size, self.views, self.groups)
+        columns = self.b.reshape(len(self.b) * self.groups, self.d_out, -1)
+        rows = columns.transpose(1, 2)
+        return _merge_positions(rows, self.batch_size, self.views, self.groups)
 
     def _patches(self) -> Tensor:
         """Return patches `[N * groups, T, c_in / groups * prod(kernel)]`."""
@@ -1087,7 +1156,8 @@ class ConvBlock(_Block):
         Their shape is `[N * views * groups, c_in / groups * prod(kernel), T / views]`.
         """
         windows = self._windows()
-        return windows.reshape(len(windows) * self.groups, -1, math.prod(self.b.shape[2:]))
+        positions = math.prod(self.b.shape[2:])
+        return windows.reshape(len(windows) * self.groups, -1, positions)
 
     def _windows(self) -> Tensor:
         """Return a strided view of the padded input, `[N * views, c_in, *kernel, *positions]`."""
@@ -1095,14 +1165,11 @@ class ConvBlock(_Block):
         for size in reversed(self.padding):
             pads += [size, size]
         x = F.pad(self.x, pads) if any(pads) else self.x.contiguous()
-        steps = x.stride()[2:]
         shape = (*x.shape[:2], *self.kernel, *self.b.shape[2:])
-        strides = (
-            *x.stride()[:2],
-            *(s * d for s, d in zip(steps, self.dilation, strict=True)),
-            *(s * d for s, d in zip(steps, self.stride, strict=True)),
-        )
-        return x.as_strided(shape, strides)
+        outer_strides, steps = x.stride()[:2], x.stride()[2:]
+        kernel_strides = map(operator.mul, steps, self.dilation)
+        position_strides = map(operator.mul, steps, self.stride)
+        return x.as_strided(shape, (*outer_strides, *kernel_strides, *position_strides))
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution.
@@ -1110,16 +1177,17 @@ class ConvBlock(_Block):
         Examples are its groups and views its batch. Where a gradient is smaller than what it is
         made of, each view has its own gradient and these are added, so that nothing is copied.
         """
+        n = self.batch_size
         if self.views > 1 and self.num_entries <= self.x[0].numel() + self.b[0].numel():
             each = replace(self, views=1).per_example()
-            each = each.view(self.batch_size, self.views, self.groups, *each.shape[1:])
-            return each.sum(1).flatten(0, 1)
-        n = self.batch_size
+            views = MaterializedGradients(each, self.groups)
+            return views.merge_rows(n, self.views).gradients
         parts = []
         if self.weight:
             parts.append(self._weight_gradients())
         if self.bias:
-            sums = self.b.flatten(2).sum(-1).view(n, self.views, self.b.shape[1]).sum(1)
+            sums = self.b.flatten(2).sum(-1)
+            sums = sums.unflatten(0, (n, self.views)).sum(1)
             parts.append(sums.reshape(n * self.groups, self.d_out, 1))
         return _concatenate(parts)
 
@@ -1130,25 +1198,26 @@ class ConvBlock(_Block):
             # The faster order of the two, above all with channels last.
             return torch.bmm(columns, self._output_rows()).transpose(1, 2)
         n = self.batch_size
-        x, b = self._examples_as_channels(self.x), self._examples_as_channels(self.b)
-        return self._weight_gradient(x, b, n).reshape(n * self.groups, self.d_out, -1)
+        x = self._examples_as_channels(self.x)
+        b = self._examples_as_channels(self.b)
+        gradients = self._weight_gradient(x, b, n)
+        return gradients.reshape(n * self.groups, self.d_out, -1)
 
     def _examples_as_channels(self, x: Tensor) -> Tensor:
         """Return `[views, N * c, *spatial]` from `[N * views, c, *spatial]`."""
-        split = x.reshape(self.batch_size, self.views, *x.shape[1:]).transpose(0, 1)
-        return split.reshape(self.views, -1, *x.shape[2:])
+        by_view = x.unflatten(0, (self.batch_size, self.views)).transpose(0, 1)
+        return by_view.flatten(1, 2)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[c_out, d_in]`, without forming any g_n."""
-        weights = weights.to(self.b.dtype).repeat_interleave(self.views)
-        b = _mask(self.b, excluded, self.views)
-        b = b * weights.view(-1, *[1] * (b.dim() - 1))
+        b = _weigh(self.b, weights, excluded, self.views)
         parts = []
         if self.weight:
             x = _mask(self.x, excluded, self.views)
             parts.append(self._weight_gradient(x, b, 1).flatten(1))
         if self.bias:
-            parts.append(b.flatten(2).sum((0, 2)).unsqueeze(-1))
+            sums = b.flatten(2).sum((0, 2))
+            parts.append(sums.unsqueeze(-1))
         return _concatenate(parts)
 
     def _weight_gradient(self, x: Tensor, b: Tensor, copies: int) -> Tensor:
@@ -1156,7 +1225,9 @@ class ConvBlock(_Block):
 
         Its shape is `[copies * c_out, c_in / groups, *kernel]`.
         """
-        shape = (copies * self.b.shape[1], self.x.shape[1] // self.groups, *self.kernel)
+        channels_in = self.x.shape[1] // self.groups
+        channels_out = copies * self.b.shape[1]
+        shape = (channels_out, channels_in, *self.kernel)
         backward = _WEIGHT_GRADIENT[len(self.kernel)]
         groups = self.groups * copies
         return backward(x, shape, b, self.stride, self.padding, self.dilation, groups)
@@ -1171,12 +1242,12 @@ class ConvBlock(_Block):
         The bound is √(Σ‖a_t‖²) √(Σ‖b_t‖²), by Cauchy–Schwarz.
         """
         positions = self.count_positions()
-        size = (self.batch_size, self.views)
+        by_view = (self.batch_size, self.views)
         inputs = row_norms(_rows_in_memory_order(self.x))
         outputs = row_norms(_rows_in_memory_order(self.b))
-        inputs = limit_inputs(inputs, self.x).view(size)
+        inputs = limit_inputs(inputs, self.x).view(by_view)
         inputs = torch.linalg.vector_norm(inputs, dim=1)
-        outputs = torch.linalg.vector_norm(outputs.view(size), dim=1)
+        outputs = torch.linalg.vector_norm(outputs.view(by_view), dim=1)
         ones = positions if self.bias else 0.0
         squares = inputs.square() * math.prod(self.kernel) * self.weight + ones
         return squares.sqrt() * outputs, positions
@@ -1186,11 +1257,11 @@ class ConvBlock(_Block):
         if _is_channels_last(self.b):
             # Reductions over a short last axis are slow. A sum of |b| is 0 where all of b is.
             rows = self.b.movedim(1, -1).flatten(0, -2).abs()
-            moved = (torch.mv(rows, rows.new_ones(rows.shape[1])) != 0).view(len(self.b), -1)
+            sizes = torch.mv(rows, rows.new_ones(rows.shape[1])).view(len(self.b), -1)
         else:
             # Three times as fast as any(), and NaN is not zero.
-            moved = self.b.abs().amax(1) != 0
-        return moved.flatten(1).sum(1).view(self.batch_size, self.views).sum(1)
+            sizes = self.b.abs().amax(1).flatten(1)
+        return _sum_groups((sizes != 0).sum(1), self.views)
 
 
 Block = Outer | Patched | Lookup | PerExample | Tied
@@ -1207,13 +1278,19 @@ def _summed_chunks(count: int, size: int) -> Iterator[slice]:
 def _merge_positions(x: Tensor, count: int, size: int, groups: int) -> Tensor:
     """Return `[count * groups, size * T, d]` from `[N * groups, T, d]`."""
     _, positions, d = x.shape
-    split = x[: count * size * groups].reshape(count, size, groups, positions, d)
+    rows = x[: count * size * groups]
+    split = rows.reshape(count, size, groups, positions, d)
     return split.transpose(1, 2).reshape(count * groups, size * positions, d)
 
 
-def _concatenate(parts: Sequence[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     """Return tensors side by side; a single one is not copied."""
-    return torch.cat([*parts], -1) if len(parts) > 1 else parts[0]
+    return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
+
+
+def _append_ones(rows: Tensor) -> Tensor:
+    """Return `[..., d + 1]` from `[..., d]`, the homogeneous coordinate last."""
+    return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -1222,7 +1299,9 @@ def _is_channels_last(x: Tensor) -> bool:
 
 def _rows_in_memory_order(x: Tensor) -> Tensor:
     """Return a view of `[N, c, *spatial]` as rows `[N, c * prod(spatial)]`, in memory order."""
-    return (x.movedim(1, -1) if _is_channels_last(x) else x).flatten(1)
+    if _is_channels_last(x):
+        x = x.movedim(1, -1)
+    return x.flatten(1)
 
 
 def join_uses(blocks: Sequence[AnyBlock]) -> AnyBlock:
@@ -1251,13 +1330,13 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
         return None
 
     def interleave(parts: list[Tensor]) -> Tensor:
-        shape = (first.batch_size, first.views)
-        split = [part.reshape(*shape, *part.shape[1:]) for part in parts]
-        return torch.cat(split, 1).flatten(0, 1)
+        by_view = [part.unflatten(0, (first.batch_size, first.views)) for part in parts]
+        return torch.cat(by_view, 1).flatten(0, 1)
 
     x = interleave([block.x for block in blocks])
     b = interleave([block.b for block in blocks])
-    return replace(first, x=x, b=b, views=first.views * len(blocks))
+    views = first.views * len(blocks)
+    return replace(first, x=x, b=b, views=views)
 
 
 def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) -> ConvBlock:

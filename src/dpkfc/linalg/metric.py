@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -17,6 +17,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
+NamedTensors = dict[str, Tensor]
+"""Tensors by the role of a parameter in its module, or by its name in the model."""
 _Stored = TypeVar("_Stored", bound="_TensorFields")
 
 
@@ -25,22 +27,20 @@ class _TensorFields:
 
     def to(self: _Stored, device: torch.device | str) -> _Stored:
         """Return the same map with its tensors on a device."""
-        tensors = {}
-        for f in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, f.name)
-            if isinstance(value, Tensor):
-                tensors[f.name] = value.to(device)
-        return replace(self, **tensors)  # type: ignore[type-var]
+        moved = self._map_tensors(lambda _, tensor: tensor.to(device))
+        return replace(self, **moved)  # type: ignore[type-var]
 
     def pack_fields(self, key: str, tensors: TensorStore) -> dict[str, Any]:
         """Return the fields by name, with the key of each stored tensor in its place."""
-        packed = {}
+        return self._map_tensors(lambda name, tensor: tensors.put(f"{key}.{name}", tensor))
+
+    def _map_tensors(self, function: Callable[[str, Tensor], Any]) -> dict[str, Any]:
+        """Return the fields by name, with a function of its name and value for each tensor."""
+        values = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
-                value = tensors.put(f"{key}.{f.name}", value)
-            packed[f.name] = value
-        return packed
+            values[f.name] = function(f.name, value) if isinstance(value, Tensor) else value
+        return values
 
 
 def _unpack_fields(
@@ -77,7 +77,8 @@ class _Side(_TensorFields):
 
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]`."""
-        return self.apply(torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1))
+        ones = x.new_ones(*x.shape[:-1], 1)
+        return self.apply(torch.cat([x, ones], -1))
 
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side.
@@ -197,7 +198,8 @@ class Dense(_Side):
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]` without writing the column of ones out first."""
         rows = x.reshape(-1, x.shape[-1])
-        return torch.addmm(self.root[-1], rows, self.root[:-1]).view(*x.shape[:-1], -1)
+        mapped = torch.addmm(self.root[-1], rows, self.root[:-1])
+        return mapped.view(*x.shape[:-1], -1)
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
@@ -219,7 +221,8 @@ class Dense(_Side):
     def inverse(self) -> Dense:
         """Return the side `U⁻¹`."""
         inverse = torch.linalg.inv(self.root.double())
-        return Dense(inverse.to(self.root.dtype), float(torch.linalg.matrix_norm(inverse, 2)))
+        norm = float(torch.linalg.matrix_norm(inverse, 2))
+        return Dense(inverse.to(self.root.dtype), norm)
 
     def square_diagonal(self) -> Tensor:
         """Return the diagonal of U² `[d]`."""
@@ -247,13 +250,10 @@ class LowRank(_Side):
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
         coordinates = (x @ self.vectors) * (self.scale - self.tail)
-        flat = torch.addmm(
-            x.reshape(-1, x.shape[-1]),
-            coordinates.reshape(-1, coordinates.shape[-1]),
-            self.vectors.T,
-            beta=self.tail,
-        )
-        return flat.view(x.shape)
+        rows = x.reshape(-1, x.shape[-1])
+        coordinates = coordinates.reshape(-1, coordinates.shape[-1])
+        mapped = torch.addmm(rows, coordinates, self.vectors.T, beta=self.tail)
+        return mapped.view(x.shape)
 
     def apply_(self, x: Tensor) -> Tensor:
         """Map the last axis of a contiguous x `[..., d]` in its own memory."""
@@ -274,7 +274,8 @@ class LowRank(_Side):
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
-        coordinates = (self.scale - self.tail).unsqueeze(-1) * (self.vectors.T @ x)
+        scale = (self.scale - self.tail).unsqueeze(-1)
+        coordinates = scale * (self.vectors.T @ x)
         return self.tail * x + self.vectors @ coordinates
 
     def cost(self, d: int) -> int:
@@ -285,8 +286,9 @@ class LowRank(_Side):
     @cached_property
     def operator_norm(self) -> float:
         """Return the operator norm of U."""
-        largest = float(self.scale.abs().max()) if self.scale.numel() else 0.0
-        return max(abs(self.tail), largest)
+        if not self.scale.numel():
+            return abs(self.tail)
+        return max(abs(self.tail), float(self.scale.abs().max()))
 
     def scaled(self, factor: float) -> LowRank:
         """Return the side `factor · U`."""
@@ -298,7 +300,8 @@ class LowRank(_Side):
 
     def square_diagonal(self) -> Tensor:
         """Return the diagonal of U² `[d]`."""
-        return self.tail**2 + self.vectors.square() @ (self.scale.square() - self.tail**2)
+        tail = self.tail**2
+        return tail + self.vectors.square() @ (self.scale.square() - tail)
 
 
 Side = Identity | Diagonal | Dense | LowRank
@@ -329,7 +332,7 @@ class _Entry:
         """Return the scale of every entry by role; a Kronecker product has none."""
         return {}
 
-    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: NamedTensors) -> NamedTensors:
         """Return the map of gradients by role; a map of matrices returns them as they are."""
         return gradients
 
@@ -451,7 +454,8 @@ class Eigenbasis(_TensorFields, _Entry):
     @cached_property
     def operator_norm(self) -> float:
         """Return the operator norm of the map."""
-        return max(float(self.scale.abs().max()), self.rest or 0.0)
+        largest = float(self.scale.abs().max())
+        return max(largest, self.rest or 0.0)
 
     def rotate(self, g: Tensor) -> Tensor:
         """Return Q_outᵀ g Q_in for g `[..., d_out, d_in]`."""
@@ -469,7 +473,8 @@ class Eigenbasis(_TensorFields, _Entry):
         """Return the map of g `[..., d_out, d_in]`."""
         if self.rest is None:
             return self.rotate_back(self.rotate(g) * self.scale)
-        return g * self.rest + self.rotate_back(self.rotate(g) * (self.scale - self.rest))
+        rotated = self.rotate(g) * (self.scale - self.rest)
+        return g * self.rest + self.rotate_back(rotated)
 
     def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
@@ -508,7 +513,8 @@ class Eigenbasis(_TensorFields, _Entry):
         if self.input is None or self.rest is not None:
             return self
         largest = float(self.scale.max())
-        active = torch.nonzero((self.scale < largest).any(0)).flatten()
+        is_active = (self.scale < largest).any(0)
+        active = torch.nonzero(is_active).flatten()
         if not len(active):
             return Kronecker(Identity(largest))
         if 4 * len(active) > self.scale.shape[1]:
@@ -532,13 +538,12 @@ class Eigenbasis(_TensorFields, _Entry):
         """Return the same map with all of Q_in written out."""
         if self.rest is None or self.input is None:
             return self
-        k, d = self.scale.shape[1], self.input.shape[0]
+        d_out, k = self.scale.shape
         basis = torch.linalg.qr(self.input.double(), mode="complete").Q
         complement = basis[:, k:].to(self.input)
-        scale = self.scale.new_full((self.scale.shape[0], d - k), self.rest)
-        return Eigenbasis(
-            torch.cat([self.scale, scale], 1), torch.cat([self.input, complement], 1), self.output
-        )
+        rest = self.scale.new_full((d_out, complement.shape[1]), self.rest)
+        scale = torch.cat([self.scale, rest], 1)
+        return Eigenbasis(scale, torch.cat([self.input, complement], 1), self.output)
 
     def scaled(self, factor: float) -> Eigenbasis:
         """Return the map `factor · z`."""
@@ -594,30 +599,33 @@ class Elementwise(_Entry):
             "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
         )
 
-    def apply_roles(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def apply_roles(self, gradients: NamedTensors) -> NamedTensors:
         """Return the map of gradients by role. A role without a scale keeps its gradient."""
-        return {
-            role: g * self.scale[role] if role in self.scale else g for role, g in gradients.items()
-        }
+        mapped = dict(gradients)
+        for role in gradients.keys() & self.scale.keys():
+            mapped[role] = gradients[role] * self.scale[role]
+        return mapped
+
+    def _map_scales(self, function: Callable[[Tensor], Tensor]) -> Elementwise:
+        return Elementwise({role: function(scale) for role, scale in self.scale.items()})
 
     def scaled(self, factor: float) -> Elementwise:
         """Return the map `factor · z`."""
-        return Elementwise({role: s * factor for role, s in self.scale.items()})
+        return self._map_scales(lambda scale: scale * factor)
 
     def inverse(self) -> Elementwise:
         """Return the map that undoes this one."""
-        return Elementwise({role: 1 / s for role, s in self.scale.items()})
+        return self._map_scales(lambda scale: 1 / scale)
 
     def to(self, device: torch.device | str) -> Elementwise:
         """Return the same map with its tensors on a device."""
-        return Elementwise({role: s.to(device) for role, s in self.scale.items()})
+        return self._map_scales(lambda scale: scale.to(device))
 
     def pack(self, key: str, tensors: TensorStore) -> dict[str, Any]:
         """Return the map as values for JSON, its tensors stored under names below `key`."""
-        roles = {
-            role: tensors.put(f"{key}.{i}", scale)
-            for i, (role, scale) in enumerate(self.scale.items())
-        }
+        roles = {}
+        for i, (role, scale) in enumerate(self.scale.items()):
+            roles[role] = tensors.put(f"{key}.{i}", scale)
         return {"elementwise": roles}
 
 
@@ -684,32 +692,32 @@ class Span:
         """Return the entries of the embedding that belong to this layer's group."""
         return slice(self.start, self.start + self.rank)
 
-    def combine(self, embedding: Tensor) -> Tensor | dict[str, Tensor]:
+    def combine(self, embedding: Tensor) -> Tensor | NamedTensors:
         """Return this layer's part of L w, in the form of its clipped sum.
 
         Args:
             embedding: w of the whole gradient `[K]`.
         """
         w = embedding[self.columns]
-        return self._form(
-            {role: torch.tensordot(w.to(v.dtype), v, dims=1) for role, v in self.vectors.items()}
-        )
+        return self._map(lambda v: torch.tensordot(w.to(v.dtype), v, dims=1))
 
     @cached_property
-    def diagonal(self) -> Tensor | dict[str, Tensor]:
+    def diagonal(self) -> Tensor | NamedTensors:
         """Return this layer's part of the diagonal of L Lᵀ.
 
         It is the variance of L w for w of unit white noise.
         """
-        return self._form({role: v.square().sum(0) for role, v in self.vectors.items()})
+        return self._map(lambda v: v.square().sum(0))
 
-    @staticmethod
-    def _form(tensors: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Tensor | NamedTensors:
+        """Return role to a function of the role's vectors, or the one tensor of a matrix."""
+        tensors = {role: function(v) for role, v in self.vectors.items()}
         return tensors.get("", tensors)
 
     def to(self, device: torch.device | str) -> Span:
         """Return the same on a device."""
-        return replace(self, vectors={role: v.to(device) for role, v in self.vectors.items()})
+        vectors = {role: v.to(device) for role, v in self.vectors.items()}
+        return replace(self, vectors=vectors)
 
 
 @dataclass(frozen=True, eq=False)
@@ -756,7 +764,8 @@ class Subspace(Mapping[str, Entry]):
 
     def to(self, device: torch.device | str) -> Subspace:
         """Return the same on a device."""
-        return replace(self, spans={name: span.to(device) for name, span in self.spans.items()})
+        spans = {name: span.to(device) for name, span in self.spans.items()}
+        return replace(self, spans=spans)
 
     def __getitem__(self, name: str) -> Entry:
         """Refuse: no layer has a map of its own."""
@@ -783,20 +792,20 @@ _STORED = "stored"
 
 def pack(
     metric: Metric, spectra: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Any]
-) -> dict[str, Tensor]:
+) -> NamedTensors:
     """Flatten a metric, spectra and JSON-able values into tensors."""
     tensors = TensorStore()
-    entries = [
-        {"layer": name, **entry.pack(f"metric.{i}", tensors)}
-        for i, (name, entry) in enumerate(metric.items())
-    ]
+    entries = []
+    for i, (name, entry) in enumerate(metric.items()):
+        entries.append({"layer": name, **entry.pack(f"metric.{i}", tensors)})
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
             key = f"spectrum.{i}.{len(curves)}"
             curves.append([name, side, tensors.put(key, values)])
     text = json.dumps({"metric": entries, "spectra": curves, "rest": dict(rest)})
-    tensors.put(_META, torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).clone())
+    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    tensors.put(_META, data.clone())
     return tensors.values
 
 
@@ -804,7 +813,7 @@ class TensorStore:
     """Tensors by key. One that several layers share is stored under its first key alone."""
 
     def __init__(self) -> None:
-        self.values: dict[str, Tensor] = {}
+        self.values: NamedTensors = {}
         self._keys: dict[int, str] = {}
 
     def put(self, key: str, tensor: Tensor) -> str:
@@ -819,16 +828,17 @@ class TensorStore:
 
 def unpack(
     tensors: Mapping[str, Tensor],
-) -> tuple[Metric, dict[str, dict[str, Tensor]], dict[str, Any]]:
+) -> tuple[Metric, dict[str, NamedTensors], dict[str, Any]]:
     """Return what `pack` was given.
 
     Raises:
         ValueError: tensors that `pack` did not write.
     """
     try:
-        state = json.loads(bytes(tensors[_META].cpu().tolist()).decode())
+        data = bytes(tensors[_META].cpu().tolist())
+        state = json.loads(data.decode())
         metric = {entry["layer"]: _unpack_entry(entry, tensors) for entry in state["metric"]}
-        spectra: dict[str, dict[str, Tensor]] = {}
+        spectra: dict[str, NamedTensors] = {}
         for name, side, key in state["spectra"]:
             spectra.setdefault(name, {})[side] = tensors[key]
         return metric, spectra, state["rest"]
@@ -839,11 +849,13 @@ def unpack(
 
 def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Entry:
     if "elementwise" in entry:
-        return Elementwise({role: tensors[key] for role, key in entry["elementwise"].items()})
+        keys = entry["elementwise"]
+        return Elementwise({role: tensors[key] for role, key in keys.items()})
     if "eigenbasis" in entry:
         # States written before the field `rest` existed do not have it.
         return _unpack_fields(Eigenbasis, {"rest": None, **entry["eigenbasis"]}, tensors)
-    return Kronecker(_unpack_side(entry["input"], tensors), _unpack_side(entry["output"], tensors))
+    sides = {name: _unpack_side(entry[name], tensors) for name in ("input", "output")}
+    return Kronecker(**sides)
 
 
 def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:
@@ -866,9 +878,8 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
     """
     kind = shape["kind"]
     if kind == "elementwise":
-        expected = {
-            role: tuple(size) for role, size in shape.items() if role not in ("kind", _STORED)
-        }
+        names = shape.keys() - {"kind", _STORED}
+        expected = {role: tuple(size) for role, size in shape.items() if role in names}
         if expected == dict(roles):
             return None
         return f"parameters {dict(roles)}, the preconditioner {expected}"

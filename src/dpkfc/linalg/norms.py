@@ -27,6 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -43,7 +44,6 @@ from dpkfc.linalg.blocks import (
     PerExample,
     Tied,
     chunks,
-    count_moved,
     dot_rounding,
     exact_row_norms,
     is_any_set,
@@ -57,6 +57,8 @@ from dpkfc.linalg.metric import Eigenbasis, Entry, Identity, Kronecker
 SURE = 2.0**-8
 """Fraction of a norm that rounding may move. Beyond it the norm is computed in float64."""
 _IDENTITY = Kronecker()
+MatrixBlock = Outer | ConvBlock
+MatrixMap = Kronecker | Eigenbasis
 
 
 # --------------------------------------------------------------------------------------------------
@@ -78,16 +80,20 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     overflow nor vanish. All terms are squares, so nothing cancels. The result is off by a fraction
     of (d_in + d_out) units of roundoff, and by those of the two rotations, which are bounded apart.
     """
-    a, b = block.explicit().a[:, 0], block.b[:, 0]
-    norms_a, norms_b = exact_row_norms(a), exact_row_norms(b)
+    a = block.explicit().a[:, 0]
+    b = block.b[:, 0]
+    norms_a = exact_row_norms(a)
+    norms_b = exact_row_norms(b)
     squares_a = _rotate_unit_rows(a, norms_a, metric.input).square()
     squares_b = _rotate_unit_rows(b, norms_b, metric.output).square()
     bound = metric.operator_norm
-    d_out, d_in = metric.scale.shape
-    squares = ((squares_b @ (metric.scale / bound).square()) * squares_a).double().sum(1)
+    relative_scale = metric.scale / bound
+    terms = (squares_b @ relative_scale.square()) * squares_a
+    fraction = terms.double().sum(1).sqrt()
     u = roundoff(b)
-    rounded_up = squares.sqrt() * (1 + (d_in + d_out + 8) * u)
-    fraction = rounded_up + rank_one_rotation_error(d_out, d_in, metric) * u
+    d_out, d_in = metric.scale.shape
+    fraction = fraction * (1 + (d_in + d_out + 8) * u)
+    fraction = fraction + rank_one_rotation_error(d_out, d_in, metric) * u
     return fraction * bound * norms_a * norms_b
 
 
@@ -100,7 +106,12 @@ def rank_one_rotation_error(d_out: int, d_in: int, metric: Eigenbasis) -> float:
 def low_rank_norms(g: Tensor, metric: Eigenbasis) -> Tensor:
     """Return ‖z‖ `[N]` in float64 of gradients `[N, d_out, d_in]`, in a low-rank eigenbasis."""
     inside, outside = metric.split_low_rank(g)
-    return torch.hypot(row_norms(inside.flatten(1)), row_norms(outside.flatten(1)))
+    return torch.hypot(_matrix_norms(inside), _matrix_norms(outside))
+
+
+def _matrix_norms(z: Tensor, groups: int = 1) -> Tensor:
+    """Return upper bounds of ‖z‖ `[N]` of gradients `[N * groups, ...]`."""
+    return _add_groups(row_norms(z.flatten(1)), groups)
 
 
 def split_rows(block: Outer, metric: Eigenbasis) -> tuple[Tensor, Outer]:
@@ -113,15 +124,18 @@ def split_rows(block: Outer, metric: Eigenbasis) -> tuple[Tensor, Outer]:
     assert metric.input is not None
     explicit = block.explicit()
     rotated = explicit.a @ metric.input
-    b = explicit.b if metric.output is None else explicit.b @ metric.output
+    b = explicit.b
+    if metric.output is not None:
+        b = b @ metric.output
     inside = (b.mT @ rotated) * metric.scale
-    outside = replace(explicit, a=explicit.a - rotated @ metric.input.T)
-    return row_norms(inside.flatten(1)), outside
+    complement = explicit.a - rotated @ metric.input.T
+    return _matrix_norms(inside), replace(explicit, a=complement)
 
 
 def _rotate_unit_rows(rows: Tensor, norms: Tensor, basis: Tensor | None) -> Tensor:
     """Return rows of unit length in a basis. Zero and NaN stay what they are."""
-    unit = (rows / norms.clamp(min=1e-300).unsqueeze(1)).to(rows.dtype)
+    divisors = norms.clamp(min=1e-300).unsqueeze(1)
+    unit = (rows / divisors).to(rows.dtype)
     return unit if basis is None else unit @ basis
 
 
@@ -153,7 +167,9 @@ def tied_choice(block: Tied, metric: Kronecker) -> Choice:
     t, d = block.outer.a.shape[1:]
     v = block.lookup.num_rows
     row = metric.input.cost(d) or d
-    gram = (s + t) * row + t * v + s * s * d + t * t * (v + d) + s * t * d
+    whitening = (s + t) * row + t * v
+    products = s * s * d + t * t * (v + d) + s * t * d
+    gram = whitening + products
     materialised = t * v * d + v * row + v * d
     method = "materialised" if v * d <= _SMALL_TABLE else "gram"
     return Choice(method, float(gram), float(materialised))
@@ -185,24 +201,28 @@ def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
     """Return the rows `o[id] U_in c`, `U_in a` and `o b`."""
     if metric.is_identity:
         return block
-    c = metric.input.apply(block.lookup.b)
     a = metric.input.apply(block.outer.a)
+    b = metric.output.apply(block.outer.b)
+    c = metric.input.apply(block.lookup.b)
     c = metric.output.apply_at(c, block.lookup.ids)
-    return Tied(replace(block.lookup, b=c), Outer(a, metric.output.apply(block.outer.b)))
+    return Tied(replace(block.lookup, b=c), Outer(a, b))
 
 
 def _gram_tied_norms(block: Tied) -> Tensor:
-    s, t = block.lookup.ids.shape[1], block.outer.a.shape[1]
-    d, v = block.outer.a.shape[2], block.lookup.num_rows
+    s = block.lookup.ids.shape[1]
+    t, d = block.outer.a.shape[1:]
+    v = block.lookup.num_rows
     tiny = torch.finfo(block.like.dtype).tiny
-    rounding = (dot_rounding(d) + dot_rounding(v) + 4) * roundoff(block.like)
+    units = dot_rounding(d) + dot_rounding(v) + 4
+    rounding = units * roundoff(block.like)
 
     def bound(part: Tied) -> Tensor:
         magnitudes, rows_together = _tied_magnitudes(part)
         square = _tied_gram_squares(part)
         slack = rounding * magnitudes.square()
         # Products of tiny rows may vanish, and are multiplied with those of huge rows.
-        lost = (d + v) * tiny * (rows_together + _count_uses(part)).square()
+        sizes = rows_together + part.count_uses()
+        lost = (d + v) * tiny * sizes.square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.
         unsure = ~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)
         unsure &= magnitudes > 0
@@ -221,12 +241,15 @@ def _root(square: Tensor, slack: Tensor) -> Tensor:
 
 def _tied_gram_squares(block: Tied) -> Tensor:
     """Return ‖g_n‖² `[n]`, added in float64."""
-    a, b, c = block.outer.a, block.outer.b, block.lookup.b
-    return (
-        _sum_products(torch.bmm(c, c.mT) * block.lookup.find_same_ids())
-        + _sum_products(torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT)))
-        + 2 * _sum_products(torch.bmm(a, c.mT).mul_(block.read_outputs()))
-    )
+    a = block.outer.a
+    b = block.outer.b
+    c = block.lookup.b
+    lookup_products = torch.bmm(c, c.mT) * block.lookup.find_same_ids()
+    squares = _sum_products(lookup_products)
+    outer_products = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT))
+    squares = squares + _sum_products(outer_products)
+    mixed_products = torch.bmm(a, c.mT).mul_(block.read_outputs())
+    return squares + 2 * _sum_products(mixed_products)
 
 
 def _sum_products(x: Tensor) -> Tensor:
@@ -235,9 +258,12 @@ def _sum_products(x: Tensor) -> Tensor:
 
 def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
     """Return norms of gradients that are formed in chunks; the sum comes from one product."""
-    d, v = block.outer.a.shape[2], block.lookup.num_rows
+    d = block.outer.a.shape[2]
+    v = block.lookup.num_rows
     unit = roundoff(block.outer.b) * metric.input.operator_norm * metric.output.operator_norm
-    whitening = 0.0 if metric.is_identity else 4 * (math.sqrt(d) + math.sqrt(v))
+    terms = 2 * math.sqrt(v * d)
+    if not metric.is_identity:
+        terms = 4 * (math.sqrt(d) + math.sqrt(v)) + terms
 
     def bound(part: Tied) -> Tensor:
         g = part.per_example()
@@ -246,8 +272,8 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
         if not metric.is_identity:
             norms = exact_row_norms(metric.apply(g).flatten(1))
         magnitudes = _tied_magnitudes(part)[0]
-        positions = _count_uses(part)
-        slack = positions * magnitudes + (whitening + 2 * math.sqrt(v * d)) * plain
+        positions = part.count_uses()
+        slack = positions * magnitudes + terms * plain
         # Positions may cancel so far that the norm depends on their order.
         order = positions.double().sqrt() / SURE * magnitudes
         least = torch.where(positions > 1, unit * order, 0.0)
@@ -264,20 +290,18 @@ def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
     return c + (a * b).sum(1), c + (a + b).sum(1)
 
 
-def _count_uses(block: Tied) -> Tensor:
-    """Return the uses of each example that have a gradient `[N]`."""
-    return count_moved(block.lookup.b) + count_moved(block.outer.b)
-
-
 def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
-    outer, lookup = block.outer, block.lookup
-    norms = block.map_examples(
-        lambda part: sum_squares(metric.apply(part.per_example()).flatten(1)), block.num_entries
-    ).sqrt()
-    magnitudes, positions = outer.magnitudes()
-    lookup_norms = row_norms(lookup.b)
-    terms = positions + (lookup_norms > 0).sum(1) + 8 * math.sqrt(block.d_in + block.d_out)
-    slack = terms * roundoff(outer.b) * metric.operator_norm * (magnitudes + lookup_norms.sum(1))
+    def square(part: Tied) -> Tensor:
+        z = metric.apply(part.per_example())
+        return sum_squares(z.flatten(1))
+
+    norms = block.map_examples(square, block.num_entries).sqrt()
+    magnitudes, positions = block.outer.magnitudes()
+    lookup_norms = row_norms(block.lookup.b)
+    magnitudes = magnitudes + lookup_norms.sum(1)
+    uses = positions + (lookup_norms > 0).sum(1)
+    terms = uses + 8 * math.sqrt(block.d_in + block.d_out)
+    slack = terms * roundoff(block.outer.b) * metric.operator_norm * magnitudes
     return norms + slack
 
 
@@ -307,9 +331,10 @@ class Choice:
         """Return the reason in one phrase: the cost of the method, and of the other one."""
         if self.only:
             return self.only
+        cost, other_cost = self.gram_cost, self.materialised_cost
         if self.method == "materialised":
-            return f"{self.materialised_cost:.2g} (else {self.gram_cost:.2g})"
-        return f"{self.gram_cost:.2g} (else {self.materialised_cost:.2g})"
+            cost, other_cost = other_cost, cost
+        return f"{cost:.2g} (else {other_cost:.2g})"
 
 
 def choose_method(
@@ -404,8 +429,8 @@ class InputCache:
             return result
         if known is None:
             known = {}
-            newest = (StorageWeakRef(rows.untyped_storage()), place, known)
-            self._results = [newest, *self._results[: _TENSORS - 1]]
+            storage = StorageWeakRef(rows.untyped_storage())
+            self._results = [(storage, place, known), *self._results[: _TENSORS - 1]]
         known[key] = result
         return result
 
@@ -434,7 +459,8 @@ def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
         part = replace(block, a=block.a[rows], b=block.b[rows])
         square, magnitudes, moved = _gram_squares(part, cache or InputCache())
         square = torch.where(moved == 1, magnitudes.square(), square)
-        rounding = (moved + (d_in + d_out)) * roundoff(block.a) * magnitudes.square()
+        terms = moved + (d_in + d_out)
+        rounding = terms * roundoff(block.a) * magnitudes.square()
         pieces.append(_root(square, rounding))
     return torch.cat(pieces)
 
@@ -451,23 +477,27 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     square = (inputs * outputs).sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return square, magnitudes, positions
-    widths = (min(block.d_in, _DEPTH + 2), min(block.b.shape[2], _DEPTH + 2))
+    widths = (min(block.d_in, _DEPTH + 2), min(block.d_out, _DEPTH + 2))
     size = sum(widths) + 2 * math.log2(block.a.shape[1]) + 8
     # Products of tiny rows may vanish, and are multiplied with those of huge rows.
-    terms = size + block.d_in + block.b.shape[2]
-    lost = terms * _FLOAT32.tiny * (into.sum(1) + out.sum(1) + positions).square()
+    terms = size + block.d_in + block.d_out
+    row_sizes = into.sum(1) + out.sum(1) + positions
+    lost = terms * _FLOAT32.tiny * row_sizes.square()
     rounding = size * roundoff(block.b) * magnitudes.square()
-    unsure = ~(rounding <= SURE * square) | (square <= lost / SURE)
-    unsure &= magnitudes > 0
+    unsure = _is_unsure(square, rounding, lost) & (magnitudes > 0)
     if is_any_set(unsure):
         rows = unsure.nonzero()[:, 0]
         closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
-        unsure = ~(closer <= SURE * square[rows]) | (square[rows] <= lost[rows] / SURE)
-        rows = rows[unsure]
+        rows = rows[_is_unsure(square[rows], closer, lost[rows])]
         if len(rows):
-            exact = replace(block, a=block.a[rows].double(), b=block.b[rows].double())
+            exact = replace(block, a=block.a[rows], b=block.b[rows]).double()
             square[rows] = _gram_squares(exact, InputCache())[0]
     return square, magnitudes, positions
+
+
+def _is_unsure(square: Tensor, rounding: Tensor, lost: Tensor) -> Tensor:
+    """Return which squares rounding, or products that vanish, may have moved too far."""
+    return ~(rounding <= SURE * square) | (square <= lost / SURE)
 
 
 def _input_products(block: Outer) -> Tensor:
@@ -483,7 +513,8 @@ def _row_products(x: Tensor) -> Tensor:
     """
     if x.dtype != torch.float32 or x.shape[2] <= _DEPTH:
         return torch.bmm(x, x.mT)
-    products = x.new_zeros(*x.shape[:2], x.shape[1], dtype=torch.float64)
+    n, positions, _ = x.shape
+    products = x.new_zeros(n, positions, positions, dtype=torch.float64)
     for part in x.split(_DEPTH, 2):
         products += torch.bmm(part, part.mT)
     return products
@@ -498,23 +529,28 @@ def _gram_rounding(
     of the other factor. Here d is the depth of a piece where rows are long. Adding costs the depth
     of the sum.
     """
-    a, b = inputs.abs().double(), outputs.abs().double()
+    a = inputs.abs().double()
+    b = outputs.abs().double()
     of_inputs = torch.einsum("ns,nst,nt->n", into, b, into)
     of_outputs = torch.einsum("ns,nst,nt->n", out, a, out)
     depth = 2 * math.log2(inputs.shape[1]) + 8
     of_sum = depth * (a * b).sum((1, 2))
-    return _FLOAT32.eps / 2 * (widths[0] * of_inputs + widths[1] * of_outputs + of_sum)
+    units = widths[0] * of_inputs + widths[1] * of_outputs + of_sum
+    return _FLOAT32.eps / 2 * units
 
 
 def lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
     """Return ‖Σ_t e(id_t) b_tᵀ‖² and what rounding may take from it, `[n]` in float64."""
-    b, same = block.b, block.find_same_ids()
+    b = block.b
+    same = block.find_same_ids()
     norms = row_norms(b)
-    square = (torch.bmm(b, b.transpose(1, 2)) * same).sum((1, 2)).double()
-    products = torch.einsum("nt,nts,ns->n", norms, same.double(), norms)
-    slack = ((norms > 0).sum(1) + b.shape[-1]) * roundoff(b) * products
+    products = torch.bmm(b, b.mT) * same
+    square = products.sum((1, 2)).double()
+    magnitudes = torch.einsum("nt,nts,ns->n", norms, same.double(), norms)
+    terms = (norms > 0).sum(1) + block.d_out
+    slack = terms * roundoff(b) * magnitudes
     unsure = ~(slack <= SURE * square) | (square < TINY)
-    unsure &= products > 0
+    unsure &= magnitudes > 0
     if b.dtype == torch.float32 and is_any_set(unsure):
         part = block.select(unsure)
         square[unsure] = lookup_squares(replace(part, b=part.b.double()))[0]
@@ -616,20 +652,20 @@ def _compute_norms(
 def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNorms:
     """Return norms of gradients that are materialised already, of the numbers that are summed."""
     z = block.gradients
-    if isinstance(metric, Kronecker | Eigenbasis) and not metric.is_identity:
+    if isinstance(metric, MatrixMap) and not metric.is_identity:
         z = metric.apply(z.mT).mT if block.crosswise else metric.apply(z)
-    norms = _add_groups(row_norms(z.flatten(1)), block.groups)
+    norms = _matrix_norms(z, block.groups)
     size = z[0].numel() * block.groups if len(z) else 0
     norms = norms * (1 + 2 * math.sqrt(size) * roundoff(z))
     return LayerNorms(norms, replace(block, gradients=z), True)
 
 
 def _row_norms_of_block(
-    block: Outer | ConvBlock, metric: Kronecker, is_rank_one: bool, cache: InputCache
+    block: MatrixBlock, metric: Kronecker, is_rank_one: bool, cache: InputCache
 ) -> LayerNorms:
     """Return norms from whitened rows, without materialised gradients."""
-    plain = block.outer()
-    rows = _whiten_rows(plain, metric, cache)
+    explicit = block.outer()
+    rows = _whiten_rows(explicit, metric, cache)
 
     def compute(cache: InputCache | None = None) -> Tensor:
         norms = _rank_one_norms(rows) if is_rank_one else gram_norms(rows, cache)
@@ -639,10 +675,11 @@ def _row_norms_of_block(
     if isinstance(block, Outer):
         return LayerNorms(norms, rows, True, compute)
     # Patches are larger than the image: the sum is taken of the image again.
-    slack = _rounding_of_second_pass(block, metric, norms / max(metric.operator_norm, 1e-30))
+    plain = norms / max(metric.operator_norm, 1e-30)
+    slack = _rounding_of_second_pass(block, metric, plain)
     if not metric.is_identity:
         # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
-        slack = slack + _rounding_of_whitening(block, metric, plain.magnitudes()[0])
+        slack = slack + _rounding_of_whitening(block, metric, explicit.magnitudes()[0])
     return LayerNorms(norms + slack, block, False)
 
 
@@ -668,13 +705,13 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
 def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     slack = 0.0
     if metric.output is not None:
-        slack = 8 * math.sqrt(block.b.shape[2]) * metric.operator_norm * roundoff(block.b)
+        slack = 8 * math.sqrt(block.d_out) * metric.operator_norm * roundoff(block.b)
     plain = block.scale_rows(metric)
     magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
     return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
 
 
-def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> LayerNorms:
+def _low_rank_layer_norms(block: MatrixBlock, metric: Eigenbasis) -> LayerNorms:
     """Return norms where a few directions are rotated and the others share one scale."""
     assert metric.rest is not None
     _, d_in, d_out = block.dimensions
@@ -689,18 +726,18 @@ def _low_rank_layer_norms(block: Outer | ConvBlock, metric: Eigenbasis) -> Layer
         norms = block.map_examples(
             lambda part: low_rank_norms(part.per_example(), metric), block.num_entries
         )
-    slack = _slack_of_materialised(block, metric, block.magnitudes()[0])
     norms = _add_groups(norms, block.groups)
-    return LayerNorms(_round_up(norms, block.b, slack, block, metric), summed, False)
+    norms = _round_up(norms, block.b, block.magnitudes()[0], block, metric)
+    return LayerNorms(norms, summed, False)
 
 
-def _materialised_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     if _is_kept(block, metric):
         return _compute_kept_norms(block, metric)
     return _formed_twice_norms(block, metric)
 
 
-def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
+def _is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
     """Return whether materialised gradients are kept for the sum.
 
     Where that follows the shapes, the bound is the same either way.
@@ -709,7 +746,8 @@ def _is_kept(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> bool:
     if isinstance(block, ConvBlock):
         # No larger than twice the activations that the tape holds anyway.
         activations = block.x.numel() + block.b.numel()
-        return d_in * d_out <= 2 * (activations / max(1, block.batch_size * block.groups))
+        rows = max(1, block.batch_size * block.groups)
+        return d_in * d_out <= 2 * (activations / rows)
     if isinstance(metric, Eigenbasis):
         return d_in * d_out <= _KEPT
     return is_materialised(d_in, d_out, False)
@@ -749,43 +787,41 @@ def _rank_one_norms(block: Outer) -> Tensor:
         into = limit_inputs(exact_row_norms(block.a[:, 0]), block.a)
         into = (into.square() + float(block.homogeneous)).sqrt()
         out = exact_row_norms(block.b[:, 0])
-        return into * out * (1 + 2 * math.sqrt(d_in * d_out) * u)
-    return block.row_magnitudes()[0] * math.sqrt(1 + (1 + d_in + d_out) * u)
+        fraction_lost = 2 * math.sqrt(d_in * d_out) * u
+        return into * out * (1 + fraction_lost)
+    fraction_lost = (1 + d_in + d_out) * u
+    return block.row_magnitudes()[0] * math.sqrt(1 + fraction_lost)
 
 
-def _compute_kept_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _compute_kept_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
-    plain = _add_groups(row_norms(z.flatten(1)), block.groups)
-    slack = _slack_of_materialised(block, metric, plain)
+    plain = _matrix_norms(z, block.groups)
     if len(z) and not metric.is_identity:
         # A few at a time: the products need no second copy of all.
         for rows in chunks(len(z), 64 * z[0].numel()):
             metric.apply_(z[rows])
-    norms = _add_groups(row_norms(z.flatten(1)), block.groups)
-    norms = _round_up(norms, z, slack, block, metric)
+    norms = _round_up(_matrix_norms(z, block.groups), z, plain, block, metric)
     return LayerNorms(norms, MaterializedGradients(z, block.groups), True)
 
 
-def _formed_twice_norms(block: Outer | ConvBlock, metric: Kronecker | Eigenbasis) -> LayerNorms:
+def _formed_twice_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of large gradients, formed in chunks; the sum comes from one product."""
 
-    def bound(part: Outer | ConvBlock) -> Tensor:
+    def bound(part: MatrixBlock) -> Tensor:
         if isinstance(metric, Eigenbasis):
             g = _rotate(part, metric)
             z = g * metric.scale
         else:
             g = part.per_example()
             z = metric.apply(g)
-        plain = _add_groups(row_norms(g.flatten(1)), block.groups)
-        slack = _slack_of_materialised(part, metric, plain)
-        norms = _add_groups(row_norms(z.flatten(1)), block.groups)
-        return _round_up(norms, z, slack, part, metric)
+        plain = _matrix_norms(g, block.groups)
+        return _round_up(_matrix_norms(z, block.groups), z, plain, part, metric)
 
     return LayerNorms(block.map_examples(bound, block.num_entries), block, False)
 
 
-def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
+def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     """Return gradients in the eigenbasis `[N * groups, d_out, d_in]`.
 
     Rows are rotated before they are summed where that is less work. The bound is the same either
@@ -794,7 +830,9 @@ def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
     positions, d_in, d_out = block.dimensions
     into = (metric.input is not None) * d_in
     out = (metric.output is not None) * d_out
-    if positions * (into**2 + out**2) >= d_in * d_out * (into + out):
+    cost_of_rows = positions * (into**2 + out**2)
+    cost_of_gradients = d_in * d_out * (into + out)
+    if cost_of_rows >= cost_of_gradients:
         return metric.rotate(block.per_example())
     rows = block.outer().explicit()
     a = rows.a if metric.input is None else rows.a @ metric.input
@@ -802,9 +840,7 @@ def _rotate(block: Outer | ConvBlock, metric: Eigenbasis) -> Tensor:
     return b.mT @ a
 
 
-def _slack_of_materialised(
-    block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor
-) -> Tensor | float:
+def _slack_of_materialised(block: MatrixBlock, metric: MatrixMap, plain: Tensor) -> Tensor | float:
     """Return what a second pass may add, also where this batch needs no second pass.
 
     In another batch the same example may be formed twice.
@@ -812,7 +848,8 @@ def _slack_of_materialised(
     rotation: Tensor | float
     if isinstance(metric, Eigenbasis):
         units = rank_one_rotation_error(block.d_out, block.d_in, metric)
-        rotation = units * roundoff(block.b) * metric.operator_norm * block.magnitudes()[0]
+        magnitudes = block.magnitudes()[0]
+        rotation = units * roundoff(block.b) * metric.operator_norm * magnitudes
     elif isinstance(block, Outer) and _is_kept(block, metric):
         return 0.0  # by its widths, so in every batch
     else:
@@ -821,33 +858,37 @@ def _slack_of_materialised(
 
 
 def _round_up(
-    norms: Tensor,
-    z: Tensor,
-    slack: Tensor | float,
-    block: Outer | ConvBlock,
-    metric: Kronecker | Eigenbasis,
+    norms: Tensor, z: Tensor, plain: Tensor, block: MatrixBlock, metric: MatrixMap
 ) -> Tensor:
     """Return upper bounds `[N]`.
 
     Positions may cancel so far that the norm depends on their order. Then the bound is what
     cancelled.
+
+    Args:
+        norms: ‖z‖ `[N]`, not rounded up.
+        z: the mapped gradients, for their type.
+        plain: ‖g‖ `[N]`, or an upper bound.
+        block: what is summed.
+        metric: its map.
     """
     _, d_in, d_out = block.dimensions
     if isinstance(metric, Eigenbasis):
         size: float = d_in + d_out + 8  # as with one position
     else:
         size = 2 * math.sqrt(d_in * d_out)
+    slack = _slack_of_materialised(block, metric, plain)
     norms = norms * (1 + size * roundoff(z)) + slack
     if isinstance(block, ConvBlock):
         return norms  # images of one size keep the order
     magnitudes, positions = block.magnitudes()
-    order = positions.double().sqrt() * (roundoff(z) / SURE * metric.operator_norm)
-    return torch.maximum(norms, torch.where(positions > 1, order * magnitudes, 0.0))
+    unit = roundoff(z) / SURE * metric.operator_norm
+    order = positions.double().sqrt() * unit
+    least = torch.where(positions > 1, order * magnitudes, 0.0)
+    return torch.maximum(norms, least)
 
 
-def _rounding_of_second_pass(
-    block: Outer | ConvBlock, metric: Kronecker | Eigenbasis, plain: Tensor
-) -> Tensor:
+def _rounding_of_second_pass(block: MatrixBlock, metric: MatrixMap, plain: Tensor) -> Tensor:
     """Return how far the norm in the whitened sum can be from the norm computed here.
 
     Args:
@@ -861,12 +902,11 @@ def _rounding_of_second_pass(
     if isinstance(metric, Eigenbasis):
         # Rotated and rotated back. The gain is that of the flattest direction.
         size = 8 * (math.sqrt(d_in) + math.sqrt(d_out))
-    return roundoff(block.b) * metric.operator_norm * (positions * magnitudes + size * plain)
+    terms = positions * magnitudes + size * plain
+    return roundoff(block.b) * metric.operator_norm * terms
 
 
-def _rounding_of_whitening(
-    block: Outer | ConvBlock, metric: Kronecker, plain: Tensor
-) -> Tensor | float:
+def _rounding_of_whitening(block: MatrixBlock, metric: Kronecker, plain: Tensor) -> Tensor | float:
     """Return how far mapping the sum can move an example's part of it.
 
     Args:
@@ -877,20 +917,20 @@ def _rounding_of_whitening(
     if metric.is_identity:
         return 0.0
     _, d_in, d_out = block.dimensions
-    units = 4 * (math.sqrt(d_in) + math.sqrt(d_out)) * roundoff(block.b) * metric.operator_norm
-    return units * plain
+    units = 4 * (math.sqrt(d_in) + math.sqrt(d_out))
+    return units * roundoff(block.b) * metric.operator_norm * plain
 
 
 def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     """Return norms by a Gram matrix masked to equal ids, whose rows add before the norm."""
-    b = metric.input.apply_at(metric.output.apply(block.b), block.ids)
+    b = metric.output.apply(block.b)
+    b = metric.input.apply_at(b, block.ids)
     positions, d = b.shape[1:]
-    whitening = 4 * math.sqrt(d) * metric.output.operator_norm
-    if isinstance(metric.output, Identity):
-        whitening = 0.0
-    norms = replace(block, b=b).map_examples(
-        lambda part: _root(*lookup_squares(part)), positions * positions
-    )
+    whitening = 0.0
+    if not isinstance(metric.output, Identity):
+        whitening = 4 * math.sqrt(d) * metric.output.operator_norm
+    whitened = replace(block, b=b)
+    norms = whitened.map_examples(lambda part: _root(*lookup_squares(part)), positions * positions)
     plain = row_norms(block.b).sum(1) * metric.input.operator_norm
     return norms + whitening * roundoff(b) * plain
 
@@ -901,7 +941,7 @@ def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
             "this layer needs an elementwise metric, but the preconditioner holds a Kronecker one"
         )
     mapped = block.grads if metric is None else metric.apply_roles(block.grads)
-    square, *others = [row_norms(z.unsqueeze(-1).flatten(1)).square() for z in mapped.values()]
-    for other in others:
-        square = square + other
-    return square.sqrt() * (1 + 2 * math.sqrt(block.num_entries) * roundoff(block.like))
+    # An axis more: a parameter may have no axis of its own.
+    squares = [_matrix_norms(z.unsqueeze(-1)).square() for z in mapped.values()]
+    fraction_lost = 2 * math.sqrt(block.num_entries) * roundoff(block.like)
+    return reduce(torch.add, squares).sqrt() * (1 + fraction_lost)

@@ -41,8 +41,8 @@ def combine_subspace_release(
     if not isinstance(variance, float) or EMBEDDING not in released.gradients:
         raise ValueError("embedding and residual are joined before any other post-processing")
     embedding = released.gradients[EMBEDDING] / basis.embedding_scale
-    in_subspace = spread(basis, layers, lambda span: span.combine(embedding), split_sum)
-    diagonal = spread(basis, layers, lambda span: span.diagonal, split_sum)
+    in_subspace = spread(basis, layers, lambda span: span.combine(embedding))
+    diagonal = spread(basis, layers, lambda span: span.diagonal)
     gradients: dict[str, Tensor] = dict(in_subspace)
     variances: dict[str, Tensor | float] = {}
     for name, entries in diagonal.items():

@@ -41,11 +41,16 @@ class BatchAxis:
 
     def shifted(self, by: int) -> BatchAxis:
         """Return the same axis after `by` dimensions were added in front of it."""
-        return self.move(self.dim + by)
+        return BatchAxis(self.dim + by, self.pre, self.post)
 
     def move(self, dim: int) -> BatchAxis:
         """Return the same axis in another dimension."""
         return BatchAxis(dim, self.pre, self.post)
+
+    @property
+    def extra_dims(self) -> int:
+        """Return how many dimensions `example_first` adds for pre and post."""
+        return (self.pre > 1) + (self.post > 1)
 
     def length(self, size: int) -> int:
         """Return the length of the dimension for a batch of `size` examples."""
@@ -148,10 +153,11 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
     """
     if axis.pre == 1 and axis.post == 1:
         return x if axis.dim == 0 else x.movedim(axis.dim, 0)
-    x = x.unflatten(axis.dim, (axis.pre, size, axis.post)).movedim(axis.dim + 1, 0)
+    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
+    rows = parts.movedim(axis.dim + 1, 0)
     if axis.post == 1:
-        x = x.squeeze(axis.dim + 2)
-    return x.squeeze(axis.dim + 1) if axis.pre == 1 else x
+        rows = rows.squeeze(axis.dim + 2)
+    return rows.squeeze(axis.dim + 1) if axis.pre == 1 else rows
 
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
@@ -198,6 +204,11 @@ class Operation:
         """Return all tensor outputs."""
         return list(tensors_in((self.output,)))
 
+    @property
+    def result(self) -> Tensor:
+        """Return the first tensor output."""
+        return next(tensors_in((self.output,)))
+
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of an operand, None for a public tensor or for no tensor."""
         state = self.state(x) if isinstance(x, Tensor) else None
@@ -206,6 +217,10 @@ class Operation:
     def is_batched(self, x: Any) -> bool:
         """Return whether an operand has a batch axis."""
         return self.axis(x) is not None
+
+    def has_length(self, x: Tensor, axis: BatchAxis) -> bool:
+        """Return whether a dimension of a tensor is as long as this axis makes it."""
+        return x.shape[axis.dim] == axis.length(self.size)
 
     def argument(self, name: str) -> Any:
         """Return an argument by its name in the schema, with the schema's default."""
@@ -221,9 +236,8 @@ class Operation:
     def lost(self, why: str) -> Unknown:
         """Return the state of an output whose examples cannot be told any more."""
         batched = [x for x in self.tensors if self.is_batched(x)]
-        return Unknown(
-            str(self.function), f"{why} (shapes {names_of_shapes(batched or self.tensors)})"
-        )
+        shapes = names_of_shapes(batched or self.tensors)
+        return Unknown(str(self.function), f"{why} (shapes {shapes})")
 
 
 @cache
@@ -387,11 +401,13 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
     if not isinstance(x, Tensor) or operation.is_batched(x):
         return True
     x = operation.before.get(id(x), x)
-    if not 0 <= axis.dim < x.dim() or x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
+    if not 0 <= axis.dim < x.dim():
+        return True
+    if x.shape[axis.dim] == 1 or x.stride(axis.dim) == 0:
         return True
     if any(x is output for output in operation.outputs):
         return True
-    if x.shape[axis.dim] != axis.length(operation.size):
+    if not operation.has_length(x, axis):
         return False
     return operation.trusts_public_rows or are_places_equal(x, axis, operation.size)
 
@@ -409,7 +425,7 @@ def pointwise(operation: Operation) -> Answer:
     if not outputs:
         return operation.lost("it returns no tensor")
     axis = broadcast_axis(operation, operation.tensors, outputs[0].dim())
-    if axis is None or outputs[0].shape[axis.dim] != axis.length(operation.size):
+    if axis is None or not operation.has_length(outputs[0], axis):
         return operation.lost("broadcasting pairs different examples")
     return axis
 
@@ -432,8 +448,9 @@ def _prelu(operation: Operation) -> Answer:
     axis = operation.axis(x)
     if operation.is_batched(weight):
         return operation.lost("the weights depend on the examples")
-    if axis is not None and axis.dim == 1 and not _is_shared(operation, weight, axis.shifted(-1)):
-        return operation.lost("the weights depend on the places of the examples")
+    if axis is not None and axis.dim == 1:
+        if not _is_shared(operation, weight, axis.move(0)):
+            return operation.lost("the weights depend on the places of the examples")
     return axis
 
 
@@ -465,7 +482,7 @@ def _public(operation: Operation) -> Answer:
 @_rule("view _unsafe_view reshape _reshape_alias view_as squeeze unsqueeze flatten unflatten")
 def _reshape(operation: Operation) -> Answer:
     x = operation.args[0]
-    y = operation.outputs[0]
+    y = operation.result
     axis = operation.axis(x)
     if axis is None or x.numel() != y.numel():
         return operation.lost("a view with another number of elements")
@@ -483,22 +500,24 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     elif x.dim() > 1:
         first, second = 0, 1
         if operation.has_argument("dim0"):
-            first, second = (_dimension(operation, x, name) for name in ("dim0", "dim1"))
+            first = _dimension(operation, x, "dim0")
+            second = _dimension(operation, x, "dim1")
         order[first], order[second] = second, first
     return axis.move(order.index(axis.dim))
 
 
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    axis = axis.shifted(operation.outputs[0].dim() - x.dim())
+    axis = axis.shifted(operation.result.dim() - x.dim())
     if not operation.has_argument("repeats"):
         return axis
-    return replace(axis, pre=axis.pre * operation.argument("repeats")[axis.dim])
+    times = operation.argument("repeats")[axis.dim]
+    return replace(axis, pre=axis.pre * times)
 
 
 @_rule_of_first("slice narrow")
 def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     if _dimension(operation, x) != axis.dim or x.shape == y.shape:
         return axis
     length = x.shape[axis.dim]
@@ -518,7 +537,8 @@ def _slice_axis(
     The part may hold whole copies of the batch, or one of several places of every example.
     """
     block = operation.size * axis.post
-    if step == 1 and start % block == 0 and length % block == 0 and length > 0:
+    has_whole_copies = length > 0 and start % block == 0 and length % block == 0
+    if step == 1 and has_whole_copies:
         return BatchAxis(axis.dim, length // block, axis.post)
     takes_one_place = step == axis.post and axis.pre == 1 and start < axis.post
     if takes_one_place and length == operation.size:
@@ -557,12 +577,13 @@ def _cat(operation: Operation) -> Answer:
         return first
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
-    return BatchAxis(first.dim, sum(axis.pre for axis in known), first.post)
+    copies = sum(axis.pre for axis in known)
+    return BatchAxis(first.dim, copies, first.post)
 
 
 @_rule("stack")
 def _stack(operation: Operation) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     axis = broadcast_axis(operation, operation.args[0], y.dim() - 1)
     if axis is None:
         return operation.lost("tensors with different batch axes are stacked")
@@ -584,7 +605,7 @@ def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
 
 @_rule_of_first("as_strided")
 def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     is_same = x.shape == y.shape and x.stride() == y.stride()
     if not is_same or x.storage_offset() != y.storage_offset():
         return operation.lost("a strided view is not followed")
@@ -594,7 +615,7 @@ def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("view_as_real view_as_complex view_as_complex_copy")
 def _keep_leading(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of an operation that adds or removes trailing dimensions."""
-    if axis.dim >= operation.outputs[0].dim():
+    if axis.dim >= operation.result.dim():
         return operation.lost("the batch axis is the last dimension")
     return axis
 
@@ -628,7 +649,7 @@ def _keep_place(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 @_rule_of_first("diag_embed")
 def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of vectors that become diagonals of matrices in two new places."""
-    y = operation.outputs[0]
+    y = operation.result
     if axis.dim == x.dim() - 1:
         return operation.lost("the batch axis becomes a diagonal")
     pair = (_dimension(operation, y, "dim1"), _dimension(operation, y, "dim2"))
@@ -656,7 +677,7 @@ def _reduce(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     dims = _dims(operation, x.dim())
     if axis.dim in dims:
         return operation.lost("it reduces over the batch axis")
-    if operation.outputs[0].dim() == x.dim():
+    if operation.result.dim() == x.dim():
         return axis
     return _remove_dims(axis, dims)
 
@@ -666,7 +687,7 @@ def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a sum, or a total where the sum runs over the batch axis."""
     if axis.dim not in _dims(operation, x.dim()):
         return _reduce(operation, x, axis)
-    if operation.outputs[0].numel() == 1:
+    if operation.result.numel() == 1:
         return _total(operation, _name(operation) == "mean", x.numel())
     return operation.lost("it adds up examples")
 
@@ -682,59 +703,65 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 @_rule("mm addmm bmm baddbmm mv addmv dot vdot _scaled_mm matmul linear")
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
-    name = _name(operation)
-    has_addend = name in ("addmm", "baddbmm", "addmv")
+    has_addend = _name(operation) in ("addmm", "baddbmm", "addmv")
     known = operation.args[:3] if has_addend else operation.args[:2]
-    a, b = known[-2:]
-    rank = operation.outputs[0].dim()
+    *addends, a, b = known
+    rank = operation.result.dim()
     for x in operation.tensors:
         if operation.is_batched(x) and not any(x is y for y in known):
             return operation.lost("a scale, a bias or an output depends on the examples")
     axes: list[BatchAxis] = []
-    a_axis = operation.axis(a)
-    if a_axis is not None:
-        if a_axis.dim == a.dim() - 1:
-            return operation.lost("a product sums over the batch axis")
-        is_broadcast = name == "matmul" and a.dim() > 1
-        axes.append(a_axis.shifted(max(0, b.dim() - a.dim())) if is_broadcast else a_axis)
-    b_axis = operation.axis(b)
-    if b_axis is not None:
-        summed_dim = 0 if name in ("mm", "addmm") else max(0, b.dim() - 2)
-        if b_axis.dim == summed_dim or name == "linear":
-            return operation.lost("a product sums over the batch axis")
-        axes.append(_axis_of_right_factor(b_axis, a, b, rank))
-    if has_addend:
-        addend_axis = operation.axis(known[0])
+    for x, axis_in_product in ((a, _axis_of_left_factor), (b, _axis_of_right_factor)):
+        if operation.is_batched(x):
+            axis = axis_in_product(operation, a, b)
+            if axis is None:
+                return operation.lost("a product sums over the batch axis")
+            axes.append(axis)
+    for x in addends:
+        addend_axis = operation.axis(x)
         if addend_axis is not None:
-            axes.append(addend_axis.shifted(rank - known[0].dim()))
-    axis = axes[0]
-    if any(other != axis for other in axes):
+            axes.append(addend_axis.shifted(rank - x.dim()))
+    first = axes[0]
+    if any(other != first for other in axes):
         return operation.lost("a product pairs different examples")
     longest = max(a.dim(), b.dim())
-    is_shared = True
-    if axis.dim < longest - 2:
+    matrices = []
+    if first.dim < longest - 2:
         matrices = [x for x in (a, b) if x.dim() > 2]
-        is_shared = _are_shared(operation, matrices, axis, longest)
-    if has_addend and is_shared:
-        is_shared = _are_shared(operation, known[:1], axis, rank)
-    if not is_shared:
+    is_shared = _are_shared(operation, matrices, first, longest)
+    if not is_shared or not _are_shared(operation, addends, first, rank):
         return operation.lost("a product pairs examples with their places")
+    return first
+
+
+def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
+    """Return where the axis of the first factor lies in a product, None if it is summed over."""
+    axis = operation.axis(a)
+    if axis is None or axis.dim == a.dim() - 1:
+        return None
+    if _name(operation) == "matmul" and a.dim() > 1:
+        return axis.shifted(max(0, b.dim() - a.dim()))
     return axis
 
 
-def _axis_of_right_factor(axis: BatchAxis, a: Tensor, b: Tensor, rank: int) -> BatchAxis:
-    """Return where an axis of the second factor lies in a product of this rank."""
+def _axis_of_right_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxis | None:
+    """Return where the axis of the second factor lies in a product, None if it is summed over."""
+    axis = operation.axis(b)
+    name = _name(operation)
+    summed_dim = 0 if name in ("mm", "addmm") else max(0, b.dim() - 2)
+    if axis is None or axis.dim == summed_dim or name == "linear":
+        return None
     from_the_end = b.dim() - axis.dim
     if a.dim() == 1 and from_the_end > 2:
         # A vector on the left leaves no row.
         from_the_end -= 1
-    return axis.move(rank - from_the_end)
+    return axis.move(operation.result.dim() - from_the_end)
 
 
 @_rule("_cdist_forward cdist")
 def _cdist(operation: Operation) -> Answer:
     a, b = operation.args[:2]
-    rank = operation.outputs[0].dim()
+    rank = operation.result.dim()
     axes: list[BatchAxis] = []
     for x, row_dim in ((a, rank - 2), (b, rank - 1)):
         axis = operation.axis(x)
@@ -758,8 +785,9 @@ def _cdist(operation: Operation) -> Answer:
 def _trilinear(operation: Operation) -> Answer:
     """Return the axis of the product inside `nn.Bilinear`, whose inputs have the batch in front."""
     first, weight, second = (operation.axis(x) for x in operation.args[:3])
-    is_bilinear = list(operation.args[3:7]) == [[1, 3], [0], [1, 2], [2, 3]]
-    if first is None or first != second or first.dim != 0 or weight is not None or not is_bilinear:
+    expanded_and_summed_dims = list(operation.args[3:7])
+    is_bilinear = expanded_and_summed_dims == [[1, 3], [0], [1, 2], [2, 3]]
+    if first is None or first.dim != 0 or first != second or weight is not None or not is_bilinear:
         return operation.lost("a trilinear product pairs different examples")
     return first
 
@@ -831,7 +859,8 @@ for _count, _names in _TRAILING_DIMS.items():
 def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     """Return the axis of a pool over random windows, which are drawn for each example."""
     windows = operation.argument("random_samples")
-    if axis.dim != 0 or x.dim() != windows.dim() + len(operation.args[1]) - 1:
+    spatial_dims = len(operation.args[1])
+    if axis.dim != 0 or x.dim() != windows.dim() + spatial_dims - 1:
         return operation.lost("the batch is not dimension 0 of the input")
     if not _fits(operation, windows, axis):
         return operation.lost("windows belong to other examples")
@@ -840,7 +869,7 @@ def _fractional_max_pool(operation: Operation, x: Tensor, axis: BatchAxis) -> An
 
 @_rule("linalg_cross")
 def _cross(operation: Operation) -> Answer:
-    y = operation.outputs[0]
+    y = operation.result
     axis = broadcast_axis(operation, operation.args[:2], y.dim())
     if axis is None or axis.dim == _dimension(operation, y):
         return operation.lost("a cross product works along the batch axis")
@@ -861,7 +890,8 @@ def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("native_layer_norm layer_norm _fused_rms_norm rms_norm")
 def _layer_norm(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    if axis.dim >= x.dim() - len(operation.args[1]) or _has_batched_weights(operation):
+    first_normalised_dim = x.dim() - len(operation.args[1])
+    if axis.dim >= first_normalised_dim or _has_batched_weights(operation):
         return operation.lost("it normalises over the batch axis")
     return axis
 
@@ -941,7 +971,7 @@ def _gather(operation: Operation) -> Answer:
     axis = axes.pop()
     if axis.dim == dim:
         return operation.lost("it reads along the batch axis")
-    if any(x.shape[axis.dim] != axis.length(operation.size) for x in tensors):
+    if not all(operation.has_length(x, axis) for x in tensors):
         return operation.lost("its operands have different numbers of examples")
     if not _are_shared(operation, tensors, axis):
         return operation.lost("it pairs examples with their places")
@@ -1043,7 +1073,7 @@ def _indices(operation: Operation) -> _Indices:
     indices = enumerate(operation.argument("indices"))
     given = {dim: index for dim, index in indices if index is not None}
     dims = list(given)
-    is_adjacent = dims == list(range(dims[0], dims[0] + len(dims)))
+    is_adjacent = dims[-1] - dims[0] == len(dims) - 1
     rank = max(index.dim() for index in given.values())
     front = dims[0] if is_adjacent else 0
     return _Indices(given, operation.args[0].dim(), rank, is_adjacent, front)
@@ -1087,7 +1117,8 @@ def _axis_of_counting_index(
     length = axis.length(operation.size)
     if index.numel() != length:
         return None
-    if not torch.equal(index.flatten(), torch.arange(length, device=index.device)):
+    counting = torch.arange(length, device=index.device)
+    if not torch.equal(index.flatten(), counting):
         return None
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
@@ -1154,7 +1185,7 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     x = operation.args[0]
     values = operation.argument("values")
     index = indices.given[target.dim]
-    if x.shape[target.dim] != target.length(operation.size) or operation.is_batched(index):
+    if not operation.has_length(x, target) or operation.is_batched(index):
         return False
     counting_axis = _axis_of_counting_index(operation, target, index, indices.rank)
     if counting_axis is None:
@@ -1221,12 +1252,13 @@ def _attention(operation: Operation) -> Answer:
     axis = broadcast_axis(operation, operation.tensors, query.dim())
     if axis is None or axis.dim >= query.dim() - 2:
         return operation.lost("attention pairs different examples")
-    if outputs[0].shape[axis.dim] != axis.length(operation.size):
+    if not operation.has_length(outputs[0], axis):
         return operation.lost("attention repeats the heads of examples")
     for x in operation.args[:3]:
         if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
             return operation.lost("attention pairs different examples")
-    return [axis, axis, *[None] * len(outputs)][: len(outputs)]
+    others = [None] * len(outputs)
+    return [axis, axis, *others][: len(outputs)]
 
 
 def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> State:
@@ -1244,7 +1276,8 @@ def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> 
 def _elementwise_loss(operation: Operation) -> Answer:
     tensors = operation.tensors
     shape = torch.broadcast_shapes(*[x.shape for x in tensors])
-    return _reduce_loss(operation, broadcast_axis(operation, tensors, len(shape)), shape.numel())
+    axis = broadcast_axis(operation, tensors, len(shape))
+    return _reduce_loss(operation, axis, shape.numel())
 
 
 @_rule("nll_loss_forward nll_loss2d_forward")
@@ -1301,7 +1334,8 @@ def _ctc_loss(operation: Operation) -> Answer:
     lengths = operation.args[2:4]
     rows = BatchAxis(0)
     is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
-    if not is_placed or any(operation.axis(x) not in (None, rows) for x in (targets, *lengths)):
+    axes = [operation.axis(x) for x in (targets, *lengths)]
+    if not is_placed or any(axis not in (None, rows) for axis in axes):
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
     if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
         return operation.lost("public targets or lengths depend on the places of the examples")
@@ -1318,7 +1352,7 @@ def _ctc_loss(operation: Operation) -> Answer:
 )
 def _keep_total(operation: Operation) -> Answer:
     total = operation.state(operation.args[0])
-    if operation.outputs[0].numel() != 1 or not isinstance(total, Total):
+    if operation.result.numel() != 1 or not isinstance(total, Total):
         return operation.lost("a sum over the examples is spread again")
     return total
 
@@ -1334,7 +1368,7 @@ def _add_totals(operation: Operation) -> Answer:
             totals.append(state)
         elif state is not None:
             has_other_operand = True
-    if has_other_operand or operation.outputs[0].numel() != 1:
+    if has_other_operand or operation.result.numel() != 1:
         return operation.lost("a sum over the examples meets something else than a public number")
     first = totals[0]
     if any(total.is_mean != first.is_mean for total in totals):

@@ -230,16 +230,14 @@ class Tracker:
         values are unknown too.
         """
         for x in tree_leaves(batch):
-            if isinstance(x, Tensor):
-                leads = x.dim() > 0 and x.shape[0] == self.size
-                lost = Unknown(
-                    "batch",
-                    f"a tensor {list(x.shape)} of the batch does not have {self.size} examples in"
-                    " front",
-                )
-                self.set_state(x, BatchAxis(0) if leads else lost)
-            elif x is not None:
-                self.is_opaque = True
+            if not isinstance(x, Tensor):
+                self.is_opaque = self.is_opaque or x is not None
+            elif x.dim() and x.shape[0] == self.size:
+                self.set_state(x, BatchAxis(0))
+            else:
+                shape = list(x.shape)
+                why = f"a tensor {shape} of the batch does not have {self.size} examples in front"
+                self.set_state(x, Unknown("batch", why))
 
     def declare_parameters(self, parameters: Iterable[Tensor]) -> None:
         """Declare the trainable parameters."""
@@ -358,6 +356,26 @@ class Tracker:
                 ),
             )
             return
+        kinds, unknown = self._kinds_of_operands(args, kwargs)
+        if kinds:
+            operation = Operation(
+                function,
+                args,
+                kwargs,
+                output,
+                self.size,
+                self.state,
+                self.trusts_public_rows,
+                before,
+            )
+            self._note(operation, kinds, unknown)
+        elif torch.Tag.nondeterministic_seeded in function.tags:
+            self._note_draw(function, _operands(args, kwargs), output)
+
+    def _kinds_of_operands(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[int, Unknown | None]:
+        """Return which kinds of states the operands have, and the first unknown one."""
         states = self._states
         kinds = 0
         unknown = None
@@ -379,34 +397,20 @@ class Tracker:
                 kinds |= _PARAMETRIC
                 if id(x) in self._parameters:
                     self.read.add(id(x))
-        if kinds:
-            operation = Operation(
-                function,
-                args,
-                kwargs,
-                output,
-                self.size,
-                self.state,
-                self.trusts_public_rows,
-                before,
-            )
-            self._note(operation, kinds, unknown)
-        elif (
-            torch.Tag.nondeterministic_seeded in function.tags
-            and rule_name(function).removesuffix("_like") in _DRAWS
-        ):
-            values = () if function._schema.name.endswith("_like") else _operands(args, kwargs)
-            if all(y is output or torch.equal(y, y.flatten()[:1].expand_as(y)) for y in values):
-                self._note_draw(output)
+        return kinds, unknown
 
-    def _note_draw(self, x: Tensor) -> None:
+    def _note_draw(self, function: Any, operands: Iterable[Tensor], x: Tensor) -> None:
         """Give random numbers of the length of the batch to the examples.
 
-        A batch of one draws them too.
-
-        The numbers must have one distribution, so the caller looks at tensors of means or
-        probabilities.
+        A batch of one draws them too. The numbers must have one distribution, so operands that hold
+        means or probabilities may have one value only.
         """
+        if rule_name(function).removesuffix("_like") not in _DRAWS:
+            return
+        if not function._schema.name.endswith("_like"):
+            for y in operands:
+                if y is not x and not torch.equal(y, y.flatten()[:1].expand_as(y)):
+                    return
         places = [dim for dim, length in enumerate(x.shape) if length == self.size]
         if not places or x._is_view() or _memory(x) in self._persistent:
             return
@@ -529,25 +533,40 @@ class Tracker:
             return
         base = x._base if x._is_view() else None
         if base is not None:
-            known = self.state(base) if id(base) in self._states else None
-            moved: State | None = state
-            if isinstance(state, BatchAxis):
-                moved = _same_memory(state, x, base, self.size)
-                if moved is None or (isinstance(known, BatchAxis) and known != moved):
-                    why = "the examples are written into a part of a tensor that cannot be followed"
-                    moved = Unknown(str(function), why)
-                elif id(base) in before and not self.trusts_public_rows:
-                    if not are_places_equal(before[id(base)], moved, self.size):
-                        why = "the examples are written beside entries of their places"
-                        moved = Unknown(str(function), why)
-            if isinstance(known, Unknown):
-                moved = known
-            self.set_state(base, moved)
-            if isinstance(moved, Unknown):
-                self._rewritten[id(base)] = moved  # other views of it show the same memory
+            base_state = self._state_of_base(function, x, state, before.get(id(base)))
+            self.set_state(base, base_state)
+            if isinstance(base_state, Unknown):
+                self._rewritten[id(base)] = base_state  # other views of it show the same memory
         elif isinstance(state, Unknown):
             self._rewritten[id(x)] = state
         self.set_state(x, state)
+
+    def _state_of_base(
+        self, function: Any, view: Tensor, state: State, before: Tensor | None
+    ) -> State:
+        """Return the state of a tensor after a view of it was written.
+
+        Args:
+            function: what wrote.
+            view: the view.
+            state: of the view.
+            before: the old values of the tensor, None where it was not public.
+        """
+        base: Any = view._base
+        known = self.state(base) if id(base) in self._states else None
+        if isinstance(known, Unknown):
+            return known
+        if not isinstance(state, BatchAxis):
+            return state
+        moved = _same_memory(state, view, base, self.size)
+        if moved is None or (isinstance(known, BatchAxis) and known != moved):
+            why = "the examples are written into a part of a tensor that cannot be followed"
+            return Unknown(str(function), why)
+        if before is not None and not self.trusts_public_rows:
+            if not are_places_equal(before, moved, self.size):
+                why = "the examples are written beside entries of their places"
+                return Unknown(str(function), why)
+        return moved
 
 
 @cache
@@ -599,36 +618,22 @@ class _Functions(_Mode, TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         tracker = self._tracker
-        name = getattr(func, "__name__", "")
         if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
-        if name in _CREATES and (tracker.is_opaque or _has_private_numbers(tracker, args, kwargs)):
+        name = getattr(func, "__name__", "")
+        is_data = getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+        self._check(name, is_data, args, kwargs)
+        if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
             result = func(*args, **kwargs)
             if isinstance(result, Tensor):
                 lost = Unknown(f"torch.{name}", "a tensor was made of single values")
                 tracker.set_state(result, lost)
             return result
-        if name in _LEAVES_TORCH and not tracker._permitted:
-            if tracker._is_any_private(args) and not _is_harmless():
-                why = "values that depend on the examples leave torch"
-                tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
-        if name in _TAKES_LISTS:
-            values = args[1] if type(args[1]) is tuple else args[1:]
-            if _has_private_numbers(tracker, values, kwargs):
-                why = "a list of values that depend on the examples becomes a tensor"
-                tracker.fail(f"Tensor.{name}", why)
-        if name == "register_hook" and tracker._is_any_private(args[:1]):
-            if not _only_gathers(args[1]):
-                why = "a hook may change the gradients of the examples"
-                tracker.fail("Tensor.register_hook", why)
-        is_data = getattr(getattr(func, "__self__", None), "__name__", "") == "data"
         if name == "__get__" and is_data:
             result = func(*args, **kwargs)
             tracker.set_state(result, tracker.state(args[0]))
             tracker._note_alias(result)
             return result
-        if name == "__set__" and is_data and tracker._is_any_private(args[1:]):
-            tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
         if name == "one_hot" and _number_of_classes(args, kwargs) > 0:
             # It reads values only to check them.
             tracker._permitted += 1
@@ -640,28 +645,41 @@ class _Functions(_Mode, TorchFunctionMode):
             return tracker.call(func, args, kwargs)
         return func(*args, **kwargs)
 
+    def _check(self, name: str, is_data: bool, args: Any, kwargs: Any) -> None:
+        """Note a call that moves values, or changes gradients, where no operation is seen."""
+        tracker = self._tracker
+        if name in _LEAVES_TORCH and not tracker._permitted:
+            if tracker._is_any_private(args) and not _is_harmless():
+                why = "values that depend on the examples leave torch"
+                tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
+        elif name in _TAKES_LISTS:
+            values = args[1] if type(args[1]) is tuple else args[1:]
+            if self._has_numbers(values, kwargs):
+                why = "a list of values that depend on the examples becomes a tensor"
+                tracker.fail(f"Tensor.{name}", why)
+        elif name == "register_hook" and tracker._is_any_private(args[:1]):
+            # The hooks of FSDP2 gather parameters and return the gradient as it is.
+            if not str(args[1].__module__).startswith("torch.distributed.fsdp."):
+                tracker.fail(
+                    "Tensor.register_hook", "a hook may change the gradients of the examples"
+                )
+        elif name == "__set__" and is_data and tracker._is_any_private(args[1:]):
+            tracker.fail("Tensor.data", "the examples are written into a tensor by .data")
 
-def _has_private_numbers(tracker: Tracker, args: Any, kwargs: Any) -> bool:
-    """Return whether tensors of the examples lie inside lists from which a tensor is made."""
-    values = (*args, *kwargs.values())
-    return tracker._is_any_private([x for x in values if isinstance(x, (list, tuple))])
-
-
-def _memory(x: Tensor) -> int:
-    """Return a number that is the same for all tensors that share their memory."""
-    return int(x.untyped_storage()._cdata) if x.layout is torch.strided else id(x)
+    def _has_numbers(self, args: Any, kwargs: Any) -> bool:
+        """Return whether tensors of the examples lie inside lists from which a tensor is made."""
+        values = (*args, *kwargs.values())
+        lists = [x for x in values if isinstance(x, (list, tuple))]
+        return self._tracker._is_any_private(lists)
 
 
 def _number_of_classes(args: Any, kwargs: Any) -> int:
     return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
 
 
-def _only_gathers(hook: Any) -> bool:
-    """Return whether a hook is one of FSDP2.
-
-    It gathers parameters for the backward pass and returns the gradient as it is.
-    """
-    return str(hook.__module__).startswith("torch.distributed.fsdp.")
+def _memory(x: Tensor) -> int:
+    """Return a number that is the same for all tensors that share their memory."""
+    return int(x.untyped_storage()._cdata) if x.layout is torch.strided else id(x)
 
 
 def _is_harmless() -> bool:
