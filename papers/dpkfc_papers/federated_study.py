@@ -41,8 +41,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.federated.options import FedAvgM, FedGD, FedSOFIM, PerUpload, TrustedServer
-from dpkfc.federated.plan import FederatedConfig
+from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerUpload, TrustedServer
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
 
 # --------------------------------------------------------------------------------------------------

@@ -43,8 +43,16 @@ from dpkfc.federated.messages import (
     trained_parameters,
     zero_sums,
 )
-from dpkfc.federated.options import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, noise_stream, sampling_stream
+from dpkfc.federated.plan import (
+    SEED,
+    FederatedPlan,
+    FedNewStep,
+    LocalSteps,
+    PartyMechanism,
+    ScaffoldSteps,
+    noise_stream,
+    sampling_stream,
+)
 from dpkfc.federated.secure_aggregation import (
     FEWEST_STEPS,
     PrivateKey,

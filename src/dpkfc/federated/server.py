@@ -50,10 +50,10 @@ from dpkfc.federated.messages import (
     trained_parameters,
     zero_sums,
 )
-from dpkfc.federated.options import Participation
 from dpkfc.federated.plan import (
     FACTORS,
     FederatedPlan,
+    Participation,
     PartyMechanism,
     noise_stream,
     sampling_stream,
