@@ -56,7 +56,8 @@ FACTORS = {
 
 
 def _alternate(x: Tensor) -> Tensor:
-    signs = 1 - 2 * (torch.arange(x.numel()) % 2)
+    numbers = torch.arange(x.numel())
+    signs = 1 - 2 * (numbers % 2)
     return 30.0 * signs.to(x).view(x.shape)
 
 
@@ -160,13 +161,14 @@ class Canaries:
 
         If the unit is larger than a record, every record of a canary's unit carries the canary.
         """
-        size, copies = len(subject.dataset[-1]), subject.records_of_a_unit
+        copies = subject.records_of_a_unit
         columns = []
-        for i, x in enumerate(subject.dataset):
-            rows = torch.stack([row[i] for row in self.rows])
+        for x, canaries in zip(subject.dataset, zip(*self.rows, strict=True), strict=True):
+            rows = torch.stack(canaries)
             repeated = rows.repeat_interleave(copies, 0)
             columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
+        size = len(subject.dataset[-1])
         no_canaries = torch.full((size,), NO_CANARY)
         return (*columns, torch.cat([no_canaries, ids]))
 
@@ -174,11 +176,10 @@ class Canaries:
         """Return the unit of every row of `dataset`, None if every row is a unit."""
         if subject.units is None:
             return None
-        numbers = subject.unit_numbers
-        canaries = torch.arange(len(self.names))
-        canaries += subject.size
-        canaries = canaries.repeat_interleave(subject.records_of_a_unit)
-        return torch.cat([numbers, canaries])
+        last = subject.size + len(self.names)
+        canaries = torch.arange(subject.size, last)
+        records = canaries.repeat_interleave(subject.records_of_a_unit)
+        return torch.cat([subject.unit_numbers, records])
 
     def open_session(
         self, subject: Subject, plan: Plan, **options: Any
@@ -190,7 +191,8 @@ class Canaries:
             plan: of `script_plan`.
             options: of `harness.open_session`.
         """
-        dataset, units = self.dataset(subject), self.units(subject)
+        dataset = self.dataset(subject)
+        units = self.units(subject)
         return open_session(subject, plan, dataset, units=units, **options)
 
     def release_still(
@@ -248,17 +250,9 @@ def _plant_gradients(
     layers: Mapping[str, Layer],
     metric: Metric,
 ) -> None:
-    plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
-    if subject.collate_fn is not None:
-        # If a batch decides how long its examples are, no input of one length fits.
-        plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
-    names = list(plantable)
-    if len(names) > LAYERS:
-        spacing = (len(names) - 1) / (LAYERS - 1)
-        names = [names[round(i * spacing)] for i in range(LAYERS)]
+    plantable = _select_plantable(subject)
     generator = torch.Generator().manual_seed(SEED)
-    for name in names:
-        input_shape, output_shape = plantable[name]
+    for name, (input_shape, output_shape) in plantable.items():
         a = torch.randn(input_shape, generator=generator)
         u = torch.randn(output_shape, generator=generator)
         for factor in (1e-3, 1.0, 1e3):
@@ -268,10 +262,11 @@ def _plant_gradients(
         if len(input_shape) == len(output_shape) == 2 and input_shape[0] > 1:
             gradient = _cancelling_positions(a, u)
             canaries.plant(f"{name}: positions cancel", row, name, gradient, 1.0)
-        layer, entry = layers.get(name), metric.get(name)
+        layer = layers.get(name)
+        entry = metric.get(name)
         if layer is not None and isinstance(entry, Kronecker) and layer.rule == "linear":
             _plant_extremes(canaries, row, layer, entry, plantable[name])
-    for name in names[-1:]:
+    for name in list(plantable)[-1:]:
         input_shape, output_shape = plantable[name]
         a = _unit_vector(torch.ones(input_shape))
         u = _unit_vector(torch.ones(output_shape))
@@ -281,18 +276,33 @@ def _plant_gradients(
             canaries.plant(f"{name}: norm of {k:g} · 2^149 C", row, name, gradient, 1.0)
 
 
+def _select_plantable(subject: Subject) -> dict[str, Shapes]:
+    """Return the shapes of up to LAYERS layers that gradients are planted in, evenly spaced."""
+    plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
+    if subject.collate_fn is not None:
+        # If a batch decides how long its examples are, no input of one length fits.
+        plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
+    names = list(plantable)
+    if len(names) > LAYERS:
+        spacing = (len(names) - 1) / (LAYERS - 1)
+        names = [names[round(i * spacing)] for i in range(LAYERS)]
+    return {name: plantable[name] for name in names}
+
+
 def _plant_extremes(
     canaries: Canaries, row: tuple[Tensor, ...], layer: Layer, entry: Kronecker, shapes: Shapes
 ) -> None:
     """Plant gradients along the directions that the metric stretches most and least."""
     input_shape, output_shape = shapes
-    d_in, d_out = input_shape[-1], output_shape[-1]
+    d_in = input_shape[-1]
+    d_out = output_shape[-1]
     has_bias = "bias" in layer.parameters
-    sides = {"stretched most": entry, "stretched least": entry.inverse()}
-    for kind, side in sides.items():
-        a = _find_stretched(side.input.apply, d_in + has_bias)[:d_in]
-        a = a.expand(input_shape).clone()
-        u = _find_stretched(side.output.apply, d_out).expand(output_shape).clone()
+    maps = {"stretched most": entry, "stretched least": entry.inverse()}
+    for kind, kronecker in maps.items():
+        direction = _find_stretched(kronecker.input.apply, d_in + has_bias)
+        a = direction[:d_in].expand(input_shape).clone()
+        direction = _find_stretched(kronecker.output.apply, d_out)
+        u = direction.expand(output_shape).clone()
         canaries.plant(f"{layer.name}: {kind}", row, layer.name, (30 * a, u), 1e3)
         canaries.plant(f"{layer.name}: {kind}, small", row, layer.name, (a, u), 1e-3)
 
@@ -391,23 +401,28 @@ class PlantedCanaries:
                 f"clipping={plan.clipping!r} splits gradients along a basis, so none can be "
                 "planted: use kind='mislabelled'"
             )
-        device, m = next(model.parameters()).device, len(coins)
+        device = next(model.parameters()).device
+        m = len(coins)
         batch = tuple(x[:2].to(device) for x in dataset)
-        target, shapes = _choose_layer(model, find_plantable(model, loss_fn, batch), layer)
-        input_shape, output_shape = shapes
+        plantable = find_plantable(model, loss_fn, batch)
+        target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
         is_conv = target.rule == "conv"
+        channels = output_shape[0 if is_conv else -1]
         a = _random_signs(rng, (m, *input_shape))
-        u = _random_signs(rng, (m, output_shape[0 if is_conv else -1]))
-        inputs, rows = _one_patch(target, a, output_shape) if is_conv else _one_position(a)
+        u = _random_signs(rng, (m, channels))
+        if is_conv:
+            inputs, rows = _one_patch(target, a, output_shape)
+        else:
+            inputs, rows = _one_position(a)
         if "bias" in target.parameters:
-            rows = torch.cat([rows, rows.new_ones(m, 1)], 1)
+            ones = rows.new_ones(m, 1)
+            rows = torch.cat([rows, ones], 1)
         lengths = rows.norm(dim=1, keepdim=True)
         norms = u[0].norm() * lengths
         u = u * (LOUDNESS * plan.max_grad_norm / norms)
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
-        moved = [x.to(device) for x in (u, rows, inputs, outputs)]
-        u, rows, inputs, outputs = moved
+        u, rows, inputs, outputs = (x.to(device) for x in (u, rows, inputs, outputs))
         self.listener = Listener(target, u, rows, plan.steps)
         self._plan = plan
         # The signs of the factors change from step to step.
@@ -474,10 +489,7 @@ def _choose_layer(
             "use kind='mislabelled'"
         )
     if name is None:
-        sizes = {}
-        for key, layer in layers.items():
-            sizes[key] = layer.tensor("weight").numel()
-        name = max(sizes, key=sizes.__getitem__)
+        name = max(layers, key=lambda key: layers[key].tensor("weight").numel())
     elif name not in layers:
         raise ValueError(
             f"no gradient can be planted in layer {name!r}: choose one of {', '.join(layers)}"
@@ -516,9 +528,10 @@ def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs that are zero except at one position, and that position `[m, d_in]`."""
     zeros = [0] * (a.ndim - 2)
     first: tuple[Any, ...] = (slice(None), *zeros)
+    position = a[first]
     inputs = torch.zeros_like(a)
-    inputs[first] = a[first]
-    return inputs, a[first]
+    inputs[first] = position
+    return inputs, position
 
 
 def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -527,14 +540,15 @@ def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tenso
     assert isinstance(module, nn.Conv2d) and not isinstance(module.padding, str)
     _, height, width = output_shape
     position = (height // 2) * width + width // 2
-    options = {
-        "dilation": module.dilation,
-        "padding": module.padding,
-        "stride": module.stride,
-    }
     patches = []
     for part in a.split(64):
-        unfolded = functional.unfold(part, module.kernel_size, **options)
+        unfolded = functional.unfold(
+            part,
+            module.kernel_size,
+            dilation=module.dilation,
+            padding=module.padding,
+            stride=module.stride,
+        )
         patches.append(unfolded[:, :, position])
     return a, torch.cat(patches)
 
@@ -600,8 +614,8 @@ class Listener:
 
     def _is_solvable(self, is_materialised: bool) -> bool:
         """Return whether one linear system for all canaries is small enough."""
-        m = len(self._u)
-        entries = self._u.shape[1] * self._a.shape[1]
+        m, d_out = self._u.shape
+        entries = d_out * self._a.shape[1]
         if is_materialised and m * entries > MOST_MATERIALISED:
             return False
         return m <= MOST_SOLVED and entries <= MOST_ENTRIES * m
@@ -623,8 +637,9 @@ class Listener:
         squared_norms = torch.stack(self._squared_norms).mean(0)
         norms = squared_norms.sqrt().clamp(min=1e-300)
         total = plan.expected_batch_size * self._sum
-        projections = self._u.to(total) @ total
-        products = (projections * self._a.to(total)).sum(1)
+        u = self._u.to(total)
+        a = self._a.to(total)
+        products = ((u @ total) * a).sum(1)
         products = products.double() / norms
         if not isinstance(self._overlaps, Tensor):
             return np.nan_to_num(products.cpu().numpy())

@@ -45,12 +45,11 @@ Message = dict[str, Value]
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, Tensor]
 CLIENT_FAILED = "client-failed"
-CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = (
-    "contract-differs",
-    "metric-differs",
-    "metric-missing",
-)
-REPEATED, SPENT = "repeated-round", "budget-spent"
+CONTRACT_DIFFERS = "contract-differs"
+METRIC_DIFFERS = "metric-differs"
+METRIC_MISSING = "metric-missing"
+REPEATED = "repeated-round"
+SPENT = "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
 _OF_CLIENT: dict[str, type] = {"contract": str, "client": int}
 _OF_ROUND = {"round": int, **_OF_CLIENT}
@@ -90,7 +89,8 @@ def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
 
 def total_norm(tensors: Mapping[str, Tensor]) -> float:
     """Return the norm over all tensors together, in float64."""
-    return float(torch.stack([x.double().square().sum() for x in tensors.values()]).sum().sqrt())
+    squares = [x.double().square().sum() for x in tensors.values()]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -114,7 +114,7 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
             x = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
             if x.numel():
-                digest.update(x.flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(to_bytes(x.flatten().view(torch.uint8)))
     return digest.hexdigest()
 
 
@@ -147,7 +147,8 @@ def to_bytes(tensor: Tensor) -> bytes:
 
 def stack_rows(rows: Mapping[int, bytes]) -> Tensor:
     """Return texts of one length as rows of uint8, in the order of their clients' numbers."""
-    return to_tensor(b"".join(rows[client] for client in sorted(rows))).view(len(rows), -1)
+    texts = [rows[client] for client in sorted(rows)]
+    return to_tensor(b"".join(texts)).view(len(rows), -1)
 
 
 def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
@@ -186,8 +187,8 @@ def find_problem(
         return "unknown-kind"
     if kind in ("keys", "shares") and not masked:
         return "unknown-kind"
-    tensors = _tensor_fields(str(kind), shapes, masked, rows)
-    if set(message) != {"kind", *plain, *tensors}:
+    fields = _tensor_fields(str(kind), shapes, masked, rows)
+    if set(message) != {"kind", *plain, *fields}:
         return "other-fields"
     if any(type(message[name]) is not type_ for name, type_ in plain.items()):
         return "wrong-type"
@@ -195,14 +196,29 @@ def find_problem(
         return "other-contract"
     if kind == "error" and message["reason"] not in REASONS:
         return "other-reason"
-    for name, (types, _) in tensors.items():
-        if not isinstance(message[name], Tensor) or message[name].dtype not in types:
+    tensors = {name: message[name] for name in fields}
+    reason = _find_form_problem(tensors, fields)
+    if reason is None and kind == "sum" and not masked:
+        reason = _find_norm_problem(tensors, max_norm)
+    return reason
+
+
+def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
+    """Return whether a field is no tensor of its type, or has another shape."""
+    for name, (types, _) in fields.items():
+        x = tensors[name]
+        if not isinstance(x, Tensor) or x.dtype not in types:
             return "wrong-type"
-    if any(tuple(message[name].shape) != shape for name, (_, shape) in tensors.items()):
-        return "wrong-shape"
-    if kind != "sum" or masked:
-        return None
-    norm = math.hypot(*(float(torch.linalg.vector_norm(message[name])) for name in tensors))
+    for name, (_, shape) in fields.items():
+        if tuple(tensors[name].shape) != shape:
+            return "wrong-shape"
+    return None
+
+
+def _find_norm_problem(tensors: Mapping[str, Tensor], max_norm: float) -> str | None:
+    """Return whether the norm over all tensors is not finite, or too large."""
+    norms = [float(torch.linalg.vector_norm(x)) for x in tensors.values()]
+    norm = math.hypot(*norms)
     if not math.isfinite(norm):
         return "not-finite"
     return "oversized" if norm > max_norm else None
@@ -215,13 +231,12 @@ def _tensor_fields(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Field
         return {f"sum/{name}": (types, shape) for name, shape in shapes.items()}
     if not masked or kind == "error":
         return {}
-    key: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
-    fields: dict[str, _Fields] = {
-        "hello": key,
-        "keys": {**key, "sealed": (_BYTES, (rows, SEALED_BYTES))},
-        "shares": {"shares": (_BYTES, (rows, SHARE_BYTES))},
-    }
-    return fields[kind]
+    if kind == "shares":
+        return {"shares": (_BYTES, (rows, SHARE_BYTES))}
+    fields: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
+    if kind == "keys":
+        fields["sealed"] = (_BYTES, (rows, SEALED_BYTES))
+    return fields
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,14 +305,14 @@ class KeyExchange:
         """Return the requests for keys, by client; none for fewer clients than a round needs."""
         if len(self.channels) < needed:
             return {}
-        cohort = torch.tensor(self.cohort, dtype=torch.int64)
         request: Message = {
             "kind": "keys",
             "round": self.number,
             "contract": contract,
-            "cohort": cohort,
+            "cohort": torch.tensor(self.cohort, dtype=torch.int64),
+            "channels": stack_rows(self.channels),
         }
-        return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
+        return dict.fromkeys(self.channels, request)
 
     def select_cohort(self, needed: int) -> tuple[int, ...]:
         """Return the clients that can mask a sum; none if fewer were sampled than a round needs.
@@ -318,11 +333,13 @@ class KeyExchange:
     def round_fields(self, client: int) -> Message:
         """Return what a client needs to mask its sum: cohort, keys and sealed shares."""
         clients = self.masking_clients
+        channels = {other: self.channels[other] for other in clients}
         fields: Message = {
             "cohort": torch.tensor(clients, dtype=torch.int64),
-            "channels": stack_rows({other: self.channels[other] for other in clients}),
+            "channels": stack_rows(channels),
         }
         if self.recovers:
+            sealed = {other: self.sealed[other][client] for other in clients}
             fields["mask_keys"] = stack_rows(self.keys)
-            fields["sealed"] = stack_rows({other: self.sealed[other][client] for other in clients})
+            fields["sealed"] = stack_rows(sealed)
         return fields
