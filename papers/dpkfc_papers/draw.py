@@ -168,6 +168,11 @@ def _set_log_scales(panel: Axes) -> None:
     panel.set_yscale("log")
 
 
+def _draw_reference(panel: Axes, value: float) -> None:
+    """Draw a dashed line at a value to compare with."""
+    panel.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+
+
 def _label_rows(panel: Axes, label: str) -> None:
     panel.set_ylabel(label, fontsize=9.5, color=INK)
 
@@ -204,7 +209,8 @@ def _select_layers(row: Row) -> list[str]:
     names = list(row["checkpoints"][0]["layers"])
     if len(names) <= MOST:
         return names
-    return [names[round(i * (len(names) - 1) / (MOST - 1))] for i in range(MOST)]
+    spacing = (len(names) - 1) / (MOST - 1)
+    return [names[round(i * spacing)] for i in range(MOST)]
 
 
 def _select_sources(known: Any) -> list[str]:
@@ -227,9 +233,11 @@ def spectra(row: Row) -> Figure:
     names = _select_layers(row)
     ends = _ends(row)
     title = "Spectra of undamped curvature factors"
-    figure = sheet(1.2 + 2.9 * len(names), 9.6, title, _caption(row), private=True)
+    width = 1.2 + 2.9 * len(names)
+    figure = sheet(width, 9.6, title, _caption(row), private=True)
     axes = grid(figure, 4, len(names))
-    sources = _select_sources(ends[0]["layers"][names[0]]["spectra"]["A"])
+    first_layer = ends[0]["layers"][names[0]]
+    sources = _select_sources(first_layer["spectra"]["A"])
     lines = [(side, checkpoint) for side in "AG" for checkpoint in ends]
     for line, (side, checkpoint) in enumerate(lines):
         below = "rank of the eigenvalue" if line == len(lines) - 1 else ""
@@ -247,10 +255,10 @@ def _draw_spectrum(
 ) -> None:
     _set_log_scales(panel)
     for source in sources:
-        smallest = _SMALLEST * spectra[source][0][1]
-        ranked = [(rank, value) for rank, value in spectra[source] if value > smallest]
-        if ranked:
-            panel.plot(*zip(*ranked, strict=True), **_line_style(source))
+        ranks, values = np.array(spectra[source]).T
+        is_shown = values > _SMALLEST * values[0]
+        if is_shown.any():
+            panel.plot(ranks[is_shown], values[is_shown], **_line_style(source))
     _set_decades(panel.yaxis, *panel.get_ylim())
     _set_decades(panel.xaxis, 1, 1e3)
 
@@ -273,10 +281,12 @@ def tracking(row: Row) -> Figure:
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
     title = "How alike a probe's factors are to those of the private data"
-    figure = sheet(1.4 + 2.7 * len(names), 12.4, title, _caption(row), private=True)
+    width = 1.4 + 2.7 * len(names)
+    figure = sheet(width, 12.4, title, _caption(row), private=True)
     axes = grid(figure, len(_TRACKED), len(names), top=1.5, left=0.95)
     steps = [checkpoint["step"] for checkpoint in checkpoints]
-    sources = _select_sources(checkpoints[0]["layers"][names[0]]["tracking"]["undamped"])
+    first_layer = checkpoints[0]["layers"][names[0]]
+    sources = _select_sources(first_layer["tracking"]["undamped"])
     for line, (convention, side, number, label) in enumerate(_TRACKED):
         below = "steps" if line == len(_TRACKED) - 1 else ""
         for column, name in enumerate(names):
@@ -315,13 +325,12 @@ def densities(row: Row) -> Figure:
         dressed(panel, title, "eigenvalues at least as large")
         _set_log_scales(panel)
         for source in sources:
-            nodes = density[source]["nodes"]
-            shown = []
-            for above, node in zip(density[source]["above"], nodes, strict=True):
-                if node > 1e-6 * nodes[0] and above > 0.3:
-                    shown.append((above, node))
-            if shown:
-                panel.step(*zip(*shown, strict=True), where="pre", **_line_style(source))
+            aboves = np.array(density[source]["above"])
+            nodes = np.array(density[source]["nodes"])
+            is_shown = (nodes > 1e-6 * nodes[0]) & (aboves > 0.3)
+            if is_shown.any():
+                style = _line_style(source)
+                panel.step(aboves[is_shown], nodes[is_shown], where="pre", **style)
         _set_decades(panel.yaxis, *panel.get_ylim())
         _set_decades(panel.xaxis, 1, 1e3)
         panel.set_ylabel("eigenvalue", fontsize=9, color=INK)
@@ -394,14 +403,12 @@ def _draw_dots(
     for panel, (panel_title, layers, below) in zip(axes.flat, panels, strict=True):
         dressed(panel, panel_title, below)
         for source in sources:
-            dots = []
-            for place, values in enumerate(layers):
-                if values.get(source):
-                    dots.append((values[source], place))
+            # A layer without the source, or with zero, has no place on a logarithmic axis.
+            places = [place for place, values in enumerate(layers) if values.get(source)]
+            measured = [layers[place][source] for place in places]
+            style = {"s": 44, "zorder": 3, **_marker(source)}
             edge = SOURCES[source]["color"] if source == OTHER_EXAMPLES else PAPER
-            panel.scatter(
-                *zip(*dots, strict=True), edgecolor=edge, s=44, zorder=3, **_marker(source)
-            )
+            panel.scatter(measured, places, edgecolor=edge, **style)
         panel.set_yticks(range(len(names)), labels, color=INK)
         panel.set_ylim(len(names) - 0.5, -0.5)
         panel.set_xscale("log")
@@ -411,7 +418,8 @@ def _draw_dots(
 
 
 def _short_label(row: Row, name: str) -> str:
-    module = row["checkpoints"][0]["layers"].get(name, {}).get("module", "")
+    layers = row["checkpoints"][0]["layers"]
+    module = layers.get(name, {}).get("module", "")
     return f"{module} {name}".strip()
 
 
@@ -445,7 +453,7 @@ def mean_field(row: Row) -> Figure:
         for column, activation in enumerate(activations):
             title = activation if line == 0 else ""
             panel = dressed(axes[line, column], title, below)
-            panel.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+            _draw_reference(panel, 1)
             for network in networks:
                 if network["activation"] == activation and network["depth"] == depth:
                     _draw_band(panel, network[quantity], colours[network["width"]])
@@ -454,7 +462,8 @@ def mean_field(row: Row) -> Figure:
         _label_rows(axes[line, 0], label)
     handles = []
     for width, colour in colours.items():
-        handles += axes[0, 0].plot([], [], color=colour, linewidth=2, label=f"width {width}")
+        style = {"color": colour, "linewidth": 2, "label": f"width {width}"}
+        handles += axes[0, 0].plot([], [], **style)
     _add_legend(figure, handles, left=0.2, ncols=3)
     return figure
 
@@ -463,7 +472,9 @@ def _draw_band(panel: Axes, values: Mapping[str, Sequence[float]], colour: str) 
     mean = np.array(values["ratio"])
     std = np.array(values["std"])
     layers = np.arange(1, len(mean) + 1)
-    panel.fill_between(layers, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    low = mean - std
+    high = mean + std
+    panel.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
     panel.plot(layers, mean, color=colour, linewidth=2)
 
 
@@ -492,6 +503,7 @@ def _rows_of(rows: Sequence[Row], method: str) -> list[Row]:
 def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     (one,) = maps(rows)
     values = 100 * np.array(one.values, dtype=float)
+    best = np.nanmax(values)
     title = f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best"
     dressed(panel, title, "learning rate").grid(False)
     panel.imshow(values, cmap=_HEAT, vmin=0, vmax=100, aspect="auto", origin="lower")
@@ -506,10 +518,12 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
             va="center",
             fontsize=9,
             color=PAPER if value > 55 else INK,
-            fontweight="bold" if value == np.nanmax(values) else "normal",
+            fontweight="bold" if value == best else "normal",
         )
-    panel.set_xticks(range(len(one.x_values)), [f"{x:g}" for x in one.x_values])
-    panel.set_yticks(range(len(one.y_values)), [f"{y:g}" for y in one.y_values])
+    rates = [f"{x:g}" for x in one.x_values]
+    clips = [f"{y:g}" for y in one.y_values]
+    panel.set_xticks(range(len(rates)), rates)
+    panel.set_yticks(range(len(clips)), clips)
     panel.set_ylabel("clipping norm", fontsize=9, color=MUTED)
 
 
@@ -528,7 +542,8 @@ def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
                 colours.append(WHITENED if method.endswith("kfc") else PLAIN)
     panel.barh(labels, fractions, color=colours, height=0.55)
     for place, fraction in enumerate(fractions):
-        panel.text(fraction + 0.02, place, f"{fraction:.2f}", va="center", fontsize=9, color=INK)
+        text = f"{fraction:.2f}"
+        panel.text(fraction + 0.02, place, text, va="center", fontsize=9, color=INK)
     panel.invert_yaxis()
     panel.set_xlim(0, 1.08)
     panel.tick_params(axis="y", labelcolor=INK)
@@ -586,7 +601,7 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
     noises = sorted({point.noise for point in shown})
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
-    panel.axhline(ERROR**2, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    _draw_reference(panel, ERROR**2)
     for method, style in _FILTERS.items():
         of_method = [point for point in shown if point.method == method]
         if of_method:
@@ -601,5 +616,6 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
             )
     panel.set_xticks(noises, [f"{noise:g}" for noise in noises])
     panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_ylim(0.8 * ERROR**2, 1.4 * max(point.mean + point.std for point in scaled_to))
+    highest = max(point.mean + point.std for point in scaled_to)
+    panel.set_ylim(0.8 * ERROR**2, 1.4 * highest)
     _set_decades(panel.yaxis, *panel.get_ylim())

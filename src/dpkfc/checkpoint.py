@@ -25,6 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+StrPath = str | os.PathLike[str]
+# Named tensors, by group.
+Groups = dict[str, dict[str, Tensor]]
+
 # --------------------------------------------------------------------------------------------------
 # Plain values with tensors among them, as JSON that keeps them exactly next to named tensors.
 #
@@ -104,7 +108,7 @@ class CheckpointError(RuntimeError):
 
 
 def write(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     tensors: Mapping[str, Mapping[str, Tensor]],
     meta: Mapping[str, Any],
     *,
@@ -208,21 +212,19 @@ def _bring_back(target: Path, old: Path) -> None:
         old.rename(target)
 
 
-def exists(folder: str | os.PathLike[str]) -> bool:
+def exists(folder: StrPath) -> bool:
     """Return whether a checkpoint is here, or an earlier one that a crash has left."""
     target = Path(folder).resolve()
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
-def is_there(folder: str | os.PathLike[str]) -> bool:
+def is_there(folder: StrPath) -> bool:
     """Return what `exists` returns, under its former name."""
     warnings.warn("is_there is now dpkfc.checkpoint.exists", DeprecationWarning, stacklevel=2)
     return exists(folder)
 
 
-def keep_of_others(
-    folder: str | os.PathLike[str], releases: int, is_own: Callable[[int, str], bool]
-) -> None:
+def keep_of_others(folder: StrPath, releases: int, is_own: Callable[[int, str], bool]) -> None:
     """Refuse to overwrite a checkpoint that may be of an earlier run on the same ledger.
 
     Args:
@@ -247,7 +249,7 @@ def keep_of_others(
     )
 
 
-def remembered_ledger(folder: str | os.PathLike[str]) -> tuple[int, str] | None:
+def remembered_ledger(folder: StrPath) -> tuple[int, str] | None:
     """Return releases and head of the ledger when a checkpoint was written; None without one.
 
     Only the manifest is read.
@@ -278,7 +280,7 @@ def _find_newest(target: Path) -> Path:
     return previous
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def read(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     """Read a checkpoint written by `write`.
 
     Returns:
@@ -331,8 +333,8 @@ def _digest_manifest(manifest: Mapping[str, Any]) -> str:
 
 
 def read_session(
-    folder: str | os.PathLike[str],
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    folder: StrPath,
+) -> tuple[Groups, dict[str, Any]]:
     """Read what a session saved.
 
     Raises:
@@ -377,7 +379,7 @@ def check_run(
     meta: Mapping[str, Any],
     plan_hash: str,
     world_size: int | None,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
 ) -> None:
     """Check that a checkpoint is of this plan and this number of processes.
 
@@ -405,7 +407,7 @@ def check_run(
 
 
 @contextlib.contextmanager
-def fitting(folder: str | os.PathLike[str]) -> Iterator[None]:
+def fitting(folder: StrPath) -> Iterator[None]:
     """Turn errors inside the body, which loads a checkpoint, into one that names the checkpoint.
 
     Raises:

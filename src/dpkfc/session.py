@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +26,10 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.data.loading import MicroBatches, layout
+from dpkfc.data.loading import Collate, MicroBatches, layout
 from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
@@ -198,9 +198,7 @@ def check_dataset(dataset: Any) -> None:
 # it does not hold.
 
 
-def open_shared_ledger(
-    plan: Plan, path: str | os.PathLike[str] | None, ranks: DistributedContext
-) -> Ledger:
+def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedContext) -> Ledger:
     """Open the ledger on rank 0, and one in memory on the others.
 
     After a restart another host may be rank 0, and find no file where its predecessor had written.
@@ -348,8 +346,8 @@ class Session:
         dataset: Any,
         *,
         units: Any = None,
-        ledger_path: str | os.PathLike[str] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        ledger_path: StrPath | None = None,
+        collate_fn: Collate | None = None,
         num_workers: int = 0,
         augment: Callable[[Any], Any] | None = None,
         verify: bool | str = True,
@@ -842,7 +840,7 @@ class Session:
 
     # -- the card ---------------------------------------------------------------------------------
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write released weights, a copy of the ledger and the privacy card into a folder.
 
         `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
@@ -898,7 +896,7 @@ class Session:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
+    def save(self, folder: StrPath, extra: Any = None) -> None:
         """Write a checkpoint of released values, never of a noise stream.
 
         It holds released parameters, buffers, the states of optimizer and filters and the
@@ -974,7 +972,7 @@ class Session:
             return fsdp.model_state(self.model)
         return checkpoint.unique_tensors(self.model.state_dict())
 
-    def restore(self, folder: str | os.PathLike[str], *, any_world_size: bool = False) -> Any:
+    def restore(self, folder: StrPath, *, any_world_size: bool = False) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
 
         Releases that the ledger holds beyond the checkpoint stay charged: their steps are not given

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import operator
-import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
-from dpkfc.checkpoint import digest_weights
+from dpkfc.checkpoint import StrPath, digest_weights
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
@@ -226,7 +225,7 @@ class _PrivateEstimator(BaseEstimator):
         card["public_seeds"] = {"initial weights and probe": seed}
         return card
 
-    def write_card(self, folder: str | os.PathLike[str]) -> None:
+    def write_card(self, folder: StrPath) -> None:
         """Write ledger, weights and privacy card of the last fit into a folder.
 
         `dpkfc ledger verify FOLDER` compares the three. The ledger was in memory during the fit:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpkfc.config import Plan
+from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -141,8 +142,8 @@ def augment_with_ids(augment: Callable[[Any], Any] | None) -> Callable[[Any], An
 
 
 def collate_with_ids(
-    collate_fn: Callable[[list[Any]], Any] | None,
-) -> Callable[[list[Any]], Any] | None:
+    collate_fn: Collate | None,
+) -> Collate | None:
     """Return a user's `collate_fn` for examples that carry ids of canaries."""
     if collate_fn is None:
         return None
@@ -240,7 +241,7 @@ class Subject:
     loss_fn: LossFn
     augment: Callable[[Any], Any] | None = None
     units: Any = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Collate | None = None
 
     def example(self, index: int) -> tuple[Tensor, ...]:
         """Return one example."""

@@ -11,7 +11,6 @@ add nothing to the sum, and the answer is a sum like any other.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -24,9 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.probe_pass import copy_to_device
-from dpkfc.data.loading import MicroBatches, Part, collate, layout, tensors_of
+from dpkfc.data.loading import Collate, MicroBatches, Part, collate, layout, tensors_of
 from dpkfc.data.sampling import Poisson
+from dpkfc.distributed import flatten, unflatten
 from dpkfc.federated import messages
 from dpkfc.federated.messages import (
     Message,
@@ -96,7 +97,7 @@ class Records:
         collate_fn: maps a list of examples to a batch.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, collate_fn: Collate | None = None) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
@@ -156,6 +157,7 @@ class LocalModel:
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
         self.plan = plan
+        self._config = plan.config
         self.model = model
         self.loss_fn = make_stateless(loss_fn)
         self.layers = find_layers(model)
@@ -242,7 +244,7 @@ class LocalModel:
         example = records.example()
         if self._is_verified or example is None:
             return
-        config = self.plan.config
+        config = self._config
         collate = records.loader.collate
         kinds = ["bits", "ones"]
         # A wrong label ends a CUDA process, so tokens are tried on the CPU only.
@@ -278,7 +280,7 @@ class LocalModel:
             self.coordinates.metric,
             self._clip,
             loss_fn=self.loss_fn,
-            micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
+            micro_batches=records.micro_batches(table, self._config.max_physical_batch_size),
             one_record=records.loader.alone,
             proof=self._proof,
             repeatable=self.plan.test_mode,
@@ -307,7 +309,7 @@ class LocalModel:
             with torch.enable_grad(), randomize_generators(self.plan.test_mode):
                 loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
                 gradients = self._gradients(loss)
-            g = flatten({name: x.double() for name, x in gradients.items()})
+            g = flatten(gradients, torch.float64)
             matrix.addr_(g, g)
         return matrix / max(1, len(records))
 
@@ -329,20 +331,6 @@ class LocalModel:
             with torch.no_grad():
                 for name, p in self.parameters.items():
                     p.copy_(before[name])
-
-
-def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return all tensors as one vector, in their order."""
-    return torch.cat([x.flatten() for x in tensors.values()])
-
-
-def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """Cut a vector into tensors of the shapes and types of others."""
-    pieces = vector.split([x.numel() for x in like.values()])
-    tensors = {}
-    for (name, x), piece in zip(like.items(), pieces, strict=True):
-        tensors[name] = piece.view(x.shape).to(x.dtype)
-    return tensors
 
 
 def clip_as_one(tensors: Mapping[str, Tensor], max_grad_norm: float) -> Tensors:
@@ -474,8 +462,8 @@ class Client:
         local: LocalModel,
         dataset: Any,
         *,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        ledger_path: str | os.PathLike[str] | None = None,
+        collate_fn: Collate | None = None,
+        ledger_path: StrPath | None = None,
         channel: bytes | None = None,
         verify: bool | str = True,
     ) -> None:
@@ -486,6 +474,7 @@ class Client:
             raise ValueError("the local model was made for another plan; make both with one plan")
         self.number = number
         self.plan = plan
+        self._config = plan.config
         self.local = local
         self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = Records(dataset, collate_fn)
@@ -581,7 +570,8 @@ class Client:
         self._work = GuardedLocalWork(self.local, self.records)
         extra = select_prefix(message, "extra")
         extra_round = int(message.get("extra_round", -1))
-        noisy = {name: x.cpu() for name, x in self._noisy(number, extra, extra_round).items()}
+        sums = self._noisy(number, extra, extra_round)
+        noisy = {name: x.cpu() for name, x in sums.items()}
         self._report_failures(number)
         if self._masked:
             noisy = self._mask(noisy, pairs)
@@ -589,7 +579,8 @@ class Client:
 
     def _report_failures(self, number: int) -> None:
         """Tell the client's own operator which records failed; the answer does not."""
-        self.last_error, self.failed = self._work.error, self._work.failed
+        self.last_error = self._work.error
+        self.failed = self._work.failed
         if self.last_error is not None:
             which = "all of its records" if self.failed else "some of its records"
             logger.error(
@@ -604,7 +595,7 @@ class Client:
 
     @property
     def _masked(self) -> bool:
-        return self.plan.config.privacy.masked
+        return self._config.privacy.masked
 
     def _cohort(self, message: Mapping[str, Any]) -> list[int]:
         """Return the clients to mask a message with; refuse fewer than the plan needs.
@@ -612,10 +603,10 @@ class Client:
         Fewer clients are too few masks, and too little noise.
         """
         cohort: list[int] = message["cohort"].tolist()
-        are_registered = all(0 <= other < self.plan.config.clients for other in cohort)
+        are_registered = all(0 <= other < self._config.clients for other in cohort)
         if not are_registered or cohort != sorted(set(cohort)) or self.number not in cohort:
             raise _Refusal(messages.CLIENT_FAILED)
-        if len(cohort) < self.plan.config.survivors:
+        if len(cohort) < self._config.survivors:
             raise _Refusal(messages.CLIENT_FAILED)
         return cohort
 
@@ -630,7 +621,7 @@ class Client:
         self._check_new(number)
         channels = split_rows(message["channels"], self._cohort(message))
         keys = RoundKeys(contract=self.local.contract, round=number)
-        sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
+        sealed = seal_shares(keys, self.number, self._channel, channels, self._config.survivors)
         self._keys = keys
         return self._answer("keys", number) | {
             "key": to_tensor(keys.public),
@@ -689,7 +680,7 @@ class Client:
             raise ValueError(
                 f"this client has sent no masked sum in round {number}, so it reveals no shares"
             )
-        are_enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
+        are_enough = len(set(survivors)) == len(survivors) >= self._config.survivors
         are_in_cohort = set(survivors) <= set(received.cohort)
         if self.number not in survivors or not are_enough or not are_in_cohort:
             raise ValueError(
@@ -705,10 +696,10 @@ class Client:
     def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
         """Take or build the preconditioner of a round, and compare its digest with the server's."""
         wanted = message.get("metric_digest", "")
-        if self.plan.config.preconditioner is None or wanted == "":
+        if self._config.preconditioner is None or wanted == "":
             return
         state = select_prefix(message, "metric")
-        can_build = self.plan.config.metric == SEED
+        can_build = self._config.metric == SEED
         if self.local.digest != wanted and state:
             self.local.take_metric(state)
         elif self.local.digest != wanted and can_build:
@@ -723,15 +714,15 @@ class Client:
 
     def _released(self, sums: Tensors, step: int) -> Tensors:
         """Return a clipped sum with this client's noise, charged to the ledger first."""
-        if self.plan.config.privacy.masked:  # float32 is coarser than the grid
+        if self._config.privacy.masked:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
-        clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
+        clipped = ClippedSum(sums, self._config.max_grad_norm)
         return self._pipeline.release(clipped, step).gradients
 
     def _sample(self, step: int) -> NDArray[np.int64]:
         """Return the indices of all records, or of a Poisson sample of them."""
         size = len(self.records)
-        rate = self.plan.config.example_rate
+        rate = self._config.example_rate
         if rate == 1 or size == 0:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
@@ -744,32 +735,34 @@ class Client:
             extra: what the rule shares.
             extra_round: the round that `extra` was made in.
         """
-        work, first = self.plan.config.local, number * self.plan.per_round
-        whole = self.plan.config.privacy.unit == "client"
+        work = self._config.local
+        is_clipped_whole = self._config.privacy.unit == "client"
+        first = number * self.plan.per_round
         if isinstance(work, FedNewStep):
-            return self._released(self._newton(work, number, extra, extra_round), first)
-        if isinstance(work, LocalSteps):
-            if not whole:
+            sums = self._newton(work, number, extra, extra_round)
+        elif isinstance(work, LocalSteps):
+            if not is_clipped_whole:
                 return self._steps(work, extra, first)
-            return self._released(self._change(work, extra), first)
-        indices = self._sample(first)
-        if not whole:
-            return self._released(self._work.sum_examples(indices), first)
-
-        def clip_together() -> Tensors:
-            return self.local.clipped_sum(self.records, indices, together=True)
-
-        return self._released(self._work.contribute_as_one(clip_together), first)
+            sums = self._change(work, extra)
+        else:
+            indices = self._sample(first)
+            if is_clipped_whole:
+                sums = self._work.contribute_as_one(
+                    lambda: self.local.clipped_sum(self.records, indices, together=True)
+                )
+            else:
+                sums = self._work.sum_examples(indices)
+        return self._released(sums, first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the difference c − c_i of control variates; nothing without control variates."""
         if not isinstance(work, ScaffoldSteps):
             return {}
-        zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
-        control = self._control or zeros
         correction = {}
-        for name, c_i in control.items():
-            correction[name] = extra.get(name, zeros[name]).to(c_i) - c_i
+        for name, p in self.local.parameters.items():
+            zero = torch.zeros_like(p)
+            c_i = self._control.get(name, zero)
+            correction[name] = extra.get(name, zero).to(c_i) - c_i
         return correction
 
     def _walk(
@@ -782,9 +775,8 @@ class Client:
                 gradients = gradient(k)
                 with torch.no_grad():
                     for name, p in self.local.parameters.items():
-                        p.sub_(
-                            work.learning_rate * (gradients[name].to(p) + correction.get(name, 0))
-                        )
+                        direction = gradients[name].to(p) + correction.get(name, 0)
+                        p.sub_(work.learning_rate * direction)
             return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
 
     def _update_control(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> None:
@@ -794,15 +786,15 @@ class Client:
         """
         scale = 1 / (work.steps * work.learning_rate)
         correction = self._correction(work, extra)
-        if correction:
-            self._control = {name: sent[name].to(x) * scale - x for name, x in correction.items()}
+        for name, x in correction.items():
+            self._control[name] = sent[name].to(x) * scale - x
 
     def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the change of a client that is protected as a whole, clipped as one."""
 
         def change() -> Tensors:
             walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
-            return clip_as_one(walked, self.plan.config.max_grad_norm)
+            return clip_as_one(walked, self._config.max_grad_norm)
 
         sent = self._work.contribute_as_one(change)
         self._update_control(work, extra, sent)
@@ -810,7 +802,7 @@ class Client:
 
     def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
         """Return the change by K private steps, each of which is a release."""
-        divisor = self.plan.config.local_divisor
+        divisor = self._config.local_divisor
 
         def gradient(k: int) -> Tensors:
             sums = self._work.sum_examples(self._sample(first + k))
@@ -826,33 +818,32 @@ class Client:
         The update needs y and the clipped direction of the same round. A round that was dropped has
         no y, and a round that the client missed has no direction. In both cases λ_i stays.
         """
-        zeros = {}
+        has_both = bool(self._last) and self._last_round == y_round
+        directions, dual = {}, {}
         for name, p in self.local.parameters.items():
-            zeros[name] = torch.zeros_like(p, dtype=torch.float64)
-        if y:
-            y = {name: y[name].to(zero) for name, zero in zeros.items()}
-        else:
-            y = zeros
-        dual = self._control or zeros
-        if self._last and self._last_round == y_round:
-            residual = {name: self._last[name].double() - y[name] for name in zeros}
-            dual = {name: dual[name] + work.rho * residual[name] for name in zeros}
+            zero = torch.zeros_like(p, dtype=torch.float64)
+            directions[name] = y[name].to(zero) if y else zero
+            dual[name] = self._control.get(name, zero)
+            if has_both:
+                residual = self._last[name].double() - directions[name]
+                dual[name] = dual[name] + work.rho * residual
         self._control = dual
-        self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, y))
+        self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, directions))
         self._last_round = number
         return self._last
 
     def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
         """Return clip_C((H + (α + ρ) I)⁻¹ (g − λ + ρ y))."""
         parameters = self.local.parameters
-        g = self.local.mean_gradient(self.records)
-        right = flatten(
-            {name: g[name].double() - dual[name] + work.rho * y[name] for name in parameters}
-        )
+        gradient = self.local.mean_gradient(self.records)
+        right = {}
+        for name, g in gradient.items():
+            right[name] = g.double() - dual[name] + work.rho * y[name]
         matrix = self.local.fisher(self.records)
         matrix.diagonal().add_(work.alpha + work.rho)
-        direction = unflatten(torch.linalg.solve(matrix, right), parameters)
-        return clip_as_one(direction, self.plan.config.max_grad_norm)
+        solution = torch.linalg.solve(matrix, flatten(right, torch.float64))
+        direction = unflatten(solution, parameters)
+        return clip_as_one(direction, self._config.max_grad_norm)
 
     # -- state -------------------------------------------------------------------------------------
 

@@ -35,6 +35,8 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
+from dpkfc.checkpoint import StrPath
+from dpkfc.data.loading import Collate
 from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import (
     CLIENT_FAILED,
@@ -90,7 +92,7 @@ class App:
     defaults: Settings = field(default_factory=dict, hash=False)
     evaluate: Callable[[nn.Module, Settings], Any] | None = None
     finish: Callable[[Run, Settings, Path], None] | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Collate | None = None
 
     def settings(self, *given: Settings | None) -> dict[str, Any]:
         """Return the defaults, replaced by given settings; later ones win.
@@ -237,9 +239,7 @@ class Node:
             add up.
     """
 
-    def __init__(
-        self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]
-    ) -> None:
+    def __init__(self, app: App, settings: Settings, number: int, folder: StrPath) -> None:
         self.app = app
         self.number = number
         self._settings: _FrozenSettings = tuple(sorted(settings.items()))
@@ -837,7 +837,7 @@ def simulate(
     app: App,
     settings: Settings | None = None,
     *,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     on_round: OnRound | None = None,
     processes: int | None = None,
 ) -> Run:

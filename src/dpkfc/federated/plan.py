@@ -15,7 +15,6 @@ relative to the noise, whatever the number of records of each client.
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -34,6 +33,7 @@ from dpkfc._checks import (
     check_optional_integer,
     check_positive,
 )
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import PlanBase
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
@@ -792,7 +792,7 @@ class FederatedPlan(PlanBase):
         """Return what the first line of a ledger says of its plan."""
         return {**super().ledger_header, "steps": self.releases}
 
-    def open_ledger(self, path: str | os.PathLike[str] | None, **header: Any) -> Ledger:
+    def open_ledger(self, path: StrPath | None, **header: Any) -> Ledger:
         """Return the ledger of one party, in memory where there is no path.
 
         Args:

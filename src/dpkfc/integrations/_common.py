@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.session import Session
 
@@ -72,9 +72,7 @@ def steps_per_epoch(plan: Plan) -> int:
     return max(1, round(plan.dataset_size / plan.expected_batch_size))
 
 
-def write_card(
-    session: Session | None, folder: str | os.PathLike[str], **said: Any
-) -> dict[str, Any]:
+def write_card(session: Session | None, folder: StrPath, **said: Any) -> dict[str, Any]:
     """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
     Raises:
@@ -90,9 +88,9 @@ def write_card(
 
 
 def write_summary(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     session: Session,
-    ledger_path: str | os.PathLike[str],
+    ledger_path: StrPath,
     not_private: Sequence[str],
 ) -> None:
     """Write `privacy.json`: the spent budget, the plan and the ledger.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_once
-from dpkfc.data.loading import split
+from dpkfc.data.loading import Collate, split
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.rng_state import fresh_seed, renew
@@ -100,7 +100,7 @@ class _EmptyAware:
     a snapshot of memory would reveal them.
     """
 
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
     empty: Any
     repeatable: bool
 

@@ -37,8 +37,10 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
+from dpkfc.data.loading import Collate
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations._common import (
     refuse,
@@ -321,7 +323,7 @@ class ClosedTrainer(Trainer):
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:
@@ -356,7 +358,7 @@ class ClosedTrainer(Trainer):
 class AsDict:
     """A collate function whose batches are plain dicts, so that parts can move to a device."""
 
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         """Return the batch of these examples.
@@ -709,7 +711,7 @@ class PrivateTrainer(ClosedTrainer):
         plan: Plan,
         per_example_loss: LossFn | None = None,
         units: Any = None,
-        ledger_path: str | os.PathLike[str] | None = None,
+        ledger_path: StrPath | None = None,
         budget: Budget | None = None,
         log_private_loss: bool = False,
         **settings: Any,

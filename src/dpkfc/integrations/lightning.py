@@ -17,7 +17,6 @@ Logged is ε; what the module logs while it trains must be marked, "(NOT private
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations._common import (
@@ -252,7 +252,7 @@ class PrivateTraining(pl.Callback):
         plan: Plan,
         dataset: Any,
         *,
-        ledger_path: str | os.PathLike[str] | None = None,
+        ledger_path: StrPath | None = None,
         **settings: Any,
     ) -> None:
         self.plan = plan
@@ -357,7 +357,7 @@ class PrivateTraining(pl.Callback):
 
     # -- the card and checkpoints ------------------------------------------------------------------
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:

@@ -41,6 +41,7 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint
 from dpkfc._checks import check_integer, check_positive
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
@@ -356,7 +357,7 @@ class Options:
     rand_on_empty: bool = False
     preconditioner: Any = None
     readout: str = "whitened"
-    ledger_path: str | os.PathLike[str] | None = None
+    ledger_path: StrPath | None = None
     resume: bool = False
     uncertified: bool = False
     test_mode_seed: int | None = None
@@ -872,7 +873,7 @@ class PrivacyEngine:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write weights, ledger and privacy card, as `Session.write_card` does."""
         from dpkfc.report.card import session_card, write_release
 
@@ -899,7 +900,7 @@ class PrivacyEngine:
     def save_checkpoint(
         self,
         *,
-        path: str | os.PathLike[str],
+        path: StrPath,
         module: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         noise_scheduler: None = None,
@@ -943,7 +944,7 @@ class PrivacyEngine:
     def load_checkpoint(
         self,
         *,
-        path: str | os.PathLike[str],
+        path: StrPath,
         module: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         noise_scheduler: None = None,
