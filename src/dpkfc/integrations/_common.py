@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import StrPath
@@ -30,9 +30,7 @@ def refuse(checks: Iterable[tuple[bool, str]]) -> None:
             raise ValueError(message)
 
 
-def refuse_unreleased_steps(
-    session: Session, guarded: torch.optim.Optimizer | None = None
-) -> RemovableHandle:
+def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) -> RemovableHandle:
     """Make every `optimizer.step()` that is not the session's own an error.
 
     A session charges its ledger first and steps the optimizer once for each release. A step without
@@ -50,9 +48,7 @@ def refuse_unreleased_steps(
     """
     steps_before = session.steps_done
 
-    def check(
-        optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal steps_before
         if session.steps_done <= steps_before:
             for group in optimizer.param_groups:
