@@ -203,8 +203,11 @@ class Tests:
         self.failures: dict[str, str] = {}
 
     def _runs(self) -> Iterator[tuple[Search, Run]]:
-        over = [search for search in self._searches if search.is_over]
-        tuned = [(search, best[0]) for search in over if (best := search.best())]
+        tuned = []
+        for search in self._searches:
+            best = search.best() if search.is_over else None
+            if best:
+                tuned.append((search, best[0]))
         for seed in self._seeds:
             for epsilon in self._epsilons:
                 for search, params in tuned:
@@ -292,27 +295,23 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     tests = winners_tests(rows)
     winners = best_trials(rows)
     epsilons = sorted({row["target_epsilon"] for row in tests})
-    scores = [f"test %, ε = {epsilon:g} (seeds)" for epsilon in epsilons]
-    head = ["method", "trials", "best validation %", *scores, "tuned settings"]
+    tested = [f"test %, ε = {epsilon:g} (seeds)" for epsilon in epsilons]
+    head = ["method", "trials", "best validation %", *tested, "tuned settings"]
     lines = [_table_line(head), "|" + "---|" * len(head)]
+    validated = [row for row in rows if row["measured_on"] == "validation"]
     for arm in arms(recipe):
-        trials = [
-            row
-            for row in rows
-            if row["measured_on"] == "validation" and row["tag"]["arm"] == arm.name
-        ]
+        trials = [row for row in validated if row["tag"]["arm"] == arm.name]
         if not trials:
             continue
         pruned = sum(bool(row["tag"]["pruned"]) for row in trials)
         cells = [arm.label, f"{len(trials)} ({pruned} pruned)"]
         best = winners.get((recipe, arm.name))
         cells.append(percent(best["accuracy"]) if best else "–")
-        for epsilon in epsilons:
-            accuracies = [
-                100 * row["accuracy"]
-                for row in tests
-                if row["tag"]["arm"] == arm.name and row["target_epsilon"] == epsilon
-            ]
+        scores: dict[float, list[float]] = {epsilon: [] for epsilon in epsilons}
+        for row in tests:
+            if row["tag"]["arm"] == arm.name:
+                scores[row["target_epsilon"]].append(100 * row["accuracy"])
+        for accuracies in scores.values():
             cells.append(f"{spread(accuracies)} ({len(accuracies)})" if accuracies else "–")
         chosen = {}
         if best:

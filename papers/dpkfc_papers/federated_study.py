@@ -241,9 +241,8 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
     network = seeded(extractor.build, _SEED)
     assert isinstance(network, nn.Sequential)
     if not path.is_file():
-        images, labels = (
-            load_pixels(extractor.public, data_dir or None).tensors(extractor.normalisation).train
-        )
+        pixels = load_pixels(extractor.public, data_dir or None)
+        images, labels = pixels.tensors(extractor.normalisation).train
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         placed(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
@@ -302,6 +301,7 @@ def _compute_features(task: Task, network: nn.Sequential, data_dir: str) -> dict
 # --------------------------------------------------------------------------------------------------
 # One run of the study is a value with a stable hash, executed by `dpkfc.federated.federate`.
 
+Settings = Mapping[str, Plain]
 # Format of a record; raise it when runs of equal settings give different results than before.
 FORMAT = 1
 CLIENTS, ROUNDS, DELTA = 20, 70, 1e-5
@@ -491,11 +491,11 @@ class Method:
     space: Space
     control_of: str = ""
     taken: tuple[str, ...] = ()
-    fixed: Mapping[str, Plain] = field(default_factory=dict)
+    fixed: Settings = field(default_factory=dict)
     only: str = ""
 
 
-_PAPER: Mapping[str, Plain] = {"rate": 0.1, "clip": 10.0}
+_PAPER: Settings = {"rate": 0.1, "clip": 10.0}
 METHODS = {
     "fedgd": Method(label="DP-FedGD", rule="fedgd", space=_COMMON),
     "fedavgm": Method(label="DP-FedAvgM", rule="fedavgm", space={**_COMMON, **_BETA}),
@@ -610,7 +610,7 @@ class Study:
         self,
         task: str,
         name: str,
-        settings: Mapping[str, Plain],
+        settings: Settings,
         *,
         epsilon: float,
         seed: int,
@@ -659,7 +659,7 @@ class Study:
                 if settings is not None:
                     chosen[name] = settings
             for seed in range(self.count_seeds(task)):
-                for partition, epsilon in self._places(seed):
+                for partition, epsilon in self.list_places(seed):
                     for name, settings in chosen.items():
                         if partition != IID and METHODS[name].fixed:
                             continue
@@ -667,9 +667,10 @@ class Study:
                             task, name, settings, epsilon=epsilon, seed=seed, partition=partition
                         )
                         ranked.append((self._stage(run), seed, len(ranked), name, run))
-        return [(name, run) for *_, name, run in sorted(ranked, key=lambda entry: entry[:3])]
+        ranked.sort(key=lambda entry: entry[:3])
+        return [(name, run) for *_, name, run in ranked]
 
-    def _places(self, seed: int) -> list[tuple[str, float]]:
+    def list_places(self, seed: int) -> list[tuple[str, float]]:
         """Return (partition, ε) of the tests with one seed."""
         places = [(IID, epsilon) for epsilon in self.epsilons]
         if seed < self.most_seeds:
@@ -706,7 +707,7 @@ class Study:
 _TUNING_SEED = 1000
 
 
-def _sorted(settings: Mapping[str, Plain]) -> tuple[tuple[str, Plain], ...]:
+def _sorted(settings: Settings) -> tuple[tuple[str, Plain], ...]:
     return tuple(sorted(settings.items()))
 
 
@@ -714,9 +715,9 @@ def _points(space: Space, count: int) -> list[dict[str, Plain]]:
     """Return points of a scrambled Sobol sequence over the settings, to three digits."""
     if not space:
         return []
-    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(count).tolist()
+    engine = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0)
     points = []
-    for row in draws:
+    for row in engine.draw(count).tolist():
         point = {}
         for (name, values), u in zip(space.items(), row, strict=True):
             point[name] = _setting(values, u)
@@ -727,7 +728,8 @@ def _points(space: Space, count: int) -> list[dict[str, Plain]]:
 def _setting(values: Range | Choice, u: float) -> Plain:
     """Return the value at the fraction u of a range or of choices."""
     if isinstance(values, Choice):
-        return values.values[min(int(u * len(values.values)), len(values.values) - 1)]
+        count = len(values.values)
+        return values.values[min(int(u * count), count - 1)]
     if values.log:
         value = math.exp(math.log(values.low) + u * math.log(values.high / values.low))
     else:
@@ -783,6 +785,7 @@ PAIRS = (
     ("paper-sofim", "paper-matched", "the paper's settings: DP-FedSOFIM − DP-FedGD at η/ρ = 0.2"),
 )
 # The comparisons of the paper.
+_NO_GAIN = "–"
 JUDGED = (("sofim", "fedgd"), ("paper-sofim", "paper-fedgd"))
 ERROR = "± is two standard errors of the difference of the means."
 RULE = (
@@ -803,9 +806,8 @@ def _values(
         return []
     accuracies = []
     for seed in range(study.count_seeds(task)):
-        record = store.get(
-            study.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition)
-        )
+        run = study.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition)
+        record = store.get(run)
         if record is not None:
             accuracies.append(100 * record["accuracy"])
     return accuracies
@@ -829,17 +831,14 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         settings = study.choose_settings(store, task, name)
         if settings is None:
             continue
-        columns = [_values(study, store, task, name, epsilon=epsilon) for epsilon in study.epsilons]
-        for alpha in study.alphas:
-            partition = f"dirichlet-{alpha:g}"
-            columns.append(
-                _values(study, store, task, name, epsilon=study.tuned_at, partition=partition)
-            )
+        columns = []
+        # Every seed below `most_seeds` has all partitions.
+        for partition, epsilon in study.list_places(0):
+            columns.append(_values(study, store, task, name, epsilon=epsilon, partition=partition))
         seeds |= {len(values) for values in columns if values}
         best = percent(_best_validation(study, store, task, name))
-        rows.append(
-            [method.label, best, *map(spread, columns), settings_text(_formula_settings(settings))]
-        )
+        formula = settings_text(_formula_settings(settings))
+        rows.append([method.label, best, *map(spread, columns), formula])
     if not rows:
         return "*Not run yet.*"
     count = str(max(seeds, default=0))
@@ -877,18 +876,15 @@ def second_order(study: Study, store: Store, task: str) -> str:
     """Return a table of differences in points between two methods, of seed means, by ε."""
     rows = []
     for method, reference, label in PAIRS:
-        gains = []
+        is_judged = task == "cifar10" and (method, reference) in JUDGED
+        row = [label]
         for epsilon in study.epsilons:
             values = _values(study, store, task, method, epsilon=epsilon)
             reference_values = _values(study, store, task, reference, epsilon=epsilon)
-            gains.append(_gain(values, reference_values))
-        if not any(gains):
-            continue
-        is_judged = task == "cifar10" and (method, reference) in JUDGED
-        row = [label]
-        for epsilon, gain in zip(study.epsilons, gains, strict=True):
-            row.append(_format_gain(gain, PUBLISHED.get(epsilon) if is_judged else None))
-        rows.append(row)
+            published = PUBLISHED.get(epsilon) if is_judged else None
+            row.append(_format_gain(_gain(values, reference_values), published))
+        if set(row[1:]) != {_NO_GAIN}:
+            rows.append(row)
     if not rows:
         return "*Not run yet.*"
     table = _markdown(["points", *(f"ε = {epsilon:g}" for epsilon in study.epsilons)], rows)
@@ -901,15 +897,15 @@ def _gain(values: Sequence[float], reference: Sequence[float]) -> tuple[float, f
     """Return the difference of the means and two standard errors of the difference."""
     if len(values) < 2 or len(reference) < 2:
         return None
-    error = math.sqrt(
-        statistics.variance(values) / len(values) + statistics.variance(reference) / len(reference)
-    )
-    return statistics.mean(values) - statistics.mean(reference), 2 * error
+    variance = statistics.variance(values) / len(values)
+    variance += statistics.variance(reference) / len(reference)
+    gain = statistics.mean(values) - statistics.mean(reference)
+    return gain, 2 * math.sqrt(variance)
 
 
 def _format_gain(gain: tuple[float, float] | None, published: tuple[float, float] | None) -> str:
     if gain is None:
-        return "–"
+        return _NO_GAIN
     mean, error = gain
     text = f"{mean:+.2f} ± {error:.2f}"
     if published is None:
@@ -986,16 +982,10 @@ def figure(study: Study, store: Store, path: Path) -> Path:
         for k, name in enumerate(names):
             # Neighbouring error bars must not overlap.
             shift = 1 + 0.03 * (k - len(names) / 2)
-            x, means, deviations = [], [], []
-            for epsilon in study.epsilons:
-                values = _values(study, store, task, name, epsilon=epsilon)
-                if values:
-                    x.append(epsilon * shift)
-                    means.append(statistics.mean(values))
-                    deviations.append(statistics.stdev(values) if len(values) > 1 else 0.0)
+            x, means, deviations = _read_curve(study, store, task, name)
             if x:
                 panel.errorbar(
-                    x,
+                    [epsilon * shift for epsilon in x],
                     means,
                     deviations,
                     label=METHODS[name].label,
@@ -1026,12 +1016,21 @@ def figure(study: Study, store: Store, path: Path) -> Path:
 
 def _tasks_with_curves(study: Study, store: Store, name: str) -> list[str]:
     """Return the tasks that have test accuracies of a method at two ε or more."""
-    tasks = []
-    for task in study.tasks:
-        columns = [_values(study, store, task, name, epsilon=epsilon) for epsilon in study.epsilons]
-        if sum(bool(values) for values in columns) > 1:
-            tasks.append(task)
-    return tasks
+    return [task for task in study.tasks if len(_read_curve(study, store, task, name)[0]) > 1]
+
+
+def _read_curve(
+    study: Study, store: Store, task: str, name: str
+) -> tuple[list[float], list[float], list[float]]:
+    """Return every ε with test accuracies of a method, their means and standard deviations."""
+    epsilons, means, deviations = [], [], []
+    for epsilon in study.epsilons:
+        values = _values(study, store, task, name, epsilon=epsilon)
+        if values:
+            epsilons.append(epsilon)
+            means.append(statistics.mean(values))
+            deviations.append(statistics.stdev(values) if len(values) > 1 else 0.0)
+    return epsilons, means, deviations
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1116,10 +1115,8 @@ def run_study(
             )
         finally:
             torch.set_num_threads(threads)
-            placed(
-                page,
-                lambda part: part.write_text(f"# {TITLE}\n\n{tables(study, store)}\n", "utf-8"),
-            )
+            text = f"# {TITLE}\n\n{tables(study, store)}\n"
+            placed(page, lambda part: part.write_text(text, "utf-8"))
             figure(study, store, folder / f"{NAME}.png")
     return page
 

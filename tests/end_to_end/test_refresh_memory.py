@@ -133,7 +133,16 @@ def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway()
     def compute_size(most: int, **settings: Any) -> int:
         return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most)
 
-    assert [compute_size(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [1, 1, 3, 16, 32, 64, 64, 64]
+    assert [compute_size(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [
+        1,
+        1,
+        3,
+        16,
+        32,
+        64,
+        64,
+        64,
+    ]
     # a number of the user's own, where a step holds it
     assert [compute_size(most, chunk=8) for most in (3, 8, 4096)] == [
         2,
