@@ -27,6 +27,7 @@ from dpkfc.audit.harness import (
     Script,
     Shapes,
     Subject,
+    Tensors,
     WatchedSession,
     find_plantable,
     open_session,
@@ -87,7 +88,9 @@ POWER_ITERATIONS = 30
 SEED = 7
 
 
+# A canary, its input and its output direction.
 Planted = tuple[int, Tensor, Tensor]
+Scores = NDArray[np.float64]
 
 
 @dataclass
@@ -102,7 +105,7 @@ class Canaries:
     """
 
     names: list[str] = field(default_factory=list)
-    rows: list[tuple[Tensor, ...]] = field(default_factory=list)
+    rows: list[Tensors] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     plants: dict[str, list[Planted]] = field(default_factory=dict)
 
@@ -111,7 +114,7 @@ class Canaries:
         """Number of the first canary without a loss, None if there is none."""
         return self.factors.index(0.0) if 0.0 in self.factors else None
 
-    def add(self, name: str, row: tuple[Tensor, ...], factor: float = 1.0) -> int:
+    def add(self, name: str, row: Tensors, factor: float = 1.0) -> int:
         """Add a canary and return its number."""
         self.names.append(name)
         self.rows.append(row)
@@ -121,7 +124,7 @@ class Canaries:
     def plant(
         self,
         name: str,
-        row: tuple[Tensor, ...],
+        row: Tensors,
         layer: str,
         gradient: tuple[Tensor, Tensor],
         factor: float,
@@ -156,15 +159,15 @@ class Canaries:
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return PlantedLoss(subject.loss_fn, factors, plants)
 
-    def dataset(self, subject: Subject) -> tuple[Tensor, ...]:
+    def dataset(self, subject: Subject) -> Tensors:
         """Return the examples, then the canaries, with the ids of canaries as a last tensor.
 
         If the unit is larger than a record, every record of a canary's unit carries the canary.
         """
         copies = subject.records_of_a_unit
         columns = []
-        for x, canaries in zip(subject.dataset, zip(*self.rows, strict=True), strict=True):
-            rows = torch.stack(canaries)
+        for i, x in enumerate(subject.dataset):
+            rows = torch.stack([row[i] for row in self.rows])
             repeated = rows.repeat_interleave(copies, 0)
             columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
@@ -246,7 +249,7 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
 def _plant_gradients(
     canaries: Canaries,
     subject: Subject,
-    row: tuple[Tensor, ...],
+    row: Tensors,
     layers: Mapping[str, Layer],
     metric: Metric,
 ) -> None:
@@ -290,7 +293,7 @@ def _select_plantable(subject: Subject) -> dict[str, Shapes]:
 
 
 def _plant_extremes(
-    canaries: Canaries, row: tuple[Tensor, ...], layer: Layer, entry: Kronecker, shapes: Shapes
+    canaries: Canaries, row: Tensors, layer: Layer, entry: Kronecker, shapes: Shapes
 ) -> None:
     """Plant gradients along the directions that the metric stretches most and least."""
     input_shape, output_shape = shapes
@@ -422,13 +425,12 @@ class PlantedCanaries:
         u = u * (LOUDNESS * plan.max_grad_norm / norms)
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
-        u, rows, inputs, outputs = (x.to(device) for x in (u, rows, inputs, outputs))
-        self.listener = Listener(target, u, rows, plan.steps)
+        self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
         self._plan = plan
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
         ids = torch.arange(m)
-        plant = Plant(target.name, ids, inputs, outputs)
+        plant = Plant(target.name, ids, inputs.to(device), outputs.to(device))
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
         self.dataset = _append_rows(dataset, m)
 
@@ -445,7 +447,7 @@ class PlantedCanaries:
         """Add one release, given the metric of its noise."""
         self.listener.observe(released, metric)
 
-    def scores(self) -> NDArray[np.float64]:
+    def scores(self) -> Scores:
         """Return how likely each canary was included, on its own scale `[m]`."""
         return self.listener.scores(self._plan)
 
@@ -459,7 +461,7 @@ def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits * 2 - 1)
 
 
-def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
+def _append_rows(dataset: Sequence[Tensor], m: int) -> Tensors:
     """Return the examples, m rows more, and the ids of canaries.
 
     The new rows are copies of examples, whose content is replaced by the planted inputs.
@@ -521,13 +523,17 @@ def _planted_position(layer: Layer, output_shape: torch.Size) -> tuple[Any, ...]
     if layer.rule == "conv":
         _, height, width = output_shape
         return (slice(None), slice(None), height // 2, width // 2)
-    return (slice(None), *[0] * (len(output_shape) - 1))
+    return _first_position(len(output_shape) + 1)
+
+
+def _first_position(ndim: int) -> tuple[Any, ...]:
+    """Return the index of the first position of `[m, ..., d]`."""
+    return (slice(None), *[0] * (ndim - 2))
 
 
 def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs that are zero except at one position, and that position `[m, d_in]`."""
-    zeros = [0] * (a.ndim - 2)
-    first: tuple[Any, ...] = (slice(None), *zeros)
+    first = _first_position(a.ndim)
     position = a[first]
     inputs = torch.zeros_like(a)
     inputs[first] = position
@@ -620,7 +626,7 @@ class Listener:
             return False
         return m <= MOST_SOLVED and entries <= MOST_ENTRIES * m
 
-    def scores(self, plan: Plan) -> NDArray[np.float64]:
+    def scores(self, plan: Plan) -> Scores:
         """Estimate the number of steps that each canary was in, given the releases `[m]`.
 
         In wide layers the estimate has an unknown scale. Otherwise it is the linear estimate of
@@ -645,13 +651,13 @@ class Listener:
             return np.nan_to_num(products.cpu().numpy())
         overlaps = self._overlaps.double() / len(self._squared_norms)
         overlaps = overlaps / norms[:, None] / norms
-        estimates = _solve_counts(products.cpu(), overlaps.cpu(), plan, self._observed, norms.cpu())
-        return np.nan_to_num(estimates)
+        measured = (products.cpu(), overlaps.cpu(), norms.cpu())
+        return np.nan_to_num(_solve_counts(*measured, plan, self._observed))
 
 
 def _solve_counts(
-    products: Tensor, overlaps: Tensor, plan: Plan, steps: int, norms: Tensor
-) -> NDArray[np.float64]:
+    products: Tensor, overlaps: Tensor, norms: Tensor, plan: Plan, steps: int
+) -> Scores:
     """Return the estimate for canaries that overlap.
 
     Source:
@@ -672,7 +678,7 @@ def _solve_counts(
     noise = max(steps * plan.stddev**2, shown, 1e-9 * signal)
     identity = torch.eye(len(products), dtype=overlaps.dtype)
     system = signal * overlaps + noise * identity
-    estimate: NDArray[np.float64] = torch.linalg.solve(system, rest).numpy()
+    estimate: Scores = torch.linalg.solve(system, rest).numpy()
     return estimate
 
 
@@ -692,8 +698,8 @@ def _scale_matrix(layer: Layer, entry: Entry, like: Tensor) -> Tensor:
     """Return the scales of an elementwise entry as a matrix."""
     scales = {}
     for role, name in layer.parameters.items():
-        scale = entry.scales.get(role)
-        scales[name] = torch.ones_like(layer.tensor(role)) if scale is None else scale
+        ones = torch.ones_like(layer.tensor(role))
+        scales[name] = entry.scales.get(role, ones)
     return matrix_of(layer, scales).to(like)
 
 

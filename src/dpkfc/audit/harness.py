@@ -34,7 +34,10 @@ from dpkfc.session import Batch, Session
 if TYPE_CHECKING:
     import dp_accounting
 
+# Examples with a common first axis, or one example without it.
+Tensors = tuple[Tensor, ...]
 LossFn = Callable[[nn.Module, Any], Tensor]
+Augment = Callable[[Any], Any]
 Progress = Callable[[int, int], None]  # steps done, of all
 NO_CANARY = -1  # the id of a row without a canary
 
@@ -129,7 +132,7 @@ def _replace_inputs(
         output_handle.remove()
 
 
-def augment_with_ids(augment: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+def augment_with_ids(augment: Augment | None) -> Augment | None:
     """Return a user's augmentation for batches that carry ids of canaries."""
     if augment is None:
         return None
@@ -237,13 +240,13 @@ class Subject:
 
     plan: Plan
     model: Callable[[], nn.Module]
-    dataset: tuple[Tensor, ...]
+    dataset: Tensors
     loss_fn: LossFn
-    augment: Callable[[Any], Any] | None = None
+    augment: Augment | None = None
     units: Any = None
     collate_fn: Collate | None = None
 
-    def example(self, index: int) -> tuple[Tensor, ...]:
+    def example(self, index: int) -> Tensors:
         """Return one example."""
         return tuple(x[index] for x in self.dataset)
 
@@ -520,7 +523,7 @@ class RandomWalk(torch.optim.Optimizer):
 def open_session(
     subject: Subject,
     plan: Plan,
-    dataset: tuple[Tensor, ...],
+    dataset: Tensors,
     *,
     still: bool = False,
     **options: Any,

@@ -31,6 +31,7 @@ from dpkfc.distributed import flatten, unflatten
 from dpkfc.federated import messages
 from dpkfc.federated.messages import (
     Message,
+    Received,
     Tensors,
     add_prefix,
     contract_of,
@@ -529,7 +530,7 @@ class Client:
             message["key"] = to_tensor(self._channel.public)
         return message
 
-    def answer(self, message: Mapping[str, Any]) -> Message:
+    def answer(self, message: Received) -> Message:
         """Return the answer to a server's message; a refusal is a message with a constant reason.
 
         No record causes a refusal.
@@ -561,7 +562,7 @@ class Client:
         if releases and number <= releases[-1]["step"] // self.plan.per_round:
             raise _Refusal(messages.REPEATED)
 
-    def _sum(self, message: Mapping[str, Any]) -> Message:
+    def _sum(self, message: Received) -> Message:
         number = int(message["round"])
         self._check_new(number)
         pairs = self._pair_keys(message, number) if self._masked else {}
@@ -597,7 +598,7 @@ class Client:
     def _masked(self) -> bool:
         return self._config.privacy.masked
 
-    def _cohort(self, message: Mapping[str, Any]) -> list[int]:
+    def _cohort(self, message: Received) -> list[int]:
         """Return the clients to mask a message with; refuse fewer than the plan needs.
 
         Fewer clients are too few masks, and too little noise.
@@ -610,7 +611,7 @@ class Client:
             raise _Refusal(messages.CLIENT_FAILED)
         return cohort
 
-    def _make_keys(self, message: Mapping[str, Any]) -> Message:
+    def _make_keys(self, message: Received) -> Message:
         """Make the secrets of an unanswered round, and seal shares of them for the cohort."""
         if not self._masked:
             raise ValueError(
@@ -628,7 +629,7 @@ class Client:
             "sealed": stack_rows(sealed),
         }
 
-    def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
+    def _pair_keys(self, message: Received, number: int) -> dict[int, bytes]:
         """Agree with the other clients on pair masks, before a charge: by mask or channel keys."""
         if "mask_keys" in message:
             return self._take_shares(message, number)
@@ -644,7 +645,7 @@ class Client:
             self.number, self._channel, channels, round_scope(self.local.contract, number)
         )
 
-    def _take_shares(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
+    def _take_shares(self, message: Received, number: int) -> dict[int, bytes]:
         """Open what the others sealed for this client, and agree on pair masks with them."""
         keys = self._keys
         cohort = self._cohort(message)
@@ -671,7 +672,7 @@ class Client:
         keys, self._keys = self._keys, None
         return mask(integers, self.number, pairs, keys)
 
-    def _reveal(self, message: Mapping[str, Any]) -> Message:
+    def _reveal(self, message: Received) -> Message:
         """Reveal one share of each client, for one survivor set of the last answered round."""
         number = int(message["round"])
         received = self._shares
@@ -693,7 +694,7 @@ class Client:
         self._shares = replace(received, survivors=survivors)
         return self._answer("shares", number) | {"shares": stack_rows(reveal(received, survivors))}
 
-    def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
+    def _take_metric(self, message: Received, step: int) -> None:
         """Take or build the preconditioner of a round, and compare its digest with the server's."""
         wanted = message.get("metric_digest", "")
         if self._config.preconditioner is None or wanted == "":

@@ -38,10 +38,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
+from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BYTES, ByClient
 
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]
+# A message that was not checked yet.
+Received = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, Tensor]
 CLIENT_FAILED = "client-failed"
@@ -123,13 +125,13 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Message:
     return {f"{prefix}/{name}": x for name, x in tensors.items()}
 
 
-def select_prefix(message: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+def select_prefix(message: Received, prefix: str) -> dict[str, Tensor]:
     """Return the tensors under a prefix, by their names without it."""
     start = prefix + "/"
     return {key.removeprefix(start): x for key, x in message.items() if key.startswith(start)}
 
 
-def round_number(message: Mapping[str, Any]) -> int:
+def round_number(message: Received) -> int:
     """Return the number of the round that a message claims to belong to, or -1."""
     number = message.get("round")
     return number if type(number) is int else -1
@@ -145,7 +147,7 @@ def to_bytes(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-def stack_rows(rows: Mapping[int, bytes]) -> Tensor:
+def stack_rows(rows: ByClient) -> Tensor:
     """Return texts of one length as rows of uint8, in the order of their clients' numbers."""
     texts = [rows[client] for client in sorted(rows)]
     return to_tensor(b"".join(texts)).view(len(rows), -1)
@@ -161,7 +163,7 @@ def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
 
 
 def find_problem(
-    message: Mapping[str, Any],
+    message: Received,
     shapes: Shapes,
     contract: str,
     *,
@@ -282,7 +284,7 @@ class KeyExchange:
         """Return the clients that can mask a sum, sorted."""
         return sorted(self.keys if self.recovers else self.channels)
 
-    def find_problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+    def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count among the keys; None if it counts."""
         client = message["client"]
         if message["kind"] not in ("keys", "error"):
@@ -295,7 +297,7 @@ class KeyExchange:
             return "duplicate"
         return None
 
-    def store(self, message: Mapping[str, Any]) -> None:
+    def store(self, message: Received) -> None:
         """Store a client's valid keys."""
         client = message["client"]
         self.keys[client] = to_bytes(message["key"])

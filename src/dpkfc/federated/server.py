@@ -37,6 +37,7 @@ from dpkfc.federated.messages import (
     METRIC_MISSING,
     KeyExchange,
     Message,
+    Received,
     Tensors,
     accumulation_dtype,
     add_prefix,
@@ -154,7 +155,7 @@ class OpenRound:
     survivors: tuple[int, ...] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
 
-    def find_problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+    def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count in this round; None if it counts."""
         client = message["client"]
         kind = message["kind"]
@@ -172,7 +173,7 @@ class OpenRound:
             return "late"
         return "duplicate" if is_duplicate else None
 
-    def store(self, message: Mapping[str, Any]) -> None:
+    def store(self, message: Received) -> None:
         """Store a valid sum or valid shares of a client."""
         client = message["client"]
         if message["kind"] == "shares":
@@ -334,7 +335,7 @@ class Server:
 
     # -- the protocol ------------------------------------------------------------------------------
 
-    def enroll(self, message: Mapping[str, Any]) -> bool:
+    def enroll(self, message: Received) -> bool:
         """Enrol a client by its hello, if it has the same plan, model and frozen weights.
 
         Returns:
@@ -416,7 +417,7 @@ class Server:
                 messages[client] |= exchange.round_fields(client)
         return messages
 
-    def receive(self, message: Mapping[str, Any]) -> bool:
+    def receive(self, message: Received) -> bool:
         """Take an answer; an invalid answer is counted and changes nothing.
 
         Returns:
@@ -539,9 +540,7 @@ class Server:
         is_sampled = self._sampling.generator(number).random(clients) < rate
         return tuple(int(client) for client in is_sampled.nonzero()[0])
 
-    def _find_problem(
-        self, message: Mapping[str, Any], stage: KeyExchange | OpenRound
-    ) -> str | None:
+    def _find_problem(self, message: Received, stage: KeyExchange | OpenRound) -> str | None:
         """Return why an answer does not count; None if it counts."""
         control = stage.control if isinstance(stage, OpenRound) else 0.0
         reason = find_problem(
