@@ -56,12 +56,12 @@ def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         tensors[where] = value
         return {"!tensor": where}
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) and key not in _MARKS for key in value):
-            return {key: pack(item, f"{where}.{key}", tensors) for key, item in value.items()}
+        has_plain_keys = all(isinstance(key, str) and key not in _MARKS for key in value)
         pairs = []
         for key, item in value.items():
-            pairs.append([pack(key, where, tensors), pack(item, f"{where}.{key}", tensors)])
-        return {"!dict": pairs}
+            packed_key = key if has_plain_keys else pack(key, where, tensors)
+            pairs.append([packed_key, pack(item, f"{where}.{key}", tensors)])
+        return dict(pairs) if has_plain_keys else {"!dict": pairs}
     if isinstance(value, (list, tuple)):
         items = [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"!tuple": items}
@@ -175,9 +175,8 @@ def _write_files(
         manifest["sha256"][group] = file_digest(path)
     path = folder / "manifest.json"
     path.touch(file_mode)
-    path.write_text(
-        json.dumps(manifest | {"digest": _digest_manifest(manifest)}, indent=1), "utf-8"
-    )
+    content = manifest | {"digest": _digest_manifest(manifest)}
+    path.write_text(json.dumps(content, indent=1), "utf-8")
     _sync(path)
     _sync(folder)
 
@@ -195,10 +194,11 @@ def _check_replaceable(place: Path, *, whole: bool) -> None:
     if not place.exists():
         return
     files = list(place.iterdir())
+    names = [x.name for x in files]
     part = _PART if whole else _UNFINISHED_PART
     foreign = [x.name for x in files if x.is_dir() or not part.fullmatch(x.name)]
-    if whole and "manifest.json" not in {x.name for x in files}:
-        foreign = foreign or [x.name for x in files]
+    if whole and "manifest.json" not in names:
+        foreign = foreign or names
     if foreign:
         raise CheckpointError(
             f"cannot write the checkpoint {place}: the folder holds {min(foreign)!r}, which is no "
@@ -329,12 +329,11 @@ def _read_manifest(target: Path) -> dict[str, Any]:
 
 
 def _digest_manifest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def read_session(
-    folder: StrPath,
-) -> tuple[Groups, dict[str, Any]]:
+def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     """Read what a session saved.
 
     Raises:
@@ -363,6 +362,11 @@ def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | N
         return "step"
     if not meta["plan"].isprintable():
         return "plan"
+    return _find_misfit_of_processes(meta)
+
+
+def _find_misfit_of_processes(meta: Mapping[str, Any]) -> str | None:
+    """Return the name of a value of all processes that does not fit; None without one."""
     world_size = meta["world_size"]
     if not isinstance(world_size, int) or world_size < 1:
         return "world_size"
@@ -519,11 +523,10 @@ class WeightsRecord:
         A file may leave out a tensor that it holds under another name.
         """
         digests = digest_tensors(weights)
-        held = set(digests.values())
         for recorded in filter(None, (self.weights, self.average)):
-            differs = any(recorded.get(name) != digest for name, digest in digests.items())
-            missing = set(recorded.values()) - held
-            if not differs and not missing:
+            are_equal = digests.items() <= recorded.items()
+            missing = set(recorded.values()) - set(digests.values())
+            if are_equal and not missing:
                 return True
         return False
 
