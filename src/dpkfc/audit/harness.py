@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -179,33 +180,32 @@ def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) ->
     calls: dict[str, list[Shapes | None]] = {}
     count = len(batch[-1])
 
-    def is_batch(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) == count
+    def record(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        shapes = _shapes_of_call(args, output, count)
+        calls.setdefault(name, []).append(shapes)
 
-    def record(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            shapes = None
-            if len(args) == 1 and is_batch(args[0]) and is_batch(output):
-                shapes = (args[0].shape[1:], output.shape[1:])
-            calls.setdefault(name, []).append(shapes)
-
-        return hook
-
-    handles = []
-    for name, module in model.named_modules():
-        has_trainable = any(p.requires_grad for p in module.parameters(recurse=False))
-        if has_trainable and not list(module.children()):
-            handles.append(module.register_forward_hook(record(name)))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            has_trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+            if has_trainable and not list(module.children()):
+                handle = module.register_forward_hook(partial(record, name))
+                hooks.callback(handle.remove)
         loss_fn(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     plantable = {}
     for name, shapes in calls.items():
         if len(shapes) == 1 and shapes[0] is not None:
             plantable[name] = shapes[0]
     return plantable
+
+
+def _shapes_of_call(args: tuple[Any, ...], output: Any, count: int) -> Shapes | None:
+    """Return the shapes of one example's input and output; None for any other call."""
+    for x in (*args, output):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return None
+        if x.ndim < 2 or len(x) != count:
+            return None
+    return (args[0].shape[1:], output.shape[1:]) if len(args) == 1 else None
 
 
 # -- the audited step ------------------------------------------------------------------------------
@@ -470,17 +470,21 @@ def first_difference(one: Any, other: Any, where: str = "") -> str:
     """Return the path of the first value that differs, "" if none does; NaN equals NaN."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if one.keys() != other.keys():
-            return f"{where}/{sorted(map(str, one.keys() ^ other.keys()))[0]}"
+            return f"{where}/{min(map(str, one.keys() ^ other.keys()))}"
         for name in one:
             if difference := first_difference(one[name], other[name], f"{where}/{name}"):
                 return difference
         return ""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        are_both_nan = one.isnan() & other.isnan() if one.shape == other.shape else None
-        is_equal = are_both_nan is not None and bool(((one == other) | are_both_nan).all())
+        is_equal = one.shape == other.shape and bool(_are_alike(one, other).all())
     else:
         is_equal = type(one) is type(other) and one == other
     return "" if is_equal else where
+
+
+def _are_alike(one: Tensor, other: Tensor) -> Tensor:
+    """Return which entries are equal, or both NaN."""
+    return (one == other) | (one.isnan() & other.isnan())
 
 
 class RandomWalk(torch.optim.Optimizer):
@@ -634,7 +638,8 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
         passed=plan.certified,
         detail="; ".join(plan.caveats) or "the plan has no caveat",
     )
-    noise, planned = accounted_noise(plan.event), plan.stddev / plan.sensitivity
+    noise = accounted_noise(plan.event)
+    planned = plan.stddev / plan.sensitivity
     yield Finding(
         check="event",
         measured="not one Gaussian release" if noise is None else f"noise multiplier {noise:.6g}",
@@ -661,7 +666,8 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
         passed=True,
         detail=f"ε of {plan.steps:,} releases at δ = {plan.delta:g}",
     )
-    reported, least = plan.epsilon(), min(known.values())
+    reported = plan.epsilon()
+    least = min(known.values())
     yield Finding(
         check="reported ε",
         measured=f"{reported:.4g}",

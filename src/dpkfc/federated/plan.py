@@ -111,12 +111,8 @@ class TrustedServer(PrivacyModel):
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
         server = "NOT the server, which sees what every client sends"
-        if self.noise_by == "server":
-            return f"everyone who sees the models of all rounds; {server}"
-        return (
-            f"everyone who sees the models of all rounds{_describe_other_clients(colluding)};"
-            f" {server}"
-        )
+        others = "" if self.noise_by == "server" else _describe_other_clients(colluding)
+        return f"everyone who sees the models of all rounds{others}; {server}"
 
 
 @dataclass(frozen=True)
@@ -179,12 +175,11 @@ class ClientLevel(PrivacyModel):
                 "server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got "
                 f"{type(self.server).__name__}"
             )
-        # All but the unit is as of the model inside.
         name = self.server.name.replace("example-level", "client-level")
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "noise_by", self.server.noise_by)
-        object.__setattr__(self, "masked", self.server.masked)
-        object.__setattr__(self, "has_full_noise", self.server.has_full_noise)
+        # All but the unit is as of the model inside.
+        for setting in ("noise_by", "masked", "has_full_noise"):
+            object.__setattr__(self, setting, getattr(self.server, setting))
 
     def describe_adversaries(self, colluding: int) -> str:
         """Return from whom the unit is protected."""
@@ -724,9 +719,7 @@ class FederatedPlan(PlanBase):
             warnings.warn(
                 f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2
             )
-        if releases is None:
-            releases = self.releases
-        return self.curve.epsilon(releases)
+        return self.curve.epsilon(self.releases if releases is None else releases)
 
     def epsilon_at(self, stddev: float) -> float:
         """Return ε of the whole run for noise of another standard deviation; infinite for 0."""
@@ -769,10 +762,8 @@ class FederatedPlan(PlanBase):
         config = self.config
         noise = _MAX_DEVIATION * self.client_stddev * math.sqrt(numbers)
         is_clipped_whole = config.privacy.unit == "client" or isinstance(config.local, FedNewStep)
-        if is_clipped_whole:
-            largest = config.max_grad_norm + noise
-        else:
-            largest = config.max_grad_norm * config.expected_records + noise
+        contributions = 1 if is_clipped_whole else config.expected_records
+        largest = config.max_grad_norm * contributions + noise
         if config.privacy.unit == "example" and isinstance(config.local, LocalSteps):
             largest_step = 2 * largest / config.local_divisor + control
             largest = config.local.steps * config.local.learning_rate * largest_step
@@ -837,9 +828,7 @@ class FederatedPlan(PlanBase):
             "share_of_a_client": self.client_stddev,
             "releases": self.releases,
             "event": accounting.event_to_dict(self.event),
-            "epsilon_for_others": {
-                who: json_number(epsilon) for who, epsilon in self.views().items()
-            },
+            "epsilon_for_others": {who: json_number(x) for who, x in self.views().items()},
         }
 
 
@@ -1011,6 +1000,10 @@ class FederatedConfig:
                 f"{name} measures curvature on private data, which is a release of its own; use a "
                 "synthetic or public probe"
             )
+        self._check_preconditioned_work()
+
+    def _check_preconditioned_work(self) -> None:
+        """Refuse work and a read-out that do not go with a preconditioner."""
         is_over_clients = self.local.counts == "clients"
         is_clipped_whole = is_over_clients and self.privacy.unit == "client"
         if is_clipped_whole or isinstance(self.local, FedNewStep):
@@ -1206,18 +1199,15 @@ def stream_seed(plan: FederatedPlan, party: int) -> int | None:
     seed = plan.config.test_mode_seed
     if seed is None:
         return None
-    return int(
-        np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0]
-    )
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(party,))
+    return int(sequence.generate_state(1, np.uint64)[0])
 
 
 def noise_stream(plan: FederatedPlan, party: int) -> NoiseStream:
     """Return a new noise stream of one party: secure, or repeatable in test mode."""
-    seed = stream_seed(plan, party)
-    return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+    return NoiseStream(stream_seed(plan, party))
 
 
 def sampling_stream(plan: FederatedPlan, party: int) -> SamplingStream:
     """Return a new sampling stream of one party: secure, or repeatable in test mode."""
-    seed = stream_seed(plan, party)
-    return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+    return SamplingStream(stream_seed(plan, party))

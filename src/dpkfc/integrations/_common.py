@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
+from dpkfc.report.numbers import json_number
 from dpkfc.session import Session
 
 
@@ -97,9 +97,9 @@ def write_summary(
         ledger_path: the path of its ledger. Only the file name is written.
         not_private: logged or saved values that ε does not cover.
     """
-    plan, epsilon = session.plan, session.epsilon
+    plan = session.plan
     summary = {
-        "spent": {"epsilon": epsilon if math.isfinite(epsilon) else "inf", "delta": plan.delta},
+        "spent": {"epsilon": json_number(session.epsilon), "delta": plan.delta},
         "ledger": {
             "file": Path(ledger_path).name,
             "releases": session.steps_done,
@@ -108,5 +108,6 @@ def write_summary(
         "not_private": list(not_private),
         "plan": plan.describe(),
     }
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "privacy.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    path = Path(folder) / "privacy.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

@@ -233,13 +233,9 @@ def check_loader(loader: Any) -> None:
             "data_loader has no batch_size or a batch sampler of its own, which would be replaced; "
             "pass DataLoader(dataset, batch_size=...)"
         )
-    sampler: Any = loader.sampler
-    is_plain = type(sampler) is SequentialSampler
-    if type(sampler) is RandomSampler:
-        is_plain = not sampler.replacement and sampler.num_samples == len(dataset)
-    if not is_plain:
+    if not _takes_all(loader.sampler, len(dataset)):
         raise ValueError(
-            f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
+            f"the {type(loader.sampler).__name__} would be replaced by uniform sampling; pass"
             " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
         )
     try:
@@ -253,6 +249,13 @@ def check_loader(loader: Any) -> None:
             "data_loader has in_order=False, but batches must come in the order of the draws; leave"
             " in_order out"
         )
+
+
+def _takes_all(sampler: Any, size: int) -> bool:
+    """Return whether a sampler is torch's own, and takes every example once."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == size
+    return type(sampler) is SequentialSampler
 
 
 def _make_empty(batch: Any) -> Any:
