@@ -27,17 +27,22 @@ from dpkfc_papers.measurements import (
 )
 
 OTHER_EXAMPLES = "oracle, other examples"
+# Offset and lengths of dashes and gaps.
+_LONG_DASHES = (0, (5, 2))
+_DASHES = (0, (4, 3))
+_SHORT_DASHES = (0, (2, 1.5))
+_DOTS = (0, (1, 1.4))
 SOURCES: dict[str, dict[str, Any]] = {
     "none": {"color": "#b8a9c9", "label": "no preconditioner"},
     "nothing": {"color": "#b8a9c9", "label": "no preconditioner"},
     "white noise": {"color": PLAIN},
     "pink noise": {"color": WHITENED},
     "public": {"color": SPENT, "label": "public (the other set)"},
-    "oracle": {"color": INK, "linestyle": (0, (5, 2)), "label": "oracle (private data)"},
-    OTHER_EXAMPLES: {"color": INK, "linestyle": (0, (1, 1.4)), "label": OTHER_EXAMPLES},
+    "oracle": {"color": INK, "linestyle": _LONG_DASHES, "label": "oracle (private data)"},
+    OTHER_EXAMPLES: {"color": INK, "linestyle": _DOTS, "label": OTHER_EXAMPLES},
     "random directions": {
         "color": "#c23b80",
-        "linestyle": (0, (2, 1.5)),
+        "linestyle": _SHORT_DASHES,
         "label": "random directions (control)",
     },
 }
@@ -59,8 +64,10 @@ def sheet(
     def write(y: float, text: str, size: float, colour: str, weight: str = "normal") -> None:
         figure.text(left, y, text, fontsize=size, fontweight=weight, color=colour, va="center")
 
-    write(1 - 0.27 / height, title, 13.5, INK, "bold")
-    write(1 - 0.54 / height, caption, 9.5, MUTED)
+    title_y = 1 - 0.27 / height
+    caption_y = 1 - 0.54 / height
+    write(title_y, title, 13.5, INK, "bold")
+    write(caption_y, caption, 9.5, MUTED)
     if private:
         write(0.16 / height, _NOTE, 8.5, WARNING)
     return figure
@@ -97,13 +104,22 @@ def dressed(axes: Axes, title: str = "", below: str = "") -> Axes:
     return axes
 
 
+def _dress_table(axes: Any, titles: Sequence[str], below: str) -> None:
+    """Style axes `[rows, columns]`, with titles above the first row and a text below the last."""
+    last = len(axes) - 1
+    for line, panels in enumerate(axes):
+        for panel, title in zip(panels, titles, strict=True):
+            dressed(panel, title if line == 0 else "", below if line == last else "")
+
+
 def _add_legend(figure: Figure, handles: Sequence[Any], *, left: float, **options: Any) -> None:
     """Add a legend below the caption, `left` inches from the edge."""
     width, height = figure.get_size_inches()
+    corner = (left / width, 1 - 0.66 / height)
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(left / width, 1 - 0.66 / height),
+        bbox_to_anchor=corner,
         frameon=False,
         fontsize=9,
         labelcolor=INK,
@@ -119,8 +135,12 @@ def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool =
         style = dict(SOURCES[source])
         label = style.pop("label", source)
         if marker:
-            edge = style["color"]
-            style = {"linestyle": "", "markersize": 7, "markeredgecolor": edge, **_marker(source)}
+            style = {
+                "linestyle": "",
+                "markersize": 7,
+                "markeredgecolor": style["color"],
+                **_marker(source),
+            }
         handles += axes.plot([], [], linewidth=2, label=label, **style)
     _add_legend(
         figure,
@@ -170,7 +190,7 @@ def _set_log_scales(panel: Axes) -> None:
 
 def _draw_reference(panel: Axes, value: float) -> None:
     """Draw a dashed line at a value to compare with."""
-    panel.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    panel.axhline(value, color=MUTED, linewidth=1, linestyle=_DASHES)
 
 
 def _label_rows(panel: Axes, label: str) -> None:
@@ -238,14 +258,13 @@ def spectra(row: Row) -> Figure:
     axes = grid(figure, 4, len(names))
     first_layer = ends[0]["layers"][names[0]]
     sources = _select_sources(first_layer["spectra"]["A"])
+    _dress_table(axes, [_layer_title(row, name) for name in names], "rank of the eigenvalue")
     lines = [(side, checkpoint) for side in "AG" for checkpoint in ends]
-    for line, (side, checkpoint) in enumerate(lines):
-        below = "rank of the eigenvalue" if line == len(lines) - 1 else ""
-        for column, name in enumerate(names):
-            title = _layer_title(row, name) if line == 0 else ""
-            panel = dressed(axes[line, column], title, below)
-            _draw_spectrum(panel, checkpoint["layers"][name]["spectra"][side], sources)
-        _label_rows(axes[line, 0], f"{side}, {_time_text(checkpoint)}")
+    for panels, (side, checkpoint) in zip(axes, lines, strict=True):
+        for panel, name in zip(panels, names, strict=True):
+            spectra = checkpoint["layers"][name]["spectra"]
+            _draw_spectrum(panel, spectra[side], sources)
+        _label_rows(panels[0], f"{side}, {_time_text(checkpoint)}")
     _add_source_legend(figure, sources)
     return figure
 
@@ -287,22 +306,21 @@ def tracking(row: Row) -> Figure:
     steps = [checkpoint["step"] for checkpoint in checkpoints]
     first_layer = checkpoints[0]["layers"][names[0]]
     sources = _select_sources(first_layer["tracking"]["undamped"])
-    for line, (convention, side, number, label) in enumerate(_TRACKED):
-        below = "steps" if line == len(_TRACKED) - 1 else ""
-        for column, name in enumerate(names):
-            title = _layer_title(row, name) if line == 0 else ""
-            panel = dressed(axes[line, column], title, below)
+    _dress_table(axes, [_layer_title(row, name) for name in names], "steps")
+    for panels, (convention, side, number, label) in zip(axes, _TRACKED, strict=True):
+        for panel, name in zip(panels, names, strict=True):
             for source in sources:
                 values = []
                 for checkpoint in checkpoints:
-                    tracked = checkpoint["layers"][name]["tracking"][convention]
-                    values.append(tracked[source][side][number])
+                    similarities = checkpoint["layers"][name]["tracking"][convention]
+                    similarity = similarities[source][side]
+                    values.append(similarity[number])
                 style = _line_style(source) | {"marker": "o", "markersize": 3.5}
                 panel.plot(steps, values, markeredgecolor=PAPER, **style)
             top = 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1])
             panel.set_ylim(0, top)
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        _label_rows(axes[line, 0], label)
+        _label_rows(panels[0], label)
     _add_source_legend(figure, sources)
     return figure
 
@@ -347,8 +365,15 @@ def signal(row: Row) -> Figure:
     for checkpoint in ends:
         values = [checkpoint["signal"][name] for name in names]
         panels.append((_time_text(checkpoint), values, below))
-    sources = _select_sources(ends[0]["signal"][names[0]] if names else {})
+    measured = ends[0]["signal"][names[0]] if names else {}
+    sources = _select_sources(measured)
     return _draw_dots(row, "Signal-to-noise ratio of each layer", names, sources, panels)
+
+
+_REALISED = (
+    ("held", "condition number", "over the directions that hold 99 % of the trace of A and of G"),
+    ("flatness", "cosine to the identity", "1: a multiple of the identity"),
+)
 
 
 def realised_map(row: Row) -> Figure:
@@ -361,19 +386,13 @@ def realised_map(row: Row) -> Figure:
     names = list(ends[0]["layers"])
     sources = _select_sources(ends[0]["layers"][names[0]]["realised"])
     panels = []
-    for number, title, below in (
-        (
-            "held",
-            "condition number",
-            "over the directions that hold 99 % of the trace of A and of G",
-        ),
-        ("flatness", "cosine to the identity", "1: a multiple of the identity"),
-    ):
+    for number, title, below in _REALISED:
         for checkpoint in ends:
             values = []
             for name in names:
-                realised = checkpoint["layers"][name]["realised"]
-                values.append({source: realised[source]["F"][number] for source in sources})
+                maps_by_source = checkpoint["layers"][name]["realised"]
+                numbers = {source: maps_by_source[source]["F"][number] for source in sources}
+                values.append(numbers)
             panels.append((f"{title}, {_time_text(checkpoint)}", values, below))
     title = "What the preconditioner makes of the private curvature"
     return _draw_dots(row, title, names, sources, panels)
@@ -396,7 +415,8 @@ def _draw_dots(
         panels: title, values by layer, and text below, for each panel.
     """
     lines = math.ceil(len(panels) / 2)
-    height = 2.25 + lines * (0.7 + 0.33 * max(3, len(names)))
+    panel_height = 0.7 + 0.33 * max(3, len(names))
+    height = 2.25 + lines * panel_height
     figure = sheet(12.4, height, title, _caption(row), private=True)
     axes = grid(figure, lines, 2, left=1.9, sharey="row")
     labels = [_short_label(row, name) for name in names]
@@ -445,25 +465,25 @@ def mean_field(row: Row) -> Figure:
         f"{row['seeds']} networks; no data read"
     )
     title = "Mean-field theory next to random networks"
-    figure = sheet(1.2 + 2.8 * len(activations), 7.4, title, caption)
+    width = 1.2 + 2.8 * len(activations)
+    figure = sheet(width, 7.4, title, caption)
     axes = grid(figure, len(_VARIANCES), len(activations))
     colours = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))
-    for line, (quantity, label) in enumerate(_VARIANCES):
-        below = "layer" if line == len(_VARIANCES) - 1 else ""
-        for column, activation in enumerate(activations):
-            title = activation if line == 0 else ""
-            panel = dressed(axes[line, column], title, below)
+    deepest = [network for network in networks if network["depth"] == depth]
+    _dress_table(axes, activations, "layer")
+    for panels, (quantity, label) in zip(axes, _VARIANCES, strict=True):
+        for panel, activation in zip(panels, activations, strict=True):
             _draw_reference(panel, 1)
-            for network in networks:
-                if network["activation"] == activation and network["depth"] == depth:
+            for network in deepest:
+                if network["activation"] == activation:
                     _draw_band(panel, network[quantity], colours[network["width"]])
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.set_ylim(0, max(2.0, panel.get_ylim()[1]))
-        _label_rows(axes[line, 0], label)
+        _label_rows(panels[0], label)
     handles = []
     for width, colour in colours.items():
-        style = {"color": colour, "linewidth": 2, "label": f"width {width}"}
-        handles += axes[0, 0].plot([], [], **style)
+        label = f"width {width}"
+        handles += axes[0, 0].plot([], [], color=colour, linewidth=2, label=label)
     _add_legend(figure, handles, left=0.2, ncols=3)
     return figure
 
@@ -486,7 +506,8 @@ def landscape(rows: Sequence[Row]) -> Figure:
     caption += "the search is not in ε"
     title = "How sensitive accuracy is to clipping norm and learning rate"
     figure = sheet(13.4, 4.9, title, caption)
-    axes = grid(figure, 1, 3, top=1.1, gridspec_kw={"width_ratios": [1, 1, 0.8]})
+    widths = {"width_ratios": [1, 1, 0.8]}
+    axes = grid(figure, 1, 3, top=1.1, gridspec_kw=widths)
     figure.subplots_adjust(wspace=0.42)
     for panel, method in zip(axes[0], LANDSCAPE_METHODS, strict=False):
         of_method = _rows_of(rows, method)
@@ -534,12 +555,11 @@ def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
     fractions = []
     colours = []
     for method in LANDSCAPE_METHODS:
-        for setting, label in NAMES.items():
-            measured = importance(_rows_of(rows, method), [setting]).get(setting)
-            if measured is not None:
-                labels.append(f"{label}\n{method}")
-                fractions.append(measured.explained)
-                colours.append(WHITENED if method.endswith("kfc") else PLAIN)
+        of_method = _rows_of(rows, method)
+        for setting, measured in importance(of_method, list(NAMES)).items():
+            labels.append(f"{NAMES[setting]}\n{method}")
+            fractions.append(measured.explained)
+            colours.append(WHITENED if method.endswith("kfc") else PLAIN)
     panel.barh(labels, fractions, color=colours, height=0.55)
     for place, fraction in enumerate(fractions):
         text = f"{fraction:.2f}"
@@ -568,9 +588,10 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     measured = points(rows)
     first = rows[0]
     rates = sorted({point.lr for point in measured})
+    runs = max(point.runs for point in measured)
     caption = (
         f"{first['steps']} steps of {first['expected_batch_size']} examples, C = 1; "
-        f"mean ± one standard deviation of {max(point.runs for point in measured)} runs, "
+        f"mean ± one standard deviation of {runs} runs, "
         "on validation examples; dashed: the weights behind the data"
     )
     panels = []
@@ -581,11 +602,13 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     panels.append(("each at its best rate", best_points, best_points))
     columns = -(-len(panels) // 2)
     title = "Linear regression under more and more noise"
-    figure = sheet(1.0 + 3.6 * columns, 7.2, title, caption)
+    width = 1.0 + 3.6 * columns
+    figure = sheet(width, 7.2, title, caption)
     axes = grid(figure, 2, columns)
     for panel, (title, shown, scaled_to) in zip(axes.flat, panels, strict=False):
         _draw_losses(dressed(panel, title, "noise multiplier σ"), shown, scaled_to)
-    for panel in list(axes.flat)[len(panels) :]:
+    unused = list(axes.flat)[len(panels) :]
+    for panel in unused:
         panel.set_visible(False)
     for panel in axes[:, 0]:
         panel.set_ylabel("mean squared error", fontsize=9, color=INK)

@@ -38,6 +38,8 @@ from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer
 
 Row = Mapping[str, Any]
+# Plain values of a row that is made here.
+Figures = dict[str, Any]
 Array = np.ndarray[Any, Any]
 
 # --------------------------------------------------------------------------------------------------
@@ -308,9 +310,8 @@ def tracked(
     products = {}
     for name, side in SIDES.items():
         scale = convention.scale(name, probe_size)
-        products[name] = _products(
-            reference.sides[side], other.sides[side], convention.added, scale
-        )
+        pair = (reference.sides[side], other.sides[side])
+        products[name] = _products(*pair, convention.added, scale)
     products["F"] = products["A"].times(products["G"])
     return {name: product.compare() for name, product in products.items()}
 
@@ -479,7 +480,7 @@ SMOKE = Sizes(probe=64, lanczos_examples=16, lanczos_steps=8, starts=1)
 
 def measure_course(
     run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
-) -> dict[str, Any]:
+) -> Figures:
     """Train privately, and measure curvature before the first step and at every evaluation.
 
     Returns:
@@ -497,7 +498,7 @@ def measure_course(
     prepared = prepare(run.config(threads=1, data_dir=data_dir))
     sizes = SMOKE if prepared.config.smoke else Sizes()
     sources = _sources(prepared, public or folder / "public", data_dir)
-    checkpoints: list[dict[str, Any]] = []
+    checkpoints: list[Figures] = []
 
     def measure_at(step: int, **scores: Any) -> None:
         curvature = figures_of(prepared, sources, sizes, step)
@@ -559,7 +560,7 @@ def _sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe
 
 def figures_of(
     prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, step: int
-) -> dict[str, Any]:
+) -> Figures:
     """Return everything that is measured at one checkpoint.
 
     Labels are drawn from the model for every source, so that all factors are of the same Fisher
@@ -582,7 +583,8 @@ def figures_of(
     base = replace(_uncut_factors(prepared), probe_size=probe_size)
     factors = {}
     for source, probe in sources.items():
-        measured = replace(base, probe=probe).factors(model, capturing, step, rules=rules)
+        settings = replace(base, probe=probe)
+        measured = settings.factors(model, capturing, step, rules=rules)
         factors[source] = kronecker_layers(measured)
     factors[RANDOM] = randomize_directions(factors[ORACLE], 0)
     modules = dict(model.named_modules())
@@ -594,9 +596,10 @@ def figures_of(
     with_density = {}
     if step in (0, prepared.plan.steps):
         with_density = {name: probe for name, probe in sources.items() if name != AGAIN}
+    signal = _signal(prepared, sources, base, capturing, step=step, rules=rules)
     return {
         "layers": layers,
-        "signal": _signal(prepared, sources, base, capturing, step=step, rules=rules),
+        "signal": signal,
         "density": _densities(model, with_density, sizes, step),
     }
 
@@ -625,17 +628,16 @@ def _number_of_examples(probe: Probe) -> float:
     return math.inf
 
 
-def _measure_layer(
-    factors: Mapping[str, LayerFactors], probe_size: int, damping: float
-) -> dict[str, Any]:
+def _measure_layer(factors: Mapping[str, LayerFactors], probe_size: int, damping: float) -> Figures:
     reference = factors[ORACLE]
-    spectra: dict[str, Any] = {}
+    spectra: Figures = {}
     for side, name in SIDES.items():
         spectra[side] = {}
         for source, layer in factors.items():
             if source != RANDOM:
-                spectra[side][source] = _thin_spectrum(layer.sides[name].spectrum)
-    tracking: dict[str, Any] = {}
+                spectrum = layer.sides[name].spectrum
+                spectra[side][source] = _thin_spectrum(spectrum)
+    tracking: Figures = {}
     for label, convention in (("undamped", UNDAMPED), ("authors", AUTHORS)):
         tracking[label] = {}
         for source, layer in factors.items():
@@ -652,7 +654,7 @@ def _measure_layer(
 
 def _measure_realised(
     reference: LayerFactors, factors: Mapping[str, LayerFactors], damping: float
-) -> dict[str, Any]:
+) -> Figures:
     """Return the realised map of A, of G and of F by source; "nothing" is the oracle's F itself."""
     by_source = {}
     with_nothing: dict[str, LayerFactors | None] = {"nothing": None, **factors}
@@ -666,7 +668,7 @@ def _measure_realised(
     return by_source
 
 
-def _round_fields(results: Mapping[str, Similarity] | Mapping[str, Realised]) -> dict[str, Any]:
+def _round_fields(results: Mapping[str, Similarity] | Mapping[str, Realised]) -> Figures:
     return {name: _round_values(asdict(result)) for name, result in results.items()}
 
 
@@ -678,7 +680,7 @@ def _signal(
     *,
     step: int,
     rules: Mapping[str, str],
-) -> dict[str, Any]:
+) -> Figures:
     """Return signal-to-noise ratios of the PRIVATE examples' gradients under each metric."""
     plan = prepared.plan
     if plan.noise_multiplier <= 0:
@@ -709,9 +711,7 @@ def _signal(
     return scaled
 
 
-def _densities(
-    model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, step: int
-) -> dict[str, Any]:
+def _densities(model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, step: int) -> Figures:
     model = copy.deepcopy(model).double().eval()
     densities = {}
     for source, probe in sources.items():
@@ -873,8 +873,9 @@ def predicted(network: Network) -> Variances:
     forwards: list[float] = []
     chi = [network.input_variance]
     for _ in range(network.depth):
-        forwards.append(gain * chi[-1] + network.bias_variance)
-        chi.append(_mean(lambda s: phi(s).square(), forwards[-1]))
+        q = gain * chi[-1] + network.bias_variance
+        forwards.append(q)
+        chi.append(_mean(lambda s: phi(s).square(), q))
     backwards = [network.outputs**-2.0]
     for layer in range(network.depth - 1, 0, -1):
         slope = _mean(lambda s: _slope(phi, s).square(), forwards[layer - 1])
@@ -933,7 +934,8 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
             assert isinstance(block, Outer)
             a = block.explicit().a.flatten(1)
             b = block.b.flatten(1)
-            outputs = F.linear(a[:, :-1], module.weight, module.bias)
+            inputs = a[:, :-1]
+            outputs = F.linear(inputs, module.weight, module.bias)
             forwards.append(float(outputs.square().mean()))
             backwards.append(float(b.square().mean()))
             squared_norms = a.square().sum(1) * b.square().sum(1)
@@ -943,7 +945,7 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
 
 def measure_mean_field(
     run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
-) -> dict[str, Any]:
+) -> Figures:
     """Compare theory with networks of several activations, widths and depths. Reads no data.
 
     Returns:
@@ -951,7 +953,7 @@ def measure_mean_field(
         over networks of measured ÷ predicted, layer by layer.
     """
     started = time.perf_counter()
-    sizes: dict[str, Any] = _SMOKE if run.config().smoke else _SIZES
+    sizes: Figures = _SMOKE if run.config().smoke else _SIZES
     kinds = itertools.product(ACTIVATIONS, sizes["widths"], sizes["depths"])
     entries = []
     for activation, width, depth in kinds:
@@ -960,8 +962,9 @@ def measure_mean_field(
         theory = predicted(network)
         measured = []
         for k in range(sizes["networks"]):
-            measured.append(observed(network, examples=sizes["examples"], seed=run.seed + k))
-        entry: dict[str, Any] = {
+            seed = run.seed + k
+            measured.append(observed(network, examples=sizes["examples"], seed=seed))
+        entry: Figures = {
             "activation": activation,
             "width": width,
             "depth": depth,
@@ -990,7 +993,7 @@ def measure_mean_field(
     }
 
 
-def _contraction() -> list[dict[str, Any]]:
+def _contraction() -> list[Figures]:
     """Return whether depth forgets the variance of the inputs (proposition F.1).
 
     Each ratio is q_l of inputs of variance 10 over q_l of inputs of variance 0.1.

@@ -153,8 +153,12 @@ class Canaries:
         plants = []
         for layer, planted in self.plants.items():
             numbers, inputs, outputs = zip(*planted, strict=True)
-            ids = torch.tensor(numbers)
-            plant = Plant(layer, ids, torch.stack(inputs), torch.stack(outputs))
+            plant = Plant(
+                layer=layer,
+                ids=torch.tensor(numbers),
+                inputs=torch.stack(inputs),
+                outputs=torch.stack(outputs),
+            )
             plants.append(plant)
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return PlantedLoss(subject.loss_fn, factors, plants)
@@ -239,7 +243,8 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
     else:
         # No batch takes examples of the second half.
         size = len(subject.dataset[-1])
-        for number in range(size // 2, min(size, size // 2 + 9)):
+        half = size // 2
+        for number in range(half, min(size, half + 9)):
             canaries.add(f"example {number}", subject.example(number))
     by_name = {layer.name: layer for layer in layers}
     _plant_gradients(canaries, subject, row, by_name, metric)
@@ -600,7 +605,8 @@ class Listener:
         if self._observed > self._next_snapshot or not self._squared_norms:
             self._measure_canaries()
             self._next_snapshot = self._observed + self._steps // SNAPSHOTS
-        self._sum = self._sum + _map_again(self.layer, self._entry, self._pending)
+        mapped = _map_again(self.layer, self._entry, self._pending)
+        self._sum = self._sum + mapped
         self._pending = None
 
     def _measure_canaries(self) -> None:
@@ -609,11 +615,12 @@ class Listener:
         u = self._u.to(self._pending)
         a = self._a.to(self._pending)
         u, a, scale = _transform_factors(self.layer, self._entry, u, a)
+        u_squares = u.square()
+        a_squares = a.square()
         if scale is None:
-            squares = u.square().sum(1) * a.square().sum(1)
+            squares = u_squares.sum(1) * a_squares.sum(1)
         else:
-            scaled = u.square() @ scale.square()
-            squares = (scaled * a.square()).sum(1)
+            squares = ((u_squares @ scale.square()) * a_squares).sum(1)
         self._squared_norms.append(squares.double())
         if self._is_solvable(scale is not None):
             self._overlaps = self._overlaps + _inner_products(u, a, scale)

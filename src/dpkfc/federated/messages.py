@@ -85,7 +85,8 @@ def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
     """Return zeros that sums over messages or records start from."""
     sums = {}
     for name, p in parameters.items():
-        sums[name] = torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device)
+        dtype = accumulation_dtype(p)
+        sums[name] = torch.zeros(p.shape, dtype=dtype, device=p.device)
     return sums
 
 
@@ -128,7 +129,11 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Message:
 def select_prefix(message: Received, prefix: str) -> dict[str, Tensor]:
     """Return the tensors under a prefix, by their names without it."""
     start = prefix + "/"
-    return {key.removeprefix(start): x for key, x in message.items() if key.startswith(start)}
+    tensors = {}
+    for key, x in message.items():
+        if key.startswith(start):
+            tensors[key.removeprefix(start)] = x
+    return tensors
 
 
 def round_number(message: Received) -> int:
@@ -159,7 +164,8 @@ def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
     Raises:
         ValueError: the numbers of rows and clients differ.
     """
-    return {client: to_bytes(row) for client, row in zip(clients, tensor, strict=True)}
+    rows = zip(clients, tensor, strict=True)
+    return {client: to_bytes(row) for client, row in rows}
 
 
 def find_problem(
