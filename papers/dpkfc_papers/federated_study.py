@@ -301,6 +301,8 @@ def _compute_features(task: Task, network: nn.Sequential, data_dir: str) -> dict
 # --------------------------------------------------------------------------------------------------
 # One run of the study is a value with a stable hash, executed by `dpkfc.federated.federate`.
 
+# Plain values of a run.
+Record = dict[str, Any]
 Settings = Mapping[str, Plain]
 # Format of a record; raise it when runs of equal settings give different results than before.
 FORMAT = 1
@@ -339,7 +341,7 @@ class FederatedRun:
     seed: int = 0
     evaluate_on: str = "test"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Record:
         """Return plain values that decide the result."""
         return {**asdict(self), "settings": dict(self.settings)}
 
@@ -350,24 +352,24 @@ class FederatedRun:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _fedgd(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _fedgd(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedGD(s["rate"])}
 
 
-def _fedavgm(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _fedavgm(s: Mapping[str, Any], features: Features) -> Record:
     """Return FedAvgM whose later steps sum up to the rate: η = rate · (1 − β)."""
     return {"rule": FedAvgM(s["rate"] * (1 - s["beta"]), s["beta"])}
 
 
-def _sofim(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _sofim(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"])}
 
 
-def _sofim_momentum(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _sofim_momentum(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"], direction="momentum")}
 
 
-def _kfc(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _kfc(s: Mapping[str, Any], features: Features) -> Record:
     """Return DP-KFC whose probe has density, mean and deviation of the public features."""
     positive = features.public[features.public > 0]
     density = positive.numel() / features.public.numel()
@@ -395,7 +397,7 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def execute_run(run: FederatedRun, features: Features) -> dict[str, Any]:
+def execute_run(run: FederatedRun, features: Features) -> Record:
     """Train a linear head, and return the record of the run as plain values.
 
     Raises:
@@ -588,7 +590,7 @@ class Study:
             runs.append(run)
         return runs
 
-    def choose_settings(self, store: Store, task: str, name: str) -> dict[str, Any] | None:
+    def choose_settings(self, store: Store, task: str, name: str) -> Record | None:
         """Return the settings of a method's best trial, or those that a control takes over.
 
         Return None before all trials have run, and for a task that the method does not have.
@@ -855,7 +857,7 @@ def _best_validation(study: Study, store: Store, task: str, name: str) -> float 
     return max((record["accuracy"] for record in records if record), default=None)
 
 
-def _formula_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _formula_settings(settings: Mapping[str, Any]) -> Record:
     """Return settings under the names of the formulas: η, ρ, β, C."""
     eta = settings["rate"]
     if "rho" in settings:

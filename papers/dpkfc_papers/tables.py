@@ -26,6 +26,8 @@ from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text, spr
 # Tables of the papers: the printed numbers, and the run that stands for each, or why there is none.
 
 Settings = Mapping[str, Plain]
+# What a TOML or JSON file holds.
+Content = Mapping[str, Any]
 # A stored run.
 Row = dict[str, Any]
 NOT_PRINTED = "–"  # of a point that a plot shows and no text gives
@@ -200,9 +202,7 @@ def load(name: str) -> Table:
     )
 
 
-def _cell(
-    table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str, Any], key: str
-) -> Cell:
+def _cell(table: Content, column: Content, row: Content, key: str) -> Cell:
     settings: dict[str, Plain] = {}
     recipe = needs = ""
     for level in (table, column, row):
@@ -257,7 +257,7 @@ class Timed:
     where: str
 
 
-def read_speed(path: Path | None) -> Mapping[str, Any]:
+def read_speed(path: Path | None) -> Content:
     """Return results of `benchmarks/speed.py`, by default those of the checkout, if any.
 
     Raises:
@@ -280,7 +280,7 @@ def read_speed(path: Path | None) -> Mapping[str, Any]:
     return content
 
 
-def timed(what: str, results: Mapping[str, Any]) -> Timed | None:
+def timed(what: str, results: Content) -> Timed | None:
     """A ratio by its name, "MODEL: CONTENDER / CONTENDER"; None where it was not measured."""
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
@@ -539,7 +539,7 @@ def outcomes(
     seeds: Sequence[int],
     failures: Mapping[str, str] | None = None,
     *,
-    times: Mapping[str, Any] | None = None,
+    times: Content | None = None,
 ) -> list[Outcome]:
     """Every cell of a table with what is known of it.
 
@@ -574,7 +574,7 @@ def outcomes(
     return found
 
 
-def _explain_missing_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
+def _explain_missing_run(cell: Cell, times: Content) -> Outcome:
     """A ratio of times where one was measured, or else why nothing was."""
     ours = timed(cell.timed, times) if cell.timed else None
     if ours is None:
@@ -584,9 +584,7 @@ def _explain_missing_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
     )
 
 
-def _outcome(
-    table: Table, cell: Cell, chosen: Settings, rows: Sequence[Mapping[str, Any]]
-) -> Outcome:
+def _outcome(table: Table, cell: Cell, chosen: Settings, rows: Sequence[Content]) -> Outcome:
     values = [100 * row["accuracy"] for row in rows]
     first = rows[0]
     accounting = (

@@ -26,8 +26,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 StrPath = str | os.PathLike[str]
+# Tensors by name.
+Tensors = dict[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
+Values = Mapping[str, Any]
 # Named tensors, by group.
-Groups = dict[str, dict[str, Tensor]]
+Groups = dict[str, Tensors]
 
 # --------------------------------------------------------------------------------------------------
 # Plain values with tensors among them, as JSON that keeps them exactly next to named tensors.
@@ -37,7 +41,7 @@ Groups = dict[str, dict[str, Tensor]]
 _MARKS = ("!tensor", "!tuple", "!dict")
 
 
-def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def pack(value: Any, where: str, tensors: Tensors) -> Any:
     """Return a value that JSON keeps exactly.
 
     Tensors move to `tensors` under their path. Tuples, and dicts with keys that are not text, are
@@ -71,7 +75,7 @@ def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def unpack(value: Any, tensors: NamedTensors) -> Any:
     """Return what was given to `pack`, with its tensors."""
     match value:
         case {"!tensor": name}:
@@ -109,8 +113,8 @@ class CheckpointError(RuntimeError):
 
 def write(
     folder: StrPath,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    meta: Mapping[str, Any],
+    tensors: Mapping[str, NamedTensors],
+    meta: Values,
     *,
     private: bool = False,
 ) -> None:
@@ -130,7 +134,7 @@ def write(
     target = Path(folder).resolve()
     fresh = target.with_name(target.name + ".new")
     old = target.with_name(target.name + ".old")
-    meta_tensors: dict[str, Tensor] = {}
+    meta_tensors: Tensors = {}
     try:
         packed_meta = pack(dict(meta), "meta", meta_tensors)
         groups = dict(tensors)
@@ -158,7 +162,7 @@ def write(
 
 
 def _write_files(
-    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], meta: Any, private: bool
+    folder: Path, groups: Mapping[str, NamedTensors], meta: Any, private: bool
 ) -> None:
     """Write and sync the files of a checkpoint into a new folder."""
     file_mode = 0o600 if private else 0o666
@@ -328,7 +332,7 @@ def _read_manifest(target: Path) -> dict[str, Any]:
     return manifest
 
 
-def _digest_manifest(manifest: Mapping[str, Any]) -> str:
+def _digest_manifest(manifest: Values) -> str:
     text = json.dumps(manifest, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
@@ -349,7 +353,7 @@ def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     return tensors, meta
 
 
-def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+def _find_misfit(tensors: Values, meta: Values) -> str | None:
     """Return the name of a value that a session would not have written; None without one."""
     for name, kind in _SESSION.items():
         if not isinstance(meta.get(name), kind):
@@ -365,7 +369,7 @@ def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | N
     return _find_misfit_of_processes(meta)
 
 
-def _find_misfit_of_processes(meta: Mapping[str, Any]) -> str | None:
+def _find_misfit_of_processes(meta: Values) -> str | None:
     """Return the name of a value of all processes that does not fit; None without one."""
     world_size = meta["world_size"]
     if not isinstance(world_size, int) or world_size < 1:
@@ -380,7 +384,7 @@ def _find_misfit_of_processes(meta: Mapping[str, Any]) -> str | None:
 
 
 def check_run(
-    meta: Mapping[str, Any],
+    meta: Values,
     plan_hash: str,
     world_size: int | None,
     folder: StrPath,
@@ -480,7 +484,7 @@ def file_digest(path: Path) -> str:
 _RECORD_FORMAT = 1
 
 
-def digest_tensors(weights: Mapping[str, Tensor]) -> dict[str, str]:
+def digest_tensors(weights: NamedTensors) -> dict[str, str]:
     """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in."""
     digests = {}
     for name, tensor in weights.items():
@@ -491,7 +495,7 @@ def digest_tensors(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return digests
 
 
-def digest_weights(weights: Mapping[str, Tensor]) -> str:
+def digest_weights(weights: NamedTensors) -> str:
     """Return one SHA-256 of the names and values of all tensors of a state dict.
 
     It does not depend on the device, the order or the file format.
@@ -517,7 +521,7 @@ class WeightsRecord:
     weights: Mapping[str, str]
     average: Mapping[str, str] = field(default_factory=dict)
 
-    def describes(self, weights: Mapping[str, Tensor]) -> bool:
+    def describes(self, weights: NamedTensors) -> bool:
         """Return whether tensors are these weights, or their average.
 
         A file may leave out a tensor that it holds under another name.
@@ -573,7 +577,7 @@ def read_weights_record(ledger: Path) -> WeightsRecord | None:
     return record
 
 
-def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _separate(named: NamedTensors) -> Tensors:
     """Return the tensors on the CPU.
 
     Those that are views or share memory are copied, since the format cannot hold them.
@@ -627,7 +631,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         )
 
 
-def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def unique_tensors(state: Values) -> Tensors:
     """Return the tensors of a state dict; tied weights keep their first name only."""
     seen: set[tuple[int, torch.Size]] = set()
     tensors = {}
@@ -642,7 +646,7 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def copy_tensors(state: Values) -> Tensors:
     """Return copies of a state dict's tensors on the CPU; tied weights keep all their names."""
     tensors = {}
     for name, x in state.items():
@@ -651,7 +655,7 @@ def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def check_same_tensors(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+def check_same_tensors(model: NamedTensors, saved: NamedTensors) -> None:
     """Check that a model and a checkpoint hold tensors of the same names and shapes.
 
     Raises:

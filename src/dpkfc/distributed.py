@@ -73,6 +73,7 @@ R = TypeVar("R", bound=Any)
 Statement = tuple[str, Any]
 # What one rank says of itself, by the name of the thing.
 Description = dict[str, Statement]
+NamedTensors = Mapping[str, Tensor]
 _ABSENT: Statement = ("none", None)
 
 
@@ -130,7 +131,7 @@ class DistributedContext:
 
     # -- tensors ---------------------------------------------------------------------------------
 
-    def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def sum(self, tensors: NamedTensors) -> dict[str, Tensor]:
         """Return the tensors added over all ranks on rank 0, and zeros on the others."""
         if self.world_size == 1:
             return dict(tensors)
@@ -144,7 +145,7 @@ class DistributedContext:
         return unflatten(flat, tensors)
 
     def broadcast_tensors(
-        self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], device: torch.device
+        self, tensors: NamedTensors, like: NamedTensors, device: torch.device
     ) -> dict[str, Tensor]:
         """Return the tensors of rank 0 on every rank, after one broadcast.
 
@@ -324,17 +325,17 @@ class DistributedContext:
                 )
 
 
-def _widest_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+def _widest_dtype(tensors: NamedTensors) -> torch.dtype:
     has_float64 = any(t.dtype == torch.float64 for t in tensors.values())
     return torch.float64 if has_float64 else torch.float32
 
 
-def flatten(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+def flatten(tensors: NamedTensors, dtype: torch.dtype) -> Tensor:
     """Return all entries of some tensors as one vector, in their order."""
     return torch.cat([t.detach().flatten().to(dtype) for t in tensors.values()])
 
 
-def unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unflatten(flat: Tensor, like: NamedTensors) -> dict[str, Tensor]:
     """Cut a vector into tensors of the shapes and types of others."""
     pieces = flat.split([t.numel() for t in like.values()])
     tensors = {}
@@ -472,7 +473,7 @@ def check_alike(
     ranks.check_consistent(describe, advice)
 
 
-def check_in_step(ranks: DistributedContext, parameters: Mapping[str, Tensor], what: str) -> None:
+def check_in_step(ranks: DistributedContext, parameters: NamedTensors, what: str) -> None:
     """Check that released parameters are equal to the bit on all processes.
 
     Args:
@@ -542,7 +543,7 @@ def _describe_run(plan: str, model: nn.Module, optimizer: Any, records: int) -> 
     return description
 
 
-def _bit_sums(tensors: Mapping[str, Tensor]) -> Description:
+def _bit_sums(tensors: NamedTensors) -> Description:
     """Return the sum of the bit patterns of each parameter, which changes with any single bit."""
     sums: Description = {}
     for name, x in tensors.items():

@@ -66,9 +66,12 @@ from dpkfc.privacy.mechanism import ROUNDED, Released
 #         preconditioner that is made from past releases,
 #     each step makes exactly one release and one charge, also on an empty batch.
 
+# The units of a batch.
+Units = list[int]
 SIZES = (0, 1, 3, 7, 16)  # of the batch that a canary joins
 SEED = 20_240_607
-Pair = tuple[str, list[int], list[int]]
+Batches = list[Units]
+Pair = tuple[str, Units, Units]
 
 
 @dataclass
@@ -229,7 +232,7 @@ def _three_places(rows: Sequence[int]) -> tuple[int, int, int]:
     return len(rows), 0, len(rows) // 2
 
 
-def _insert(rows: list[int], place: int, unit: int) -> list[int]:
+def _insert(rows: Units, place: int, unit: int) -> Units:
     """Return the rows with one more unit at a place."""
     return [*rows[:place], unit, *rows[place:]]
 
@@ -570,8 +573,8 @@ class _Change:
 def _release_changes(
     subject: Subject,
     canaries: Canaries,
-    script: list[list[int]],
-    other_script: list[list[int]],
+    script: Batches,
+    other_script: Batches,
     departures: Replay,
 ) -> Iterator[_Change | None]:
     """Yield by how much each batch of the second script differs from that of the first.
@@ -706,18 +709,18 @@ class _SizeUnits:
         loud: the unit whose gradient is far above the clip.
     """
 
-    silent: list[int]
-    company: list[int]
+    silent: Units
+    company: Units
     places: tuple[int, int, int]
     loud: int
 
-    def silence(self, part: slice) -> list[int]:
+    def silence(self, part: slice) -> Units:
         """Return the company with silent units in a part of it."""
         rows = list(self.company)
         rows[part] = self.silent[part]
         return rows
 
-    def insert_loud(self, place: int) -> list[int]:
+    def insert_loud(self, place: int) -> Units:
         """Return the company with the loud unit in one row."""
         rows = list(self.company)
         rows[place] = self.loud
@@ -818,7 +821,7 @@ def _units_of_size(subject: Subject, size: int, most: int) -> _SizeUnits:
     return _SizeUnits(silent, company, places, subject.size + 2 * most)
 
 
-def _script(units: _SizeUnits, masks: bool) -> list[list[int]]:
+def _script(units: _SizeUnits, masks: bool) -> Batches:
     """Return the batches of one size, in the order in which `_judge` reads them.
 
     Args:
@@ -838,10 +841,10 @@ def _script(units: _SizeUnits, masks: bool) -> list[list[int]]:
 
 
 def _changes_from_empty(
-    subject: Subject, canaries: Canaries, script: list[list[int]], progress: Progress | None
+    subject: Subject, canaries: Canaries, script: Batches, progress: Progress | None
 ) -> Iterator[_Change]:
     """Yield what each batch adds to the empty one."""
-    empty: list[list[int]] = [[]] * len(script)
+    empty: Batches = [[]] * len(script)
     departures = Replay()
     changes = _release_changes(subject, canaries, empty, script, departures)
     for number, change in enumerate(changes):
@@ -981,7 +984,7 @@ def distinguish_neighbors(
 
 
 def _find_farthest(
-    subject: Subject, canaries: Canaries, base: list[int], without: list[int]
+    subject: Subject, canaries: Canaries, base: Units, without: Units
 ) -> tuple[int, Samples]:
     """Return the canary that moves a release farthest under frozen noise, and the difference."""
     with_canary = [[*base, subject.size + number] for number in range(len(canaries.names))]
@@ -997,7 +1000,7 @@ def _find_farthest(
 
 
 def _release_samples(
-    subject: Subject, canaries: Canaries, script: Sequence[list[int]], seed: int | None = None
+    subject: Subject, canaries: Canaries, script: Sequence[Units], seed: int | None = None
 ) -> Iterator[Samples]:
     """Yield releases over the standard deviation of their noise, all at the same weights."""
     plan = subject.plan
@@ -1005,7 +1008,7 @@ def _release_samples(
         yield standardize(released, plan.stddev / plan.expected_batch_size)
 
 
-def _find_lags(samples: Sequence[Samples]) -> list[int]:
+def _find_lags(samples: Sequence[Samples]) -> Units:
     """Return the distances at which releases correlate with themselves most.
 
     Without a fault they are arbitrary.
@@ -1019,7 +1022,7 @@ def _find_lags(samples: Sequence[Samples]) -> list[int]:
     return [int(index) + 1 for index in largest]
 
 
-def _make_directions(pattern: Samples, sizes: list[int], lags: Sequence[int]) -> Samples:
+def _make_directions(pattern: Samples, sizes: Units, lags: Sequence[int]) -> Samples:
     """Return unit vectors `[k, d]`.
 
     They hold the pattern in each group of parameters, and the pattern as far as it can be moved by

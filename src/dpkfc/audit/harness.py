@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Examples with a common first axis, or one example without it.
 Tensors = tuple[Tensor, ...]
 LossFn = Callable[[nn.Module, Any], Tensor]
+Arguments = tuple[Any, ...]
 Augment = Callable[[Any], Any]
 Progress = Callable[[int, int], None]  # steps done, of all
 NO_CANARY = -1  # the id of a row without a canary
@@ -114,13 +115,13 @@ def _replace_inputs(
 ) -> Iterator[None]:
     """Replace rows of a module's first argument, and store its output under a key."""
 
-    def replace_rows(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def replace_rows(module: nn.Module, args: Arguments) -> Arguments:
         x = args[0]
         is_planted = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
         planted = inputs.to(x)[rows.clamp(min=0)]
         return (torch.where(is_planted, planted, x), *args[1:])
 
-    def store_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def store_output(module: nn.Module, args: Arguments, output: Tensor) -> None:
         outputs[key] = output
 
     # In front of the hooks of a tape, which then records the input that the module sees.
@@ -138,7 +139,7 @@ def augment_with_ids(augment: Augment | None) -> Augment | None:
     if augment is None:
         return None
 
-    def augment_examples(batch: Sequence[Any]) -> tuple[Any, ...]:
+    def augment_examples(batch: Sequence[Any]) -> Arguments:
         *examples, ids = batch
         return (*augment(tuple(examples)), ids)
 
@@ -152,7 +153,7 @@ def collate_with_ids(
     if collate_fn is None:
         return None
 
-    def collate(examples: list[Any]) -> tuple[Any, ...]:
+    def collate(examples: list[Any]) -> Arguments:
         batch = collate_fn([example[:-1] for example in examples])
         return (*batch, torch.stack([example[-1] for example in examples]))
 
@@ -163,7 +164,7 @@ Shapes = tuple[torch.Size, torch.Size]
 
 
 @torch.no_grad()
-def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) -> dict[str, Shapes]:
+def find_plantable(model: nn.Module, loss_fn: LossFn, batch: Arguments) -> dict[str, Shapes]:
     """Find the modules in which gradients can be planted.
 
     A module must have trainable parameters of its own and be called exactly once. Its input and
@@ -180,7 +181,7 @@ def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) ->
     calls: dict[str, list[Shapes | None]] = {}
     count = len(batch[-1])
 
-    def record(name: str, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def record(name: str, module: nn.Module, args: Arguments, output: Any) -> None:
         shapes = _shapes_of_call(args, output, count)
         calls.setdefault(name, []).append(shapes)
 
@@ -198,7 +199,7 @@ def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) ->
     return plantable
 
 
-def _shapes_of_call(args: tuple[Any, ...], output: Any, count: int) -> Shapes | None:
+def _shapes_of_call(args: Arguments, output: Any, count: int) -> Shapes | None:
     """Return the shapes of one example's input and output; None for any other call."""
     for x in (*args, output):
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -250,7 +251,7 @@ class Subject:
         """Return one example."""
         return tuple(x[index] for x in self.dataset)
 
-    def batch(self, count: int) -> tuple[Any, ...]:
+    def batch(self, count: int) -> Arguments:
         """Return the first examples as `loss_fn` gets them, without augmentation."""
         if self.collate_fn is None:
             return tuple(x[:count] for x in self.dataset)

@@ -42,17 +42,18 @@ if TYPE_CHECKING:
 
 ALPHA = 1e-9
 SORTED = 400_000  # most samples that are sorted
-Samples = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Samples = Floats
 Integers = NDArray[np.int64]
 
 
-def _two_sided(lower: ArrayLike, upper: ArrayLike) -> NDArray[np.float64]:
+def _two_sided(lower: ArrayLike, upper: ArrayLike) -> Floats:
     """Return the two-sided p-value for the probabilities of the two tails."""
-    p_values: NDArray[np.float64] = np.minimum(1.0, 2 * np.minimum(lower, upper))
+    p_values: Floats = np.minimum(1.0, 2 * np.minimum(lower, upper))
     return p_values
 
 
-def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> NDArray[np.float64]:
+def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> Floats:
     """Return the two-sided p-values of sums of squared standard normal numbers."""
     lower = stats.chi2.cdf(sums, freedom)
     return _two_sided(lower, stats.chi2.sf(sums, freedom))
@@ -63,14 +64,14 @@ def _largest_score(tests: int) -> float:
     return float(stats.norm.isf(ALPHA / (2 * tests)))
 
 
-def _largest_product_score(tests: int, count: ArrayLike) -> NDArray[np.float64]:
+def _largest_product_score(tests: int, count: ArrayLike) -> Floats:
     """Return `_largest_score` for mean products of `count` pairs of normal numbers.
 
     A product of two normal numbers has heavier tails than a normal number. Small counts therefore
     get the exponential bound.
     """
     score = _largest_score(tests)
-    limits: NDArray[np.float64] = score * np.maximum(1.0, score / np.sqrt(count))
+    limits: Floats = score * np.maximum(1.0, score / np.sqrt(count))
     return limits
 
 
@@ -718,7 +719,7 @@ def _low_bits(x: Tensor) -> NDArray[np.bool_]:
     return bits.astype(bool).ravel()
 
 
-def _fisher_p_values() -> NDArray[np.float64]:
+def _fisher_p_values() -> Floats:
     """Return Fisher's two-sided p-value for every pair of counts `[RELEASES + 1, RELEASES + 1]`."""
     counts = np.arange(RELEASES + 1)
     one, other = np.meshgrid(counts, counts, indexing="ij")
@@ -752,7 +753,7 @@ class SizeDistribution:
     """
 
     dataset_size: int
-    mass: NDArray[np.float64]
+    mass: Floats
 
     @classmethod
     def from_event(cls, event: dp_accounting.DpEvent, dataset_size: int) -> SizeDistribution:

@@ -84,6 +84,7 @@ from dpkfc.verification import check_on_public_rows, check_verify_setting, draw_
 # --------------------------------------------------------------------------------------------------
 # A client's model, and the private sums that it forms from per-example gradients.
 
+Indices = NDArray[np.int64]
 # Most parameters of a model whose Fisher matrix a client may form.
 _MAX_FISHER = 4096
 # Relative error of a norm in float32 against a sum of squares in float64.
@@ -107,9 +108,7 @@ class Records:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def micro_batches(
-        self, indices: NDArray[np.int64], bound: int | None
-    ) -> Iterable[tuple[Any, Part]]:
+    def micro_batches(self, indices: Indices, bound: int | None) -> Iterable[tuple[Any, Part]]:
         """Return micro-batches with their rows.
 
         One batch of all records of a tuple of tensors is copied, not looked up record by record.
@@ -135,7 +134,7 @@ class Records:
                 return self.loader.example(int(index))
         return None
 
-    def batch(self, indices: NDArray[np.int64]) -> Any:
+    def batch(self, indices: Indices) -> Any:
         """Return the records at some indices as one batch."""
         return collate(self.dataset, indices, self.collate_fn)
 
@@ -264,9 +263,7 @@ class LocalModel:
         self._proof.operation = verdict.operation
         self._is_verified = True
 
-    def clipped_sum(
-        self, records: Records, indices: NDArray[np.int64], *, together: bool = False
-    ) -> Tensors:
+    def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:
         """PRIVATE: return the sum of clipped gradients of some records, in preconditioned space.
 
         Args:
@@ -288,7 +285,7 @@ class LocalModel:
         )
         return sums
 
-    def _batch(self, records: Records, indices: NDArray[np.int64]) -> Any:
+    def _batch(self, records: Records, indices: Indices) -> Any:
         """Return the records at some indices, on the model's device."""
         device = device_of(self.layers)
         return tree_map(
@@ -377,7 +374,7 @@ class GuardedLocalWork:
         """PRIVATE: return whether no record contributed to the message because of an error."""
         return self.error is not None and not self._has_contribution
 
-    def sum_examples(self, indices: NDArray[np.int64]) -> Tensors:
+    def sum_examples(self, indices: Indices) -> Tensors:
         """PRIVATE: return the sum of clipped gradients; a record that fails adds zeros.
 
         Args:
@@ -720,7 +717,7 @@ class Client:
         clipped = ClippedSum(sums, self._config.max_grad_norm)
         return self._pipeline.release(clipped, step).gradients
 
-    def _sample(self, step: int) -> NDArray[np.int64]:
+    def _sample(self, step: int) -> Indices:
         """Return the indices of all records, or of a Poisson sample of them."""
         size = len(self.records)
         rate = self._config.example_rate

@@ -51,6 +51,8 @@ from dpkfc.report.numbers import json_number
 if TYPE_CHECKING:
     import dp_accounting
 
+# Plain values that say what decides a result.
+Description = dict[str, Any]
 # --------------------------------------------------------------------------------------------------
 # Privacy models: whose data are protected, from whom, and who adds the noise.
 #
@@ -209,7 +211,7 @@ class LocalWork(Protocol):
     counts: str = "clients"
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values that say all that decides what is released."""
 
     def releases(self, privacy: PrivacyModel) -> int:
@@ -238,7 +240,7 @@ class LocalGradient(LocalWork):
 
     counts = "examples"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {"name": "gradient"}
 
@@ -267,7 +269,7 @@ class LocalSteps(LocalWork):
         check_integer(f"steps of {type(self).__name__}", self.steps, 1)
         check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {"name": "steps", "steps": self.steps, "learning_rate": self.learning_rate}
 
@@ -297,7 +299,7 @@ class ScaffoldSteps(LocalSteps):
     post-processing, and the sensitivity stays C.
     """
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {**super().describe(), "name": "scaffold"}
 
@@ -326,7 +328,7 @@ class FedNewStep(LocalWork):
         check_positive("alpha of FedNewStep", self.alpha)
         check_positive("rho of FedNewStep", self.rho)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {"name": "fednew", "alpha": self.alpha, "rho": self.rho}
 
@@ -345,6 +347,7 @@ class FedNewStep(LocalWork):
 #     FedNew          θ ← θ − y                            (y is a Newton direction, not an iterate)
 #     Scaffold        θ ← θ − η ḡ,  c ← c + Σ (c_i⁺ − c_i) / n
 
+Direction = Mapping[str, Tensor]
 State = Mapping[str, Tensor]
 Tensors = dict[str, Tensor]
 
@@ -373,7 +376,7 @@ class ServerRule(Protocol):
         return ()
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values that say all that decides the result."""
 
     @abstractmethod
@@ -386,7 +389,7 @@ class ServerRule(Protocol):
 
     @abstractmethod
     def step(
-        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+        self, direction: Direction, state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
         """Return what is subtracted from the parameters, and the next state.
 
@@ -418,7 +421,7 @@ class FedGD(ServerRule):
     def __post_init__(self) -> None:
         check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {"name": self.name, "learning_rate": self.learning_rate}
 
@@ -431,7 +434,7 @@ class FedGD(ServerRule):
             )
 
     def step(
-        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+        self, direction: Direction, state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
         """Return η ḡ and no state."""
         return {name: self.learning_rate * g for name, g in direction.items()}, {}
@@ -461,12 +464,12 @@ class FedAvgM(FedGD):
         super().__post_init__()
         check_in_range("momentum of FedAvgM", self.momentum, "[0, 1)")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {**super().describe(), "momentum": self.momentum}
 
     def step(
-        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+        self, direction: Direction, state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
         """Return η m and m."""
         momentum = {}
@@ -501,7 +504,7 @@ class FedSOFIM(FedGD):
         return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
 
     def step(
-        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+        self, direction: Direction, state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
         """Return η times the direction, in place: no other object holds the tensors of `SOFIM`."""
         return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
@@ -514,7 +517,7 @@ class FedNew(ServerRule):
     The next round sends y to clients.
     """
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return plain values."""
         return {"name": "fednew"}
 
@@ -523,7 +526,7 @@ class FedNew(ServerRule):
         _check_work("FedNew", local, FedNewStep)
 
     def step(
-        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+        self, direction: Direction, state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
         """Return the mean direction y, as update and as state."""
         y = {name: g.clone() for name, g in direction.items()}
@@ -559,7 +562,7 @@ class Scaffold(FedAvg):
             )
 
     def step(
-        self, direction: Mapping[str, Tensor], state: State, participation: Participation
+        self, direction: Direction, state: State, participation: Participation
     ) -> tuple[Tensors, Tensors]:
         """Return η times the mean change, and c moved by the survivors."""
         per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
@@ -779,7 +782,7 @@ class FederatedPlan(PlanBase):
             accounting.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
     @property
-    def ledger_header(self) -> dict[str, Any]:
+    def ledger_header(self) -> Description:
         """Return what the first line of a ledger says of its plan."""
         return {**super().ledger_header, "steps": self.releases}
 
@@ -803,7 +806,7 @@ class FederatedPlan(PlanBase):
         """
         return grid_of(self.config.sensitivity, max(1, numbers), self.client_stddev)
 
-    def _mechanism(self) -> dict[str, Any]:
+    def _mechanism(self) -> Description:
         return {
             "format": FORMAT,
             **self.config.describe(),
@@ -811,7 +814,7 @@ class FederatedPlan(PlanBase):
             "delta": self.delta,
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return the plan for the privacy card as plain values; an infinite ε is the text "inf"."""
         return {
             "plan_hash": self.hash,
@@ -1134,7 +1137,7 @@ class FederatedConfig:
         """Return the number of units: clients, or the expected records of all clients."""
         return self.clients if self.privacy.unit == "client" else self.expected_records
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return all that decides what is released, as plain values."""
         preconditioner, metric = None, None
         if self.preconditioner is not None:
