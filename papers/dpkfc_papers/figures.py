@@ -11,10 +11,10 @@ from typing import Any
 from dpkfc.app.plots import SensitivityMap, save
 from dpkfc.app.run_folder import placed
 from dpkfc.app.settings import nearest
-from dpkfc.app.tuning.pool import Console, Listed, Place, StudyProgress, Task, drive
+from dpkfc.app.tuning.pool import Console, Listed, Place, Task
 from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
-from dpkfc.app.tuning.tune import expected_seconds, reported
 from dpkfc_papers import measurements
+from dpkfc_papers.tables import run_cells
 
 COURSE = "dpkfc_papers.measurements:measure_course"
 MEAN_FIELD = "dpkfc_papers.measurements:measure_mean_field"
@@ -255,18 +255,15 @@ def reproduce_figures(
             for figure in figures:
                 made[figure.name] = _make_figure(figure, folder, store, source.failures, small)
 
-        with (
-            reported(report),
-            StudyProgress(source.total, done=source.done_before, console=console) as progress,
-        ):
-            drive(
-                source,
-                Place(folder, data_dir),
-                workers=workers,
-                budget_minutes=budget_minutes,
-                expected=expected_seconds(store),
-                watcher=progress,
-            )
+        run_cells(
+            source,
+            Place(folder, data_dir),
+            store,
+            report,
+            workers=workers,
+            budget_minutes=budget_minutes,
+            console=console,
+        )
     return made
 
 

@@ -316,12 +316,8 @@ def tracked(
     return {name: product.compare() for name, product in products.items()}
 
 
-def compare_factors(reference: Factor, other: Factor, added: float = 0.0) -> Similarity:
-    """Compare two factors of one size after a multiple of the identity is added to both."""
-    return _products(reference, other, added, 1.0).compare()
-
-
 def _products(reference: Factor, other: Factor, added: float, scale: float) -> _Products:
+    """Multiply two factors and add a multiple of the identity to both, then compare them."""
     first = reference.scaled(scale)
     second = other.scaled(scale)
     dim = first.dim

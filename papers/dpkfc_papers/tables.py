@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -504,19 +504,40 @@ def reproduce(
                 )
                 _write(folder, table, found[table.name])
 
-        with (
-            reported(report),
-            StudyProgress(source.total, done=source.done_before, console=console) as progress,
-        ):
-            drive(
-                source,
-                Place(folder, data_dir),
-                workers=workers,
-                budget_minutes=left(),
-                expected=expected_seconds(store),
-                watcher=progress,
-            )
+        run_cells(
+            source,
+            Place(folder, data_dir),
+            store,
+            report,
+            workers=workers,
+            budget_minutes=left(),
+            console=console,
+        )
     return found
+
+
+def run_cells(
+    source: Listed,
+    place: Place,
+    store: Store,
+    report: Callable[[], None],
+    *,
+    console: Console | None,
+    **limits: Any,
+) -> None:
+    """Run the cells of a source and draw progress; report what has finished, also at an error.
+
+    Args:
+        source: of the cells.
+        place: of the runs.
+        store: takes every run.
+        report: writes what is known.
+        console: where progress is drawn.
+        limits: `workers` and `budget_minutes` of `drive`.
+    """
+    progress = StudyProgress(source.total, done=source.done_before, console=console)
+    with reported(report), progress:
+        drive(source, place, expected=expected_seconds(store), watcher=progress, **limits)
 
 
 def _list_tasks(

@@ -13,7 +13,7 @@ from dpkfc.app.html.read import read_all
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc.cli import app
 from dpkfc_papers import figures as catalogue
-from dpkfc_papers import measurements
+from dpkfc_papers import measurements, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
 
 COURSES = [name for name, figure in FIGURES.items() if figure.runs is FIGURES["kfc-fig1"].runs]
@@ -99,13 +99,13 @@ def test_a_figure_that_the_paper_shows_twice_has_both_names(name, figure):
 
 
 def test_a_missing_cell_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "drive", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "drive", lambda *_, **__: None)
     (one,) = reproduce_figures(["kfc-mean-field"], tmp_path, small=True).values()
     assert not one.files and one.missing == ("digits: not yet run",)
 
 
 def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "drive", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "drive", lambda *_, **__: None)
     runs = FIGURES["kfc-fig10"].runs(True)
     with Store(tmp_path / "results.json") as store:
         for run in runs[:-1]:
