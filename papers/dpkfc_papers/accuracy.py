@@ -304,21 +304,27 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
         if not trials:
             continue
         pruned = sum(bool(row["tag"]["pruned"]) for row in trials)
-        cells = [arm.label, f"{len(trials)} ({pruned} pruned)"]
         best = winners.get((recipe, arm.name))
-        cells.append(percent(best["accuracy"]) if best else "–")
-        scores: dict[float, list[float]] = {epsilon: [] for epsilon in epsilons}
-        for row in tests:
-            if row["tag"]["arm"] == arm.name:
-                scores[row["target_epsilon"]].append(100 * row["accuracy"])
-        for accuracies in scores.values():
-            cells.append(f"{spread(accuracies)} ({len(accuracies)})" if accuracies else "–")
         chosen = {}
         if best:
             optimizer = Run.of(recipe, arm.method, arm.settings).default("optimizer")
             chosen = {"optimizer": optimizer, **best["tag"]["params"]}
-        lines.append(_table_line([*cells, settings_text(chosen)]))
+        own_tests = [row for row in tests if row["tag"]["arm"] == arm.name]
+        cells = [
+            arm.label,
+            f"{len(trials)} ({pruned} pruned)",
+            percent(best["accuracy"]) if best else "–",
+            *(_score_cell(own_tests, epsilon) for epsilon in epsilons),
+            settings_text(chosen),
+        ]
+        lines.append(_table_line(cells))
     return "\n".join(lines)
+
+
+def _score_cell(tests: Iterable[Mapping[str, Any]], epsilon: float) -> str:
+    """Return mean ± deviation in percent and the number of tests at one ε."""
+    scores = [100 * row["accuracy"] for row in tests if row["target_epsilon"] == epsilon]
+    return f"{spread(scores)} ({len(scores)})" if scores else "–"
 
 
 def _table_line(cells: Iterable[str]) -> str:

@@ -53,7 +53,9 @@ METRIC_MISSING = "metric-missing"
 REPEATED = "repeated-round"
 SPENT = "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
-_OF_CLIENT: dict[str, type] = {"contract": str, "client": int}
+# Names of plain values to their types.
+Plain = dict[str, type]
+_OF_CLIENT: Plain = {"contract": str, "client": int}
 _OF_ROUND = {"round": int, **_OF_CLIENT}
 _PLAIN = {
     "hello": _OF_CLIENT,
@@ -198,17 +200,23 @@ def find_problem(
     fields = _tensor_fields(str(kind), shapes, masked, rows)
     if set(message) != {"kind", *plain, *fields}:
         return "other-fields"
-    if any(type(message[name]) is not type_ for name, type_ in plain.items()):
-        return "wrong-type"
-    if message["contract"] != contract:
-        return "other-contract"
-    if kind == "error" and message["reason"] not in REASONS:
-        return "other-reason"
     tensors = {name: message[name] for name in fields}
-    reason = _find_form_problem(tensors, fields)
+    reason = _find_plain_problem(message, plain, contract) or _find_form_problem(tensors, fields)
     if reason is None and kind == "sum" and not masked:
         reason = _find_norm_problem(tensors, max_norm)
     return reason
+
+
+def _find_plain_problem(message: Received, plain: Plain, contract: str) -> str | None:
+    """Return whether a value is not of its type, or is of another run or list."""
+    for name, type_ in plain.items():
+        if type(message[name]) is not type_:
+            return "wrong-type"
+    if message["contract"] != contract:
+        return "other-contract"
+    if "reason" in plain and message["reason"] not in REASONS:
+        return "other-reason"
+    return None
 
 
 def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
