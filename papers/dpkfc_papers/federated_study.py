@@ -490,7 +490,7 @@ class Method:
 
     label: str
     rule: str
-    space: Space
+    space: Space = field(default_factory=dict)
     control_of: str = ""
     taken: tuple[str, ...] = ()
     fixed: Settings = field(default_factory=dict)
@@ -505,7 +505,6 @@ METHODS = {
     "fedgd-matched": Method(
         label="DP-FedGD at its η/ρ (control)",
         rule="fedgd",
-        space={},
         control_of="sofim",
         taken=("rate", "clip"),
     ),
@@ -513,7 +512,6 @@ METHODS = {
     "fedavgm-matched": Method(
         label="DP-FedAvgM at its η/ρ, β (control)",
         rule="fedavgm",
-        space={},
         control_of="sofim-momentum",
         taken=("rate", "clip", "beta"),
     ),
@@ -523,21 +521,18 @@ METHODS = {
     "paper-fedgd": Method(
         label="DP-FedGD, η = 0.1 (paper)",
         rule="fedgd",
-        space={},
         fixed=_PAPER,
         only="cifar10",
     ),
     "paper-sofim": Method(
         label="DP-FedSOFIM, η = 0.1, ρ = 0.5, β = 0.9 (paper)",
         rule="sofim",
-        space={},
         fixed={**_PAPER, "rate": 0.2, "rho": 0.5, "beta": 0.9},
         only="cifar10",
     ),
     "paper-matched": Method(
         label="DP-FedGD, η = 0.2 (its control)",
         rule="fedgd",
-        space={},
         fixed={**_PAPER, "rate": 0.2},
         only="cifar10",
     ),

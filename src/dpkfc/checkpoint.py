@@ -60,12 +60,7 @@ def pack(value: Any, where: str, tensors: Tensors) -> Any:
         tensors[where] = value
         return {"!tensor": where}
     if isinstance(value, Mapping):
-        has_plain_keys = all(isinstance(key, str) and key not in _MARKS for key in value)
-        pairs = []
-        for key, item in value.items():
-            packed_key = key if has_plain_keys else pack(key, where, tensors)
-            pairs.append([packed_key, pack(item, f"{where}.{key}", tensors)])
-        return dict(pairs) if has_plain_keys else {"!dict": pairs}
+        return _pack_mapping(value, where, tensors)
     if isinstance(value, (list, tuple)):
         items = [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"!tuple": items}
@@ -73,6 +68,15 @@ def pack(value: Any, where: str, tensors: Tensors) -> Any:
         f"{where} is a {type(value).__name__}, which no checkpoint can hold; give plain values and "
         "tensors in dicts, lists and tuples"
     )
+
+
+def _pack_mapping(value: Mapping[Any, Any], where: str, tensors: Tensors) -> Any:
+    has_plain_keys = all(isinstance(key, str) and key not in _MARKS for key in value)
+    pairs = []
+    for key, item in value.items():
+        packed_key = key if has_plain_keys else pack(key, where, tensors)
+        pairs.append([packed_key, pack(item, f"{where}.{key}", tensors)])
+    return dict(pairs) if has_plain_keys else {"!dict": pairs}
 
 
 def unpack(value: Any, tensors: NamedTensors) -> Any:

@@ -665,9 +665,8 @@ class Server:
         from dpkfc.report.card import build_federated_card, write_release
 
         state = self.released_state()
-        return write_release(
-            folder, state, self.ledger, build_federated_card(self, records, **said)
-        )
+        card = build_federated_card(self, records, **said)
+        return write_release(folder, state, self.ledger, card)
 
     def released_state(self) -> Tensors:
         """Return the released weights.
@@ -709,9 +708,8 @@ class Server:
             "stepped": self._last_release,
             "extra": extra,
         }
-        checkpoint.write(
-            folder, {name: tensors for name, tensors in groups.items() if tensors}, meta
-        )
+        filled = {name: tensors for name, tensors in groups.items() if tensors}
+        checkpoint.write(folder, filled, meta)
 
     def restore(self, folder: StrPath) -> Any:
         """Continue from a checkpoint of the same plan and ledger; later rounds stay charged.
