@@ -175,7 +175,9 @@ def _set_decades(axis: Any, low: float, high: float) -> None:
 
 
 def _power_text(x: float, _: Any) -> str:
-    exponent = math.floor(math.log10(x) + 1e-9) if x > 0 else 0
+    exponent = 0
+    if x > 0:
+        exponent = math.floor(math.log10(x) + 1e-9)
     if -3 <= exponent < 4:
         return f"{x:g}"
     first = round(x / 10.0**exponent)
@@ -531,6 +533,8 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value):
             continue
+        colour = PAPER if value > 55 else INK
+        weight = "bold" if value == best else "normal"
         panel.text(
             j,
             i,
@@ -538,8 +542,8 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
             ha="center",
             va="center",
             fontsize=9,
-            color=PAPER if value > 55 else INK,
-            fontweight="bold" if value == best else "normal",
+            color=colour,
+            fontweight=weight,
         )
     rates = [f"{x:g}" for x in one.x_values]
     clips = [f"{y:g}" for y in one.y_values]
@@ -622,6 +626,7 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
 def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]) -> None:
     """Draw the lines of some points, on an axis that has room for all of `scaled_to`."""
     noises = sorted({point.noise for point in shown})
+    labels = [f"{noise:g}" for noise in noises]
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     _draw_reference(panel, ERROR**2)
@@ -637,7 +642,7 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
                 capsize=2,
                 **style,
             )
-    panel.set_xticks(noises, [f"{noise:g}" for noise in noises])
+    panel.set_xticks(noises, labels)
     panel.xaxis.set_minor_formatter(NullFormatter())
     highest = max(point.mean + point.std for point in scaled_to)
     panel.set_ylim(0.8 * ERROR**2, 1.4 * highest)

@@ -418,9 +418,10 @@ def _precondition(
     shift = damping * other.mean
     kept = theirs > (0.0 if shift > 0 else 1e-13 * float(theirs[0]))
     floor = getattr(other, "floor", 0.0) + shift
+    power = -2 * exponent
     # R² is `tail` in all directions that have no eigenpair.
-    tail = floor ** (-2 * exponent) if floor > 0 else 0.0
-    scale = (theirs[kept] + shift).pow(-2 * exponent) - tail
+    tail = floor**power if floor > 0 else 0.0
+    scale = (theirs[kept] + shift).pow(power) - tail
     overlap = directions[:, kept].T @ vectors
     identity = torch.eye(values.numel(), dtype=torch.float64)
     squared_root = overlap.T @ (scale[:, None] * overlap) + tail * identity
@@ -1092,7 +1093,8 @@ def _ranks(values: Array) -> Array:
     """Return ranks, ties at their mean."""
     order, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
-    means: Array = ends - (counts - 1) / 2
+    half_widths = (counts - 1) / 2
+    means: Array = ends - half_widths
     return means[inverse]
 
 
