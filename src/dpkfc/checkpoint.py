@@ -29,8 +29,9 @@ StrPath = str | os.PathLike[str]
 # Tensors by name.
 Tensors = dict[str, Tensor]
 NamedTensors = Mapping[str, Tensor]
+# Plain values by name.
 Values = Mapping[str, Any]
-# Named tensors, by group.
+# Tensors by group and name.
 Groups = dict[str, Tensors]
 
 # --------------------------------------------------------------------------------------------------

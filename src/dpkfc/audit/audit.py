@@ -66,11 +66,12 @@ from dpkfc.privacy.mechanism import ROUNDED, Released
 #         preconditioner that is made from past releases,
 #     each step makes exactly one release and one charge, also on an empty batch.
 
-# The units of a batch.
-Units = list[int]
 SIZES = (0, 1, 3, 7, 16)  # of the batch that a canary joins
 SEED = 20_240_607
+# The units of a batch, and of the batches of a script.
+Units = list[int]
 Batches = list[Units]
+# A name, the units of a batch, and those of its neighbour.
 Pair = tuple[str, Units, Units]
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 # Examples with a common first axis, or one example without it.
 Tensors = tuple[Tensor, ...]
 LossFn = Callable[[nn.Module, Any], Tensor]
+# Positional arguments of a module, or a batch of any parts.
 Arguments = tuple[Any, ...]
 Augment = Callable[[Any], Any]
 Progress = Callable[[int, int], None]  # steps done, of all

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 # Plain values that say what decides a result.
 Description = dict[str, Any]
+
 # --------------------------------------------------------------------------------------------------
 # Privacy models: whose data are protected, from whom, and who adds the noise.
 #
