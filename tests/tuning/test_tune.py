@@ -347,7 +347,7 @@ def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "message"),
     [
         ({"steps": 4, "epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"),
         ({"steps": 5}, "steps = 4, not 5"),
