@@ -519,7 +519,9 @@ def table(name: str, store: Any) -> str:
         best, rows = found[0]
         tests = grid.tests(store, arm)
         begun = f"{len(found)}" if len(found) == len(points) else f"{len(found)} of {len(points)}"
-        lines.append([arm, begun, _spread(rows), _spread(tests) if tests else "–", _told(best)])
+        lines.append(
+            [arm, begun, _spread(rows), _spread(tests) if tests else "–", _describe_point(best)]
+        )
     tested = f"test %, ε = {grid.common['epsilon']:g} (seeds)"
     return markdown(["method", "points", "best validation %", tested, "settings"], lines)
 
@@ -532,7 +534,7 @@ def every_point(name: str, store: Any) -> str:
     lines = [
         [
             arm,
-            _told(point),
+            _describe_point(point),
             _spread(rows),
             f"{rows[0]['noise_multiplier']:.2f}",
             str(rows[0]["steps"]),
@@ -543,7 +545,7 @@ def every_point(name: str, store: Any) -> str:
     return markdown(["method", "settings", "validation %", "σ", "steps"], lines)
 
 
-def _told(point: Settings) -> str:
+def _describe_point(point: Settings) -> str:
     return ", ".join(
         f"{name} = {value}" if isinstance(value, str) else f"{name} = {value:g}"
         for name, value in point.items()

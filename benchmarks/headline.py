@@ -67,7 +67,11 @@ def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
     found = cells(results, recipe)
     epsilons = sorted({epsilon for of in found.values() for epsilon in of})
     rows = [
-        [line.label, line.sees, *(_told(found[line.arm].get(epsilon, [])) for epsilon in epsilons)]
+        [
+            line.label,
+            line.sees,
+            *(_format_accuracy(found[line.arm].get(epsilon, [])) for epsilon in epsilons),
+        ]
         for line in LINES
         if line.arm in found
     ]
@@ -81,7 +85,7 @@ def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
     )
 
 
-def _told(values: Sequence[float]) -> str:
+def _format_accuracy(values: Sequence[float]) -> str:
     if not values:
         return "–"
     # The spaces do not break: a narrow column keeps a figure on one line.
@@ -123,7 +127,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
             ends.append((y[-1], x[-1], line))
         low, high = panel.get_ylim()
         for (_, x_end, line), y_text in zip(
-            ends, _apart([end[0] for end in ends], (high - low) / 19), strict=True
+            ends, _spread_heights([end[0] for end in ends], (high - low) / 19), strict=True
         ):
             text = f"{line.label} ({line.sees})" if "public" in line.sees else line.label
             panel.annotate(
@@ -160,7 +164,7 @@ def _enough(found: Cells) -> dict[str, dict[float, Sequence[float]]]:
     return {arm: of for arm, of in kept.items() if of and len(of) == most}
 
 
-def _apart(heights: Sequence[float], least: float) -> list[float]:
+def _spread_heights(heights: Sequence[float], least: float) -> list[float]:
     """Heights of labels, moved up and down until none is nearer to the next than `least`."""
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     moved = [heights[i] for i in order]

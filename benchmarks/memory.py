@@ -23,7 +23,7 @@ GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "6553
 
 
 @contextmanager
-def given_back() -> Iterator[None]:
+def give_back_memory() -> Iterator[None]:
     """Processes that are started in here give freed memory back at once."""
     before = {name: os.environ.get(name) for name in GIVEN_BACK}
     os.environ |= GIVEN_BACK
@@ -39,7 +39,7 @@ def alone(command: Sequence[str]) -> dict[str, Any]:
     """What a script prints as JSON in its last line, from a process of its own; `not_available`
     with the reason if it fails.
     """
-    with given_back():
+    with give_back_memory():
         done = subprocess.run(
             [sys.executable, *command], capture_output=True, text=True, check=False
         )

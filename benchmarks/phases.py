@@ -64,7 +64,7 @@ class Clock:
             if self._open:
                 self._open[-1] = (self._open[-1][0], end)
 
-    def taken(self) -> dict[str, float]:
+    def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
         spent, self.spent = dict(self.spent), defaultdict(float)
         return spent
@@ -118,10 +118,10 @@ def measure(case: Any, rounds: int, warmup: int) -> dict[str, dict[str, float]]:
         for number in range(warmup + rounds):
             for name in order.sample(NAMES, len(NAMES)):
                 built = live[name].built_at()
-                clock.taken()
+                clock.take()
                 with clock.phase("the rest"):
                     live[name].step()
-                spent = clock.taken()
+                spent = clock.take()
                 if number >= warmup and live[name].built_at() == built:
                     seen[name].append(spent)
             gc.collect()

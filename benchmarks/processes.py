@@ -25,7 +25,7 @@ def started(ways: Mapping[str, tuple[int, int]], make: Make) -> Iterator[dict[st
         make: what they train.
 
     Yields:
-        Name to the pipes of its processes; see `told`.
+        Name to the pipes of its processes; see `ask`.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def started(ways: Mapping[str, tuple[int, int]], make: Make) -> Iterator[dict[st
                 process.join()
 
 
-def told(pipes: list[Any], what: str) -> list[Any]:
+def ask(pipes: list[Any], what: str) -> list[Any]:
     """Have all processes of a way do something; what they answer.
 
     Args:
@@ -75,7 +75,7 @@ def seconds(pipes: list[Any], what: str) -> float:
     """How long all processes of a way take together."""
     time.sleep(0.02)  # idle threads of the one before have stopped spinning
     start = time.perf_counter()
-    told(pipes, what)
+    ask(pipes, what)
     return time.perf_counter() - start
 
 

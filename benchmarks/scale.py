@@ -154,7 +154,7 @@ def measure_processes(point: Point, rounds: int) -> dict[str, Any]:
 def mebibytes(name: str, point: Point, threads: int) -> dict[str, float]:
     """Peaks of one contender: of a step without a refresh and, of DP-KFC, of a refresh."""
     point = point if name == "dp_kfc" else replace(point, rank=Point().rank)
-    return _told_apart(
+    return _name_figures(
         name,
         _alone(
             "--memory-of", name, "--point", json.dumps(asdict(point)), "--threads", str(threads)
@@ -170,7 +170,7 @@ def _alone(*given: str) -> dict[str, Any]:
     return found
 
 
-def _told_apart(name: str, found: Mapping[str, float]) -> dict[str, float]:
+def _name_figures(name: str, found: Mapping[str, float]) -> dict[str, float]:
     return {name: found["step_mib"]} | (
         {"refresh": found["refresh_mib"]} if "refresh_mib" in found else {}
     )
@@ -189,7 +189,7 @@ def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
             told(pipes[""], "watch")
             told(pipes[""], what)
             found[f"{what}_mib"] = max(told(pipes[""], "peak"))
-    return _told_apart(name, found)
+    return _name_figures(name, found)
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:

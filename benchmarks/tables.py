@@ -129,7 +129,7 @@ def accuracy_study(recipe: str) -> str:
         if row["run"]["recipe"] == recipe and "tag" in row
     ]
     if not rows:
-        return _begun(recipe) or missing("python benchmarks/accuracy_study.py")
+        return _describe_unfinished(recipe) or missing("python benchmarks/accuracy_study.py")
     return (
         table(rows, recipe)
         + "\n\n"
@@ -137,7 +137,7 @@ def accuracy_study(recipe: str) -> str:
     )
 
 
-def _begun(recipe: str) -> str:
+def _describe_unfinished(recipe: str) -> str:
     """Trials that lie apart because no arm has had all of its own; nothing where there are none."""
     from dpkfc.app.tuning.runs import Store
 

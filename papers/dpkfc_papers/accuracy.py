@@ -203,8 +203,11 @@ class Tests:
         self.failures: dict[str, str] = {}
 
     def _runs(self) -> Iterator[tuple[Search, Run]]:
-        over = [search for search in self._searches if search.is_over]
-        tuned = [(search, best[0]) for search in over if (best := search.best())]
+        tuned = []
+        for search in self._searches:
+            best = search.best() if search.is_over else None
+            if best:
+                tuned.append((search, best[0]))
         for seed in self._seeds:
             for epsilon in self._epsilons:
                 for search, params in tuned:
@@ -292,34 +295,36 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     tests = winners_tests(rows)
     winners = best_trials(rows)
     epsilons = sorted({row["target_epsilon"] for row in tests})
-    scores = [f"test %, ε = {epsilon:g} (seeds)" for epsilon in epsilons]
-    head = ["method", "trials", "best validation %", *scores, "tuned settings"]
+    tested = [f"test %, ε = {epsilon:g} (seeds)" for epsilon in epsilons]
+    head = ["method", "trials", "best validation %", *tested, "tuned settings"]
     lines = [_table_line(head), "|" + "---|" * len(head)]
+    validated = [row for row in rows if row["measured_on"] == "validation"]
     for arm in arms(recipe):
-        trials = [
-            row
-            for row in rows
-            if row["measured_on"] == "validation" and row["tag"]["arm"] == arm.name
-        ]
+        trials = [row for row in validated if row["tag"]["arm"] == arm.name]
         if not trials:
             continue
         pruned = sum(bool(row["tag"]["pruned"]) for row in trials)
-        cells = [arm.label, f"{len(trials)} ({pruned} pruned)"]
         best = winners.get((recipe, arm.name))
-        cells.append(percent(best["accuracy"]) if best else "–")
-        for epsilon in epsilons:
-            accuracies = [
-                100 * row["accuracy"]
-                for row in tests
-                if row["tag"]["arm"] == arm.name and row["target_epsilon"] == epsilon
-            ]
-            cells.append(f"{spread(accuracies)} ({len(accuracies)})" if accuracies else "–")
         chosen = {}
         if best:
             optimizer = Run.of(recipe, arm.method, arm.settings).default("optimizer")
             chosen = {"optimizer": optimizer, **best["tag"]["params"]}
-        lines.append(_table_line([*cells, settings_text(chosen)]))
+        own_tests = [row for row in tests if row["tag"]["arm"] == arm.name]
+        cells = [
+            arm.label,
+            f"{len(trials)} ({pruned} pruned)",
+            percent(best["accuracy"]) if best else "–",
+            *(_score_cell(own_tests, epsilon) for epsilon in epsilons),
+            settings_text(chosen),
+        ]
+        lines.append(_table_line(cells))
     return "\n".join(lines)
+
+
+def _score_cell(tests: Iterable[Mapping[str, Any]], epsilon: float) -> str:
+    """Return mean ± deviation in percent and the number of tests at one ε."""
+    scores = [100 * row["accuracy"] for row in tests if row["target_epsilon"] == epsilon]
+    return f"{spread(scores)} ({len(scores)})" if scores else "–"
 
 
 def _table_line(cells: Iterable[str]) -> str:

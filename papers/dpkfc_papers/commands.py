@@ -68,7 +68,9 @@ def reproduce(
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.figures import reproduce_figures
 
-    console, columns, left = open_console(), column or [], minutes_left(budget)
+    console = open_console()
+    columns = column or []
+    left = minutes_left(budget)
     if every:
         console.print(_published_tables())
         return
@@ -78,24 +80,31 @@ def reproduce(
         "console": None if quiet else console,
         "workers": worker_count(workers),
     }
-    kept, failed = common | {"results": results}, False
+    failed = False
     with resumable(console, f"the same command goes on (reports so far: {out})"):
         if tables and smoke:
             failed = _show_smoke(
                 tables, out, console, columns=columns, budget_minutes=left(), **common
             )
         elif tables:
-            settings = {
-                "seeds": range(seeds),
-                "tuned": tuned or (),
-                "everything": everything,
-                "speed": speed,
-            }
-            _show_tables(tables, columns, out, console, budget_minutes=left(), **settings, **kept)
-        if figures:
-            _show_figures(
-                reproduce_figures(figures, out, small=smoke, budget_minutes=left(), **kept), console
+            _show_tables(
+                tables,
+                columns,
+                out,
+                console,
+                results=results,
+                seeds=range(seeds),
+                tuned=tuned or (),
+                everything=everything,
+                speed=speed,
+                budget_minutes=left(),
+                **common,
             )
+        if figures:
+            made = reproduce_figures(
+                figures, out, results=results, small=smoke, budget_minutes=left(), **common
+            )
+            _show_figures(made, console)
         if with_federated:
             report = federated.run_study(
                 federated.SMOKE if smoke else federated.STUDY,
@@ -129,27 +138,27 @@ def _kinds(
 
     if not names:
         raise StudyError("which table? dpkfc reproduce --list names them")
-    known = [
-        *of_tables(),
-        *(name for figure in FIGURES.values() for name in (figure.name, *figure.also)),
-        NAME,
-    ]
-    if unknown := [name for name in names if name not in known]:
-        told = nearest(unknown[0], known)
-        raise StudyError(
-            f"unknown table or figure {unknown[0]!r}; {told} (dpkfc reproduce --list shows all)"
-        )
-    figures = [
-        name for name in names if find(name) is not None and not (columns and name in of_tables())
-    ]
-    tables = [name for name in names if name in of_tables()]
+    known = [*of_tables(), NAME]
+    for figure in FIGURES.values():
+        known += [figure.name, *figure.also]
+    tables: list[str] = []
+    figures: list[str] = []
+    others: list[str] = []
+    for name in names:
+        if name not in known:
+            hint = nearest(name, known)
+            raise StudyError(
+                f"unknown table or figure {name!r}; {hint} (dpkfc reproduce --list shows all)"
+            )
+        is_table = name in of_tables()
+        (tables if is_table else others).append(name)
+        # A name of both is a table where a column is asked for.
+        if find(name) is not None and not (columns and is_table):
+            figures.append(name)
     for name in tables:
         load(name).select(columns)
-    if columns and len(tables) < len(names):
-        raise StudyError(
-            "--column is for tables; leave out"
-            f" {next(name for name in names if name not in tables)!r}"
-        )
+    if columns and others:
+        raise StudyError(f"--column is for tables; leave out {others[0]!r}")
     if results and NAME in names and set(names) != {NAME}:
         raise StudyError(
             f"--results is one file, and {NAME} has one of its own; give it a call of its own"
@@ -162,9 +171,8 @@ def _show_smoke(names: list[str], out: Path, shown_on: Console, **more: Any) -> 
     from dpkfc_papers.tables import SAYS, load, run_small
 
     found = run_small([load(name) for name in names], out, **more)
-    shown = Table(title=f"smoke runs. {SAYS}", header_style="bold", title_justify="left")
-    for column in ("table", "method", "recipe", "smoke run"):
-        shown.add_column(column)
+    headings = ("table", "method", "recipe", "smoke run")
+    shown = _make_table(*headings, title=f"smoke runs. {SAYS}")
     for one in found:
         shown.add_row(one.table, one.row, one.recipe, one.said)
     shown_on.print(shown)
@@ -179,18 +187,23 @@ def _show_tables(
 
     found = run_tables(names, out, columns=columns, **more)
     for name, cells in found.items():
-        shown_on.print(
-            _reproduced_table(
-                name, [one for one in cells if not columns or one.cell.column in columns]
-            )
-        )
+        selected = [one for one in cells if not columns or one.cell.column in columns]
+        shown_on.print(_reproduced_table(name, selected))
         shown_on.print(f"report: {out / name}.md", soft_wrap=True)
 
 
 def _show_figures(made: dict[str, Any], console: Console) -> None:
     for name, figure in made.items():
-        for line in [*map(str, figure.files), *(f"not run, {what}" for what in figure.missing)]:
+        missing = [f"not run, {what}" for what in figure.missing]
+        for line in [*map(str, figure.files), *missing]:
             console.print(f"{name}: {line}", soft_wrap=True, highlight=False)
+
+
+def _make_table(*headings: str, title: str | None = None) -> Table:
+    table = Table(title=title, header_style="bold", title_justify="left")
+    for heading in headings:
+        table.add_column(heading)
+    return table
 
 
 def _published_tables() -> Table:
@@ -198,15 +211,12 @@ def _published_tables() -> Table:
     from dpkfc_papers.figures import FIGURES
     from dpkfc_papers.tables import load, names
 
-    shown = Table(header_style="bold")
-    for column in ("name", "what it is", "cells", "run here"):
-        shown.add_column(column)
+    shown = _make_table("name", "what it is", "cells", "run here")
     for name in names():
         table = load(name)
         here = sum(cell.here for cell in table.cells)
-        shown.add_row(
-            name, table.title, str(len(table.cells)), str(here) if here else f"0: {table.why_not}"
-        )
+        reason = "" if here else f": {table.why_not}"
+        shown.add_row(name, table.title, str(len(table.cells)), f"{here}{reason}")
     for figure in FIGURES.values():
         cells = str(len(figure.runs(False)))
         shown.add_row(figure.name, figure.title, cells, cells)
@@ -219,15 +229,8 @@ def _reproduced_table(name: str, cells: list[Any]) -> Table:
     from dpkfc_papers.tables import load
 
     unit = load(name).unit
-    shown = Table(title=name, header_style="bold", title_justify="left")
-    for column in (
-        "method",
-        "setting",
-        f"published {unit}".strip(),
-        f"ours {unit}".strip(),
-        "verdict",
-    ):
-        shown.add_column(column)
+    numbers = [f"{whose} {unit}".strip() for whose in ("published", "ours")]
+    shown = _make_table("method", "setting", *numbers, "verdict", title=name)
     for one in cells:
         shown.add_row(one.cell.row, one.cell.column, one.cell.published.text, one.ours, one.verdict)
     return shown

@@ -27,17 +27,22 @@ from dpkfc_papers.measurements import (
 )
 
 OTHER_EXAMPLES = "oracle, other examples"
+# Offset and lengths of dashes and gaps.
+_LONG_DASHES = (0, (5, 2))
+_DASHES = (0, (4, 3))
+_SHORT_DASHES = (0, (2, 1.5))
+_DOTS = (0, (1, 1.4))
 SOURCES: dict[str, dict[str, Any]] = {
     "none": {"color": "#b8a9c9", "label": "no preconditioner"},
     "nothing": {"color": "#b8a9c9", "label": "no preconditioner"},
     "white noise": {"color": PLAIN},
     "pink noise": {"color": WHITENED},
     "public": {"color": SPENT, "label": "public (the other set)"},
-    "oracle": {"color": INK, "linestyle": (0, (5, 2)), "label": "oracle (private data)"},
-    OTHER_EXAMPLES: {"color": INK, "linestyle": (0, (1, 1.4)), "label": OTHER_EXAMPLES},
+    "oracle": {"color": INK, "linestyle": _LONG_DASHES, "label": "oracle (private data)"},
+    OTHER_EXAMPLES: {"color": INK, "linestyle": _DOTS, "label": OTHER_EXAMPLES},
     "random directions": {
         "color": "#c23b80",
-        "linestyle": (0, (2, 1.5)),
+        "linestyle": _SHORT_DASHES,
         "label": "random directions (control)",
     },
 }
@@ -59,8 +64,10 @@ def sheet(
     def write(y: float, text: str, size: float, colour: str, weight: str = "normal") -> None:
         figure.text(left, y, text, fontsize=size, fontweight=weight, color=colour, va="center")
 
-    write(1 - 0.27 / height, title, 13.5, INK, "bold")
-    write(1 - 0.54 / height, caption, 9.5, MUTED)
+    title_y = 1 - 0.27 / height
+    caption_y = 1 - 0.54 / height
+    write(title_y, title, 13.5, INK, "bold")
+    write(caption_y, caption, 9.5, MUTED)
     if private:
         write(0.16 / height, _NOTE, 8.5, WARNING)
     return figure
@@ -97,13 +104,22 @@ def dressed(axes: Axes, title: str = "", below: str = "") -> Axes:
     return axes
 
 
+def _dress_table(axes: Any, titles: Sequence[str], below: str) -> None:
+    """Style axes `[rows, columns]`, with titles above the first row and a text below the last."""
+    last = len(axes) - 1
+    for line, panels in enumerate(axes):
+        for panel, title in zip(panels, titles, strict=True):
+            dressed(panel, title if line == 0 else "", below if line == last else "")
+
+
 def _add_legend(figure: Figure, handles: Sequence[Any], *, left: float, **options: Any) -> None:
     """Add a legend below the caption, `left` inches from the edge."""
     width, height = figure.get_size_inches()
+    corner = (left / width, 1 - 0.66 / height)
     figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(left / width, 1 - 0.66 / height),
+        bbox_to_anchor=corner,
         frameon=False,
         fontsize=9,
         labelcolor=INK,
@@ -119,8 +135,12 @@ def _add_source_legend(figure: Figure, sources: Sequence[str], *, marker: bool =
         style = dict(SOURCES[source])
         label = style.pop("label", source)
         if marker:
-            edge = style["color"]
-            style = {"linestyle": "", "markersize": 7, "markeredgecolor": edge, **_marker(source)}
+            style = {
+                "linestyle": "",
+                "markersize": 7,
+                "markeredgecolor": style["color"],
+                **_marker(source),
+            }
         handles += axes.plot([], [], linewidth=2, label=label, **style)
     _add_legend(
         figure,
@@ -155,7 +175,9 @@ def _set_decades(axis: Any, low: float, high: float) -> None:
 
 
 def _power_text(x: float, _: Any) -> str:
-    exponent = math.floor(math.log10(x) + 1e-9) if x > 0 else 0
+    exponent = 0
+    if x > 0:
+        exponent = math.floor(math.log10(x) + 1e-9)
     if -3 <= exponent < 4:
         return f"{x:g}"
     first = round(x / 10.0**exponent)
@@ -166,6 +188,11 @@ def _power_text(x: float, _: Any) -> str:
 def _set_log_scales(panel: Axes) -> None:
     panel.set_xscale("log")
     panel.set_yscale("log")
+
+
+def _draw_reference(panel: Axes, value: float) -> None:
+    """Draw a dashed line at a value to compare with."""
+    panel.axhline(value, color=MUTED, linewidth=1, linestyle=_DASHES)
 
 
 def _label_rows(panel: Axes, label: str) -> None:
@@ -204,7 +231,8 @@ def _select_layers(row: Row) -> list[str]:
     names = list(row["checkpoints"][0]["layers"])
     if len(names) <= MOST:
         return names
-    return [names[round(i * (len(names) - 1) / (MOST - 1))] for i in range(MOST)]
+    spacing = (len(names) - 1) / (MOST - 1)
+    return [names[round(i * spacing)] for i in range(MOST)]
 
 
 def _select_sources(known: Any) -> list[str]:
@@ -227,17 +255,18 @@ def spectra(row: Row) -> Figure:
     names = _select_layers(row)
     ends = _ends(row)
     title = "Spectra of undamped curvature factors"
-    figure = sheet(1.2 + 2.9 * len(names), 9.6, title, _caption(row), private=True)
+    width = 1.2 + 2.9 * len(names)
+    figure = sheet(width, 9.6, title, _caption(row), private=True)
     axes = grid(figure, 4, len(names))
-    sources = _select_sources(ends[0]["layers"][names[0]]["spectra"]["A"])
+    first_layer = ends[0]["layers"][names[0]]
+    sources = _select_sources(first_layer["spectra"]["A"])
+    _dress_table(axes, [_layer_title(row, name) for name in names], "rank of the eigenvalue")
     lines = [(side, checkpoint) for side in "AG" for checkpoint in ends]
-    for line, (side, checkpoint) in enumerate(lines):
-        below = "rank of the eigenvalue" if line == len(lines) - 1 else ""
-        for column, name in enumerate(names):
-            title = _layer_title(row, name) if line == 0 else ""
-            panel = dressed(axes[line, column], title, below)
-            _draw_spectrum(panel, checkpoint["layers"][name]["spectra"][side], sources)
-        _label_rows(axes[line, 0], f"{side}, {_time_text(checkpoint)}")
+    for panels, (side, checkpoint) in zip(axes, lines, strict=True):
+        for panel, name in zip(panels, names, strict=True):
+            spectra = checkpoint["layers"][name]["spectra"]
+            _draw_spectrum(panel, spectra[side], sources)
+        _label_rows(panels[0], f"{side}, {_time_text(checkpoint)}")
     _add_source_legend(figure, sources)
     return figure
 
@@ -247,10 +276,10 @@ def _draw_spectrum(
 ) -> None:
     _set_log_scales(panel)
     for source in sources:
-        smallest = _SMALLEST * spectra[source][0][1]
-        ranked = [(rank, value) for rank, value in spectra[source] if value > smallest]
-        if ranked:
-            panel.plot(*zip(*ranked, strict=True), **_line_style(source))
+        ranks, values = np.array(spectra[source]).T
+        is_shown = values > _SMALLEST * values[0]
+        if is_shown.any():
+            panel.plot(ranks[is_shown], values[is_shown], **_line_style(source))
     _set_decades(panel.yaxis, *panel.get_ylim())
     _set_decades(panel.xaxis, 1, 1e3)
 
@@ -273,26 +302,27 @@ def tracking(row: Row) -> Figure:
     names = _select_layers(row)
     checkpoints = row["checkpoints"]
     title = "How alike a probe's factors are to those of the private data"
-    figure = sheet(1.4 + 2.7 * len(names), 12.4, title, _caption(row), private=True)
+    width = 1.4 + 2.7 * len(names)
+    figure = sheet(width, 12.4, title, _caption(row), private=True)
     axes = grid(figure, len(_TRACKED), len(names), top=1.5, left=0.95)
     steps = [checkpoint["step"] for checkpoint in checkpoints]
-    sources = _select_sources(checkpoints[0]["layers"][names[0]]["tracking"]["undamped"])
-    for line, (convention, side, number, label) in enumerate(_TRACKED):
-        below = "steps" if line == len(_TRACKED) - 1 else ""
-        for column, name in enumerate(names):
-            title = _layer_title(row, name) if line == 0 else ""
-            panel = dressed(axes[line, column], title, below)
+    first_layer = checkpoints[0]["layers"][names[0]]
+    sources = _select_sources(first_layer["tracking"]["undamped"])
+    _dress_table(axes, [_layer_title(row, name) for name in names], "steps")
+    for panels, (convention, side, number, label) in zip(axes, _TRACKED, strict=True):
+        for panel, name in zip(panels, names, strict=True):
             for source in sources:
                 values = []
                 for checkpoint in checkpoints:
-                    tracked = checkpoint["layers"][name]["tracking"][convention]
-                    values.append(tracked[source][side][number])
+                    similarities = checkpoint["layers"][name]["tracking"][convention]
+                    similarity = similarities[source][side]
+                    values.append(similarity[number])
                 style = _line_style(source) | {"marker": "o", "markersize": 3.5}
                 panel.plot(steps, values, markeredgecolor=PAPER, **style)
             top = 1.02 if number == "cosine" else max(1.5, panel.get_ylim()[1])
             panel.set_ylim(0, top)
             panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-        _label_rows(axes[line, 0], label)
+        _label_rows(panels[0], label)
     _add_source_legend(figure, sources)
     return figure
 
@@ -315,13 +345,12 @@ def densities(row: Row) -> Figure:
         dressed(panel, title, "eigenvalues at least as large")
         _set_log_scales(panel)
         for source in sources:
-            nodes = density[source]["nodes"]
-            shown = []
-            for above, node in zip(density[source]["above"], nodes, strict=True):
-                if node > 1e-6 * nodes[0] and above > 0.3:
-                    shown.append((above, node))
-            if shown:
-                panel.step(*zip(*shown, strict=True), where="pre", **_line_style(source))
+            aboves = np.array(density[source]["above"])
+            nodes = np.array(density[source]["nodes"])
+            is_shown = (nodes > 1e-6 * nodes[0]) & (aboves > 0.3)
+            if is_shown.any():
+                style = _line_style(source)
+                panel.step(aboves[is_shown], nodes[is_shown], where="pre", **style)
         _set_decades(panel.yaxis, *panel.get_ylim())
         _set_decades(panel.xaxis, 1, 1e3)
         panel.set_ylabel("eigenvalue", fontsize=9, color=INK)
@@ -338,8 +367,15 @@ def signal(row: Row) -> Figure:
     for checkpoint in ends:
         values = [checkpoint["signal"][name] for name in names]
         panels.append((_time_text(checkpoint), values, below))
-    sources = _select_sources(ends[0]["signal"][names[0]] if names else {})
+    measured = ends[0]["signal"][names[0]] if names else {}
+    sources = _select_sources(measured)
     return _draw_dots(row, "Signal-to-noise ratio of each layer", names, sources, panels)
+
+
+_REALISED = (
+    ("held", "condition number", "over the directions that hold 99 % of the trace of A and of G"),
+    ("flatness", "cosine to the identity", "1: a multiple of the identity"),
+)
 
 
 def realised_map(row: Row) -> Figure:
@@ -352,19 +388,13 @@ def realised_map(row: Row) -> Figure:
     names = list(ends[0]["layers"])
     sources = _select_sources(ends[0]["layers"][names[0]]["realised"])
     panels = []
-    for number, title, below in (
-        (
-            "held",
-            "condition number",
-            "over the directions that hold 99 % of the trace of A and of G",
-        ),
-        ("flatness", "cosine to the identity", "1: a multiple of the identity"),
-    ):
+    for number, title, below in _REALISED:
         for checkpoint in ends:
             values = []
             for name in names:
-                realised = checkpoint["layers"][name]["realised"]
-                values.append({source: realised[source]["F"][number] for source in sources})
+                maps_by_source = checkpoint["layers"][name]["realised"]
+                numbers = {source: maps_by_source[source]["F"][number] for source in sources}
+                values.append(numbers)
             panels.append((f"{title}, {_time_text(checkpoint)}", values, below))
     title = "What the preconditioner makes of the private curvature"
     return _draw_dots(row, title, names, sources, panels)
@@ -387,21 +417,20 @@ def _draw_dots(
         panels: title, values by layer, and text below, for each panel.
     """
     lines = math.ceil(len(panels) / 2)
-    height = 2.25 + lines * (0.7 + 0.33 * max(3, len(names)))
+    panel_height = 0.7 + 0.33 * max(3, len(names))
+    height = 2.25 + lines * panel_height
     figure = sheet(12.4, height, title, _caption(row), private=True)
     axes = grid(figure, lines, 2, left=1.9, sharey="row")
     labels = [_short_label(row, name) for name in names]
     for panel, (panel_title, layers, below) in zip(axes.flat, panels, strict=True):
         dressed(panel, panel_title, below)
         for source in sources:
-            dots = []
-            for place, values in enumerate(layers):
-                if values.get(source):
-                    dots.append((values[source], place))
+            # A layer without the source, or with zero, has no place on a logarithmic axis.
+            places = [place for place, values in enumerate(layers) if values.get(source)]
+            measured = [layers[place][source] for place in places]
+            style = {"s": 44, "zorder": 3, **_marker(source)}
             edge = SOURCES[source]["color"] if source == OTHER_EXAMPLES else PAPER
-            panel.scatter(
-                *zip(*dots, strict=True), edgecolor=edge, s=44, zorder=3, **_marker(source)
-            )
+            panel.scatter(measured, places, edgecolor=edge, **style)
         panel.set_yticks(range(len(names)), labels, color=INK)
         panel.set_ylim(len(names) - 0.5, -0.5)
         panel.set_xscale("log")
@@ -411,7 +440,8 @@ def _draw_dots(
 
 
 def _short_label(row: Row, name: str) -> str:
-    module = row["checkpoints"][0]["layers"].get(name, {}).get("module", "")
+    layers = row["checkpoints"][0]["layers"]
+    module = layers.get(name, {}).get("module", "")
     return f"{module} {name}".strip()
 
 
@@ -437,24 +467,25 @@ def mean_field(row: Row) -> Figure:
         f"{row['seeds']} networks; no data read"
     )
     title = "Mean-field theory next to random networks"
-    figure = sheet(1.2 + 2.8 * len(activations), 7.4, title, caption)
+    width = 1.2 + 2.8 * len(activations)
+    figure = sheet(width, 7.4, title, caption)
     axes = grid(figure, len(_VARIANCES), len(activations))
     colours = dict(zip(widths, (PLAIN, SPENT, WHITENED), strict=False))
-    for line, (quantity, label) in enumerate(_VARIANCES):
-        below = "layer" if line == len(_VARIANCES) - 1 else ""
-        for column, activation in enumerate(activations):
-            title = activation if line == 0 else ""
-            panel = dressed(axes[line, column], title, below)
-            panel.axhline(1, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
-            for network in networks:
-                if network["activation"] == activation and network["depth"] == depth:
+    deepest = [network for network in networks if network["depth"] == depth]
+    _dress_table(axes, activations, "layer")
+    for panels, (quantity, label) in zip(axes, _VARIANCES, strict=True):
+        for panel, activation in zip(panels, activations, strict=True):
+            _draw_reference(panel, 1)
+            for network in deepest:
+                if network["activation"] == activation:
                     _draw_band(panel, network[quantity], colours[network["width"]])
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.set_ylim(0, max(2.0, panel.get_ylim()[1]))
-        _label_rows(axes[line, 0], label)
+        _label_rows(panels[0], label)
     handles = []
     for width, colour in colours.items():
-        handles += axes[0, 0].plot([], [], color=colour, linewidth=2, label=f"width {width}")
+        label = f"width {width}"
+        handles += axes[0, 0].plot([], [], color=colour, linewidth=2, label=label)
     _add_legend(figure, handles, left=0.2, ncols=3)
     return figure
 
@@ -463,7 +494,9 @@ def _draw_band(panel: Axes, values: Mapping[str, Sequence[float]], colour: str) 
     mean = np.array(values["ratio"])
     std = np.array(values["std"])
     layers = np.arange(1, len(mean) + 1)
-    panel.fill_between(layers, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
+    low = mean - std
+    high = mean + std
+    panel.fill_between(layers, low, high, color=colour, alpha=0.15, linewidth=0)
     panel.plot(layers, mean, color=colour, linewidth=2)
 
 
@@ -475,7 +508,8 @@ def landscape(rows: Sequence[Row]) -> Figure:
     caption += "the search is not in ε"
     title = "How sensitive accuracy is to clipping norm and learning rate"
     figure = sheet(13.4, 4.9, title, caption)
-    axes = grid(figure, 1, 3, top=1.1, gridspec_kw={"width_ratios": [1, 1, 0.8]})
+    widths = {"width_ratios": [1, 1, 0.8]}
+    axes = grid(figure, 1, 3, top=1.1, gridspec_kw=widths)
     figure.subplots_adjust(wspace=0.42)
     for panel, method in zip(axes[0], LANDSCAPE_METHODS, strict=False):
         of_method = _rows_of(rows, method)
@@ -492,12 +526,15 @@ def _rows_of(rows: Sequence[Row], method: str) -> list[Row]:
 def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
     (one,) = maps(rows)
     values = 100 * np.array(one.values, dtype=float)
+    best = np.nanmax(values)
     title = f"{method}: {100 * plateau(rows):.0f} % of cells within 2 points of the best"
     dressed(panel, title, "learning rate").grid(False)
     panel.imshow(values, cmap=_HEAT, vmin=0, vmax=100, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(values):
         if np.isnan(value):
             continue
+        colour = PAPER if value > 55 else INK
+        weight = "bold" if value == best else "normal"
         panel.text(
             j,
             i,
@@ -505,11 +542,13 @@ def _draw_heat_map(panel: Axes, method: str, rows: Sequence[Row]) -> None:
             ha="center",
             va="center",
             fontsize=9,
-            color=PAPER if value > 55 else INK,
-            fontweight="bold" if value == np.nanmax(values) else "normal",
+            color=colour,
+            fontweight=weight,
         )
-    panel.set_xticks(range(len(one.x_values)), [f"{x:g}" for x in one.x_values])
-    panel.set_yticks(range(len(one.y_values)), [f"{y:g}" for y in one.y_values])
+    rates = [f"{x:g}" for x in one.x_values]
+    clips = [f"{y:g}" for y in one.y_values]
+    panel.set_xticks(range(len(rates)), rates)
+    panel.set_yticks(range(len(clips)), clips)
     panel.set_ylabel("clipping norm", fontsize=9, color=MUTED)
 
 
@@ -520,15 +559,15 @@ def _draw_importance(panel: Axes, rows: Sequence[Row]) -> None:
     fractions = []
     colours = []
     for method in LANDSCAPE_METHODS:
-        for setting, label in NAMES.items():
-            measured = importance(_rows_of(rows, method), [setting]).get(setting)
-            if measured is not None:
-                labels.append(f"{label}\n{method}")
-                fractions.append(measured.explained)
-                colours.append(WHITENED if method.endswith("kfc") else PLAIN)
+        of_method = _rows_of(rows, method)
+        for setting, measured in importance(of_method, list(NAMES)).items():
+            labels.append(f"{NAMES[setting]}\n{method}")
+            fractions.append(measured.explained)
+            colours.append(WHITENED if method.endswith("kfc") else PLAIN)
     panel.barh(labels, fractions, color=colours, height=0.55)
     for place, fraction in enumerate(fractions):
-        panel.text(fraction + 0.02, place, f"{fraction:.2f}", va="center", fontsize=9, color=INK)
+        text = f"{fraction:.2f}"
+        panel.text(fraction + 0.02, place, text, va="center", fontsize=9, color=INK)
     panel.invert_yaxis()
     panel.set_xlim(0, 1.08)
     panel.tick_params(axis="y", labelcolor=INK)
@@ -553,9 +592,10 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     measured = points(rows)
     first = rows[0]
     rates = sorted({point.lr for point in measured})
+    runs = max(point.runs for point in measured)
     caption = (
         f"{first['steps']} steps of {first['expected_batch_size']} examples, C = 1; "
-        f"mean ± one standard deviation of {max(point.runs for point in measured)} runs, "
+        f"mean ± one standard deviation of {runs} runs, "
         "on validation examples; dashed: the weights behind the data"
     )
     panels = []
@@ -566,11 +606,13 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
     panels.append(("each at its best rate", best_points, best_points))
     columns = -(-len(panels) // 2)
     title = "Linear regression under more and more noise"
-    figure = sheet(1.0 + 3.6 * columns, 7.2, title, caption)
+    width = 1.0 + 3.6 * columns
+    figure = sheet(width, 7.2, title, caption)
     axes = grid(figure, 2, columns)
     for panel, (title, shown, scaled_to) in zip(axes.flat, panels, strict=False):
         _draw_losses(dressed(panel, title, "noise multiplier σ"), shown, scaled_to)
-    for panel in list(axes.flat)[len(panels) :]:
+    unused = list(axes.flat)[len(panels) :]
+    for panel in unused:
         panel.set_visible(False)
     for panel in axes[:, 0]:
         panel.set_ylabel("mean squared error", fontsize=9, color=INK)
@@ -584,9 +626,10 @@ def noise_sweep(rows: Sequence[Row]) -> Figure:
 def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]) -> None:
     """Draw the lines of some points, on an axis that has room for all of `scaled_to`."""
     noises = sorted({point.noise for point in shown})
+    labels = [f"{noise:g}" for noise in noises]
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
-    panel.axhline(ERROR**2, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
+    _draw_reference(panel, ERROR**2)
     for method, style in _FILTERS.items():
         of_method = [point for point in shown if point.method == method]
         if of_method:
@@ -599,7 +642,8 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
                 capsize=2,
                 **style,
             )
-    panel.set_xticks(noises, [f"{noise:g}" for noise in noises])
+    panel.set_xticks(noises, labels)
     panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_ylim(0.8 * ERROR**2, 1.4 * max(point.mean + point.std for point in scaled_to))
+    highest = max(point.mean + point.std for point in scaled_to)
+    panel.set_ylim(0.8 * ERROR**2, 1.4 * highest)
     _set_decades(panel.yaxis, *panel.get_ylim())

@@ -41,8 +41,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
-from dpkfc.federated.options import FedAvgM, FedGD, FedSOFIM, PerUpload, TrustedServer
-from dpkfc.federated.plan import FederatedConfig
+from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerUpload, TrustedServer
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
 
 # --------------------------------------------------------------------------------------------------
@@ -242,9 +241,8 @@ def _network(extractor: Extractor, folder: Path, data_dir: str) -> tuple[nn.Sequ
     network = seeded(extractor.build, _SEED)
     assert isinstance(network, nn.Sequential)
     if not path.is_file():
-        images, labels = (
-            load_pixels(extractor.public, data_dir or None).tensors(extractor.normalisation).train
-        )
+        pixels = load_pixels(extractor.public, data_dir or None)
+        images, labels = pixels.tensors(extractor.normalisation).train
         seeded(lambda: _fit(network, extractor, images, labels), _SEED)
         placed(path, lambda part: save_file(network.state_dict(), part))
     network.load_state_dict(load_file(path))
@@ -303,6 +301,9 @@ def _compute_features(task: Task, network: nn.Sequential, data_dir: str) -> dict
 # --------------------------------------------------------------------------------------------------
 # One run of the study is a value with a stable hash, executed by `dpkfc.federated.federate`.
 
+# Plain values of a run.
+Record = dict[str, Any]
+Settings = Mapping[str, Plain]
 # Format of a record; raise it when runs of equal settings give different results than before.
 FORMAT = 1
 CLIENTS, ROUNDS, DELTA = 20, 70, 1e-5
@@ -340,7 +341,7 @@ class FederatedRun:
     seed: int = 0
     evaluate_on: str = "test"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Record:
         """Return plain values that decide the result."""
         return {**asdict(self), "settings": dict(self.settings)}
 
@@ -351,24 +352,24 @@ class FederatedRun:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _fedgd(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _fedgd(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedGD(s["rate"])}
 
 
-def _fedavgm(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _fedavgm(s: Mapping[str, Any], features: Features) -> Record:
     """Return FedAvgM whose later steps sum up to the rate: η = rate · (1 − β)."""
     return {"rule": FedAvgM(s["rate"] * (1 - s["beta"]), s["beta"])}
 
 
-def _sofim(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _sofim(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"])}
 
 
-def _sofim_momentum(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _sofim_momentum(s: Mapping[str, Any], features: Features) -> Record:
     return {"rule": FedSOFIM(s["rate"] * s["rho"], s["rho"], s["beta"], direction="momentum")}
 
 
-def _kfc(s: Mapping[str, Any], features: Features) -> dict[str, Any]:
+def _kfc(s: Mapping[str, Any], features: Features) -> Record:
     """Return DP-KFC whose probe has density, mean and deviation of the public features."""
     positive = features.public[features.public > 0]
     density = positive.numel() / features.public.numel()
@@ -396,7 +397,7 @@ def loss_fn(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
-def execute_run(run: FederatedRun, features: Features) -> dict[str, Any]:
+def execute_run(run: FederatedRun, features: Features) -> Record:
     """Train a linear head, and return the record of the run as plain values.
 
     Raises:
@@ -489,14 +490,14 @@ class Method:
 
     label: str
     rule: str
-    space: Space
+    space: Space = field(default_factory=dict)
     control_of: str = ""
     taken: tuple[str, ...] = ()
-    fixed: Mapping[str, Plain] = field(default_factory=dict)
+    fixed: Settings = field(default_factory=dict)
     only: str = ""
 
 
-_PAPER: Mapping[str, Plain] = {"rate": 0.1, "clip": 10.0}
+_PAPER: Settings = {"rate": 0.1, "clip": 10.0}
 METHODS = {
     "fedgd": Method(label="DP-FedGD", rule="fedgd", space=_COMMON),
     "fedavgm": Method(label="DP-FedAvgM", rule="fedavgm", space={**_COMMON, **_BETA}),
@@ -504,7 +505,6 @@ METHODS = {
     "fedgd-matched": Method(
         label="DP-FedGD at its η/ρ (control)",
         rule="fedgd",
-        space={},
         control_of="sofim",
         taken=("rate", "clip"),
     ),
@@ -512,7 +512,6 @@ METHODS = {
     "fedavgm-matched": Method(
         label="DP-FedAvgM at its η/ρ, β (control)",
         rule="fedavgm",
-        space={},
         control_of="sofim-momentum",
         taken=("rate", "clip", "beta"),
     ),
@@ -522,21 +521,18 @@ METHODS = {
     "paper-fedgd": Method(
         label="DP-FedGD, η = 0.1 (paper)",
         rule="fedgd",
-        space={},
         fixed=_PAPER,
         only="cifar10",
     ),
     "paper-sofim": Method(
         label="DP-FedSOFIM, η = 0.1, ρ = 0.5, β = 0.9 (paper)",
         rule="sofim",
-        space={},
         fixed={**_PAPER, "rate": 0.2, "rho": 0.5, "beta": 0.9},
         only="cifar10",
     ),
     "paper-matched": Method(
         label="DP-FedGD, η = 0.2 (its control)",
         rule="fedgd",
-        space={},
         fixed={**_PAPER, "rate": 0.2},
         only="cifar10",
     ),
@@ -589,7 +585,7 @@ class Study:
             runs.append(run)
         return runs
 
-    def choose_settings(self, store: Store, task: str, name: str) -> dict[str, Any] | None:
+    def choose_settings(self, store: Store, task: str, name: str) -> Record | None:
         """Return the settings of a method's best trial, or those that a control takes over.
 
         Return None before all trials have run, and for a task that the method does not have.
@@ -611,7 +607,7 @@ class Study:
         self,
         task: str,
         name: str,
-        settings: Mapping[str, Plain],
+        settings: Settings,
         *,
         epsilon: float,
         seed: int,
@@ -660,7 +656,7 @@ class Study:
                 if settings is not None:
                     chosen[name] = settings
             for seed in range(self.count_seeds(task)):
-                for partition, epsilon in self._places(seed):
+                for partition, epsilon in self.list_places(seed):
                     for name, settings in chosen.items():
                         if partition != IID and METHODS[name].fixed:
                             continue
@@ -668,9 +664,10 @@ class Study:
                             task, name, settings, epsilon=epsilon, seed=seed, partition=partition
                         )
                         ranked.append((self._stage(run), seed, len(ranked), name, run))
-        return [(name, run) for *_, name, run in sorted(ranked, key=lambda entry: entry[:3])]
+        ranked.sort(key=lambda entry: entry[:3])
+        return [(name, run) for *_, name, run in ranked]
 
-    def _places(self, seed: int) -> list[tuple[str, float]]:
+    def list_places(self, seed: int) -> list[tuple[str, float]]:
         """Return (partition, ε) of the tests with one seed."""
         places = [(IID, epsilon) for epsilon in self.epsilons]
         if seed < self.most_seeds:
@@ -707,7 +704,7 @@ class Study:
 _TUNING_SEED = 1000
 
 
-def _sorted(settings: Mapping[str, Plain]) -> tuple[tuple[str, Plain], ...]:
+def _sorted(settings: Settings) -> tuple[tuple[str, Plain], ...]:
     return tuple(sorted(settings.items()))
 
 
@@ -715,9 +712,9 @@ def _points(space: Space, count: int) -> list[dict[str, Plain]]:
     """Return points of a scrambled Sobol sequence over the settings, to three digits."""
     if not space:
         return []
-    draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0).draw(count).tolist()
+    engine = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=0)
     points = []
-    for row in draws:
+    for row in engine.draw(count).tolist():
         point = {}
         for (name, values), u in zip(space.items(), row, strict=True):
             point[name] = _setting(values, u)
@@ -728,7 +725,8 @@ def _points(space: Space, count: int) -> list[dict[str, Plain]]:
 def _setting(values: Range | Choice, u: float) -> Plain:
     """Return the value at the fraction u of a range or of choices."""
     if isinstance(values, Choice):
-        return values.values[min(int(u * len(values.values)), len(values.values) - 1)]
+        count = len(values.values)
+        return values.values[min(int(u * count), count - 1)]
     if values.log:
         value = math.exp(math.log(values.low) + u * math.log(values.high / values.low))
     else:
@@ -784,6 +782,7 @@ PAIRS = (
     ("paper-sofim", "paper-matched", "the paper's settings: DP-FedSOFIM − DP-FedGD at η/ρ = 0.2"),
 )
 # The comparisons of the paper.
+_NO_GAIN = "–"
 JUDGED = (("sofim", "fedgd"), ("paper-sofim", "paper-fedgd"))
 ERROR = "± is two standard errors of the difference of the means."
 RULE = (
@@ -804,9 +803,8 @@ def _values(
         return []
     accuracies = []
     for seed in range(study.count_seeds(task)):
-        record = store.get(
-            study.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition)
-        )
+        run = study.test_run(task, name, settings, epsilon=epsilon, seed=seed, partition=partition)
+        record = store.get(run)
         if record is not None:
             accuracies.append(100 * record["accuracy"])
     return accuracies
@@ -830,17 +828,14 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         settings = study.choose_settings(store, task, name)
         if settings is None:
             continue
-        columns = [_values(study, store, task, name, epsilon=epsilon) for epsilon in study.epsilons]
-        for alpha in study.alphas:
-            partition = f"dirichlet-{alpha:g}"
-            columns.append(
-                _values(study, store, task, name, epsilon=study.tuned_at, partition=partition)
-            )
+        columns = []
+        # Every seed below `most_seeds` has all partitions.
+        for partition, epsilon in study.list_places(0):
+            columns.append(_values(study, store, task, name, epsilon=epsilon, partition=partition))
         seeds |= {len(values) for values in columns if values}
         best = percent(_best_validation(study, store, task, name))
-        rows.append(
-            [method.label, best, *map(spread, columns), settings_text(_formula_settings(settings))]
-        )
+        formula = settings_text(_formula_settings(settings))
+        rows.append([method.label, best, *map(spread, columns), formula])
     if not rows:
         return "*Not run yet.*"
     count = str(max(seeds, default=0))
@@ -857,7 +852,7 @@ def _best_validation(study: Study, store: Store, task: str, name: str) -> float 
     return max((record["accuracy"] for record in records if record), default=None)
 
 
-def _formula_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _formula_settings(settings: Mapping[str, Any]) -> Record:
     """Return settings under the names of the formulas: η, ρ, β, C."""
     eta = settings["rate"]
     if "rho" in settings:
@@ -878,18 +873,15 @@ def second_order(study: Study, store: Store, task: str) -> str:
     """Return a table of differences in points between two methods, of seed means, by ε."""
     rows = []
     for method, reference, label in PAIRS:
-        gains = []
+        is_judged = task == "cifar10" and (method, reference) in JUDGED
+        row = [label]
         for epsilon in study.epsilons:
             values = _values(study, store, task, method, epsilon=epsilon)
             reference_values = _values(study, store, task, reference, epsilon=epsilon)
-            gains.append(_gain(values, reference_values))
-        if not any(gains):
-            continue
-        is_judged = task == "cifar10" and (method, reference) in JUDGED
-        row = [label]
-        for epsilon, gain in zip(study.epsilons, gains, strict=True):
-            row.append(_format_gain(gain, PUBLISHED.get(epsilon) if is_judged else None))
-        rows.append(row)
+            published = PUBLISHED.get(epsilon) if is_judged else None
+            row.append(_format_gain(_gain(values, reference_values), published))
+        if set(row[1:]) != {_NO_GAIN}:
+            rows.append(row)
     if not rows:
         return "*Not run yet.*"
     table = _markdown(["points", *(f"ε = {epsilon:g}" for epsilon in study.epsilons)], rows)
@@ -902,15 +894,15 @@ def _gain(values: Sequence[float], reference: Sequence[float]) -> tuple[float, f
     """Return the difference of the means and two standard errors of the difference."""
     if len(values) < 2 or len(reference) < 2:
         return None
-    error = math.sqrt(
-        statistics.variance(values) / len(values) + statistics.variance(reference) / len(reference)
-    )
-    return statistics.mean(values) - statistics.mean(reference), 2 * error
+    variance = statistics.variance(values) / len(values)
+    variance += statistics.variance(reference) / len(reference)
+    gain = statistics.mean(values) - statistics.mean(reference)
+    return gain, 2 * math.sqrt(variance)
 
 
 def _format_gain(gain: tuple[float, float] | None, published: tuple[float, float] | None) -> str:
     if gain is None:
-        return "–"
+        return _NO_GAIN
     mean, error = gain
     text = f"{mean:+.2f} ± {error:.2f}"
     if published is None:
@@ -987,16 +979,10 @@ def figure(study: Study, store: Store, path: Path) -> Path:
         for k, name in enumerate(names):
             # Neighbouring error bars must not overlap.
             shift = 1 + 0.03 * (k - len(names) / 2)
-            x, means, deviations = [], [], []
-            for epsilon in study.epsilons:
-                values = _values(study, store, task, name, epsilon=epsilon)
-                if values:
-                    x.append(epsilon * shift)
-                    means.append(statistics.mean(values))
-                    deviations.append(statistics.stdev(values) if len(values) > 1 else 0.0)
+            x, means, deviations = _read_curve(study, store, task, name)
             if x:
                 panel.errorbar(
-                    x,
+                    [epsilon * shift for epsilon in x],
                     means,
                     deviations,
                     label=METHODS[name].label,
@@ -1027,12 +1013,21 @@ def figure(study: Study, store: Store, path: Path) -> Path:
 
 def _tasks_with_curves(study: Study, store: Store, name: str) -> list[str]:
     """Return the tasks that have test accuracies of a method at two ε or more."""
-    tasks = []
-    for task in study.tasks:
-        columns = [_values(study, store, task, name, epsilon=epsilon) for epsilon in study.epsilons]
-        if sum(bool(values) for values in columns) > 1:
-            tasks.append(task)
-    return tasks
+    return [task for task in study.tasks if len(_read_curve(study, store, task, name)[0]) > 1]
+
+
+def _read_curve(
+    study: Study, store: Store, task: str, name: str
+) -> tuple[list[float], list[float], list[float]]:
+    """Return every ε with test accuracies of a method, their means and standard deviations."""
+    epsilons, means, deviations = [], [], []
+    for epsilon in study.epsilons:
+        values = _values(study, store, task, name, epsilon=epsilon)
+        if values:
+            epsilons.append(epsilon)
+            means.append(statistics.mean(values))
+            deviations.append(statistics.stdev(values) if len(values) > 1 else 0.0)
+    return epsilons, means, deviations
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1117,10 +1112,8 @@ def run_study(
             )
         finally:
             torch.set_num_threads(threads)
-            placed(
-                page,
-                lambda part: part.write_text(f"# {TITLE}\n\n{tables(study, store)}\n", "utf-8"),
-            )
+            text = f"# {TITLE}\n\n{tables(study, store)}\n"
+            placed(page, lambda part: part.write_text(text, "utf-8"))
             figure(study, store, folder / f"{NAME}.png")
     return page
 

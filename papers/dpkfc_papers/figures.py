@@ -11,10 +11,10 @@ from typing import Any
 from dpkfc.app.plots import SensitivityMap, save
 from dpkfc.app.run_folder import placed
 from dpkfc.app.settings import nearest
-from dpkfc.app.tuning.pool import Console, Listed, Place, StudyProgress, Task, drive
+from dpkfc.app.tuning.pool import Console, Listed, Place, Task
 from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
-from dpkfc.app.tuning.tune import expected_seconds, reported
 from dpkfc_papers import measurements
+from dpkfc_papers.tables import run_cells
 
 COURSE = "dpkfc_papers.measurements:measure_course"
 MEAN_FIELD = "dpkfc_papers.measurements:measure_mean_field"
@@ -27,6 +27,9 @@ MODELS: Mapping[
 }
 _SMOKE: Mapping[str, Plain] = {"smoke": True, "steps": 3, "evaluate_every": 3, "accountant": "rdp"}
 Row = Mapping[str, Any]
+# What a checkpoint holds beside its scores, and these.
+_MEASURED = ("layers", "signal", "density")
+_SCORES = ("step", "accuracy", "epsilon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,25 +95,27 @@ def _theory(small: bool) -> list[Run]:
 
 def _select_layers(*names: str) -> Callable[[Row], Any]:
     def select(row: Row) -> Any:
-        return [
-            {
-                **{k: v for k, v in checkpoint.items() if k not in ("layers", "signal", "density")},
-                "layers": {
-                    name: {k: layer[k] for k in ("module", "sizes", *names)}
-                    for name, layer in checkpoint["layers"].items()
-                },
-            }
-            for checkpoint in row["checkpoints"]
-        ]
+        selected = []
+        for checkpoint in row["checkpoints"]:
+            layers = {}
+            for name, layer in checkpoint["layers"].items():
+                layers[name] = {k: layer[k] for k in ("module", "sizes", *names)}
+            others = {k: v for k, v in checkpoint.items() if k not in _MEASURED}
+            selected.append({**others, "layers": layers})
+        return selected
 
     return select
 
 
 def _select_checkpoints(name: str) -> Callable[[Row], Any]:
-    wanted = ("step", "accuracy", "epsilon", name)
-    return lambda row: [
-        {k: v for k, v in checkpoint.items() if k in wanted} for checkpoint in row["checkpoints"]
-    ]
+    def select(row: Row) -> Any:
+        selected = []
+        for checkpoint in row["checkpoints"]:
+            wanted = (*_SCORES, name)
+            selected.append({k: v for k, v in checkpoint.items() if k in wanted})
+        return selected
+
+    return select
 
 
 FIGURES: dict[str, Figure] = {
@@ -239,9 +244,8 @@ def reproduce_figures(
         StudyError: an unknown figure, a folder that cannot be used, or a full disk.
         KeyboardInterrupt: interrupted; figures of what has finished are written before.
     """
-    figures = list(
-        {figure.name: figure for name in names if (figure := find(name)) is not None}.values()
-    )
+    found = filter(None, map(find, names))
+    figures = list({figure.name: figure for figure in found}.values())
     runs = [run for figure in figures for run in figure.runs(small)]
     with Store(results or folder / "results.json") as store:
         source = Listed(map(Task, runs), store)
@@ -251,47 +255,46 @@ def reproduce_figures(
             for figure in figures:
                 made[figure.name] = _make_figure(figure, folder, store, source.failures, small)
 
-        with (
-            reported(report),
-            StudyProgress(source.total, done=source.done_before, console=console) as progress,
-        ):
-            drive(
-                source,
-                Place(folder, data_dir),
-                workers=workers,
-                budget_minutes=budget_minutes,
-                expected=expected_seconds(store),
-                watcher=progress,
-            )
+        run_cells(
+            source,
+            Place(folder, data_dir),
+            store,
+            report,
+            workers=workers,
+            budget_minutes=budget_minutes,
+            console=console,
+        )
     return made
 
 
 def _make_figure(
     figure: Figure, folder: Path, store: Store, failures: Mapping[str, str], small: bool
 ) -> Made:
-    runs = figure.runs(small)
-    rows = [row for run in runs if (row := store.get(run)) is not None]
-    gone = [run for run in runs if store.get(run) is None]
-    missing = list(
-        dict.fromkeys(f"{run.recipe}: {failures.get(run.hash, 'not yet run')}" for run in gone)
-    )
+    rows_by_recipe: dict[str, list[Row]] = {}
+    rows = []
+    reasons: dict[str, None] = {}
+    for run in figure.runs(small):
+        row = store.get(run)
+        if row is None:
+            reasons[f"{run.recipe}: {failures.get(run.hash, 'not yet run')}"] = None
+        else:
+            rows.append(row)
+            rows_by_recipe.setdefault(row["run"]["recipe"], []).append(row)
+    missing = tuple(reasons)
     if not rows:
-        return Made((), tuple(missing))
+        return Made((), missing)
     files = [_json(figure, folder, rows, missing)]
-    recipes = list(dict.fromkeys(row["run"]["recipe"] for row in rows))
-    for recipe in recipes:
-        held = [row for row in rows if row["run"]["recipe"] == recipe]
+    for recipe, group in rows_by_recipe.items():
         name = figure.name if figure.drawn.endswith("mean_field") else f"{figure.name}-{recipe}"
-        files.append(
-            save(figure.draw(held if figure.together else held[-1]), folder / f"{name}.png")
-        )
-    return Made(tuple(files), tuple(missing))
+        picture = figure.draw(group if figure.together else group[-1])
+        files.append(save(picture, folder / f"{name}.png"))
+    return Made(tuple(files), missing)
 
 
 def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[str]) -> Path:
     from dpkfc_papers.measurements import NOT_PRIVATE
 
-    content = {
+    content: dict[str, Any] = {
         "kind": "dpkfc figure",
         "version": 1,
         "name": figure.name,
@@ -307,11 +310,8 @@ def _json(figure: Figure, folder: Path, rows: Sequence[Row], missing: Sequence[s
             }
             for row in rows
         ],
-        **(
-            {}
-            if figure.maps is None
-            else {"sensitivity_maps": [one.as_dict() for one in figure.maps(rows)]}
-        ),
     }
+    if figure.maps is not None:
+        content["sensitivity_maps"] = [one.as_dict() for one in figure.maps(rows)]
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     return placed(folder / f"{figure.name}.json", lambda part: part.write_text(text, "utf-8"))

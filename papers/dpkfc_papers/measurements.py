@@ -37,6 +37,11 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer
 
+Row = Mapping[str, Any]
+# Plain values of a row that is made here.
+Figures = dict[str, Any]
+Array = np.ndarray[Any, Any]
+
 # --------------------------------------------------------------------------------------------------
 # The spectral density of the whole Fisher matrix by stochastic Lanczos quadrature, from products
 # with vectors alone.
@@ -142,7 +147,7 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor
         (nodes, weights), float64, largest node first; the weights sum to 1.
     """
     size = start.numel()
-    basis = torch.zeros(min(steps, size), size, dtype=start.dtype, device=start.device)
+    basis = start.new_zeros(min(steps, size), size)
     tolerance = 1e3 * torch.finfo(start.dtype).eps
     diagonal: list[float] = []
     off_diagonal: list[float] = []
@@ -161,8 +166,9 @@ def lanczos(product: Product, start: Tensor, steps: int) -> tuple[Tensor, Tensor
             break
         off_diagonal.append(norm)
         vector = following / norm
+    middle = torch.tensor(diagonal, dtype=torch.float64).diag()
     upper = torch.tensor(off_diagonal, dtype=torch.float64).diag(1)
-    tridiagonal = torch.tensor(diagonal, dtype=torch.float64).diag() + upper + upper.T
+    tridiagonal = middle + upper + upper.T
     values, vectors = torch.linalg.eigh(tridiagonal)
     return values.flip(0), vectors[0].square().flip(0)
 
@@ -194,9 +200,9 @@ def density(
         all_nodes.append(nodes)
         all_weights.append(weights)
     nodes = torch.cat(all_nodes)
-    weights = torch.cat(all_weights)
+    weights = torch.cat(all_weights) / starts
     order = nodes.argsort(descending=True)
-    return Density(nodes[order].clamp(min=0), weights[order] / starts, dim)
+    return Density(nodes[order].clamp(min=0), weights[order], dim)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -265,16 +271,24 @@ class _Products:
 
     def times(self, second: _Products) -> _Products:
         """Return the inner products of the Kronecker products."""
-        pairs = zip(vars(self).values(), vars(second).values(), strict=True)
-        return _Products(*(a * b for a, b in pairs))
+        return _Products(
+            own=self.own * second.own,
+            other=self.other * second.other,
+            both=self.both * second.both,
+            trace=self.trace * second.trace,
+            other_trace=self.other_trace * second.other_trace,
+        )
 
     def compare(self) -> Similarity:
         if self.own <= 0 or self.other <= 0:
             return Similarity(0.0, 1.0, 0.0)
-        error = max(0.0, self.own + self.other - 2 * self.both)
-        cosine = min(1.0, self.both / math.sqrt(self.own) / math.sqrt(self.other))
-        relative_error = math.sqrt(error / self.own)
-        return Similarity(cosine, relative_error, self.other_trace / self.trace)
+        squared_error = max(0.0, self.own + self.other - 2 * self.both)
+        cosine = self.both / math.sqrt(self.own) / math.sqrt(self.other)
+        return Similarity(
+            cosine=min(1.0, cosine),
+            error=math.sqrt(squared_error / self.own),
+            scale=self.other_trace / self.trace,
+        )
 
 
 def kronecker_layers(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFactors]:
@@ -296,25 +310,21 @@ def tracked(
     products = {}
     for name, side in SIDES.items():
         scale = convention.scale(name, probe_size)
-        products[name] = _products(
-            reference.sides[side], other.sides[side], convention.added, scale
-        )
+        pair = (reference.sides[side], other.sides[side])
+        products[name] = _products(*pair, convention.added, scale)
     products["F"] = products["A"].times(products["G"])
     return {name: product.compare() for name, product in products.items()}
 
 
-def compare_factors(reference: Factor, other: Factor, added: float = 0.0) -> Similarity:
-    """Compare two factors of one size after a multiple of the identity is added to both."""
-    return _products(reference, other, added, 1.0).compare()
-
-
 def _products(reference: Factor, other: Factor, added: float, scale: float) -> _Products:
+    """Multiply two factors and add a multiple of the identity to both, then compare them."""
     first = reference.scaled(scale)
     second = other.scaled(scale)
     dim = first.dim
 
     def product(a: Factor, b: Factor) -> float:
-        return inner_product(a, b) + added * (a.trace + b.trace) + added * added * dim
+        traces = a.trace + b.trace
+        return inner_product(a, b) + added * traces + added * added * dim
 
     return _Products(
         own=product(first, first),
@@ -376,12 +386,14 @@ def realised(
     is_full_rank = values.numel() == reference.dim
     largest = float(spectrum[0])
     smallest = float(spectrum[-1]) if is_full_rank else 0.0
-    most = int((values.cumsum(0) < 0.99 * values.sum()).sum()) + 1
+    is_below = values.cumsum(0) < 0.99 * values.sum()
+    most = int(is_below.sum()) + 1
     main = torch.linalg.eigvalsh(gram[:most, :most]).clamp(min=0)
     norm = float(spectrum.square().sum().sqrt())
     flatness = 0.0
     if norm > 0:
-        flatness = float(spectrum.sum()) / (math.sqrt(reference.dim) * norm)
+        trace = float(spectrum.sum())
+        flatness = trace / (math.sqrt(reference.dim) * norm)
     return Realised(
         largest=largest,
         smallest=smallest,
@@ -405,15 +417,16 @@ def _precondition(
     theirs, directions = _eigenpairs(other)
     shift = damping * other.mean
     kept = theirs > (0.0 if shift > 0 else 1e-13 * float(theirs[0]))
-    floor = getattr(other, "floor", 0.0)
-    tail = (floor + shift) ** (-2 * exponent) if floor + shift > 0 else 0.0
-    scale = (theirs[kept] + shift).pow(-2 * exponent) - tail
+    floor = getattr(other, "floor", 0.0) + shift
+    power = -2 * exponent
+    # R² is `tail` in all directions that have no eigenpair.
+    tail = floor**power if floor > 0 else 0.0
+    scale = (theirs[kept] + shift).pow(power) - tail
     overlap = directions[:, kept].T @ vectors
-    inside = overlap.T @ (scale[:, None] * overlap) + tail * torch.eye(
-        values.numel(), dtype=torch.float64
-    )
+    identity = torch.eye(values.numel(), dtype=torch.float64)
+    squared_root = overlap.T @ (scale[:, None] * overlap) + tail * identity
     root = values.sqrt()
-    return root[:, None] * inside * root
+    return root[:, None] * squared_root * root
 
 
 def _eigenpairs(factor: Factor) -> tuple[Tensor, Tensor]:
@@ -423,8 +436,10 @@ def _eigenpairs(factor: Factor) -> tuple[Tensor, Tensor]:
     identity = torch.eye(factor.dim, dtype=torch.float64)
     if isinstance(factor, DiagonalFactor):
         order = factor.values.argsort(descending=True).cpu()
-        return factor.values.double().cpu()[order], identity[:, order]
-    return torch.full((factor.dim,), factor.mean, dtype=torch.float64), identity
+        values = factor.values.double().cpu()
+        return values[order], identity[:, order]
+    values = torch.full((factor.dim,), factor.mean, dtype=torch.float64)
+    return values, identity
 
 
 # --------------------------------------------------------------------------------------------------
@@ -462,7 +477,7 @@ SMOKE = Sizes(probe=64, lanczos_examples=16, lanczos_steps=8, starts=1)
 
 def measure_course(
     run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
-) -> dict[str, Any]:
+) -> Figures:
     """Train privately, and measure curvature before the first step and at every evaluation.
 
     Returns:
@@ -480,7 +495,7 @@ def measure_course(
     prepared = prepare(run.config(threads=1, data_dir=data_dir))
     sizes = SMOKE if prepared.config.smoke else Sizes()
     sources = _sources(prepared, public or folder / "public", data_dir)
-    checkpoints: list[dict[str, Any]] = []
+    checkpoints: list[Figures] = []
 
     def measure_at(step: int, **scores: Any) -> None:
         curvature = figures_of(prepared, sources, sizes, step)
@@ -542,7 +557,7 @@ def _sources(prepared: Prepared, public: Path, data_dir: str) -> dict[str, Probe
 
 def figures_of(
     prepared: Prepared, sources: Mapping[str, Probe], sizes: Sizes, step: int
-) -> dict[str, Any]:
+) -> Figures:
     """Return everything that is measured at one checkpoint.
 
     Labels are drawn from the model for every source, so that all factors are of the same Fisher
@@ -560,11 +575,13 @@ def figures_of(
     def capturing(model: nn.Module, loss: Any) -> Any:
         return capture(model, found_layers, loss)
 
-    probe_size = int(min(sizes.probe, *map(_number_of_examples, sources.values())))
+    counts = [_number_of_examples(probe) for probe in sources.values()]
+    probe_size = int(min(sizes.probe, *counts))
     base = replace(_uncut_factors(prepared), probe_size=probe_size)
     factors = {}
     for source, probe in sources.items():
-        measured = replace(base, probe=probe).factors(model, capturing, step, rules=rules)
+        settings = replace(base, probe=probe)
+        measured = settings.factors(model, capturing, step, rules=rules)
         factors[source] = kronecker_layers(measured)
     factors[RANDOM] = randomize_directions(factors[ORACLE], 0)
     modules = dict(model.named_modules())
@@ -576,9 +593,10 @@ def figures_of(
     with_density = {}
     if step in (0, prepared.plan.steps):
         with_density = {name: probe for name, probe in sources.items() if name != AGAIN}
+    signal = _signal(prepared, sources, base, capturing, step=step, rules=rules)
     return {
         "layers": layers,
-        "signal": _signal(prepared, sources, base, capturing, step=step, rules=rules),
+        "signal": signal,
         "density": _densities(model, with_density, sizes, step),
     }
 
@@ -607,17 +625,16 @@ def _number_of_examples(probe: Probe) -> float:
     return math.inf
 
 
-def _measure_layer(
-    factors: Mapping[str, LayerFactors], probe_size: int, damping: float
-) -> dict[str, Any]:
+def _measure_layer(factors: Mapping[str, LayerFactors], probe_size: int, damping: float) -> Figures:
     reference = factors[ORACLE]
-    spectra: dict[str, Any] = {}
+    spectra: Figures = {}
     for side, name in SIDES.items():
         spectra[side] = {}
         for source, layer in factors.items():
             if source != RANDOM:
-                spectra[side][source] = _thin_spectrum(layer.sides[name].spectrum)
-    tracking: dict[str, Any] = {}
+                spectrum = layer.sides[name].spectrum
+                spectra[side][source] = _thin_spectrum(spectrum)
+    tracking: Figures = {}
     for label, convention in (("undamped", UNDAMPED), ("authors", AUTHORS)):
         tracking[label] = {}
         for source, layer in factors.items():
@@ -634,7 +651,7 @@ def _measure_layer(
 
 def _measure_realised(
     reference: LayerFactors, factors: Mapping[str, LayerFactors], damping: float
-) -> dict[str, Any]:
+) -> Figures:
     """Return the realised map of A, of G and of F by source; "nothing" is the oracle's F itself."""
     by_source = {}
     with_nothing: dict[str, LayerFactors | None] = {"nothing": None, **factors}
@@ -648,7 +665,7 @@ def _measure_realised(
     return by_source
 
 
-def _round_fields(results: Mapping[str, Similarity] | Mapping[str, Realised]) -> dict[str, Any]:
+def _round_fields(results: Mapping[str, Similarity] | Mapping[str, Realised]) -> Figures:
     return {name: _round_values(asdict(result)) for name, result in results.items()}
 
 
@@ -660,7 +677,7 @@ def _signal(
     *,
     step: int,
     rules: Mapping[str, str],
-) -> dict[str, Any]:
+) -> Figures:
     """Return signal-to-noise ratios of the PRIVATE examples' gradients under each metric."""
     plan = prepared.plan
     if plan.noise_multiplier <= 0:
@@ -691,9 +708,7 @@ def _signal(
     return scaled
 
 
-def _densities(
-    model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, step: int
-) -> dict[str, Any]:
+def _densities(model: nn.Module, sources: Mapping[str, Probe], sizes: Sizes, step: int) -> Figures:
     model = copy.deepcopy(model).double().eval()
     densities = {}
     for source, probe in sources.items():
@@ -724,8 +739,13 @@ def _thin_spectrum(values: Tensor) -> list[list[float]]:
     Ranks are evenly spaced in their logarithm.
     """
     ordered = values.double().sort(descending=True).values
-    ranks = {round(len(ordered) ** (k / (_POINTS - 1))) for k in range(_POINTS)}
-    return [[rank, _four_digits(float(ordered[rank - 1]))] for rank in sorted(ranks)]
+    exponents = [k / (_POINTS - 1) for k in range(_POINTS)]
+    ranks = {round(len(ordered) ** exponent) for exponent in exponents}
+    thinned = []
+    for rank in sorted(ranks):
+        value = float(ordered[rank - 1])
+        thinned.append([rank, _four_digits(value)])
+    return thinned
 
 
 def _four_digits(value: float) -> float:
@@ -809,7 +829,8 @@ class Network:
     @property
     def widths(self) -> list[int]:
         """n_0 to n_L."""
-        return [self.inputs, *[self.width] * (self.depth - 1), self.outputs]
+        hidden = [self.width] * (self.depth - 1)
+        return [self.inputs, *hidden, self.outputs]
 
 
 @dataclass(frozen=True)
@@ -828,7 +849,8 @@ def _mean(function: Callable[[Tensor], Tensor], variance: float) -> float:
     """
     z = torch.linspace(-9, 9, 6000, dtype=torch.float64)
     density = torch.exp(-z.square() / 2)
-    return float((function(math.sqrt(variance) * z) * density).sum() / density.sum())
+    values = function(math.sqrt(variance) * z)
+    return float((values * density).sum() / density.sum())
 
 
 def _slope(function: Callable[[Tensor], Tensor], point: Tensor) -> Tensor:
@@ -848,16 +870,19 @@ def predicted(network: Network) -> Variances:
     forwards: list[float] = []
     chi = [network.input_variance]
     for _ in range(network.depth):
-        forwards.append(gain * chi[-1] + network.bias_variance)
-        chi.append(_mean(lambda s: phi(s).square(), forwards[-1]))
+        q = gain * chi[-1] + network.bias_variance
+        forwards.append(q)
+        chi.append(_mean(lambda s: phi(s).square(), q))
     backwards = [network.outputs**-2.0]
     for layer in range(network.depth - 1, 0, -1):
         slope = _mean(lambda s: _slope(phi, s).square(), forwards[layer - 1])
-        backwards.append(backwards[-1] * widths[layer + 1] / widths[layer] * gain * slope)
+        p = backwards[-1]
+        backwards.append(p * widths[layer + 1] / widths[layer] * gain * slope)
     backwards.reverse()
     traces = []
     for layer, p in enumerate(backwards):
-        traces.append(widths[layer + 1] * p * (widths[layer] * chi[layer] + 1))
+        squared_input = widths[layer] * chi[layer] + 1
+        traces.append(widths[layer + 1] * p * squared_input)
     return Variances(forwards, backwards, traces)
 
 
@@ -906,16 +931,18 @@ def observed(network: Network, *, examples: int, seed: int) -> Variances:
             assert isinstance(block, Outer)
             a = block.explicit().a.flatten(1)
             b = block.b.flatten(1)
-            outputs = F.linear(a[:, :-1], module.weight, module.bias)
+            inputs = a[:, :-1]
+            outputs = F.linear(inputs, module.weight, module.bias)
             forwards.append(float(outputs.square().mean()))
             backwards.append(float(b.square().mean()))
-            traces.append(float((a.square().sum(1) * b.square().sum(1)).mean()))
+            squared_norms = a.square().sum(1) * b.square().sum(1)
+            traces.append(float(squared_norms.mean()))
     return Variances(forwards, backwards, traces)
 
 
 def measure_mean_field(
     run: Run, folder: Path, *, data_dir: str = "", public: Path | None = None, report: Any = None
-) -> dict[str, Any]:
+) -> Figures:
     """Compare theory with networks of several activations, widths and depths. Reads no data.
 
     Returns:
@@ -923,7 +950,7 @@ def measure_mean_field(
         over networks of measured ÷ predicted, layer by layer.
     """
     started = time.perf_counter()
-    sizes: dict[str, Any] = _SMOKE if run.config().smoke else _SIZES
+    sizes: Figures = _SMOKE if run.config().smoke else _SIZES
     kinds = itertools.product(ACTIVATIONS, sizes["widths"], sizes["depths"])
     entries = []
     for activation, width, depth in kinds:
@@ -932,8 +959,9 @@ def measure_mean_field(
         theory = predicted(network)
         measured = []
         for k in range(sizes["networks"]):
-            measured.append(observed(network, examples=sizes["examples"], seed=run.seed + k))
-        entry: dict[str, Any] = {
+            seed = run.seed + k
+            measured.append(observed(network, examples=sizes["examples"], seed=seed))
+        entry: Figures = {
             "activation": activation,
             "width": width,
             "depth": depth,
@@ -962,7 +990,7 @@ def measure_mean_field(
     }
 
 
-def _contraction() -> list[dict[str, Any]]:
+def _contraction() -> list[Figures]:
     """Return whether depth forgets the variance of the inputs (proposition F.1).
 
     Each ratio is q_l of inputs of variance 10 over q_l of inputs of variance 0.1.
@@ -1028,7 +1056,7 @@ def landscape_cells(
     return runs
 
 
-def importance(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Importance]:
+def importance(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Importance]:
     """Return the importance of each setting over runs that differ in them.
 
     Args:
@@ -1041,7 +1069,8 @@ def importance(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[
     for name in names:
         settings = [row["run"]["settings"] for row in rows]
         values = np.array([float(one.get(name, math.nan)) for one in settings])
-        if len(set(values.tolist())) < 2 or np.isnan(values).any() or accuracy.var() == 0:
+        is_varied = len(np.unique(values)) > 1 and accuracy.var() != 0
+        if np.isnan(values).any() or not is_varied:
             continue
         groups = _groups(values)
         means = np.array([accuracy[groups == group].mean() for group in groups])
@@ -1051,38 +1080,46 @@ def importance(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[
     return measured
 
 
-def _groups(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _groups(values: Array) -> Array:
     """Group equal values, or five groups of equal size of more than eight values."""
-    if len(set(values.tolist())) <= 8:
-        return np.asarray(np.unique(values, return_inverse=True)[1])
-    return np.asarray((5 * values.argsort().argsort()) // len(values))
+    distinct, groups = np.unique(values, return_inverse=True)
+    if len(distinct) <= 8:
+        return groups
+    ranks: Array = values.argsort().argsort()
+    return (5 * ranks) // len(values)
 
 
-def _ranks(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _ranks(values: Array) -> Array:
     """Return ranks, ties at their mean."""
     order, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = counts.cumsum()
-    return np.asarray((ends - (counts - 1) / 2)[inverse])
+    half_widths = (counts - 1) / 2
+    means: Array = ends - half_widths
+    return means[inverse]
 
 
-def maps(rows: Sequence[Mapping[str, Any]]) -> list[SensitivityMap]:
+def maps(rows: Sequence[Row]) -> list[SensitivityMap]:
     """Return accuracy over learning rate and clipping norm, with the importance of both.
 
     Each recipe and method has a map.
     """
-    members: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    members: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        members.setdefault((row["run"]["recipe"], row["run"]["method"]), []).append(row)
-    return [_map(recipe, method, group) for (recipe, method), group in members.items()]
+        run = row["run"]
+        key = (run["recipe"], run["method"])
+        members.setdefault(key, []).append(row)
+    return [_map(*key, group) for key, group in members.items()]
 
 
-def _map(recipe: str, method: str, rows: Sequence[Mapping[str, Any]]) -> SensitivityMap:
+def _map(recipe: str, method: str, rows: Sequence[Row]) -> SensitivityMap:
     settings = [row["run"]["settings"] for row in rows]
     rates = sorted({float(one["lr"]) for one in settings})
     clips = sorted({float(one["max_grad_norm"]) for one in settings})
     values: list[list[float | None]] = [[None] * len(rates) for _ in clips]
     for row, one in zip(rows, settings, strict=True):
-        values[clips.index(one["max_grad_norm"])][rates.index(one["lr"])] = row["accuracy"]
+        line = clips.index(one["max_grad_norm"])
+        column = rates.index(one["lr"])
+        values[line][column] = row["accuracy"]
     explained = []
     for name, measured in importance(rows, list(NAMES)).items():
         explained.append(f"{NAMES[name]} {100 * measured.explained:.0f} %")
@@ -1102,7 +1139,7 @@ def _map(recipe: str, method: str, rows: Sequence[Mapping[str, Any]]) -> Sensiti
     )
 
 
-def plateau(rows: Iterable[Mapping[str, Any]], within: float = 0.02) -> float:
+def plateau(rows: Iterable[Row], within: float = 0.02) -> float:
     """Return the fraction of runs whose accuracy is within so much of the best."""
     accuracies = [row["accuracy"] for row in rows]
     if not accuracies:
@@ -1131,7 +1168,6 @@ _SHARED: Mapping[str, Plain] = {
     "validation_size": 2000,
     "evaluate_every": 1_000_000,
 }
-Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -1186,11 +1222,14 @@ def points(rows: Iterable[Row]) -> list[Point]:
         losses = [value for value in values if value is not None]
         if len(losses) < len(values):
             continue
+        mean = statistics.mean(losses)
         std = statistics.stdev(losses) if len(losses) > 1 else 0.0
-        points.append(Point(*key, mean=statistics.mean(losses), std=std, runs=len(losses)))
-    return sorted(
-        points, key=lambda point: (SWEEP_METHODS.index(point.method), point.lr, point.noise)
-    )
+        points.append(Point(*key, mean, std, len(losses)))
+
+    def order(point: Point) -> tuple[int, float, float]:
+        return SWEEP_METHODS.index(point.method), point.lr, point.noise
+
+    return sorted(points, key=order)
 
 
 def best(points: Sequence[Point]) -> list[Point]:

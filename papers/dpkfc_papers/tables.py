@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -25,7 +25,14 @@ from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text, spr
 # --------------------------------------------------------------------------------------------------
 # Tables of the papers: the printed numbers, and the run that stands for each, or why there is none.
 
+Settings = Mapping[str, Plain]
+# What a TOML or JSON file holds.
+Content = Mapping[str, Any]
+# A stored run.
+Row = dict[str, Any]
 NOT_PRINTED = "–"  # of a point that a plot shows and no text gives
+# The printed numbers, one file a table.
+_PRINTED = resources.files("dpkfc_papers").joinpath("printed")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?")
 
 
@@ -49,10 +56,11 @@ class Published:
         """
         if text == NOT_PRINTED:
             return cls(math.nan, None, text)
-        found = _NUMBER.fullmatch(text)
-        if found is None:
+        match = _NUMBER.fullmatch(text)
+        if match is None:
             raise StudyError(f"{text!r} is no printed number; write it as 91.7 or 91.7 ± 0.2")
-        return cls(float(found[1]), None if found[2] is None else float(found[2]), text)
+        mean, std = match.groups()
+        return cls(float(mean), None if std is None else float(std), text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +86,7 @@ class Cell:
     published: Published
     recipe: str = ""
     method: str = ""
-    settings: Mapping[str, Plain]
+    settings: Settings
     tuned: str = ""
     needs: str = ""
     not_run: str = ""
@@ -97,23 +105,18 @@ class Cell:
         """
         if self.not_run:
             return ""
-        given = {
-            name: "FILE" if str(value).startswith("@") else value
-            for name, value in self.settings.items()
-        }
-        flags = [
-            f"--{name.replace('_', '-')} {value:g}"
-            if isinstance(value, float)
-            else f"--{name.replace('_', '-')} {value}"
-            for name, value in given.items()
-        ]
-        return " ".join([f"dpkfc train --recipe {self.recipe} --method {self.method}", *flags])
+        words = [f"dpkfc train --recipe {self.recipe} --method {self.method}"]
+        for name, value in self.settings.items():
+            text = f"{value:g}" if isinstance(value, float) else f"{value}"
+            if text.startswith("@"):
+                text = "FILE"
+            words.append(f"--{name.replace('_', '-')} {text}")
+        return " ".join(words)
 
-    def run(self, tuned: Mapping[str, Plain], seed: int) -> Run:
+    def run(self, tuned: Settings, seed: int) -> Run:
         """The run of a seed, on the test set."""
-        return Run.of(
-            self.recipe, self.method, {**self.settings, **tuned}, seed=seed, evaluate_on="test"
-        )
+        settings = {**self.settings, **tuned}
+        return Run.of(self.recipe, self.method, settings, seed=seed, evaluate_on="test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +144,11 @@ class Table:
     @property
     def why_not(self) -> str:
         """The commonest reason why none of its cells can be run here; empty where one can."""
+        if any(cell.here for cell in self.cells):
+            return ""
         reasons = Counter(cell.not_run or f"needs {cell.needs}" for cell in self.cells)
-        return "" if any(cell.here for cell in self.cells) else reasons.most_common(1)[0][0]
+        ((reason, _),) = reasons.most_common(1)
+        return reason
 
     def select(self, columns: Sequence[str]) -> list[Cell]:
         """The cells of some columns, by their labels; all where none is given.
@@ -160,10 +166,8 @@ class Table:
 
 def names() -> list[str]:
     """All tables."""
-    folder = resources.files("dpkfc_papers").joinpath("printed")
-    return sorted(
-        path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")
-    )
+    files = [path.name for path in _PRINTED.iterdir()]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def load(name: str) -> Table:
@@ -176,7 +180,7 @@ def load(name: str) -> Table:
         raise StudyError(
             f"unknown table {name!r}; {nearest(name, names())} (dpkfc reproduce --list shows all)"
         )
-    text = resources.files("dpkfc_papers").joinpath("printed", f"{name}.toml").read_text("utf-8")
+    text = _PRINTED.joinpath(f"{name}.toml").read_text("utf-8")
     content = tomllib.loads(text)
     columns = {column["key"]: column for column in content["column"]}
     cells = []
@@ -198,15 +202,14 @@ def load(name: str) -> Table:
     )
 
 
-def _cell(
-    table: Mapping[str, Any], column: Mapping[str, Any], row: Mapping[str, Any], key: str
-) -> Cell:
-    levels = (table, column, row)
+def _cell(table: Content, column: Content, row: Content, key: str) -> Cell:
     settings: dict[str, Plain] = {}
-    for level in levels:
+    recipe = needs = ""
+    for level in (table, column, row):
         settings |= level.get("settings", {})
+        recipe = level.get("recipe", recipe)
+        needs = level.get("needs", needs)
     settings |= row.get("by_column", {}).get(key, {})
-    recipe = next((level["recipe"] for level in reversed(levels) if "recipe" in level), "")
     reason = row.get("not_run", "")
     cell = Cell(
         row=row["label"],
@@ -216,7 +219,7 @@ def _cell(
         method=row.get("method", ""),
         settings=settings,
         tuned=row.get("tuned", ""),
-        needs=next((level["needs"] for level in reversed(levels) if "needs" in level), ""),
+        needs=needs,
         not_run=reason if isinstance(reason, str) else reason.get(key, ""),
         timed=row.get("timed", ""),
     )
@@ -230,16 +233,12 @@ def _cell(
 
 def _checked(cell: Cell) -> Cell:
     """The cell, with the reason where its run cannot be made in this version."""
-    if not cell.recipe or cell.recipe not in RECIPES:
-        return replace(
-            cell,
-            not_run=f"recipe missing: {cell.recipe}" if cell.recipe else "no run is mapped to it",
-        )
-    try:
-        cell.run({}, 0).config()
-    except ConfigError as error:
-        return replace(cell, not_run=f"settings: {error}")
-    return cell
+    if not cell.recipe:
+        return replace(cell, not_run="no run is mapped to it")
+    if cell.recipe not in RECIPES:
+        return replace(cell, not_run=f"recipe missing: {cell.recipe}")
+    reason = _find_mistake(cell.run({}, 0))
+    return replace(cell, not_run=f"settings: {reason}") if reason else cell
 
 
 # --------------------------------------------------------------------------------------------------
@@ -258,7 +257,7 @@ class Timed:
     where: str
 
 
-def read_speed(path: Path | None) -> Mapping[str, Any]:
+def read_speed(path: Path | None) -> Content:
     """Return results of `benchmarks/speed.py`, by default those of the checkout, if any.
 
     Raises:
@@ -281,31 +280,29 @@ def read_speed(path: Path | None) -> Mapping[str, Any]:
     return content
 
 
-def timed(what: str, results: Mapping[str, Any]) -> Timed | None:
+def timed(what: str, results: Content) -> Timed | None:
     """A ratio by its name, "MODEL: CONTENDER / CONTENDER"; None where it was not measured."""
     model, _, ratio = what.partition(": ")
     entry = results.get("models", {}).get(model, {})
-    found = entry.get("paired", {}).get(ratio)
-    # with quartiles, or of an older file without
-    value = found.get("ratio") if isinstance(found, Mapping) else found
+    # With quartiles, or of an older file without.
+    pair = entry.get("paired", {}).get(ratio)
+    value = pair.get("ratio") if isinstance(pair, Mapping) else pair
     if value is None:
         return None
-    own, every = (
-        entry.get("contenders", {}).get(ratio.partition(" / ")[0], {}),
-        entry.get("setting", {}).get("every"),
-    )
-    amortised = bool(every) and "refresh_ms" in own
-    value *= 1 + own["refresh_ms"] / every / own["median_ms"] if amortised else 1.0
+    contender = ratio.partition(" / ")[0]
+    own = entry.get("contenders", {}).get(contender, {})
+    every = entry.get("setting", {}).get("every")
+    refreshed = ""
+    if every and "refresh_ms" in own:
+        value *= 1 + own["refresh_ms"] / every / own["median_ms"]
+        refreshed = f", curvature every {every} steps"
     machine = entry.get("hardware", {})
-    refreshed = f", curvature every {every} steps" if amortised else ""
-    told = (
+    where = (
         f"{entry['title']}, batches of {entry['batch_size']}{refreshed}, on"
-        f" {machine.get('cpu', 'an unknown processor')}, "
+        f" {machine.get('cpu', 'an unknown processor')}, {machine.get('threads', '?')} threads,"
+        f" torch {machine.get('torch', '?')}"
     )
-    return Timed(
-        float(value),
-        told + f"{machine.get('threads', '?')} threads, torch {machine.get('torch', '?')}",
-    )
+    return Timed(float(value), where)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -337,7 +334,7 @@ class Outcome:
     cell: Cell
     values: Sequence[float] = ()
     verdict: str
-    settings: Mapping[str, Plain]
+    settings: Settings
     sigma: float | None = None
     epsilon: float | None = None
     accounting: str = ""
@@ -358,26 +355,23 @@ def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:
     """
     ours = statistics.stdev(values) if len(values) > 1 else 0.0
     theirs = ours if published.std is None else published.std
-    tolerance = max(LEAST, 2 * math.sqrt(theirs**2 / max(1, seeds) + ours**2 / len(values)))
+    variance = theirs**2 / max(1, seeds) + ours**2 / len(values)
+    tolerance = max(LEAST, 2 * math.sqrt(variance))
     above = statistics.mean(values) - published.mean
-    return (
-        "better" if above > tolerance else "reproduced" if above >= -tolerance else "not reproduced"
-    )
+    if above > tolerance:
+        return "better"
+    return "reproduced" if above >= -tolerance else "not reproduced"
 
 
 # settings tuned under another do not fit
-_PROTOCOL = (
-    "delta",
-    "epochs",
-    "steps",
-    "expected_batch_size",
-    "sampler",
-)
+_PROTOCOL = ["delta", "epochs", "steps", "expected_batch_size", "sampler"]
 
 
-def _protocol(run: Run) -> dict[str, Any]:
+def _protocol(run: Run) -> Row:
     """What settings are tuned under; the rank of wide sides concerns K-FAC alone."""
-    names = [*_PROTOCOL, "max_rank"] if run.default("preconditioner") == "kfac" else _PROTOCOL
+    names = list(_PROTOCOL)
+    if run.default("preconditioner") == "kfac":
+        names.append("max_rank")
     return {"recipe": run.recipe, **{name: run.default(name) for name in names}}
 
 
@@ -392,8 +386,8 @@ class Tuning:
     """
 
     def __init__(self, stores: Iterable[Store] = ()) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self._by_hash: dict[str, dict[str, Any]] = {}
+        self.rows: list[Row] = []
+        self._by_hash: dict[str, Row] = {}
         for store in stores:
             for row in store:
                 known = self._by_hash.setdefault(row.get("hash", ""), row)
@@ -405,17 +399,15 @@ class Tuning:
                 self.rows.append(row)
 
     @functools.cached_property
-    def _trials(self) -> list[tuple[str, dict[str, Any], float, dict[str, Any]]]:
+    def _trials(self) -> list[tuple[str, Row, float, Row]]:
         """Full trials: arm, protocol, ε and row."""
-        full = [
-            row
-            for row in self.rows
-            if row["measured_on"] == "validation" and not row.get("tag", {}).get("pruned")
-        ]
-        runs = [(row, Run.stored(row)) for row in full if "arm" in row.get("tag", {})]
-        return [
-            (row["tag"]["arm"], _protocol(run), run.default("epsilon"), row) for row, run in runs
-        ]
+        trials = []
+        for row in self.rows:
+            tag = row.get("tag", {})
+            if row["measured_on"] == "validation" and not tag.get("pruned") and "arm" in tag:
+                run = Run.stored(row)
+                trials.append((tag["arm"], _protocol(run), run.default("epsilon"), row))
+        return trials
 
     def settings(self, cell: Cell) -> dict[str, Plain]:
         """Return the settings of the best full trial of the cell's arm and protocol, or none.
@@ -425,24 +417,25 @@ class Tuning:
         """
         wanted = cell.run({}, 0)
         protocol = _protocol(wanted)
-        found: dict[float, list[dict[str, Any]]] = {}
+        trials: dict[float, list[Row]] = {}
         for arm, under, epsilon, row in self._trials:
             if arm in cell.tuned.split() and under == protocol:
-                found.setdefault(epsilon, []).append(row)
-        if not found:
+                trials.setdefault(epsilon, []).append(row)
+        if not trials:
             return {}
-        epsilon = wanted.default("epsilon") if len(found) > 1 else next(iter(found))
-        if epsilon not in found:
-            at = ", ".join(f"{one:g}" for one in sorted(found))
+        epsilon = wanted.default("epsilon") if len(trials) > 1 else next(iter(trials))
+        if epsilon not in trials:
+            tuned_at = ", ".join(f"{one:g}" for one in sorted(trials))
             raise StudyError(
-                f"{cell.row}, {cell.column}: tuned at ε = {at}, and not at {epsilon:g}; give one"
-                " study's results"
+                f"{cell.row}, {cell.column}: tuned at ε = {tuned_at}, and not at {epsilon:g}; give"
+                " one study's results"
             )
         tests = [row for row in self.rows if row["measured_on"] == "test"]
-        best = best_trials([*found[epsilon], *tests])
-        return dict(max(best.values(), key=lambda row: row["accuracy"])["tag"]["params"])
+        arms = best_trials([*trials[epsilon], *tests])
+        best = max(arms.values(), key=lambda row: row["accuracy"])
+        return dict(best["tag"]["params"])
 
-    def row(self, run: Run) -> dict[str, Any] | None:
+    def row(self, run: Run) -> Row | None:
         """A run that was made there."""
         return self._by_hash.get(run.hash)
 
@@ -494,18 +487,10 @@ def reproduce(
         raise StudyError(
             f"{missing} is no results file of a tuning study; give the results.json of `dpkfc tune`"
         )
-    tuning, times = Tuning(Store(path) for path in tuned), read_speed(speed)
-    cells = [
-        cell
-        for table in tables
-        for cell in table.select(columns)
-        if not cell.not_run and (everything or not cell.needs)
-    ]
-    tasks = [
-        Task(cell.run(tuning.settings(cell), seed), label=f"{cell.row}, {cell.column}")
-        for seed in seeds
-        for cell in cells
-    ]
+    tuning = Tuning(Store(path) for path in tuned)
+    times = read_speed(speed)
+    cells = [cell for table in tables for cell in table.select(columns)]
+    tasks = _list_tasks(cells, tuning, seeds, everything)
     with Store(results or folder / "results.json") as store:
         source = Listed(tasks, store, lambda run: tuning.row(run) is not None)
         if left() != 0:
@@ -519,19 +504,53 @@ def reproduce(
                 )
                 _write(folder, table, found[table.name])
 
-        with (
-            reported(report),
-            StudyProgress(source.total, done=source.done_before, console=console) as progress,
-        ):
-            drive(
-                source,
-                Place(folder, data_dir),
-                workers=workers,
-                budget_minutes=left(),
-                expected=expected_seconds(store),
-                watcher=progress,
-            )
+        run_cells(
+            source,
+            Place(folder, data_dir),
+            store,
+            report,
+            workers=workers,
+            budget_minutes=left(),
+            console=console,
+        )
     return found
+
+
+def run_cells(
+    source: Listed,
+    place: Place,
+    store: Store,
+    report: Callable[[], None],
+    *,
+    console: Console | None,
+    **limits: Any,
+) -> None:
+    """Run the cells of a source and draw progress; report what has finished, also at an error.
+
+    Args:
+        source: of the cells.
+        place: of the runs.
+        store: takes every run.
+        report: writes what is known.
+        console: where progress is drawn.
+        limits: `workers` and `budget_minutes` of `drive`.
+    """
+    progress = StudyProgress(source.total, done=source.done_before, console=console)
+    with reported(report), progress:
+        drive(source, place, expected=expected_seconds(store), watcher=progress, **limits)
+
+
+def _list_tasks(
+    cells: Sequence[Cell], tuning: Tuning, seeds: Sequence[int], everything: bool
+) -> list[Task]:
+    """Return the runs of all cells that can run here, or of all that can run, seed by seed."""
+    tasks = []
+    for seed in seeds:
+        for cell in cells:
+            if cell.here or (everything and not cell.not_run):
+                run = cell.run(tuning.settings(cell), seed)
+                tasks.append(Task(run, label=f"{cell.row}, {cell.column}"))
+    return tasks
 
 
 def outcomes(
@@ -541,7 +560,7 @@ def outcomes(
     seeds: Sequence[int],
     failures: Mapping[str, str] | None = None,
     *,
-    times: Mapping[str, Any] | None = None,
+    times: Content | None = None,
 ) -> list[Outcome]:
     """Every cell of a table with what is known of it.
 
@@ -559,19 +578,24 @@ def outcomes(
             found.append(_explain_missing_run(cell, times or {}))
             continue
         chosen = tuning.settings(cell)
-        runs = [cell.run(chosen, seed) for seed in seeds]
-        rows = [row for run in runs if (row := store.get(run) or tuning.row(run)) is not None]
-        failed = [reason for run in runs if (reason := (failures or {}).get(run.hash))]
-        why = failed[0] if failed else f"needs {cell.needs}" if cell.needs else NOT_YET
-        found.append(
-            _outcome(table, cell, chosen, rows)
-            if rows
-            else Outcome(cell=cell, verdict=f"not run ({why})", settings=chosen)
-        )
+        rows: list[Row] = []
+        reasons = []
+        for seed in seeds:
+            run = cell.run(chosen, seed)
+            row = store.get(run) or tuning.row(run)
+            if row is not None:
+                rows.append(row)
+            if failures and run.hash in failures:
+                reasons.append(failures[run.hash])
+        if rows:
+            found.append(_outcome(table, cell, chosen, rows))
+            continue
+        reasons.append(f"needs {cell.needs}" if cell.needs else NOT_YET)
+        found.append(Outcome(cell=cell, verdict=f"not run ({reasons[0]})", settings=chosen))
     return found
 
 
-def _explain_missing_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
+def _explain_missing_run(cell: Cell, times: Content) -> Outcome:
     """A ratio of times where one was measured, or else why nothing was."""
     ours = timed(cell.timed, times) if cell.timed else None
     if ours is None:
@@ -581,9 +605,7 @@ def _explain_missing_run(cell: Cell, times: Mapping[str, Any]) -> Outcome:
     )
 
 
-def _outcome(
-    table: Table, cell: Cell, chosen: Mapping[str, Plain], rows: Sequence[Mapping[str, Any]]
-) -> Outcome:
+def _outcome(table: Table, cell: Cell, chosen: Settings, rows: Sequence[Content]) -> Outcome:
     values = [100 * row["accuracy"] for row in rows]
     first = rows[0]
     accounting = (
@@ -604,48 +626,45 @@ def _outcome(
 def markdown(table: Table, found: Sequence[Outcome]) -> str:
     """A table for people: published, ours, σ and verdict of every cell."""
     unit = f" {table.unit}" if table.unit else ""
-    head = [
-        "method",
-        "setting",
-        f"published{unit}",
-        f"ours{unit} (seeds)",
-        "σ, ours",
-        "verdict",
-        "settings",
-    ]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for one in found:
-        ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
-        sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
-        own = "the recipe's" if one.values and one.cell.recipe else ""
-        chosen = f"tuned: {settings_text(one.settings)}" if one.settings else own
-        chosen = (
-            f"`{one.cell.command}`"
-            if one.cell.needs and one.cell.command and not one.values
-            else chosen
-        )
-        cells = [
-            one.cell.row,
-            one.cell.column,
-            one.cell.published.text,
-            ours,
-            sigma,
-            one.verdict,
-            chosen,
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
+    head = f"| method | setting | published{unit} | ours{unit} (seeds) | σ, ours | verdict |"
+    lines = [f"{head} settings |", "|" + "---|" * 7]
+    lines += map(_markdown_row, found)
+    note = f" Note: {table.note}." if table.note else ""
+    lines += ["", f"Published: {table.accounting}.{note}"]
     accounting = sorted({one.accounting for one in found if one.accounting})
-    notes = [f"Published: {table.accounting}." + (f" Note: {table.note}." if table.note else "")]
-    notes += [f"Ours: {'; '.join(accounting)}."] if accounting else []
+    if accounting:
+        lines.append(f"Ours: {'; '.join(accounting)}.")
     if any(one.cell.needs and not one.cell.not_run for one in found):
-        more = "also runs what needs more than a few cores, with its public images."
-        notes.append(f"`dpkfc reproduce {table.name} --everything` {more}")
-    return "\n".join([*lines, "", *notes, *filter(None, [_rule(found)])])
+        lines.append(
+            f"`dpkfc reproduce {table.name} --everything` also runs what needs more than a few"
+            " cores, with its public images."
+        )
+    rule = _rule(found)
+    if rule:
+        lines.append(rule)
+    return "\n".join(lines)
+
+
+def _markdown_row(one: Outcome) -> str:
+    """Return the line of one cell."""
+    cell = one.cell
+    ours = f"{one.ours} ({len(one.values)})" if one.values else "–"
+    sigma = "–" if one.sigma is None else f"{one.sigma:.4f}"
+    settings = ""
+    if cell.needs and cell.command and not one.values:
+        settings = f"`{cell.command}`"
+    elif one.settings:
+        settings = f"tuned: {settings_text(one.settings)}"
+    elif one.values and cell.recipe:
+        settings = "the recipe's"
+    columns = [cell.row, cell.column, cell.published.text, ours, sigma, one.verdict, settings]
+    return f"| {' | '.join(columns)} |"
 
 
 def _rule(found: Sequence[Outcome]) -> str:
     """The rule of the verdicts; empty where there is none to give."""
-    return "" if found and all(one.verdict.startswith("no verdict") for one in found) else RULE
+    has_verdict = any(not one.verdict.startswith("no verdict") for one in found)
+    return RULE if has_verdict or not found else ""
 
 
 def _write(folder: Path, table: Table, found: Sequence[Outcome]) -> None:
@@ -743,13 +762,17 @@ def run_small(
     Raises:
         StudyError: an unknown column, a folder that cannot be used, or a full disk.
     """
-    small = {
-        (table.name, cell.row, _small(cell)): cell
-        for table in tables
-        for cell in table.select(columns)
-    }
-    wrong = {run: why for _, _, run in small if run is not None and (why := _wrong(run))}
-    tasks = [Task(run, label=row) for _, row, run in small if run is not None and run not in wrong]
+    small: dict[tuple[str, str, Run | None], Cell] = {}
+    for table in tables:
+        for cell in table.select(columns):
+            small[table.name, cell.row, _small(cell)] = cell
+    mistakes: dict[Run, str] = {}
+    tasks = []
+    for _, row, run in small:
+        if run is not None:
+            mistakes[run] = _find_mistake(run)
+            if not mistakes[run]:
+                tasks.append(Task(run, label=row))
     place = Place(folder / FOLDER, data_dir)
     with Store(place.folder / "results.json") as store:
         source = Listed(tasks, store)
@@ -762,12 +785,14 @@ def run_small(
         def describe(run: Run | None, cell: Cell) -> str:
             if run is None:
                 return f"no run: {cell.not_run}"
-            if why := wrong.get(run):
-                return f"failed: {why}"
-            if why := without.get(run.hash):
-                return f"no data: {why}"
-            why = source.failures.get(run.hash)
-            return f"failed: {why}" if why else RAN if store.get(run) is not None else "not yet run"
+            # A run with a mistake has no hash.
+            if mistakes[run]:
+                return f"failed: {mistakes[run]}"
+            if run.hash in without:
+                return f"no data: {without[run.hash]}"
+            if run.hash in source.failures:
+                return f"failed: {source.failures[run.hash]}"
+            return NOT_YET if store.get(run) is None else RAN
 
         found = [
             Tried(name, row, cell.recipe, describe(run, cell))
@@ -780,14 +805,13 @@ def _small(cell: Cell) -> Run | None:
     """The run of a cell in small, at an ε that all columns share; None where the cell has none."""
     if cell.not_run:
         return None
-    common: dict[str, Plain] = {
-        "smoke": True,
-        **({"epsilon": 1.0} if "epsilon" in cell.settings else {}),
-    }
-    return replace(cell, settings={**cell.settings, **common}).run({}, 0)
+    settings: dict[str, Plain] = {"smoke": True}
+    if "epsilon" in cell.settings:
+        settings["epsilon"] = 1.0
+    return cell.run(settings, 0)
 
 
-def _wrong(run: Run) -> str:
+def _find_mistake(run: Run) -> str:
     """Why a run cannot be made; empty where it can."""
     try:
         run.config()

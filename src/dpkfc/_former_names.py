@@ -19,6 +19,7 @@ FORMER_MODULES = {
     "dpkfc.early_stopping": "dpkfc.callbacks",
     "dpkfc.entropy": "dpkfc.privacy.rng",
     "dpkfc.federated.app": "dpkfc.federated.flower",
+    "dpkfc.federated.options": "dpkfc.federated.plan",
     "dpkfc.federated.partition": "dpkfc.federated.simulation",
     "dpkfc.federated.runner": "dpkfc.federated.simulation",
     "dpkfc.metric": "dpkfc.linalg.metric",

@@ -25,6 +25,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+StrPath = str | os.PathLike[str]
+# Tensors by name.
+Tensors = dict[str, Tensor]
+NamedTensors = Mapping[str, Tensor]
+# Plain values by name.
+Values = Mapping[str, Any]
+# Tensors by group and name.
+Groups = dict[str, Tensors]
+
 # --------------------------------------------------------------------------------------------------
 # Plain values with tensors among them, as JSON that keeps them exactly next to named tensors.
 #
@@ -33,7 +42,7 @@ from torch import Tensor
 _MARKS = ("!tensor", "!tuple", "!dict")
 
 
-def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
+def pack(value: Any, where: str, tensors: Tensors) -> Any:
     """Return a value that JSON keeps exactly.
 
     Tensors move to `tensors` under their path. Tuples, and dicts with keys that are not text, are
@@ -52,12 +61,7 @@ def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
         tensors[where] = value
         return {"!tensor": where}
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) and key not in _MARKS for key in value):
-            return {key: pack(item, f"{where}.{key}", tensors) for key, item in value.items()}
-        pairs = []
-        for key, item in value.items():
-            pairs.append([pack(key, where, tensors), pack(item, f"{where}.{key}", tensors)])
-        return {"!dict": pairs}
+        return _pack_mapping(value, where, tensors)
     if isinstance(value, (list, tuple)):
         items = [pack(item, f"{where}.{i}", tensors) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"!tuple": items}
@@ -67,7 +71,16 @@ def pack(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def _pack_mapping(value: Mapping[Any, Any], where: str, tensors: Tensors) -> Any:
+    has_plain_keys = all(isinstance(key, str) and key not in _MARKS for key in value)
+    pairs = []
+    for key, item in value.items():
+        packed_key = key if has_plain_keys else pack(key, where, tensors)
+        pairs.append([packed_key, pack(item, f"{where}.{key}", tensors)])
+    return dict(pairs) if has_plain_keys else {"!dict": pairs}
+
+
+def unpack(value: Any, tensors: NamedTensors) -> Any:
     """Return what was given to `pack`, with its tensors."""
     match value:
         case {"!tensor": name}:
@@ -104,9 +117,9 @@ class CheckpointError(RuntimeError):
 
 
 def write(
-    folder: str | os.PathLike[str],
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    meta: Mapping[str, Any],
+    folder: StrPath,
+    tensors: Mapping[str, NamedTensors],
+    meta: Values,
     *,
     private: bool = False,
 ) -> None:
@@ -126,7 +139,7 @@ def write(
     target = Path(folder).resolve()
     fresh = target.with_name(target.name + ".new")
     old = target.with_name(target.name + ".old")
-    meta_tensors: dict[str, Tensor] = {}
+    meta_tensors: Tensors = {}
     try:
         packed_meta = pack(dict(meta), "meta", meta_tensors)
         groups = dict(tensors)
@@ -154,7 +167,7 @@ def write(
 
 
 def _write_files(
-    folder: Path, groups: Mapping[str, Mapping[str, Tensor]], meta: Any, private: bool
+    folder: Path, groups: Mapping[str, NamedTensors], meta: Any, private: bool
 ) -> None:
     """Write and sync the files of a checkpoint into a new folder."""
     file_mode = 0o600 if private else 0o666
@@ -171,9 +184,8 @@ def _write_files(
         manifest["sha256"][group] = file_digest(path)
     path = folder / "manifest.json"
     path.touch(file_mode)
-    path.write_text(
-        json.dumps(manifest | {"digest": _digest_manifest(manifest)}, indent=1), "utf-8"
-    )
+    content = manifest | {"digest": _digest_manifest(manifest)}
+    path.write_text(json.dumps(content, indent=1), "utf-8")
     _sync(path)
     _sync(folder)
 
@@ -191,10 +203,11 @@ def _check_replaceable(place: Path, *, whole: bool) -> None:
     if not place.exists():
         return
     files = list(place.iterdir())
+    names = [x.name for x in files]
     part = _PART if whole else _UNFINISHED_PART
     foreign = [x.name for x in files if x.is_dir() or not part.fullmatch(x.name)]
-    if whole and "manifest.json" not in {x.name for x in files}:
-        foreign = foreign or [x.name for x in files]
+    if whole and "manifest.json" not in names:
+        foreign = foreign or names
     if foreign:
         raise CheckpointError(
             f"cannot write the checkpoint {place}: the folder holds {min(foreign)!r}, which is no "
@@ -208,21 +221,19 @@ def _bring_back(target: Path, old: Path) -> None:
         old.rename(target)
 
 
-def exists(folder: str | os.PathLike[str]) -> bool:
+def exists(folder: StrPath) -> bool:
     """Return whether a checkpoint is here, or an earlier one that a crash has left."""
     target = Path(folder).resolve()
     return target.exists() or target.with_name(target.name + ".old").exists()
 
 
-def is_there(folder: str | os.PathLike[str]) -> bool:
+def is_there(folder: StrPath) -> bool:
     """Return what `exists` returns, under its former name."""
     warnings.warn("is_there is now dpkfc.checkpoint.exists", DeprecationWarning, stacklevel=2)
     return exists(folder)
 
 
-def keep_of_others(
-    folder: str | os.PathLike[str], releases: int, is_own: Callable[[int, str], bool]
-) -> None:
+def keep_of_others(folder: StrPath, releases: int, is_own: Callable[[int, str], bool]) -> None:
     """Refuse to overwrite a checkpoint that may be of an earlier run on the same ledger.
 
     Args:
@@ -247,7 +258,7 @@ def keep_of_others(
     )
 
 
-def remembered_ledger(folder: str | os.PathLike[str]) -> tuple[int, str] | None:
+def remembered_ledger(folder: StrPath) -> tuple[int, str] | None:
     """Return releases and head of the ledger when a checkpoint was written; None without one.
 
     Only the manifest is read.
@@ -278,7 +289,7 @@ def _find_newest(target: Path) -> Path:
     return previous
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def read(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     """Read a checkpoint written by `write`.
 
     Returns:
@@ -326,13 +337,12 @@ def _read_manifest(target: Path) -> dict[str, Any]:
     return manifest
 
 
-def _digest_manifest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode("utf-8")).hexdigest()
+def _digest_manifest(manifest: Values) -> str:
+    text = json.dumps(manifest, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def read_session(
-    folder: str | os.PathLike[str],
-) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+def read_session(folder: StrPath) -> tuple[Groups, dict[str, Any]]:
     """Read what a session saved.
 
     Raises:
@@ -348,7 +358,7 @@ def read_session(
     return tensors, meta
 
 
-def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+def _find_misfit(tensors: Values, meta: Values) -> str | None:
     """Return the name of a value that a session would not have written; None without one."""
     for name, kind in _SESSION.items():
         if not isinstance(meta.get(name), kind):
@@ -361,6 +371,11 @@ def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | N
         return "step"
     if not meta["plan"].isprintable():
         return "plan"
+    return _find_misfit_of_processes(meta)
+
+
+def _find_misfit_of_processes(meta: Values) -> str | None:
+    """Return the name of a value of all processes that does not fit; None without one."""
     world_size = meta["world_size"]
     if not isinstance(world_size, int) or world_size < 1:
         return "world_size"
@@ -374,10 +389,10 @@ def _find_misfit(tensors: Mapping[str, Any], meta: Mapping[str, Any]) -> str | N
 
 
 def check_run(
-    meta: Mapping[str, Any],
+    meta: Values,
     plan_hash: str,
     world_size: int | None,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
 ) -> None:
     """Check that a checkpoint is of this plan and this number of processes.
 
@@ -405,7 +420,7 @@ def check_run(
 
 
 @contextlib.contextmanager
-def fitting(folder: str | os.PathLike[str]) -> Iterator[None]:
+def fitting(folder: StrPath) -> Iterator[None]:
     """Turn errors inside the body, which loads a checkpoint, into one that names the checkpoint.
 
     Raises:
@@ -474,7 +489,7 @@ def file_digest(path: Path) -> str:
 _RECORD_FORMAT = 1
 
 
-def digest_tensors(weights: Mapping[str, Tensor]) -> dict[str, str]:
+def digest_tensors(weights: NamedTensors) -> dict[str, str]:
     """Return the SHA-256 of type, shape and bytes of each tensor, whatever file it lies in."""
     digests = {}
     for name, tensor in weights.items():
@@ -485,7 +500,7 @@ def digest_tensors(weights: Mapping[str, Tensor]) -> dict[str, str]:
     return digests
 
 
-def digest_weights(weights: Mapping[str, Tensor]) -> str:
+def digest_weights(weights: NamedTensors) -> str:
     """Return one SHA-256 of the names and values of all tensors of a state dict.
 
     It does not depend on the device, the order or the file format.
@@ -511,17 +526,16 @@ class WeightsRecord:
     weights: Mapping[str, str]
     average: Mapping[str, str] = field(default_factory=dict)
 
-    def describes(self, weights: Mapping[str, Tensor]) -> bool:
+    def describes(self, weights: NamedTensors) -> bool:
         """Return whether tensors are these weights, or their average.
 
         A file may leave out a tensor that it holds under another name.
         """
         digests = digest_tensors(weights)
-        held = set(digests.values())
         for recorded in filter(None, (self.weights, self.average)):
-            differs = any(recorded.get(name) != digest for name, digest in digests.items())
-            missing = set(recorded.values()) - held
-            if not differs and not missing:
+            are_equal = digests.items() <= recorded.items()
+            missing = set(recorded.values()) - set(digests.values())
+            if are_equal and not missing:
                 return True
         return False
 
@@ -568,7 +582,7 @@ def read_weights_record(ledger: Path) -> WeightsRecord | None:
     return record
 
 
-def _separate(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _separate(named: NamedTensors) -> Tensors:
     """Return the tensors on the CPU.
 
     Those that are views or share memory are copied, since the format cannot hold them.
@@ -622,7 +636,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         )
 
 
-def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def unique_tensors(state: Values) -> Tensors:
     """Return the tensors of a state dict; tied weights keep their first name only."""
     seen: set[tuple[int, torch.Size]] = set()
     tensors = {}
@@ -637,7 +651,7 @@ def unique_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def copy_tensors(state: Values) -> Tensors:
     """Return copies of a state dict's tensors on the CPU; tied weights keep all their names."""
     tensors = {}
     for name, x in state.items():
@@ -646,7 +660,7 @@ def copy_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def check_same_tensors(model: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
+def check_same_tensors(model: NamedTensors, saved: NamedTensors) -> None:
     """Check that a model and a checkpoint hold tensors of the same names and shapes.
 
     Raises:

@@ -111,10 +111,9 @@ class Plan(PlanBase):
 
         That of the sum as it is rounded, where the noise is.
         """
-        found = self.sampler.sensitivity(
-            contribution_bound(self.config.clipping, self.config.max_grad_norm)
-        )
-        return widened(found) if self.noise == ROUNDED else found
+        bound = contribution_bound(self.clipping, self.max_grad_norm)
+        sensitivity = self.sampler.sensitivity(bound)
+        return widened(sensitivity) if self.noise == ROUNDED else sensitivity
 
     @property
     def noise(self) -> str:
@@ -309,6 +308,7 @@ class Plan(PlanBase):
     def describe(self) -> dict[str, Any]:
         """Return the plan for the privacy card, as plain JSON; an infinite ε is the text "inf"."""
         total = self.curve.epsilon(self.steps)
+        average = self.config.weight_average
         return {
             "plan_hash": self.hash,
             "epsilon": total if math.isfinite(total) else "inf",
@@ -335,9 +335,7 @@ class Plan(PlanBase):
             "readout": self.config.readout,
             "postprocess": [step.describe() for step in self.config.postprocess],
             "extra_releases": [kind.describe() for kind in self.extra_releases],
-            "weight_average": None
-            if self.config.weight_average is None
-            else self.config.weight_average.describe(),
+            "weight_average": None if average is None else average.describe(),
             "augmentations": self.config.augmentations,
             "assumed_public": [
                 "dataset_size",
@@ -505,11 +503,9 @@ class PrivacyConfig:
             )
 
     def _check_micro_batches(self) -> None:
-        most, multiple, unit = (
-            self.max_physical_batch_size,
-            self.pad_to_multiple,
-            self.max_records_per_unit,
-        )
+        most = self.max_physical_batch_size
+        multiple = self.pad_to_multiple
+        unit = self.max_records_per_unit
         if not isinstance(self.unit, str) or not self.unit.strip():
             raise ValueError(f"unit must be a name such as 'patient', got {self.unit!r}")
         if (self.unit == "example") != (unit is None):
@@ -543,10 +539,15 @@ class PrivacyConfig:
 
         The least rows are never divided.
         """
-        most, multiple = self.max_physical_batch_size, self.pad_to_multiple or 1
-        rows = (self.max_records_per_unit or 1) * self.augmentations
-        least = -(-rows // multiple) * multiple
-        return most if isinstance(most, int) else None, most == "auto", least
+        most = self.max_physical_batch_size
+        bound = most if isinstance(most, int) else None
+        return bound, most == "auto", self._round_rows(1)
+
+    def _round_rows(self, units: int) -> int:
+        """Return the rows of so many units, every view of every record, rounded up by padding."""
+        multiple = self.pad_to_multiple or 1
+        rows = units * (self.max_records_per_unit or 1) * self.augmentations
+        return -(-rows // multiple) * multiple
 
     @property
     def expected_rows(self) -> int:
@@ -554,9 +555,7 @@ class PrivacyConfig:
 
         Every view of every record of its units is a row.
         """
-        multiple = self.pad_to_multiple or 1
-        rows = self.expected_batch_size * self.augmentations * (self.max_records_per_unit or 1)
-        return -(-rows // multiple) * multiple
+        return self._round_rows(self.expected_batch_size)
 
     def refresh_rows(self, processes: int = 1) -> tuple[int, bool]:
         """Return (the probe examples that a refresh runs at once, whether fewer are tried).
@@ -666,15 +665,13 @@ class PrivacyConfig:
                 f"expected_batch_size is {self.expected_batch_size}, more than the {dataset_size}"
                 f" examples of the dataset; choose at most {dataset_size}"
             )
+        rate = self.expected_batch_size / dataset_size
         if self.sampler == "poisson":
-            return Poisson(self.expected_batch_size / dataset_size, dataset_size)
+            return Poisson(rate, dataset_size)
         if self.max_batch_size is not None:
-            return TruncatedPoisson(
-                self.expected_batch_size / dataset_size, dataset_size, self.max_batch_size
-            )
-        return (FixedSize if self.sampler == "fixed" else Shuffle)(
-            self.expected_batch_size, dataset_size
-        )
+            return TruncatedPoisson(rate, dataset_size, self.max_batch_size)
+        kind = FixedSize if self.sampler == "fixed" else Shuffle
+        return kind(self.expected_batch_size, dataset_size)
 
     def _steps(self, dataset_size: int) -> int:
         if self.steps is not None:
@@ -724,7 +721,7 @@ class PrivacyConfig:
 
         Defaults are left out, so that older plans keep their hash.
         """
-        said = {
+        settings = {
             "noise": (self.noise, GAUSSIAN),
             "readout": (self.readout, "whitened"),
             "postprocess": ([step.describe() for step in self.postprocess], []),
@@ -732,4 +729,4 @@ class PrivacyConfig:
             "norm_methods": (dict(self.norm_methods), {}),
             "extra_releases": ([kind.describe() for kind in self.extra_releases], []),
         }
-        return {name: value for name, (value, default) in said.items() if value != default}
+        return {name: value for name, (value, default) in settings.items() if value != default}

@@ -69,7 +69,12 @@ if dist.is_available():
     import torch.distributed.nn.functional
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
-_ABSENT = ("none", None)
+# A text that an error may show, and a hash or number that it may not.
+Statement = tuple[str, Any]
+# What one rank says of itself, by the name of the thing.
+Description = dict[str, Statement]
+NamedTensors = Mapping[str, Tensor]
+_ABSENT: Statement = ("none", None)
 
 
 class RankLost(RuntimeError):
@@ -126,23 +131,21 @@ class DistributedContext:
 
     # -- tensors ---------------------------------------------------------------------------------
 
-    def sum(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def sum(self, tensors: NamedTensors) -> dict[str, Tensor]:
         """Return the tensors added over all ranks on rank 0, and zeros on the others."""
         if self.world_size == 1:
             return dict(tensors)
         # A rank without examples holds zeros in the types of the parameters.
-        is_wide = torch.tensor(float(_widest_dtype(tensors) == torch.float64), device=_device())
-        with _clear_errors():
-            dist.all_reduce(is_wide, dist.ReduceOp.MAX)
-        flat = _flatten(tensors, torch.float64 if is_wide.item() else torch.float32)
+        is_wide = self.any(_widest_dtype(tensors) == torch.float64)
+        flat = flatten(tensors, torch.float64 if is_wide else torch.float32)
         with _clear_errors():
             dist.reduce(flat, dst=0)
         if not self.is_rank0:
             flat.zero_()  # it holds a part of the sum
-        return _unflatten(flat, tensors)
+        return unflatten(flat, tensors)
 
     def broadcast_tensors(
-        self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], device: torch.device
+        self, tensors: NamedTensors, like: NamedTensors, device: torch.device
     ) -> dict[str, Tensor]:
         """Return the tensors of rank 0 on every rank, after one broadcast.
 
@@ -155,12 +158,13 @@ class DistributedContext:
             return dict(tensors)
         dtype = _widest_dtype(like)
         if self.is_rank0:
-            flat = _flatten({name: tensors[name] for name in like}, dtype)
+            flat = flatten({name: tensors[name] for name in like}, dtype)
         else:
-            flat = torch.empty(sum(t.numel() for t in like.values()), dtype=dtype, device=device)
+            size = sum(t.numel() for t in like.values())
+            flat = torch.empty(size, dtype=dtype, device=device)
         with _clear_errors():
             dist.broadcast(flat, src=0)
-        return _unflatten(flat, like)
+        return unflatten(flat, like)
 
     # -- values ----------------------------------------------------------------------------------
 
@@ -291,7 +295,7 @@ class DistributedContext:
 
     def check_consistent(
         self,
-        describe: Callable[[], Mapping[str, tuple[str, Any]]],
+        describe: Callable[[], Description],
         advice: Callable[[str], str] = lambda _: "",
     ) -> None:
         """Raise on every rank, with the same message, unless all ranks describe themselves alike.
@@ -321,17 +325,18 @@ class DistributedContext:
                 )
 
 
-def _widest_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+def _widest_dtype(tensors: NamedTensors) -> torch.dtype:
     has_float64 = any(t.dtype == torch.float64 for t in tensors.values())
     return torch.float64 if has_float64 else torch.float32
 
 
-def _flatten(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Return all entries in one vector."""
+def flatten(tensors: NamedTensors, dtype: torch.dtype) -> Tensor:
+    """Return all entries of some tensors as one vector, in their order."""
     return torch.cat([t.detach().flatten().to(dtype) for t in tensors.values()])
 
 
-def _unflatten(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def unflatten(flat: Tensor, like: NamedTensors) -> dict[str, Tensor]:
+    """Cut a vector into tensors of the shapes and types of others."""
     pieces = flat.split([t.numel() for t in like.values()])
     tensors = {}
     for (name, t), piece in zip(like.items(), pieces, strict=True):
@@ -457,18 +462,18 @@ def check_alike(
         random_fields |= {name for name, digest in fields.items() if not digest}
     own_fields = digests[ranks.rank].items()
     compared = {name: digest for name, digest in own_fields if name not in random_fields}
-    counts: dict[str, tuple[str, Any]] = {}
+    counts: Description = {}
     if any(is_divided(p) for p in model.parameters()):
         counts = {name: (repr(value), None) for name, value in (passes or {}).items()}
 
-    def describe() -> dict[str, tuple[str, Any]]:
+    def describe() -> Description:
         description = _describe_run(plan, model, optimizer, records)
         return {**description, **counts, "some records": ("", compared)}
 
     ranks.check_consistent(describe, advice)
 
 
-def check_in_step(ranks: DistributedContext, parameters: Mapping[str, Tensor], what: str) -> None:
+def check_in_step(ranks: DistributedContext, parameters: NamedTensors, what: str) -> None:
     """Check that released parameters are equal to the bit on all processes.
 
     Args:
@@ -497,7 +502,8 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 def _digest_records(record: Callable[[int], Any], records: int) -> dict[str, str]:
     """Return a hash of each field over some records; an empty one if the field is random."""
-    rows = np.linspace(0, records - 1, min(records, _COMPARED_RECORDS)).astype(np.int64).tolist()
+    places = np.linspace(0, records - 1, min(records, _COMPARED_RECORDS))
+    rows = places.astype(np.int64).tolist()
     with torch.random.fork_rng(devices=[]):
         first, *repeats = [_digest_fields([record(i) for i in rows]) for _ in range(_READS)]
     digests = {}
@@ -522,12 +528,12 @@ def _digest_fields(records: Sequence[Any]) -> dict[str, str]:
     return {name: _hash(*tree_flatten(column)[0]) for name, column in values.items()}
 
 
-def _describe_run(
-    plan: str, model: nn.Module, optimizer: Any, records: int
-) -> dict[str, tuple[str, Any]]:
+def _describe_run(plan: str, model: nn.Module, optimizer: Any, records: int) -> Description:
     """Return a text that may be shown and a hash that may not, by name of the thing."""
-    description: dict[str, tuple[str, Any]] = {"plan": (plan[:12], plan)}
-    description["number of records"] = (str(records), None)
+    description: Description = {
+        "plan": (plan[:12], plan),
+        "number of records": (str(records), None),
+    }
     for name, p in model.named_parameters():
         frozen = "" if p.requires_grad else ", frozen"
         description[f"parameter '{name}'"] = (_kind(p) + frozen, _hash_parameter(p))
@@ -537,9 +543,9 @@ def _describe_run(
     return description
 
 
-def _bit_sums(tensors: Mapping[str, Tensor]) -> dict[str, tuple[str, Any]]:
+def _bit_sums(tensors: NamedTensors) -> Description:
     """Return the sum of the bit patterns of each parameter, which changes with any single bit."""
-    sums: dict[str, tuple[str, Any]] = {}
+    sums: Description = {}
     for name, x in tensors.items():
         if is_divided(x):
             continue  # each process holds another part

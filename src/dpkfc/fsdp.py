@@ -98,30 +98,40 @@ def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bo
         )
     names = {id(p): name for name, p in model.named_parameters()}
     for unit in units:
-        sharded = []
-        for module in unit.modules():
-            for leaf, p in module._parameters.items():
-                if is_divided(p):
-                    sharded.append((module, leaf, p))
-        unit.unshard()
-        try:
-            for module, leaf, p in sharded:
-                whole = module._parameters[leaf]
-                if whole is None or whole is p:
-                    continue  # an inner unit gathers it
-                if whole.dtype != p.dtype:
-                    raise _refusal(
-                        names[id(p)],
-                        f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)",
-                    )
-                _gathered[p] = whole
-                _gathered_by[module] = ref(unit)
-        finally:
-            unit.reshard()
+        _record_gathered(unit, names)
     for name, p in model.named_parameters():
         if is_divided(p) and p not in _gathered:
             raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
     return True
+
+
+def _record_gathered(unit: Any, names: Mapping[int, str]) -> None:
+    """Gather the parameters of a unit once, and record the tensors that replace them.
+
+    Args:
+        unit: a module that `fully_shard` was applied to.
+        names: of the model's parameters, by their id.
+    """
+    sharded = []
+    for module in unit.modules():
+        for leaf, p in module._parameters.items():
+            if is_divided(p):
+                sharded.append((module, leaf, p))
+    unit.unshard()
+    try:
+        for module, leaf, p in sharded:
+            whole = module._parameters[leaf]
+            if whole is None or whole is p:
+                continue  # an inner unit gathers it
+            if whole.dtype != p.dtype:
+                raise _refusal(
+                    names[id(p)],
+                    f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)",
+                )
+            _gathered[p] = whole
+            _gathered_by[module] = ref(unit)
+    finally:
+        unit.reshard()
 
 
 def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
@@ -133,8 +143,9 @@ def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
         raise _refusal(name, f"is divided over a mesh of shape {shape} in {world_size} processes")
     if not all(x.is_shard(0) for x in p.placements):
         raise _refusal(name, f"is divided as {p.placements}")
-    if local(p).device.type != mesh.device_type:
-        kept, used = local(p).device.type, mesh.device_type
+    kept = local(p).device.type
+    used = mesh.device_type
+    if kept != used:
         raise _refusal(name, f"is kept on {kept} and computed with on {used} (an offload policy)")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +26,10 @@ from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint, fsdp
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.data.loading import MicroBatches, layout
+from dpkfc.data.loading import Collate, MicroBatches, layout
 from dpkfc.data.sampling import make_units
 from dpkfc.distributed import DistributedContext, check_alike, check_in_step
 from dpkfc.gradients.clipped_sum import EvaluationPoint, LossFn, Proof, clipped_sum
@@ -61,6 +61,9 @@ from dpkfc.verification import (
 # --------------------------------------------------------------------------------------------------
 # What a step takes and what it reports.
 
+Floats = NDArray[np.float64]
+# Tensors by name.
+Tensors = dict[str, Tensor]
 _log = logging.getLogger(__name__)
 # The fields of a StepRecord that ε does not protect. The time of a step follows its batch size.
 PRIVATE_FIGURES = (
@@ -198,9 +201,7 @@ def check_dataset(dataset: Any) -> None:
 # it does not hold.
 
 
-def open_shared_ledger(
-    plan: Plan, path: str | os.PathLike[str] | None, ranks: DistributedContext
-) -> Ledger:
+def open_shared_ledger(plan: Plan, path: StrPath | None, ranks: DistributedContext) -> Ledger:
     """Open the ledger on rank 0, and one in memory on the others.
 
     After a restart another host may be rank 0, and find no file where its predecessor had written.
@@ -284,7 +285,7 @@ def check_recorded_weights(ledger: Ledger, model: nn.Module) -> None:
         )
 
 
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def _tensors_of(model: nn.Module) -> Tensors:
     """Return the tensors of a state dict; no file of ours has a form for sparse ones."""
     state = model.state_dict()
     return {
@@ -348,8 +349,8 @@ class Session:
         dataset: Any,
         *,
         units: Any = None,
-        ledger_path: str | os.PathLike[str] | None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
+        ledger_path: StrPath | None = None,
+        collate_fn: Collate | None = None,
         num_workers: int = 0,
         augment: Callable[[Any], Any] | None = None,
         verify: bool | str = True,
@@ -384,7 +385,7 @@ class Session:
         self._is_sharded = fsdp.prepare(model, world_size, automatic=config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
         fsdp.refuse_layers(self.layers)
-        self._parameters: dict[str, Tensor] = {
+        self._parameters: Tensors = {
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
         check_optimizer(optimizer, self._parameters)
@@ -591,7 +592,7 @@ class Session:
         """Make the release of this step. Audits override this method to see both."""
         return self._pipeline.release(clipped, self._step)
 
-    def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[dict[str, Tensor], Tensor]:
+    def _clipped_sum(self, batch: Batch, loss_fn: LossFn) -> tuple[Tensors, Tensor]:
         """Return the clipped sum of this rank's units and their private norms."""
         self._maybe_verify(loss_fn)
         config = self.plan.config
@@ -611,7 +612,7 @@ class Session:
             all_points = self._evaluation_points(all_of_them=True)
             self._try_clipped_sum(loss_fn, records[: -(-count // views)], [], all_points)
 
-        def attempt(bound: int | None) -> tuple[dict[str, Tensor], Tensor]:
+        def attempt(bound: int | None) -> tuple[Tensors, Tensor]:
             return self._try_clipped_sum(loss_fn, rows, rows_of_ranks, points, bound, multiple)
 
         count = views * records.size
@@ -626,7 +627,7 @@ class Session:
         points: list[EvaluationPoint],
         bound: int | None = None,
         multiple: int | None = None,
-    ) -> tuple[dict[str, Tensor], Tensor]:
+    ) -> tuple[Tensors, Tensor]:
         """Return clipped sum and norms at one size of micro-batches; keep nothing on failure."""
         config = self.plan.config
 
@@ -775,9 +776,7 @@ class Session:
         """
         self._weights.accept()
 
-    def release_vector(
-        self, purpose: str, vector: NDArray[np.float64], norm: float
-    ) -> NDArray[np.float64]:
+    def release_vector(self, purpose: str, vector: Floats, norm: float) -> Floats:
         """Charge one release beside the steps, and return a private vector with its noise.
 
         Args:
@@ -842,7 +841,7 @@ class Session:
 
     # -- the card ---------------------------------------------------------------------------------
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write released weights, a copy of the ledger and the privacy card into a folder.
 
         `dpkfc ledger verify`, `audit`, `card` and `report` take the folder.
@@ -880,7 +879,7 @@ class Session:
         """
         self._released.check()
 
-    def released_state(self) -> dict[str, Tensor]:
+    def released_state(self) -> Tensors:
         """Return the delivered tensors: released weights, averaged where the plan says so.
 
         All processes of a sharded model call this method.
@@ -898,7 +897,7 @@ class Session:
 
     # -- checkpoints ------------------------------------------------------------------------------
 
-    def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
+    def save(self, folder: StrPath, extra: Any = None) -> None:
         """Write a checkpoint of released values, never of a noise stream.
 
         It holds released parameters, buffers, the states of optimizer and filters and the
@@ -931,7 +930,7 @@ class Session:
         tensors, meta = fsdp.whole(state, keep=self._ranks.is_rank0)
         self._ranks.broadcast_from_rank0(lambda: checkpoint.write(folder, tensors, meta))
 
-    def _checkpoint_tensors(self) -> dict[str, dict[str, Tensor]]:
+    def _checkpoint_tensors(self) -> checkpoint.Groups:
         tensors = {"model": self._model_state()}
         if self.preconditioner is not None:
             tensors["preconditioner"] = self.preconditioner.state_dict()
@@ -969,12 +968,12 @@ class Session:
             meta["torch_rng"] = torch.cat(self._ranks.all_gather(torch.get_rng_state()))
         return meta
 
-    def _model_state(self) -> dict[str, Tensor]:
+    def _model_state(self) -> Tensors:
         if self._is_sharded:
             return fsdp.model_state(self.model)
         return checkpoint.unique_tensors(self.model.state_dict())
 
-    def restore(self, folder: str | os.PathLike[str], *, any_world_size: bool = False) -> Any:
+    def restore(self, folder: StrPath, *, any_world_size: bool = False) -> Any:
         """Continue from a checkpoint of the same plan and ledger, with a fresh noise stream.
 
         Releases that the ledger holds beyond the checkpoint stay charged: their steps are not given
@@ -1013,7 +1012,7 @@ class Session:
             self._ranks.run_on_all(lambda: self._load(tensors, meta))
         return meta["extra"]
 
-    def _load(self, tensors: dict[str, dict[str, Tensor]], meta: dict[str, Any]) -> None:
+    def _load(self, tensors: checkpoint.Groups, meta: dict[str, Any]) -> None:
         """Load what a checkpoint of this plan and ledger holds."""
         preconditioning = self._pipeline.preconditioning
         checkpoint.check_same_tensors(self._model_state(), tensors["model"])
@@ -1042,7 +1041,7 @@ class Session:
     def _device(self) -> torch.device:
         return next(iter(self._parameters.values())).device
 
-    def _place(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _place(self, state: Mapping[str, Tensor]) -> Tensors:
         """Return a state on the device and in the sharding of the model."""
         moved = {name: x.to(self._device) for name, x in state.items()}
         return fsdp.divided_state(moved, self.model)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import math
 import operator
-import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpkfc._checks import check_integer, check_not_negative, check_one_of, check_positive
-from dpkfc.checkpoint import digest_weights
+from dpkfc.checkpoint import StrPath, digest_weights
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
@@ -41,6 +40,7 @@ from dpkfc.session import Session
 
 __all__ = ["DPLogisticRegression", "DPMLPClassifier", "DPMLPRegressor", "expected_failed_checks"]
 
+Floats = NDArray[np.float64]
 METHODS = ("dp-kfc", "dp-sgd")
 
 # The range of a feature, or of a target, that nobody has given bounds for.
@@ -87,7 +87,7 @@ class _PrivateEstimator(BaseEstimator):
         tags.input_tags.string = True
         return tags
 
-    def _read_rows(self, X: Any, *, reset: bool) -> NDArray[np.float64]:
+    def _read_rows(self, X: Any, *, reset: bool) -> Floats:
         """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked."""
         rows = validate_data(
             self,
@@ -112,7 +112,7 @@ class _PrivateEstimator(BaseEstimator):
         self.centers_ = np.where(keep_zero & has_zero, 0.0, pairs.mean(axis=1))
         self.scales_ = np.abs(pairs - self.centers_[:, None]).max(axis=1)
 
-    def _scale(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _scale(self, rows: Floats) -> Floats:
         """Return rows clamped to the bounds and mapped into [-1, 1]; NaN becomes 0."""
         return np.nan_to_num(scale(rows, self.bounds_.T, self.centers_, self.scales_))
 
@@ -122,7 +122,7 @@ class _PrivateEstimator(BaseEstimator):
 
     def _train(
         self,
-        rows: NDArray[np.float64],
+        rows: Floats,
         targets: Tensor,
         loss_fn: LossFn,
         *,
@@ -226,7 +226,7 @@ class _PrivateEstimator(BaseEstimator):
         card["public_seeds"] = {"initial weights and probe": seed}
         return card
 
-    def write_card(self, folder: str | os.PathLike[str]) -> None:
+    def write_card(self, folder: StrPath) -> None:
         """Write ledger, weights and privacy card of the last fit into a folder.
 
         `dpkfc ledger verify FOLDER` compares the three. The ledger was in memory during the fit:
@@ -251,11 +251,11 @@ class _PrivateEstimator(BaseEstimator):
         write_release(path, state, ledger, self.card_)
 
     @torch.no_grad()
-    def _outputs(self, X: Any) -> NDArray[np.float64]:
+    def _outputs(self, X: Any) -> Floats:
         """Return the module's outputs `[n, outputs]` for rows."""
         check_is_fitted(self)
         rows = self._read_rows(X, reset=False)
-        outputs: NDArray[np.float64] = self.module_(torch.from_numpy(self._scale(rows))).numpy()
+        outputs: Floats = self.module_(torch.from_numpy(self._scale(rows))).numpy()
         return outputs
 
 
@@ -325,12 +325,12 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         )
         return labels
 
-    def decision_function(self, X: Any) -> NDArray[np.float64]:
+    def decision_function(self, X: Any) -> Floats:
         """Return logits `[n, K]`; for two classes those of the second over the first `[n]`."""
         logits = self._outputs(X)
         return logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+    def predict_proba(self, X: Any) -> Floats:
         """Return the probabilities of `classes_` `[n, K]`."""
         return torch.from_numpy(self._outputs(X)).softmax(dim=1).numpy()
 
@@ -385,18 +385,18 @@ class DPLogisticRegression(_PrivateClassifier):
         return layer
 
     @property
-    def coef_(self) -> NDArray[np.float64]:
+    def coef_(self) -> Floats:
         """Weights of the features in their own units `[K, d]`, `[1, d]` for two classes."""
         check_is_fitted(self)
-        weight: NDArray[np.float64] = self.module_.state_dict()["weight"].numpy() / self.scales_
+        weight: Floats = self.module_.state_dict()["weight"].numpy() / self.scales_
         return weight[1:] - weight[:1] if len(weight) == 2 else weight
 
     @property
-    def intercept_(self) -> NDArray[np.float64]:
+    def intercept_(self) -> Floats:
         """Intercepts `[K]`, `[1]` for two classes."""
         bias = self.module_.state_dict()["bias"].numpy()
         bias = bias[1:] - bias[:1] if len(bias) == 2 else bias
-        intercepts: NDArray[np.float64] = bias - self.coef_ @ self.centers_
+        intercepts: Floats = bias - self.coef_ @ self.centers_
         return intercepts
 
 
@@ -476,17 +476,17 @@ class DPMLPRegressor(RegressorMixin, _PrivateEstimator):
         )
         return self
 
-    def predict(self, X: Any) -> NDArray[np.float64]:
+    def predict(self, X: Any) -> Floats:
         """Return the predicted target of each row `[n]`, inside the target's bounds."""
         scaled = self._outputs(X)[:, 0].clip(-1.0, 1.0)
-        predictions: NDArray[np.float64] = scaled * self.target_half_width_ + self.target_center_
+        predictions: Floats = scaled * self.target_half_width_ + self.target_center_
         return predictions
 
 
 # --------------------------------------------------------------------------------------------------
 
 
-def read_bounds(name: str, bounds: Any, count: int) -> NDArray[np.float64]:
+def read_bounds(name: str, bounds: Any, count: int) -> Floats:
     """Return public bounds as pairs `[count, 2]`; warn and take a standard range without any.
 
     Raises:
@@ -572,7 +572,7 @@ def keep_types(y: Any) -> Any:
     return np.asarray(y, dtype=object) if isinstance(y, list | tuple) else y
 
 
-def parse_numbers(values: NDArray[Any]) -> NDArray[np.float64]:
+def parse_numbers(values: NDArray[Any]) -> Floats:
     """Return numbers of the same shape, NaN where a value is none.
 
     Each value is read alone: one that is no number gives neither an error nor a warning.
@@ -593,13 +593,11 @@ def _parse_number(value: Any) -> float:
         return float("nan")
 
 
-def scale(
-    values: NDArray[np.float64], bounds: Any, center: Any, half_width: Any
-) -> NDArray[np.float64]:
+def scale(values: Floats, bounds: Any, center: Any, half_width: Any) -> Floats:
     """Return values clamped to public bounds and mapped into [-1, 1]; NaN stays."""
     low, high = bounds
     with np.errstate(all="ignore"):
-        scaled: NDArray[np.float64] = (values.clip(low, high) - center) / half_width
+        scaled: Floats = (values.clip(low, high) - center) / half_width
     return scaled.clip(-1.0, 1.0)
 
 

@@ -34,7 +34,7 @@ Folder = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def make_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     folders: dict[str, Path] = {}
 
     def make(host: str) -> Path:
@@ -101,8 +101,8 @@ FORGERIES = {
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_an_honest_folder_passes(made: Folder, host: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made(host), tmp_path / "run"))
+def test_an_honest_folder_passes(make_folder: Folder, host: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))
     told = verify_ledger(folder / "ledger.jsonl")
     assert told["privacy card"] == "states what the ledger shows"
     assert told["weights"] == "those of the card (SHA-256)"
@@ -120,8 +120,10 @@ def test_an_honest_folder_passes(made: Folder, host: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_forged_folder_is_found(made: Folder, host: str, forgery: str, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made(host), tmp_path / "run"))
+def test_a_forged_folder_is_found(
+    make_folder: Folder, host: str, forgery: str, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(make_folder(host), tmp_path / "run"))
     FORGERIES[forgery](folder)
     with pytest.raises(CardError):
         verify_ledger(folder / "ledger.jsonl")
@@ -134,8 +136,10 @@ def test_a_forged_folder_is_found(made: Folder, host: str, forgery: str, tmp_pat
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_page_one_has_forty_lines_and_no_code(made: Folder, host: str) -> None:
-    page, _, annex = (made(host) / "privacy_card.md").read_text("utf-8").partition("# Annex\n")
+def test_page_one_has_forty_lines_and_no_code(make_folder: Folder, host: str) -> None:
+    page, _, annex = (
+        (make_folder(host) / "privacy_card.md").read_text("utf-8").partition("# Annex\n")
+    )
     assert len(page.strip().splitlines()) <= 40 and "`" not in page
     for part in (
         "| Owner |",
@@ -177,8 +181,10 @@ def test_a_field_that_a_page_cannot_show_is_refused(value: Any) -> None:
         Declared(owner=value)
 
 
-def test_the_command_fills_in_fields_and_shows_page_one(made: Folder, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
+def test_the_command_fills_in_fields_and_shows_page_one(
+    make_folder: Folder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(make_folder("session"), tmp_path / "run"))
     done = call("card", folder, "--contact", "dpo@example.org | us")
     assert done.exit_code == 0 and "dpo@example.org \\| us" in done.output
     assert "# Annex" not in done.output and "Ward 3" in done.output
@@ -190,8 +196,8 @@ def test_the_command_fills_in_fields_and_shows_page_one(made: Folder, tmp_path: 
     assert empty.exit_code == 2 and "holds no privacy_card.json" in empty.stderr
 
 
-def test_a_damaged_card_is_one_error(made: Folder, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
+def test_a_damaged_card_is_one_error(make_folder: Folder, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_folder("session"), tmp_path / "run"))
     path = folder / "privacy_card.json"
     whole = json.loads(path.read_text("utf-8"))
     for section in whole:
@@ -224,8 +230,10 @@ def take_id_away(path: Path) -> str:
     return str(head)
 
 
-def test_the_command_gives_an_older_card_its_first_page(made: Folder, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(made("session"), tmp_path / "run"))
+def test_the_command_gives_an_older_card_its_first_page(
+    make_folder: Folder, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(make_folder("session"), tmp_path / "run"))
     path = folder / "privacy_card.json"
     card = json.loads(path.read_text("utf-8"))
     for name in ("layout", "declared", "dates", "meaning", "total"):
@@ -239,8 +247,8 @@ def test_the_command_gives_an_older_card_its_first_page(made: Folder, tmp_path: 
     assert verify_ledger(folder / "ledger.jsonl")["pages of the card"].startswith("say")
 
 
-def test_an_attack_needs_the_settings_of_a_run(made: Folder) -> None:
-    done = call("audit", made("session"), "--kind", "one-run")
+def test_an_attack_needs_the_settings_of_a_run(make_folder: Folder) -> None:
+    done = call("audit", make_folder("session"), "--kind", "one-run")
     assert done.exit_code == 2 and "has no settings" in done.stderr
 
 

@@ -50,7 +50,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A machine on which the second convolution keeps 8 eigenpairs; how often it was asked."""
     asked: list[int] = []
 
-    def made_up(model, of, *, expected_batch_size: int, cache):
+    def fake_measurement(model, of, *, expected_batch_size: int, cache):
         asked.append(expected_batch_size)
         sides = tuple(
             SideChoice(name=name, width=73, rank=rank, dense_seconds=1.0, low_rank_seconds=0.5)
@@ -58,7 +58,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         )
         return MeasuredStructure(sides=sides, norm_methods={"3": "gram"}, every=3)
 
-    monkeypatch.setattr(costs, "measure_structure", made_up)
+    monkeypatch.setattr(costs, "measure_structure", fake_measurement)
     return asked
 
 

@@ -30,7 +30,7 @@ def refused(*arguments: object) -> str:
     return str(result.stderr)
 
 
-def begun(
+def start_run(
     path: Path, noise: float = 2.0, steps: int = 3, delta: float = 1e-4, **how: object
 ) -> Path:
     """A ledger of a plan with two releases."""
@@ -98,7 +98,10 @@ def test_a_budget_that_is_not_there_stops_a_run_before_it_begins(tmp_path: Path)
 
 
 def test_the_total_of_ledgers_counts_what_was_released(tmp_path: Path) -> None:
-    first, second = begun(tmp_path / "a" / "ledger.jsonl"), begun(tmp_path / "b" / "x.jsonl", 3.0)
+    first, second = (
+        start_run(tmp_path / "a" / "ledger.jsonl"),
+        start_run(tmp_path / "b" / "x.jsonl", 3.0),
+    )
     for words in (("total",), ("ledger", "total")):
         result = call(*words, tmp_path / "a", second)
         assert result.exit_code == 0 and "ε at δ = 0.0001 for one example" in result.output
@@ -116,26 +119,26 @@ def test_a_federated_run_is_composed_with_a_central_one(tmp_path: Path) -> None:
     plan = config.with_noise(3.0, 1e-4)
     with plan.open_ledger(tmp_path / "server.jsonl") as ledger:
         ledger.charge(0, plan.event, 3.0, plan.stddev, plan.sensitivity)
-    central = begun(tmp_path / "a" / "ledger.jsonl")
+    central = start_run(tmp_path / "a" / "ledger.jsonl")
     total = total_of_ledgers([tmp_path / "server.jsonl", central])
     assert total.epsilon > total.rows[1].epsilon
 
 
 def test_a_total_without_a_guarantee_says_so(tmp_path: Path) -> None:
-    first = begun(tmp_path / "a" / "ledger.jsonl", test_mode_seed=3)
-    second = begun(tmp_path / "b" / "ledger.jsonl")
+    first = start_run(tmp_path / "a" / "ledger.jsonl", test_mode_seed=3)
+    second = start_run(tmp_path / "b" / "ledger.jsonl")
     output = call("total", first, second).output
     assert "NOT PRIVATE: the noise repeats from a seed" in output and "NO" in output
     assert json.loads(call("total", first, "--json").output)["certified"] is False
 
 
 def test_what_has_no_common_total_is_one_error(tmp_path: Path) -> None:
-    first = begun(tmp_path / "a" / "ledger.jsonl")
-    fixed = begun(tmp_path / "b" / "ledger.jsonl", sampler="fixed", accountant="rdp")
+    first = start_run(tmp_path / "a" / "ledger.jsonl")
+    fixed = start_run(tmp_path / "b" / "ledger.jsonl", sampler="fixed", accountant="rdp")
     assert "counts add_or_remove_one" in refused("total", first, fixed)
-    patient = begun(tmp_path / "c" / "ledger.jsonl", unit="patient", max_records_per_unit=2)
+    patient = start_run(tmp_path / "c" / "ledger.jsonl", unit="patient", max_records_per_unit=2)
     assert "counts one example, " in refused("total", first, patient)
-    other = begun(tmp_path / "d" / "ledger.jsonl", delta=1e-5)
+    other = start_run(tmp_path / "d" / "ledger.jsonl", delta=1e-5)
     assert "do not state one δ" in refused("total", first, other)
     assert call("total", first, other, "--delta", "1e-5").exit_code == 0
     assert "given twice" in refused("total", first, first)
@@ -147,7 +150,7 @@ def test_what_has_no_common_total_is_one_error(tmp_path: Path) -> None:
 
 
 def test_copies_that_went_apart_both_count(tmp_path: Path) -> None:
-    first = begun(tmp_path / "a" / "ledger.jsonl")
+    first = start_run(tmp_path / "a" / "ledger.jsonl")
     shutil.copytree(tmp_path / "a", tmp_path / "copy")
     plan = PrivacyConfig(expected_batch_size=10, steps=3).with_noise(2.0, 1e-4, 100)
     for step, path in ((5, first), (6, tmp_path / "copy" / "ledger.jsonl")):
@@ -190,7 +193,7 @@ def test_a_record_that_was_edited_or_exchanged_is_found(folder: Path, tmp_path: 
     for text in (json.dumps(edited), "{", "[]", json.dumps({**content, "format": 9})):
         record.write_text(text, "utf-8")
         assert "record of the weights" in refused("ledger", "verify", folder)
-    begun(tmp_path / "other" / "ledger.jsonl")
+    start_run(tmp_path / "other" / "ledger.jsonl")
     record.write_text(json.dumps(content), "utf-8")
     shutil.copy(record, tmp_path / "other")
     assert "is the record of another ledger" in refused("ledger", "verify", tmp_path / "other")

@@ -113,7 +113,7 @@ class Scenarios:
         self.expected: list[str] = []
         # what is imported at first use, and calibrations, are there for all children
         subject.train(root / "warm")
-        self._left_alone()
+        self._run_without_kill()
 
     def planted(self, mutant: str) -> Scenarios:
         """The same runs with a fault in every process."""
@@ -143,7 +143,7 @@ class Scenarios:
 
         return spawn(act, place.errors)
 
-    def _left_alone(self) -> None:
+    def _run_without_kill(self) -> None:
         place = Place(self.root, "alone")
         status = ended(self._child(place, Aim(), note=True))
         if status:

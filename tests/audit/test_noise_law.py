@@ -23,13 +23,13 @@ PARTS = {"a.weight": WIDTH - 10, "a.bias": 7, "gain": 3}
 Releases = NDArray[np.float64]
 
 
-def drawn(seed: int = 0) -> Releases:
+def sample_noise(seed: int = 0) -> Releases:
     return np.random.default_rng(seed).standard_normal((RELEASES, WIDTH))
 
 
 @pytest.mark.parametrize("seed", range(size(3, 40)))
 def test_normal_numbers_pass(seed: int) -> None:
-    assert not select_failed(judge_noise(list(drawn(seed)), PARTS))
+    assert not select_failed(judge_noise(list(sample_noise(seed)), PARTS))
 
 
 def block_repeated(z: Releases) -> Releases:
@@ -86,12 +86,14 @@ WRONG: dict[str, tuple[Callable[[Releases], Releases], str]] = {
 def test_a_wrong_law_is_rejected_by_its_own_test(name: str) -> None:
     change, check = WRONG[name]
     assert check in {
-        finding.check for finding in select_failed(judge_noise(list(change(drawn())), PARTS))
+        finding.check for finding in select_failed(judge_noise(list(change(sample_noise())), PARTS))
     }
 
 
 def test_the_part_without_noise_is_named() -> None:
-    found = select_failed(judge_noise(list(WRONG["a parameter without noise"][0](drawn())), PARTS))
+    found = select_failed(
+        judge_noise(list(WRONG["a parameter without noise"][0](sample_noise())), PARTS)
+    )
     assert any("'gain'" in finding.detail for finding in found)
 
 

@@ -48,7 +48,7 @@ def law(n: int = N, b: int = B, **settings) -> SizeDistribution:
     return SizeDistribution.from_event(plan(n, b, **settings).event, n)
 
 
-def drawn(draw: Draw, steps: int = 3000, seed: int = 3) -> list[np.ndarray]:
+def sample_batches(draw: Draw, steps: int = 3000, seed: int = 3) -> list[np.ndarray]:
     generator = np.random.default_rng(seed)
     return [draw(step, generator) for step in range(steps)]
 
@@ -118,7 +118,7 @@ def test_a_session_draws_by_the_law_of_its_plan(evidence) -> None:
 
 
 def test_ranks_divide_a_batch_without_overlap() -> None:
-    for batch in drawn(Poisson(0.1, 50).indices, 30):
+    for batch in sample_batches(Poisson(0.1, 50).indices, 30):
         shares = [DistributedContext(rank, 3).shard(batch) for rank in range(3)]
         assert np.array_equal(np.sort(np.concatenate(shares)), batch)
 
@@ -176,7 +176,7 @@ def never_empty(step: int, g: np.random.Generator) -> np.ndarray:
     return batch if batch.size else g.choice(20, 1)
 
 
-def drawn_again_when_empty(step: int, g: np.random.Generator) -> np.ndarray:
+def redraw_when_empty(step: int, g: np.random.Generator) -> np.ndarray:
     while not (batch := Poisson(0.1, 20).indices(step, g)).size:
         pass
     return batch
@@ -234,69 +234,81 @@ TINY = law(20, 2)
 IMPOSTORS: dict[str, tuple[SizeDistribution, Callable[[], list[np.ndarray]], str]] = {
     "fixed size posing as Poisson": (
         POISSON,
-        lambda: drawn(FixedSize(B, N).indices),
+        lambda: sample_batches(FixedSize(B, N).indices),
         "variance of sizes",
     ),
-    "shuffle posing as Poisson": (POISSON, lambda: drawn(shuffled), "following batches"),
-    "shuffle posing as fixed size": (FIXED, lambda: drawn(shuffled), "inclusion"),
+    "shuffle posing as Poisson": (POISSON, lambda: sample_batches(shuffled), "following batches"),
+    "shuffle posing as fixed size": (FIXED, lambda: sample_batches(shuffled), "inclusion"),
     "truncated posing as Poisson": (
         POISSON,
-        lambda: drawn(TruncatedPoisson(B / N, N, 22).indices),
+        lambda: sample_batches(TruncatedPoisson(B / N, N, 22).indices),
         "largest batch",
     ),
     "Poisson posing as truncated": (
         TRUNCATED,
-        lambda: drawn(Poisson(B / N, N).indices),
+        lambda: sample_batches(Poisson(B / N, N).indices),
         "possible batches",
     ),
     "Poisson posing as fixed size": (
         FIXED,
-        lambda: drawn(Poisson(B / N, N).indices),
+        lambda: sample_batches(Poisson(B / N, N).indices),
         "possible batches",
     ),
     "cut at another maximum": (
         TRUNCATED,
-        lambda: drawn(TruncatedPoisson(B / N, N, 20).indices),
+        lambda: sample_batches(TruncatedPoisson(B / N, N, 20).indices),
         "largest batch",
     ),
-    "the first ones kept in a full batch": (TRUNCATED, lambda: drawn(first_ones_kept), "inclusion"),
-    "an empty batch replaced": (TINY, lambda: drawn(never_empty), "empty batches"),
-    "drawn again when empty": (TINY, lambda: drawn(drawn_again_when_empty), "empty batches"),
-    "one example never drawn": (POISSON, lambda: drawn(without(417)), "example drawn least"),
+    "the first ones kept in a full batch": (
+        TRUNCATED,
+        lambda: sample_batches(first_ones_kept),
+        "inclusion",
+    ),
+    "an empty batch replaced": (TINY, lambda: sample_batches(never_empty), "empty batches"),
+    "drawn again when empty": (TINY, lambda: sample_batches(redraw_when_empty), "empty batches"),
+    "one example never drawn": (
+        POISSON,
+        lambda: sample_batches(without(417)),
+        "example drawn least",
+    ),
     "one example drawn twice as often": (
         POISSON,
-        lambda: drawn(twice_as_often, 5000),
+        lambda: sample_batches(twice_as_often, 5000),
         "example drawn most",
     ),
     "each batch used twice": (
         POISSON,
-        lambda: [b for b in drawn(Poisson(B / N, N).indices) for _ in "ab"],
+        lambda: [b for b in sample_batches(Poisson(B / N, N).indices) for _ in "ab"],
         "equal batches",
     ),
     "one batch in forty comes again": (
         POISSON,
-        lambda: repeated_now_and_then(drawn(Poisson(B / N, N).indices)),
+        lambda: repeated_now_and_then(sample_batches(Poisson(B / N, N).indices)),
         "equal batches",
     ),
-    "a rate of 105 %": (POISSON, lambda: drawn(Poisson(1.05 * B / N, N).indices), "total"),
-    "a rate of 95 %": (POISSON, lambda: drawn(Poisson(0.95 * B / N, N).indices), "total"),
-    "blocks of four": (POISSON, lambda: drawn(blocks), "neighbouring examples"),
-    "partners that come together": (POISSON, lambda: drawn(partners), "variance of sizes"),
+    "a rate of 105 %": (POISSON, lambda: sample_batches(Poisson(1.05 * B / N, N).indices), "total"),
+    "a rate of 95 %": (POISSON, lambda: sample_batches(Poisson(0.95 * B / N, N).indices), "total"),
+    "blocks of four": (POISSON, lambda: sample_batches(blocks), "neighbouring examples"),
+    "partners that come together": (POISSON, lambda: sample_batches(partners), "variance of sizes"),
     "neighbours that exclude each other": (
         POISSON,
-        lambda: drawn(exclusive),
+        lambda: sample_batches(exclusive),
         "neighbouring examples",
     ),
     "batches of one half of the data": (
         POISSON,
-        lambda: drawn(same_parity),
+        lambda: sample_batches(same_parity),
         "halves of the data set",
     ),
-    "drawn with replacement": (POISSON, lambda: drawn(with_replacement), "possible batches"),
-    "a rate that drifts": (POISSON, lambda: drawn(drifting), "sizes of following batches"),
+    "drawn with replacement": (
+        POISSON,
+        lambda: sample_batches(with_replacement),
+        "possible batches",
+    ),
+    "a rate that drifts": (POISSON, lambda: sample_batches(drifting), "sizes of following batches"),
     "an index beyond the data": (
         POISSON,
-        lambda: drawn(Poisson(B / N, N + 1).indices),
+        lambda: sample_batches(Poisson(B / N, N + 1).indices),
         "possible batches",
     ),
 }
@@ -311,10 +323,10 @@ def test_an_impostor_is_caught(name: str, evidence) -> None:
 
 
 def test_two_ranks_with_one_seed_are_caught(evidence) -> None:
-    one = drawn(Poisson(B / N, N).indices)
+    one = sample_batches(Poisson(B / N, N).indices)
     values = compute_p_values(one, POISSON, one)
     assert {"another stream", "equal batches in another stream"} <= alarms(values)
-    other = drawn(Poisson(B / N, N).indices, seed=4)
+    other = sample_batches(Poisson(B / N, N).indices, seed=4)
     now_and_then = [
         a if i % 50 == 0 else b for i, (a, b) in enumerate(zip(one, other, strict=True))
     ]

@@ -173,7 +173,7 @@ QUICK = {
 QUICK |= {"every": 2, "evaluate_every": 1}
 
 
-def drawn(figure: Any, path: Path) -> None:
+def record_figure(figure: Any, path: Path) -> None:
     """What a plot is drawn of, in place of the picture."""
     lines = [(x.get_label(), x.get_xydata().tolist()) for axes in figure.axes for x in axes.lines]
     bars = [(x.get_height(), x.get_width()) for axes in figure.axes for x in axes.patches]
@@ -207,7 +207,7 @@ def recipe_world(
             advance(self, **figures)
 
         patched.setattr(recipe_train.TrainingProgress, "advance", spied)
-        patched.setattr("dpkfc.app.plots.save", drawn)
+        patched.setattr("dpkfc.app.plots.save", record_figure)
         torch.manual_seed(0)
         config = run_config({**QUICK, "method": method, "out": str(folder)})
         recipe_train.run(config, Console(file=StringIO()))
@@ -446,7 +446,7 @@ def noted_in_the_checkpoint(patched: pytest.MonkeyPatch) -> Work:
 _museum: list[Tensor] = []
 
 
-def kept_gradients(patched: pytest.MonkeyPatch) -> None:
+def keep_gradients(patched: pytest.MonkeyPatch) -> None:
     """Norms that outlive the step, in a list that no walk from the session reaches."""
     import dpkfc.session
 
@@ -513,7 +513,7 @@ PLANTED: dict[str, tuple[Task, Plant, str]] = {
         noted_in_the_checkpoint,
         "checkpoint/manifest.json.meta.optimizer",
     ),
-    "gradients that outlive a step": (TASKS["plain"], kept_gradients, "tensor torch.float64"),
+    "gradients that outlive a step": (TASKS["plain"], keep_gradients, "tensor torch.float64"),
     "metric scaled by private norms": (
         Task(lambda: {"preconditioner": kfac(every=50)}),
         refreshed_on_the_batch,

@@ -345,7 +345,7 @@ def test_ngd_with_a_floor_above_all_curvature_is_dp_sgd() -> None:
 
 
 def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> None:
-    def made(ngd: NGD, readout: str) -> Plan:
+    def make_plan(ngd: NGD, readout: str) -> Plan:
         config = PrivacyConfig(
             expected_batch_size=B, steps=STEPS, preconditioner=ngd, readout=readout
         )
@@ -353,9 +353,9 @@ def test_schedules_and_readouts_that_do_not_go_with_the_plan_are_refused() -> No
 
     probe = public("tokens")
     with pytest.raises(ValueError, match=r"NGD\(steps=6\) is longer than the 5 steps of the plan"):
-        made(NGD(probe=probe, lambda_safe=1.0, steps=STEPS + 1), "natural")
+        make_plan(NGD(probe=probe, lambda_safe=1.0, steps=STEPS + 1), "natural")
     with pytest.raises(ValueError, match="order='before'.*readout='inverse'"):
-        made(NGD(probe=probe, lambda_safe=1.0, steps=STEPS, order="before"), "natural")
+        make_plan(NGD(probe=probe, lambda_safe=1.0, steps=STEPS, order="before"), "natural")
     with pytest.raises(ValueError, match="order='after'.*readout='whitened'"):
-        made(NGD(probe=probe, lambda_safe=1.0, steps=STEPS, order="after"), "natural")
-    assert made(NGD(probe=probe, lambda_safe=1.0, steps=3), "natural").certified
+        make_plan(NGD(probe=probe, lambda_safe=1.0, steps=STEPS, order="after"), "natural")
+    assert make_plan(NGD(probe=probe, lambda_safe=1.0, steps=3), "natural").certified

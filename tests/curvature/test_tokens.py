@@ -73,7 +73,7 @@ def test_lengths_are_uniform():
     assert bool((fixed == 1).all())
 
 
-def _drawn(probe: TokenNoise, n: int = 4000) -> torch.Tensor:
+def _sample_tokens(probe: TokenNoise, n: int = 4000) -> torch.Tensor:
     inputs, _ = probe.sample(n, _stream(3))
     ids = inputs if isinstance(inputs, torch.Tensor) else inputs["input_ids"]
     return torch.bincount(ids.flatten(), minlength=probe.vocab_size).double() / ids.numel()
@@ -100,7 +100,7 @@ def test_tokens_follow_the_law_that_was_asked_for():
     for name, (probe, weights) in laws.items():
         weights = torch.tensor([0.0, 5, 0, 1] + [0.0] * 8) if weights is None else weights
         exact = weights.double() / weights.sum()
-        drawn = _drawn(probe)
+        drawn = _sample_tokens(probe)
         assert torch.allclose(drawn, exact, atol=0.01), name
         assert bool((drawn[exact == 0] == 0).all()), name
 

@@ -310,7 +310,7 @@ def _refusal(case: Run, folder: Path, name: str) -> str:
     return "taken"
 
 
-def _held() -> list[int]:
+def _count_local_entries() -> list[int]:
     """Entries of parameters, and of moments, that this process holds."""
     with RUNS["Adam"].open(divided=True) as s:
         s.step(next(s.batches()), loss_fn)
@@ -323,7 +323,7 @@ def _worker(rank: int, folder: Path) -> dict[str, Any]:
     found = {
         "runs": {name: case.train(divided=True) for name, case in RUNS.items()},
         "checkpoints": _checkpoints(rank, folder),
-        "held": _held(),
+        "held": _count_local_entries(),
         "at random": _at_random(rank),
         "not finite": _not_finite(rank),
         "unequal passes": _unequal_passes(rank),

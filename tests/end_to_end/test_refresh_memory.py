@@ -130,24 +130,33 @@ def test_the_number_is_a_public_one() -> None:
 
 
 def test_half_as_many_where_the_examples_of_the_scale_run_a_second_time_anyway() -> None:
-    def held(most: int, **settings: Any) -> int:
+    def compute_size(most: int, **settings: Any) -> int:
         return refresh_microbatch_size(KFAC(probe=FeatureNoise(6), **settings), most)
 
-    assert [held(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [1, 1, 3, 16, 32, 64, 64, 64]
+    assert [compute_size(most) for most in (1, 2, 5, 32, 63, 64, 65, 4096)] == [
+        1,
+        1,
+        3,
+        16,
+        32,
+        64,
+        64,
+        64,
+    ]
     # a number of the user's own, where a step holds it
-    assert [held(most, chunk=8) for most in (3, 8, 4096)] == [
+    assert [compute_size(most, chunk=8) for most in (3, 8, 4096)] == [
         2,
         8,
         8,
     ]
-    assert held(100, chunk=256) == 100
+    assert compute_size(100, chunk=256) == 100
     # the whole probe at once has one pass
-    assert [held(most, probe_size=24) for most in (23, 24, 30)] == [
+    assert [compute_size(most, probe_size=24) for most in (23, 24, 30)] == [
         12,
         24,
         30,
     ]
-    assert held(30, decay=0.9, later_probe_size=24) == 30
+    assert compute_size(30, decay=0.9, later_probe_size=24) == 30
     assert (
         refresh_microbatch_size(AdaDPS(probe=FeatureNoise(6), probe_size=24, batch_size=12), 12)
         == 6

@@ -39,7 +39,7 @@ STEPS, KILLS = 40, 4
 ALLOWED = 8
 
 
-def begun(ledger: Path | None) -> Session:
+def start_session(ledger: Path | None) -> Session:
     p = PrivacyConfig(expected_batch_size=8, steps=STEPS, preconditioner=kfac(every=7)).with_noise(
         1.0, 1e-3, N
     )
@@ -51,7 +51,7 @@ def one_run(folder: Path, go: int, report: int) -> None:
     """What a job scheduler starts again and again: resume if there is something to resume from,
     then save every step.
     """
-    with begun(folder / "ledger.jsonl") as s:
+    with start_session(folder / "ledger.jsonl") as s:
         if (folder / "checkpoint").exists() or (folder / "checkpoint.old").exists():
             assert s.restore(folder / "checkpoint")["note"] == "mine"
         for batch in s.batches():
@@ -67,7 +67,9 @@ def killed_and_resumed(folder: Path) -> None:
     """
     torch.set_num_threads(1)
     seen = []
-    begun(None).close()  # what is imported and worked out at first use is there for all children
+    start_session(
+        None
+    ).close()  # what is imported and worked out at first use is there for all children
     for kill in range(KILLS + 1):
         reader, writer = os.pipe()
         go, allow = os.pipe()
@@ -332,7 +334,7 @@ class Labelled(nn.Linear):
 
 
 def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
-    def begun(labels: object) -> Session:
+    def start_session(labels: object) -> Session:
         model = nn.Sequential(Labelled(6, 3))
         model[0].labels = labels
         plan = PrivacyConfig(expected_batch_size=8, steps=2).with_noise(1.0, 1e-3, N)
@@ -341,7 +343,7 @@ def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
             plan, model.double(), optimizer, data(), ledger_path=tmp_path / "ledger.jsonl"
         )
 
-    with begun(["cat", "dog"]) as first:
+    with start_session(["cat", "dog"]) as first:
         first.step(next(first.batches()), loss_fn)
         first.save(tmp_path / "checkpoint")
         first.model[0].labels = {object()}
@@ -350,7 +352,7 @@ def test_extra_state_that_is_no_tensor_comes_back(tmp_path: Path) -> None:
             match=r"plain\.0\._extra_state\.labels is a set, which no checkpoint can hold",
         ):
             first.save(tmp_path / "checkpoint")
-    with begun(None) as second:
+    with start_session(None) as second:
         second.restore(tmp_path / "checkpoint")
         assert second.model[0].labels == ["cat", "dog"]
         assert torch.equal(second.model[0].weight, first.model[0].weight)

@@ -46,7 +46,7 @@ def certificates(folder: Path) -> None:
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
-    def made(subject, issuer, key, signer, *extensions):
+    def make_certificate(subject, issuer, key, signer, *extensions):
         now = datetime.datetime.now(datetime.timezone.utc)
         builder = (
             x509.CertificateBuilder()
@@ -76,7 +76,7 @@ def certificates(folder: Path) -> None:
     sign = x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **usage)
     root = name("a test authority")
     identity = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    ca = made(
+    ca = make_certificate(
         root,
         root,
         authority,
@@ -89,7 +89,9 @@ def certificates(folder: Path) -> None:
         [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     )
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    own = made(name("localhost"), root, server, authority, (names, False), (issuer, False))
+    own = make_certificate(
+        name("localhost"), root, server, authority, (names, False), (issuer, False)
+    )
     (folder / "ca.crt").write_bytes(ca)
     (folder / "server.crt").write_bytes(own)
     key = server.private_bytes(

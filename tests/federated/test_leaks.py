@@ -85,7 +85,7 @@ def clients_of(plan, kinds=None) -> list[Client]:
     return [kinds.get(i, Client)(i, plan, local, data, verify=False) for i, data in enumerate(cut)]
 
 
-def found(plan, clients) -> dict[str, Finding]:
+def check_federation(plan, clients) -> dict[str, Finding]:
     theta = dict(wide_head().named_parameters())
     return {
         f.check: f
@@ -120,13 +120,13 @@ class Frozen(Client):
 @pytest.mark.parametrize("privacy", [TrustedServer("clients"), PerUpload()])
 def test_sound_clients_pass(privacy):
     plan = audit_plan(privacy)
-    assert all(f.passed for f in found(plan, clients_of(plan)).values())
+    assert all(f.passed for f in check_federation(plan, clients_of(plan)).values())
 
 
 @pytest.mark.parametrize("kind", [Silent, Faint])
 def test_a_client_that_skips_noise_is_found(kind):
     plan = audit_plan()
-    findings = found(plan, clients_of(plan, {4: kind}))
+    findings = check_federation(plan, clients_of(plan, {4: kind}))
     assert (
         not findings["variance of the noise"].passed
         and "wrong: [4]" in findings["variance of the noise"].detail
@@ -135,16 +135,16 @@ def test_a_client_that_skips_noise_is_found(kind):
 
 def test_a_client_that_repeats_its_noise_is_found():
     plan = audit_plan(seed=3)
-    assert not found(plan, clients_of(plan, {2: Frozen}))["variance of the noise"].passed
+    assert not check_federation(plan, clients_of(plan, {2: Frozen}))["variance of the noise"].passed
 
 
 def test_one_seed_on_two_clients_is_found():
     plan = audit_plan(seed=3)
     clients = clients_of(plan)
-    assert all(f.passed for f in found(plan, clients).values())
+    assert all(f.passed for f in check_federation(plan, clients).values())
     clients = clients_of(plan)
     clients[5]._pipeline.noise = NoiseStream.repeatable(stream_seed(plan, 1 + 1))
-    finding = found(plan, clients)["independence of the noise"]
+    finding = check_federation(plan, clients)["independence of the noise"]
     assert not finding.passed and "(1, 5)" in finding.detail
 
 
@@ -158,12 +158,12 @@ def test_dropout_without_a_top_up_is_found():
 
     plan = PaperShare(**vars(audit_plan()))
     assert plan.config.survivors == 5
-    findings = found(plan, clients_of(plan))
+    findings = check_federation(plan, clients_of(plan))
     assert findings["variance of the noise"].passed and findings["independence of the noise"].passed
     assert plan.hiding_stddev(5) < plan.stddev
     assert not findings["noise of the survivors"].passed
     half = PaperShare(**vars(audit_plan(min_survivors=3)))
-    assert not found(half, clients_of(half))["noise of the survivors"].passed
+    assert not check_federation(half, clients_of(half))["noise of the survivors"].passed
 
 
 class MeanFirst(Client):

@@ -26,7 +26,7 @@ from dpkfc.federated import (
     make_clients,
 )
 from dpkfc.federated.client import LocalModel, Records
-from dpkfc.federated.options import FedGD, Participation
+from dpkfc.federated.plan import FedGD, Participation
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
 from dpkfc.postprocess.protocol import PostProcessBase

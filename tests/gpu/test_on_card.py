@@ -32,7 +32,7 @@ MORE = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if compiler() is None or sys.platform != "linux" or torch.version.cuda is not None:
         pytest.skip(
             "pretends a device with a C++ compiler, on Linux, in a build of torch without one"
@@ -60,16 +60,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.xdist_group("card")
-def test_a_session_on_a_card(told: dict[str, Any]) -> None:
-    bounds = told.pop("bounds")
+def test_a_session_on_a_card(results: dict[str, Any]) -> None:
+    bounds = results.pop("bounds")
     # above the norm, and by √d at most
     assert all(1 - 1e-12 <= ratio <= 10**0.5 for ratio in bounds), bounds
     assert bounds[0] < 1 + 1e-5
-    cancelling = told.pop("cancelling")
+    cancelling = results.pop("cancelling")
     assert cancelling["difference"] < 1e-4
     # what rounding leaves open is asked again
     assert cancelling["waits"][2] > ALWAYS + MICRO_BATCHES
-    for name, found in told.items():
+    for name, found in results.items():
         assert found["difference"] < 1e-5, (name, found)
         assert found["finite"], name
         more = MORE.get(name.removesuffix(", whitened"), 0)

@@ -35,7 +35,7 @@ class Exponential(nn.Module):
         return torch.exp(self.rate * x) - self.shift
 
 
-def made(module: nn.Module, *names: str) -> nn.Module:
+def add_parametrization(module: nn.Module, *names: str) -> nn.Module:
     for name in names:
         parametrize.register_parametrization(module, name, Exponential())
     return module
@@ -49,19 +49,23 @@ def frozen(module: nn.Module, *names: str) -> nn.Module:
 
 ORIGINAL, RATE = "parametrizations.weight.original", "parametrizations.weight.0.rate"
 CASES = {
-    "linear": lambda: made(nn.Linear(6, 4), "weight"),
-    "linear without bias": lambda: made(nn.Linear(6, 4, bias=False), "weight"),
-    "bias alone is computed": lambda: made(nn.Linear(6, 4), "bias"),
-    "both": lambda: made(nn.Conv2d(3, 4, 3), "weight", "bias"),
-    "conv": lambda: made(nn.Conv2d(3, 4, 3, padding=1), "weight"),
-    "grouped conv": lambda: made(nn.Conv2d(3, 6, 3, groups=3, stride=2), "weight"),
-    "reflected": lambda: made(
+    "linear": lambda: add_parametrization(nn.Linear(6, 4), "weight"),
+    "linear without bias": lambda: add_parametrization(nn.Linear(6, 4, bias=False), "weight"),
+    "bias alone is computed": lambda: add_parametrization(nn.Linear(6, 4), "bias"),
+    "both": lambda: add_parametrization(nn.Conv2d(3, 4, 3), "weight", "bias"),
+    "conv": lambda: add_parametrization(nn.Conv2d(3, 4, 3, padding=1), "weight"),
+    "grouped conv": lambda: add_parametrization(nn.Conv2d(3, 6, 3, groups=3, stride=2), "weight"),
+    "reflected": lambda: add_parametrization(
         nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect", bias=False), "weight"
     ),
-    "original frozen": lambda: frozen(made(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL),
-    "own parameter frozen": lambda: frozen(made(nn.Linear(6, 4), "weight"), RATE),
-    "only the bias trains": lambda: frozen(made(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL, RATE),
-    "only the weight trains": lambda: frozen(made(nn.Linear(6, 4), "weight"), "bias"),
+    "original frozen": lambda: frozen(add_parametrization(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL),
+    "own parameter frozen": lambda: frozen(add_parametrization(nn.Linear(6, 4), "weight"), RATE),
+    "only the bias trains": lambda: frozen(
+        add_parametrization(nn.Conv2d(3, 4, 3), "weight"), ORIGINAL, RATE
+    ),
+    "only the weight trains": lambda: frozen(
+        add_parametrization(nn.Linear(6, 4), "weight"), "bias"
+    ),
     "standardised": lambda: standardised_conv(3, 4, 3),
 }
 X = (6, 3, 6, 6)

@@ -42,7 +42,7 @@ def test_a_lack_of_memory_is_not_taken_for_the_death_of_another_process(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("no room for the sum")
 
-    monkeypatch.setattr(distributed, "_flatten", full)
+    monkeypatch.setattr(distributed, "flatten", full)
     monkeypatch.setattr(distributed, "_device", lambda: torch.device("cpu"))
     monkeypatch.setattr(dist, "all_reduce", lambda *_: None)
     with pytest.raises(torch.OutOfMemoryError, match="no room for the sum"):

@@ -24,7 +24,7 @@ MEAN = 0.0
 
 
 @pytest.fixture(autouse=True)
-def told_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_state, "_reported_losses", set())
 
 

@@ -54,19 +54,19 @@ def taped(model: nn.Module) -> tuple[Any, Any]:
 
 METRICS: dict[str, Any] = {
     "identity": lambda: {},
-    "shared side": lambda: _alike(low_rank(D + 1), 1.7),
+    "shared side": lambda: _share_side(low_rank(D + 1), 1.7),
     "other factors": lambda: {
-        **_alike(side := low_rank(D + 1), 1.7),
+        **_share_side(side := low_rank(D + 1), 1.7),
         "key": Kronecker(side, Identity(0.3)),
     },
     "other sides": lambda: {
-        **_alike(low_rank(D + 1), 1.7),
+        **_share_side(low_rank(D + 1), 1.7),
         "key": Kronecker(low_rank(D + 1), low_rank(D)),
     },
 }
 
 
-def _alike(side: LowRank, factor: float) -> dict[str, Kronecker]:
+def _share_side(side: LowRank, factor: float) -> dict[str, Kronecker]:
     return {name: Kronecker(side, Identity(factor)) for name in ("query", "key", "out")} | {
         "value": Kronecker(low_rank(D))
     }

@@ -84,14 +84,14 @@ def uncovered(m: pytest.MonkeyPatch) -> None:
     seen = noting_batches(m)
 
     def finding(real: Any) -> Any:
-        def found(model: nn.Module) -> Any:
+        def keep_norm_weights(model: nn.Module) -> Any:
             layers = real(model)
             return [
                 replace(x, parameters={"weight": x.parameters["weight"]}) if x.rule == "norm" else x
                 for x in layers
             ]
 
-        return found
+        return keep_norm_weights
 
     def initialising(real: Any) -> Any:
         def init(self: Session, *args: Any, **options: Any) -> None:
@@ -223,7 +223,7 @@ def epochs(m: pytest.MonkeyPatch) -> None:
     m.setattr(Poisson, "indices", indices)
 
 
-def drawn(change: Any) -> Any:
+def change_batches(change: Any) -> Any:
     """Batches changed by change(real, self, step, generator)."""
     return lambda m: swapped(
         m,
@@ -446,10 +446,10 @@ LEAKS = [
     Leak(
         name="empty batches drawn again",
         subject="small batches",
-        patch=drawn(until_not_empty),
+        patch=change_batches(until_not_empty),
         by=SAMPLER,
     ),
-    Leak(name="large batches cut off", subject="DP-SGD", patch=drawn(cut_off), by=SAMPLER),
+    Leak(name="large batches cut off", subject="DP-SGD", patch=change_batches(cut_off), by=SAMPLER),
     Leak(name="batches drawn from a fixed seed", subject="DP-SGD", patch=from_a_seed, by=SAMPLER),
     Leak(
         name="half the sampling rate accounted", subject="DP-SGD", patch=half_the_rate, by=SAMPLER

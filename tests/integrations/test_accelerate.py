@@ -38,7 +38,7 @@ def losses(model, batch):
     return F.cross_entropy(model(batch[0]).float(), batch[1], reduction="none")
 
 
-def made(model: nn.Module, optimizer=None, noise: float = 1.0) -> Session:
+def make_session(model: nn.Module, optimizer=None, noise: float = 1.0) -> Session:
     plan = PrivacyConfig(expected_batch_size=8, steps=4, accountant="rdp").with_noise(
         noise, 1e-3, N
     )
@@ -57,7 +57,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 def test_a_prepared_model_trains_privately_and_only_so(precision: str) -> None:
     accelerator = Accelerator(mixed_precision=precision, cpu=True)
     model, loader = accelerator.prepare(mlp(), DataLoader(data(), 8))
-    with made(model, noise=1e5) as session:
+    with make_session(model, noise=1e5) as session:
         handle = guard(accelerator, session)
         for batch in session.batches():
             session.step(batch, losses)
@@ -104,7 +104,7 @@ def test_a_prepared_optimizer_is_refused() -> None:
     for optimizer in (prepared, plain):
         with (
             pytest.raises(ValueError, match="leave it out of prepare"),
-            made(model, optimizer) as session,
+            make_session(model, optimizer) as session,
         ):
             guard(accelerator, session)
 
@@ -114,7 +114,7 @@ def test_another_model_than_the_sessions_is_refused() -> None:
     accelerator.prepare(mlp())
     with (
         pytest.raises(ValueError, match="given another model than the session's"),
-        made(mlp()) as session,
+        make_session(mlp()) as session,
     ):
         guard(accelerator, session)
 
@@ -149,13 +149,13 @@ def test_scaling_and_distribution_are_refused(setting: str, value, match: str) -
         def __getattr__(self, name):
             return value if name == setting else getattr(accelerator, name)
 
-    with made(mlp()) as session, pytest.raises(ValueError, match=match):
+    with make_session(mlp()) as session, pytest.raises(ValueError, match=match):
         guard(Other(), session)
 
 
 def test_a_wrapped_model_is_refused() -> None:
     with (
-        made(Wrapper(mlp())) as session,
+        make_session(Wrapper(mlp())) as session,
         pytest.raises(ValueError, match=r"inside a Wrapper.*unwrap_model"),
     ):
         guard(Accelerator(cpu=True), session)

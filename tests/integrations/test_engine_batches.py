@@ -70,7 +70,7 @@ def test_padding_is_looked_for_in_any_mapping_and_behind_many_records_of_one_len
 # -- rows that change on their way -----------------------------------------------------------------
 
 
-def told(change) -> list[str]:
+def list_warnings(change) -> list[str]:
     _, model, optimizer, batches = private(data_loader=loader(batch_size=20))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -82,12 +82,12 @@ def told(change) -> list[str]:
 
 def test_rows_that_a_script_mixes_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="was made by aten.flip"):
-        told(lambda x: 0.7 * x + 0.3 * x.flip(0))
+        list_warnings(lambda x: 0.7 * x + 0.3 * x.flip(0))
 
 
 @pytest.mark.parametrize("change", [lambda x: x, lambda x: x.clone(), lambda x: x.flip(1)])
 def test_rows_that_stay_what_they_are_are_not(change) -> None:
-    assert told(change) == []
+    assert list_warnings(change) == []
 
 
 # -- a run that goes on ----------------------------------------------------------------------------

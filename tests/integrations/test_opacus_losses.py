@@ -173,7 +173,7 @@ def test_a_batch_whose_loss_was_refused_is_not_stepped() -> None:
     assert engine.ledger.count == 0
 
 
-def left_behind(loss) -> weakref.ref[nn.Module]:
+def leave_batch(loss) -> weakref.ref[nn.Module]:
     _, model, _, batches = private(data_loader=loader(batch_size=20), verify=False)
     x, y = next(iter(batches))
     with suppress(ValueError):
@@ -183,7 +183,7 @@ def left_behind(loss) -> weakref.ref[nn.Module]:
 
 def test_batches_that_are_left_behind_leave_no_modes_behind() -> None:
     """Nor do the stacks of modes keep their models in memory."""
-    gone = [left_behind(loss) for loss in (F.cross_entropy, centred)]
+    gone = [leave_batch(loss) for loss in (F.cross_entropy, centred)]
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
     engine, _, _, batches = private(verify=False)

@@ -269,7 +269,7 @@ def test_two_writers_are_kept_apart(path):
     Ledger.open(path, PLAN, HEADER).close()
 
 
-def _held(path, close_first):
+def _hold_ledger(path, close_first):
     """A child is forked while a ledger is open, and lives on; what it closes is not its parent's to
     lose.
     """
@@ -302,7 +302,7 @@ def _held(path, close_first):
 def test_a_forked_process_neither_keeps_a_closed_ledger_locked_nor_unlocks_an_open_one(
     path, close_first
 ):
-    done = forked.call(_held, path, close_first, timeout=60)
+    done = forked.call(_hold_ledger, path, close_first, timeout=60)
     assert done.returncode == 0, done.stderr
 
 

@@ -49,7 +49,7 @@ def checked(page: str) -> Checked:
     return parser
 
 
-def shown(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
+def render_page(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
     run_folder(tmp_path / "a", method, figures=FIGURES, words=words, recipe=words or "digits")
     run_folder(tmp_path / "b", "dp-sgd", sigma=2.0)
     rows = [
@@ -71,7 +71,7 @@ def shown(tmp_path: Path, words: str = "", method: str = "dp-kfc") -> str:
 
 
 def test_the_page_is_well_formed_and_says_what_it_must(tmp_path: Path):
-    page = checked(shown(tmp_path))
+    page = checked(render_page(tmp_path))
     text = " ".join(" ".join(page.texts).split())
     for said in (
         "Accuracy against ε",
@@ -111,7 +111,7 @@ def test_smoke_runs_are_marked_at_the_top_and_in_their_row(tmp_path: Path):
 
 
 def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: Path):
-    page = checked(shown(tmp_path))
+    page = checked(render_page(tmp_path))
     figures = [attrs for _, attrs in page.elements if attrs.get("class") == "plot"]
     assert figures and all(
         attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in figures
@@ -122,7 +122,7 @@ def test_every_figure_has_words_and_every_heading_of_a_table_a_scope(tmp_path: P
 
 
 def test_nothing_is_fetched_and_no_script_but_ours_may_run(tmp_path: Path):
-    page = checked(shown(tmp_path))
+    page = checked(render_page(tmp_path))
     links = [
         attrs.get(name)
         for _, attrs in page.elements
@@ -160,8 +160,8 @@ def test_a_card_of_federated_training_says_whom_its_guarantee_holds_against(tmp_
 
 
 def test_a_hostile_run_folder_stays_text(tmp_path: Path):
-    harmless = {tag for tag, _ in checked(shown(tmp_path / "1")).elements}
-    page = checked(shown(tmp_path / "2", HOSTILE, HOSTILE))
+    harmless = {tag for tag, _ in checked(render_page(tmp_path / "1")).elements}
+    page = checked(render_page(tmp_path / "2", HOSTILE, HOSTILE))
     assert {tag for tag, _ in page.elements} <= harmless
     assert not [
         name
@@ -174,7 +174,7 @@ def test_a_hostile_run_folder_stays_text(tmp_path: Path):
 
 
 def test_texts_in_figures_hold_no_tags_of_strangers(tmp_path: Path):
-    page = shown(tmp_path, HOSTILE, HOSTILE)
+    page = render_page(tmp_path, HOSTILE, HOSTILE)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page).group(1))
     texts: list[str] = []
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from dpkfc.app.progress import TrainingProgress
 
 
-def _drawn(done: int = 0) -> str:
+def _draw_bar(done: int = 0) -> str:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=140, color_system=None)
     with TrainingProgress(10, done=done, console=console, label="DP-KFC") as progress:
@@ -19,17 +19,17 @@ def _drawn(done: int = 0) -> str:
 
 
 def test_it_shows_step_epsilon_clipping_speed_and_accuracy():
-    text = _drawn()
+    text = _draw_bar()
     for part in ("DP-KFC", "1/10", "ε ≤ 0.433", "clipped  25 %", "examples/s", "test 12.3 %"):
         assert part in text, part
 
 
 def test_a_resumed_run_begins_where_it_was():
-    assert "5/10" in _drawn(done=4)
+    assert "5/10" in _draw_bar(done=4)
 
 
 def test_epsilon_is_rounded_up():
-    assert "0.432" not in _drawn()
+    assert "0.432" not in _draw_bar()
 
 
 def test_without_a_console_nothing_is_drawn(capsys):

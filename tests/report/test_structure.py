@@ -30,13 +30,13 @@ def kfac(**fields) -> KFAC:
 def cost(monkeypatch: pytest.MonkeyPatch, seconds) -> list[tuple[str, str]]:
     seen = []
 
-    def made_up(block, metric, timings):
+    def fake_seconds(block, metric, timings):
         assert timings.path is None
         kinds = tuple(type(side).__name__ for side in (metric.input, metric.output))
         seen.append(kinds)
         return {"gram": seconds(block.d_in, metric), "materialised": 9.0}
 
-    monkeypatch.setattr(costs, "norm_seconds", made_up)
+    monkeypatch.setattr(costs, "norm_seconds", fake_seconds)
     return seen
 
 

@@ -52,7 +52,7 @@ def _seed(number: int) -> None:
     torch.default_generator.manual_seed(number)
 
 
-def drawn(shape: Sequence[int]) -> Tensor:
+def draw_normal(shape: Sequence[int]) -> Tensor:
     return torch.rand(tuple(shape), dtype=torch.float64) * 0.8 + 0.1
 
 
@@ -65,14 +65,19 @@ def truths(shape: Sequence[int]) -> Tensor:
 
 
 def batched(
-    size: int, shape: Sequence[int], dim: int = 0, pre: int = 1, post: int = 1, draw: Draw = drawn
+    size: int,
+    shape: Sequence[int],
+    dim: int = 0,
+    pre: int = 1,
+    post: int = 1,
+    draw: Draw = draw_normal,
 ) -> Operand:
     """Return an operand whose batch axis is inserted into `shape` at `dim`."""
     whole_shape = (*shape[:dim], pre * size * post, *shape[dim:])
     return Operand(whole_shape, BatchAxis(dim, pre, post), draw)
 
 
-def public(*shape: int, draw: Draw = drawn) -> Operand:
+def public(*shape: int, draw: Draw = draw_normal) -> Operand:
     return Operand(shape, None, draw)
 
 

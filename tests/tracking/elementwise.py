@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from tests.tracking.brute_force import Case, Draw, Operand, batched, drawn, public, truths, whole
+from tests.tracking.brute_force import (
+    Case,
+    Draw,
+    Operand,
+    batched,
+    draw_normal,
+    public,
+    truths,
+    whole,
+)
 
 N = 3
 _SCALARS = {"Scalar": 0.5, "float": 0.5, "int": 1, "bool": False, "SymInt": 1}
@@ -71,10 +80,10 @@ def elementwise_cases(function: Any) -> Iterator[Case]:
 def _draws(names: list[str]) -> Iterator[list[Draw]]:
     special = {"condition": truths, "mask": truths}
     for draw in (
-        drawn,
+        draw_normal,
         whole(0, 3),
         truths,
-        lambda shape: torch.complex(drawn(shape), drawn(shape)),
+        lambda shape: torch.complex(draw_normal(shape), draw_normal(shape)),
     ):
         yield [special.get(name, draw) for name in names]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dpkfc.tracking import BatchAxis
-from tests.tracking.brute_force import Case, Draw, Operand, drawn, faults, whole
+from tests.tracking.brute_force import Case, Draw, Operand, draw_normal, faults, whole
 
 Made = tuple[Callable[..., Any], tuple[Operand, ...]]
 
@@ -49,7 +49,7 @@ class Choices:
     def shape(self, low: int = 1, high: int = 4) -> tuple[int, ...]:
         return tuple(self.length() for _ in range(self.pick(range(low, high + 1))))
 
-    def operand(self, shape: Sequence[int], draw: Draw = drawn) -> Operand:
+    def operand(self, shape: Sequence[int], draw: Draw = draw_normal) -> Operand:
         """Return an operand whose examples lie anywhere in it; it is public where there is no
         place.
         """

@@ -17,7 +17,7 @@ from dpkfc.app.tuning.runs import Run, departures
 from tests.report.page_cases import row, run_folder, study
 
 
-def told(recipe, method, written, **settings):
+def list_departures(recipe, method, written, **settings):
     """Of a run folder whose config.toml holds every setting, or of the settings as they stand."""
     given = {"recipe": recipe, "method": method, **settings}
     full = (
@@ -29,8 +29,8 @@ def told(recipe, method, written, **settings):
 @pytest.mark.parametrize("method", ["dp-sgd", "dp-kfc", "dp-kfc-a", "dp-adambc", "disk", "dp-ngd"])
 def test_a_run_of_the_defaults_departs_in_nothing(method):
     public = {"public_data": "file"} if method == "dp-ngd" else {}
-    assert told("digits", method, True, **public) == public
-    assert told("digits", method, True, smoke=True, **public) == public
+    assert list_departures("digits", method, True, **public) == public
+    assert list_departures("digits", method, True, smoke=True, **public) == public
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,8 @@ def test_a_run_of_the_defaults_departs_in_nothing(method):
 )
 def test_what_a_folder_and_a_study_tell_of_equal_runs_is_equal(settings):
     assert (
-        told("mnist-cnn", "dp-kfc", True, **settings)
-        == told("mnist-cnn", "dp-kfc", False, **settings)
+        list_departures("mnist-cnn", "dp-kfc", True, **settings)
+        == list_departures("mnist-cnn", "dp-kfc", False, **settings)
         != {}
     )
 
@@ -51,8 +51,8 @@ def test_what_cannot_be_resolved_is_left_as_it_stands():
         ("digits", {"lr": "fast"}),
         ("digits", {"sampler": 3}),
     ):
-        assert told(recipe, "dp-kfc", False, **settings) == settings
-    assert told("digits", "dp-kfc", False, epochs=20, unknown=7) == {"unknown": 7}
+        assert list_departures(recipe, "dp-kfc", False, **settings) == settings
+    assert list_departures("digits", "dp-kfc", False, epochs=20, unknown=7) == {"unknown": 7}
 
 
 def stored(accuracy, settings, **more):

@@ -20,7 +20,7 @@ from dpkfc_papers.measurements import (
     AUTHORS,
     UNDAMPED,
     Network,
-    compare_factors,
+    _products,
     importance,
     landscape_cells,
     observed,
@@ -154,7 +154,7 @@ def test_a_singular_curvature_has_no_condition_number_but_one_on_what_it_holds()
     singular = eigh(covariance(20, 0, rows=8))
     found = realised(singular, None)
     assert found.smallest < 1e-12 and math.isinf(found.condition) and 1 < found.held < 1e6
-    assert compare_factors(singular, singular).cosine == pytest.approx(1)
+    assert _products(singular, singular, 0.0, 1.0).compare().cosine == pytest.approx(1)
 
 
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))

@@ -13,14 +13,14 @@ from dpkfc.app.html.read import read_all
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc.cli import app
 from dpkfc_papers import figures as catalogue
-from dpkfc_papers import measurements
+from dpkfc_papers import measurements, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
 
 COURSES = [name for name, figure in FIGURES.items() if figure.runs is FIGURES["kfc-fig1"].runs]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def measured_course(tmp_path_factory):
     """The cells of all figures of a run, measured without a pool; then the figures are made of what
     is stored.
     """
@@ -40,8 +40,8 @@ def made(tmp_path_factory):
     return folder, row, reproduce_figures([*COURSES, "kfc-mean-field"], folder, small=True)
 
 
-def test_every_figure_is_written_and_drawn_and_says_that_it_is_not_private(made):
-    folder, _, figures = made
+def test_every_figure_is_written_and_drawn_and_says_that_it_is_not_private(measured_course):
+    folder, _, figures = measured_course
     assert not list(folder.glob("runs/*/model.safetensors"))
     for name in COURSES:
         content = json.loads((folder / f"{name}.json").read_text())
@@ -58,8 +58,8 @@ def test_one_course_serves_all_figures_of_a_run():
     )
 
 
-def test_a_course_looks_before_the_first_step_and_after_the_last(made):
-    _, row, _ = made
+def test_a_course_looks_before_the_first_step_and_after_the_last(measured_course):
+    _, row, _ = measured_course
     assert row["private"].startswith("NOT PRIVATE") and [c["step"] for c in row["checkpoints"]] == [
         0,
         3,
@@ -80,8 +80,8 @@ def test_a_course_looks_before_the_first_step_and_after_the_last(made):
         assert set(checkpoint["density"]) == {"pink noise", "white noise", "oracle"}
 
 
-def test_the_artefact_is_there_in_a_real_network(made):
-    _, row, _ = made
+def test_the_artefact_is_there_in_a_real_network(measured_course):
+    _, row, _ = measured_course
     tracking = next(iter(row["checkpoints"][-1]["layers"].values()))["tracking"]
     assert (
         tracking["authors"]["random directions"]["G"]["error"]
@@ -99,13 +99,13 @@ def test_a_figure_that_the_paper_shows_twice_has_both_names(name, figure):
 
 
 def test_a_missing_cell_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "drive", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "drive", lambda *_, **__: None)
     (one,) = reproduce_figures(["kfc-mean-field"], tmp_path, small=True).values()
     assert not one.files and one.missing == ("digits: not yet run",)
 
 
 def test_accuracy_over_settings_is_written_as_maps_that_the_report_draws(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "drive", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "drive", lambda *_, **__: None)
     runs = FIGURES["kfc-fig10"].runs(True)
     with Store(tmp_path / "results.json") as store:
         for run in runs[:-1]:

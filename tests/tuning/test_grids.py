@@ -46,7 +46,9 @@ def test_what_wins_on_the_validation_split_is_judged_seed_by_seed():
     assert all(run.config().validation_size == 0 for _, run in tests)
     best, other = GRID.points(known, "SGD")
     assert (best[0]["lr"], other[0]["lr"]) == (0.2, 0.1)
-    assert GRIDS["_told"]({"lr": 0.1, "schedule": "cosine"}) == "lr = 0.1, schedule = cosine"
+    assert (
+        GRIDS["_describe_point"]({"lr": 0.1, "schedule": "cosine"}) == "lr = 0.1, schedule = cosine"
+    )
 
 
 def test_of_several_tuning_seeds_the_mean_decides_and_all_have_to_have_run():

@@ -41,7 +41,7 @@ def opened(tmp_path, trials=8, rows=()) -> Search:
     )
 
 
-def told(search: Search, *values: float) -> str:
+def run_trial(search: Search, *values: float) -> str:
     """One trial with these evaluations; its hash."""
     key, _ = search.ask()
     ended = not all(search.report(key, number, value) for number, value in enumerate(values, 1))
@@ -65,17 +65,17 @@ def test_the_recipes_own_trial_runs_to_its_end(tmp_path):
     search = opened(tmp_path)
     own, _ = search.ask()
     for _ in range(3):
-        assert told(search, 0.9)
+        assert run_trial(search, 0.9)
     assert all(search.report(own, number, 0.1) for number in (1, 2, 3, 4))
 
 
 def test_a_trial_that_was_stopped_early_and_stands_at_the_end_is_run_once_more(tmp_path):
     search = opened(tmp_path, trials=6)
-    own = told(search, 0.8, 0.8, 0.8)
-    stopped = told(search, 0.7)  # one of two
+    own = run_trial(search, 0.8, 0.8, 0.8)
+    stopped = run_trial(search, 0.7)  # one of two
     assert search.ask_again() is None and not search.is_over
     for value in (0.3, 0.2, 0.1, 0.05):
-        told(search, value)
+        run_trial(search, value)
     assert (
         search.counts() == {"full": 1, "pruned": 5, "failed": 0}
         and search.started == 6
@@ -99,7 +99,7 @@ def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
     search = opened(tmp_path, trials=10)
     values = (0.5, 0.1, 0.2, 0.3, 0.9, 0.8, 0.7, 0.6, 0.4, 0.05)
     keys = [
-        told(search, value, *([value] if is_in_best_third(value, values[:i]) else []))
+        run_trial(search, value, *([value] if is_in_best_third(value, values[:i]) else []))
         for i, value in enumerate(values)
     ]
     late = [trial.user_attrs["hash"] for trial in search._stopped_too_early()]
@@ -111,7 +111,7 @@ def test_a_repetition_that_runs_keeps_its_place_among_the_others(tmp_path):
 def test_a_trial_is_counted_once_among_those_it_is_held_against(tmp_path):
     search = opened(tmp_path, trials=8)
     for i, values in enumerate(order := (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)):
-        told(search, values, *([values] if is_in_best_third(values, order[:i]) else []))
+        run_trial(search, values, *([values] if is_in_best_third(values, order[:i]) else []))
     late = [max(trial.intermediate_values.values()) for trial in search._stopped_too_early()]
     assert late == [0.8]  # the second of eight; the third is not in their third
 

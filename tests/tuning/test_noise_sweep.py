@@ -10,7 +10,7 @@ import pytest
 
 from dpkfc.app.preparation import LABELS
 from dpkfc.app.tuning.runs import Store, StudyError
-from dpkfc_papers import commands, figures
+from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
 from dpkfc_papers.measurements import NOISES, RATES, SEEDS, SWEEP_METHODS, best, points, sweep_cells
 
@@ -79,7 +79,7 @@ def test_points_are_means_over_repetitions_and_a_run_without_a_finite_loss_takes
 
 
 def test_the_figure_is_made_of_small_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(figures, "drive", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "drive", lambda *_, **__: None)
     with Store(tmp_path / "results.json") as store:
         for place, run in enumerate(FIGURE.runs(True)):
             store.put(run, row_of(run, 0.01 + 0.01 * place))

@@ -76,7 +76,7 @@ def answered(source, place=None, *, most=10_000, **_):
 
 
 @pytest.fixture
-def made_up(monkeypatch):
+def fake_scores(monkeypatch):
     monkeypatch.setattr(tune, "drive", answered)
 
 
@@ -308,7 +308,7 @@ def test_trials_that_are_told_anew_are_competed_with(tmp_path):
     assert not search.report(key, 1, 0.1)
 
 
-def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
+def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, fake_scores):
     tuned = tune.tune(settings(), tmp_path)
     assert (
         tuned.complete
@@ -332,7 +332,7 @@ def test_the_report_says_that_tuning_is_not_in_epsilon(tmp_path, made_up):
     )
 
 
-def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, made_up):
+def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp_path, fake_scores):
     config = PrivacyConfig(
         expected_batch_size=20, steps=5, sampler="truncated_poisson", max_batch_size=40
     )
@@ -347,23 +347,23 @@ def test_runs_of_the_truncated_sampler_are_counted_and_its_choice_is_refused(tmp
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "message"),
     [
         ({"steps": 4, "epsilon": 0.5}, "epsilon = the recipe's value, not 0.5"),
         ({"steps": 5}, "steps = 4, not 5"),
     ],
 )
-def test_results_of_other_terms_are_refused(tmp_path, made_up, now, told):
+def test_results_of_other_terms_are_refused(tmp_path, fake_scores, now, message):
     first = tune.tune(settings(), tmp_path)
     report = (tmp_path / "tune.md").read_text("utf-8")
-    with pytest.raises(StudyError, match=told):
+    with pytest.raises(StudyError, match=message):
         tune.tune(settings(settings=now), tmp_path)
     assert (tmp_path / "tune.md").read_text("utf-8") == report and first.runs_begun == tune.tune(
         settings(), tmp_path
     ).runs_begun
 
 
-def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monkeypatch):
+def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, fake_scores, monkeypatch):
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     tuned = tune.tune(settings(search="random", trials=5), tmp_path)
     assert (
@@ -381,7 +381,7 @@ def test_a_random_search_states_epsilon_with_its_tuning(tmp_path, made_up, monke
 
 @pytest.mark.parametrize("kinds", [("tpe", "random"), ("random", "tpe")])
 @pytest.mark.parametrize("lost", ["results.json", "trials.sqlite3", "nothing"])
-def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds, lost):
+def test_a_folder_is_of_one_kind_of_search(tmp_path, fake_scores, monkeypatch, kinds, lost):
     monkeypatch.setattr(tune, "draw", lambda law: 3)
     before, now = (settings(search=kind, trials=3) for kind in kinds)
     tune.tune(before, tmp_path)
@@ -395,7 +395,7 @@ def test_a_folder_is_of_one_kind_of_search(tmp_path, made_up, monkeypatch, kinds
     assert tune.tune(before, tmp_path).arms[0].trials == 3
 
 
-def test_results_that_do_not_say_their_kind_are_of_the_default_one(tmp_path, made_up):
+def test_results_that_do_not_say_their_kind_are_of_the_default_one(tmp_path, fake_scores):
     tune.tune(settings(), tmp_path)
     assert all(
         row["tag"].keys() == {"search", "arm", "params", "pruned"}
@@ -524,7 +524,7 @@ def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, mon
     assert not told.search(repr((table.notes, table.rows, table.commands)))
 
 
-def test_what_won_is_trained_on_the_whole_training_set(tmp_path, made_up):
+def test_what_won_is_trained_on_the_whole_training_set(tmp_path, fake_scores):
     tuned = tune.tune(settings(settings={"steps": 4, "validation_size": 50}), tmp_path)
     assert tuned.validation == 50 and "--validation-size" not in tuned.arms[0].command
 

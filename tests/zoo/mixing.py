@@ -391,7 +391,7 @@ def _counts_of_codes(m: Network, x: Tensor) -> Tensor:
     return m.head(h + (m.bank[nearest] - h).detach())
 
 
-def _kept_in_an_attribute(m: Network, x: Tensor) -> Tensor:
+def _keep_in_attribute(m: Network, x: Tensor) -> Tensor:
     h = m.body(x)
     previous = m.previous
     m.previous = h.detach().mean(0)
@@ -412,7 +412,7 @@ _add("running_mean_in_a_buffer", _with_state(_running_mean))
 _add("running_mean_read_in_evaluation_alone", _with_state(_running_mean_for_later))
 _add("memory_bank", _with_state(_memory_bank))
 _add("counts_of_codes", _with_state(_counts_of_codes))
-_add("batch_mean_kept_in_an_attribute", _with_state(_kept_in_an_attribute))
+_add("batch_mean_kept_in_an_attribute", _with_state(_keep_in_attribute))
 _add(
     "batch_norm_momentum_in_instance_norm",
     lambda: nn.Sequential(

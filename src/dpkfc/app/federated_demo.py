@@ -26,8 +26,7 @@ from dpkfc.app.run_folder import RunFolder
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.federated.flower import App, Settings
-from dpkfc.federated.options import FedGD, FedSOFIM, SecureAggregation
-from dpkfc.federated.plan import FederatedConfig, FederatedPlan
+from dpkfc.federated.plan import FederatedConfig, FederatedPlan, FedGD, FedSOFIM, SecureAggregation
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
 from dpkfc.report.numbers import rounded_up

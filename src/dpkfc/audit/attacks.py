@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ from dpkfc.audit.harness import (
     augment_with_ids,
 )
 from dpkfc.config import Plan
+from dpkfc.gradients.state import evaluation_mode
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session
@@ -84,7 +85,8 @@ def clopper_pearson_lower(successes: ArrayLike, trials: ArrayLike, alpha: float)
 def _check_counts(successes: ArrayLike, trials: ArrayLike, alpha: float) -> tuple[Floats, Floats]:
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be in (0, 1), got {alpha}")
-    k, n = np.asarray(successes, float), np.asarray(trials, float)
+    k = np.asarray(successes, float)
+    n = np.asarray(trials, float)
     if np.any(n < 1) or np.any(k < 0) or np.any(k > n):
         raise ValueError(
             "counts must satisfy 0 <= successes <= trials and trials >= 1, "
@@ -187,8 +189,10 @@ def best_threshold(
     Raises:
         ValueError: fewer than two scores of a world, or a score that is not finite.
     """
-    without, with_ = _check_scores(scores_without), _check_scores(scores_with)
-    chosen_without, chosen_with = without[::2], with_[::2]
+    without = _check_scores(scores_without)
+    with_ = _check_scores(scores_with)
+    chosen_without, judged_without = without[::2], without[1::2]
+    chosen_with, judged_with = with_[::2], with_[1::2]
     values = np.unique(np.concatenate([chosen_without, chosen_with]))
     indices = np.linspace(0, len(values) - 1, _CANDIDATES).round().astype(int)
     candidates = values[np.unique(indices)]
@@ -199,7 +203,6 @@ def best_threshold(
     else:
         bounds = _bound_epsilon(fp, n0, fn, n1, delta, alpha)
     threshold = float(candidates[int(np.argmax(bounds))])
-    judged_without, judged_with = without[1::2], with_[1::2]
     fp, fn = _count_errors(judged_without, judged_with, np.array([threshold]))
     return threshold, (int(fp[0]), len(judged_without), int(fn[0]), len(judged_with))
 
@@ -532,17 +535,12 @@ def compute_losses(
         examples: tensors with a common first axis; each batch moves to the model's device.
         batch_size: examples at once.
     """
-    modes: Mapping[nn.Module, bool] = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
     losses = []
-    model.eval()
-    try:
+    with evaluation_mode(model):
         for start in range(0, len(examples[0]), batch_size):
             batch = tuple(x[start : start + batch_size].to(device) for x in examples)
             losses.append(loss_fn(model, batch).double().cpu())
-    finally:
-        for module, training in modes.items():
-            module.training = training
     return torch.cat(losses).numpy()
 
 
@@ -671,10 +669,12 @@ def audit_one_run(  # noqa: PLR0913 - what a session takes, and options
         >>> print(result.epsilon_lower, result.claimed_epsilon)
     """
     _check_settings(plan, kind, canaries, confidence)
-    tensors, rng = tuple(dataset), np.random.default_rng(seed)
+    tensors = tuple(dataset)
+    rng = np.random.default_rng(seed)
     if kind == "planted":
         plan = plan_for_canaries(plan, len(tensors[0]), canaries)
-    started, coins = time.perf_counter(), rng.random(canaries) < 0.5
+    started = time.perf_counter()
+    coins = rng.random(canaries) < 0.5
     planted: _RunCanaries
     if kind == "planted":
         planted = PlantedCanaries(plan, model, tensors, loss_fn, coins, rng, layer)

@@ -68,7 +68,11 @@ from dpkfc.privacy.mechanism import ROUNDED, Released
 
 SIZES = (0, 1, 3, 7, 16)  # of the batch that a canary joins
 SEED = 20_240_607
-Pair = tuple[str, list[int], list[int]]
+# The units of a batch, and of the batches of a script.
+Units = list[int]
+Batches = list[Units]
+# A name, the units of a batch, and those of its neighbour.
+Pair = tuple[str, Units, Units]
 
 
 @dataclass
@@ -203,24 +207,35 @@ def _neighbouring_pairs(
     canary is in the last, the first or the middle row: a step that mixes one half of a batch into
     the other changes different rows for each.
     """
-    first, half = subject.size, max(1, subject.size // 2)
-    replaces, zero = subject.plan.neighbouring_relation == REPLACE_ONE, canaries.zero
+    first = subject.size
+    half = max(1, subject.size // 2)
+    replaces = subject.plan.neighbouring_relation == REPLACE_ONE
+    zero = canaries.zero
     for number, name in enumerate(canaries.names):
         for k, size in enumerate(sizes):
-            base = [(number + 3 * j) % half for j in range(min(size, half))]
-            base = list(dict.fromkeys(base))
-            places = (len(base), 0, len(base) // 2)
-            row = places[(number + k) % 3]
-            replaced: list[int] = []
+            units = [(number + 3 * j) % half for j in range(min(size, half))]
+            base = list(dict.fromkeys(units))
+            row = _three_places(base)[(number + k) % 3]
+            without = base
             if replaces:
-                replaced = [first + (number + 1 + k) % len(canaries.names)]
+                replaced = (number + 1 + k) % len(canaries.names)
+                without = _insert(base, row, first + replaced)
             elif subject.augment is not None and base and zero is not None:
-                replaced = [first + zero]
+                without = _insert(base, row, first + zero)
             where = f"{name}, next to {len(base)}, row {row}"
-            without = [*base[:row], *replaced, *base[row:]]
-            yield where, without, [*base[:row], first + number, *base[row:]]
+            yield where, without, _insert(base, row, first + number)
     control = list(range(min(5, half)))
     yield "control: equal batches", control, list(control)
+
+
+def _three_places(rows: Sequence[int]) -> tuple[int, int, int]:
+    """Return where a unit joins a batch: in the last, the first or the middle row."""
+    return len(rows), 0, len(rows) // 2
+
+
+def _insert(rows: Units, place: int, unit: int) -> Units:
+    """Return the rows with one more unit at a place."""
+    return [*rows[:place], unit, *rows[place:]]
 
 
 def _chunks(subject: Subject, pairs: list[Pair]) -> Iterator[list[Pair]]:
@@ -303,7 +318,8 @@ class World:
 
     def step(self, name: str, result: Replay) -> Released | None:
         """Take one step, add departures to the result, and return the release."""
-        session, charged = self.session, self.session.steps_done
+        session = self.session
+        charged = session.steps_done
         session.released.clear()
         try:
             session.step(next(self.batches), self.loss)
@@ -364,7 +380,8 @@ def resolution(plan: Plan, gradients: Mapping[str, Tensor]) -> float:
 
 def _compare(plan: Plan, one: Released, other: Released, name: str, result: Replay) -> None:
     """Add the distance of two releases to the result."""
-    moved = distance(one.gradients, other.gradients) * plan.expected_batch_size / plan.sensitivity
+    unit = plan.expected_batch_size / plan.sensitivity
+    moved = unit * distance(one.gradients, other.gradients)
     result.tolerance = max(result.tolerance, 1e-5 + resolution(plan, one.gradients))
     if name.startswith("control") or name == "warm-up":
         result.control = max(result.control, moved)
@@ -456,7 +473,9 @@ class _FullDisk:
 
 def _step_without_ledger(session: WatchedSession, batch: Any, loss: Any) -> str:
     """Return what a step did although it could not be charged, "" if it did nothing."""
-    releases, draws, ledger = len(session.released), session.noise_draws, session.ledger
+    releases = len(session.released)
+    draws = session.noise_draws
+    ledger = session.ledger
     session._pipeline.ledger = _FullDisk(ledger)  # type: ignore[assignment]
     try:
         session.step(batch, loss)
@@ -555,8 +574,8 @@ class _Change:
 def _release_changes(
     subject: Subject,
     canaries: Canaries,
-    script: list[list[int]],
-    other_script: list[list[int]],
+    script: Batches,
+    other_script: Batches,
     departures: Replay,
 ) -> Iterator[_Change | None]:
     """Yield by how much each batch of the second script differs from that of the first.
@@ -585,8 +604,11 @@ def _release_changes(
             if release is None or other_release is None:
                 yield None
                 continue
-            before, after = release.gradients, other_release.gradients
-            sums = {name: unit * (after[name].double() - x.double()) for name, x in before.items()}
+            before = release.gradients
+            after = other_release.gradients
+            sums = {}
+            for name, x in before.items():
+                sums[name] = unit * (after[name].double() - x.double())
             rounding = max(torch.finfo(x.dtype).eps for x in before.values())
             yield _Change(sums, rounding, resolution(plan, before))
 
@@ -624,17 +646,19 @@ def check_contributions(
     silent = subject.size + canaries.zero
     others = list(range(min(OTHERS, max(1, subject.size // 2))))
     numbers = [number for number in range(len(canaries.names)) if number != canaries.zero]
-    # The last, the first and the middle row.
-    places = (len(others), 0, len(others) // 2)
-    without, with_it = [], []
+    without = []
+    with_it = []
     for k, number in enumerate(numbers):
+        place = _three_places(others)[k % 3]
         for company in ([silent] * len(others), others):
-            without.append(_insert(company, places[k % 3], silent))
-            with_it.append(_insert(company, places[k % 3], subject.size + number))
-    worst, where, tolerance = 0.0, "", 0.0
+            without.append(_insert(company, place, silent))
+            with_it.append(_insert(company, place, subject.size + number))
+    worst = tolerance = 0.0
+    where = ""
     changes = _release_changes(subject, canaries, without, with_it, Replay())
     for k, number in enumerate(numbers):
-        alone, among_others = next(changes), next(changes)
+        alone = next(changes)
+        among_others = next(changes)
         moved = math.nan
         if alone is not None:
             tolerance = max(tolerance, alone.tolerance_of_shares())
@@ -654,11 +678,6 @@ def check_contributions(
         detail=f"what each of {len(numbers)} canaries adds next to {len(others)} others, "
         f"against what it adds next to nobody; worst: {where}",
     )
-
-
-def _insert(rows: list[int], place: int, unit: int) -> list[int]:
-    """Return the rows with one more unit at a place."""
-    return [*rows[:place], unit, *rows[place:]]
 
 
 # -- batch sizes -----------------------------------------------------------------------------------
@@ -691,18 +710,18 @@ class _SizeUnits:
         loud: the unit whose gradient is far above the clip.
     """
 
-    silent: list[int]
-    company: list[int]
+    silent: Units
+    company: Units
     places: tuple[int, int, int]
     loud: int
 
-    def silence(self, part: slice) -> list[int]:
+    def silence(self, part: slice) -> Units:
         """Return the company with silent units in a part of it."""
         rows = list(self.company)
         rows[part] = self.silent[part]
         return rows
 
-    def insert_loud(self, place: int) -> list[int]:
+    def insert_loud(self, place: int) -> Units:
         """Return the company with the loud unit in one row."""
         rows = list(self.company)
         rows[place] = self.loud
@@ -783,7 +802,8 @@ def check_batch_sizes(
 
 def _make_canaries(subject: Subject, most: int) -> Canaries:
     """Make `most` examples without a loss, `most` unchanged ones, and one far above the clip."""
-    canaries, count = Canaries(), len(subject.dataset[-1])
+    canaries = Canaries()
+    count = len(subject.dataset[-1])
     for number in range(most):
         canaries.add("no loss", subject.example(number % count), 0.0)
     for number in range(most):
@@ -802,7 +822,7 @@ def _units_of_size(subject: Subject, size: int, most: int) -> _SizeUnits:
     return _SizeUnits(silent, company, places, subject.size + 2 * most)
 
 
-def _script(units: _SizeUnits, masks: bool) -> list[list[int]]:
+def _script(units: _SizeUnits, masks: bool) -> Batches:
     """Return the batches of one size, in the order in which `_judge` reads them.
 
     Args:
@@ -811,18 +831,21 @@ def _script(units: _SizeUnits, masks: bool) -> list[list[int]]:
             augmentation.
     """
     half = len(units.company) // 2
-    first, second = units.company[:half], units.company[half:]
     if masks:
-        first, second = units.silence(slice(half, None)), units.silence(slice(0, half))
+        first = units.silence(slice(half, None))
+        second = units.silence(slice(0, half))
+    else:
+        first = units.company[:half]
+        second = units.company[half:]
     with_loud = [units.insert_loud(place) for place in units.places]
     return [units.silent, units.company, first, second, *with_loud]
 
 
 def _changes_from_empty(
-    subject: Subject, canaries: Canaries, script: list[list[int]], progress: Progress | None
+    subject: Subject, canaries: Canaries, script: Batches, progress: Progress | None
 ) -> Iterator[_Change]:
     """Yield what each batch adds to the empty one."""
-    empty: list[list[int]] = [[]] * len(script)
+    empty: Batches = [[]] * len(script)
     departures = Replay()
     changes = _release_changes(subject, canaries, empty, script, departures)
     for number, change in enumerate(changes):
@@ -962,7 +985,7 @@ def distinguish_neighbors(
 
 
 def _find_farthest(
-    subject: Subject, canaries: Canaries, base: list[int], without: list[int]
+    subject: Subject, canaries: Canaries, base: Units, without: Units
 ) -> tuple[int, Samples]:
     """Return the canary that moves a release farthest under frozen noise, and the difference."""
     with_canary = [[*base, subject.size + number] for number in range(len(canaries.names))]
@@ -978,7 +1001,7 @@ def _find_farthest(
 
 
 def _release_samples(
-    subject: Subject, canaries: Canaries, script: Sequence[list[int]], seed: int | None = None
+    subject: Subject, canaries: Canaries, script: Sequence[Units], seed: int | None = None
 ) -> Iterator[Samples]:
     """Yield releases over the standard deviation of their noise, all at the same weights."""
     plan = subject.plan
@@ -986,7 +1009,7 @@ def _release_samples(
         yield standardize(released, plan.stddev / plan.expected_batch_size)
 
 
-def _find_lags(samples: Sequence[Samples]) -> list[int]:
+def _find_lags(samples: Sequence[Samples]) -> Units:
     """Return the distances at which releases correlate with themselves most.
 
     Without a fault they are arbitrary.
@@ -1000,7 +1023,7 @@ def _find_lags(samples: Sequence[Samples]) -> list[int]:
     return [int(index) + 1 for index in largest]
 
 
-def _make_directions(pattern: Samples, sizes: list[int], lags: Sequence[int]) -> Samples:
+def _make_directions(pattern: Samples, sizes: Units, lags: Sequence[int]) -> Samples:
     """Return unit vectors `[k, d]`.
 
     They hold the pattern in each group of parameters, and the pattern as far as it can be moved by
@@ -1012,7 +1035,8 @@ def _make_directions(pattern: Samples, sizes: list[int], lags: Sequence[int]) ->
     for start, end in zip([0, *ends[:-1]], ends, strict=True):
         directions.append(_restrict(pattern, slice(start, end)))
     for lag in lags:
-        beginning, end = _restrict(pattern, slice(0, d - lag)), _restrict(pattern, slice(lag, d))
+        beginning = _restrict(pattern, slice(0, d - lag))
+        end = _restrict(pattern, slice(lag, d))
         directions += [beginning, np.roll(beginning, lag)]
         directions += [end, np.roll(end, -lag)]
     norms = [np.linalg.norm(x) for x in directions]
@@ -1034,8 +1058,10 @@ def _restrict(pattern: Samples, places: slice) -> Samples:
 def _learn_discriminant(without: Samples, with_it: Samples) -> tuple[Samples, float]:
     """Return Fisher's linear discriminant `[k]`, and the middle between the two means."""
     covariance = np.atleast_2d((np.cov(without.T) + np.cov(with_it.T)) / 2)
-    ridge = 1e-9 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
-    mean_without, mean_with = without.mean(0), with_it.mean(0)
+    size = len(covariance)
+    ridge = 1e-9 * np.trace(covariance) / size * np.eye(size)
+    mean_without = without.mean(0)
+    mean_with = with_it.mean(0)
     weights = np.linalg.solve(covariance + ridge, mean_with - mean_without)
     return weights, float(weights @ (mean_with + mean_without) / 2)
 

@@ -27,6 +27,7 @@ from dpkfc.audit.harness import (
     Script,
     Shapes,
     Subject,
+    Tensors,
     WatchedSession,
     find_plantable,
     open_session,
@@ -56,7 +57,8 @@ FACTORS = {
 
 
 def _alternate(x: Tensor) -> Tensor:
-    signs = 1 - 2 * (torch.arange(x.numel()) % 2)
+    numbers = torch.arange(x.numel())
+    signs = 1 - 2 * (numbers % 2)
     return 30.0 * signs.to(x).view(x.shape)
 
 
@@ -86,7 +88,9 @@ POWER_ITERATIONS = 30
 SEED = 7
 
 
+# A canary, its input and its output direction.
 Planted = tuple[int, Tensor, Tensor]
+Scores = NDArray[np.float64]
 
 
 @dataclass
@@ -101,7 +105,7 @@ class Canaries:
     """
 
     names: list[str] = field(default_factory=list)
-    rows: list[tuple[Tensor, ...]] = field(default_factory=list)
+    rows: list[Tensors] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     plants: dict[str, list[Planted]] = field(default_factory=dict)
 
@@ -110,7 +114,7 @@ class Canaries:
         """Number of the first canary without a loss, None if there is none."""
         return self.factors.index(0.0) if 0.0 in self.factors else None
 
-    def add(self, name: str, row: tuple[Tensor, ...], factor: float = 1.0) -> int:
+    def add(self, name: str, row: Tensors, factor: float = 1.0) -> int:
         """Add a canary and return its number."""
         self.names.append(name)
         self.rows.append(row)
@@ -120,7 +124,7 @@ class Canaries:
     def plant(
         self,
         name: str,
-        row: tuple[Tensor, ...],
+        row: Tensors,
         layer: str,
         gradient: tuple[Tensor, Tensor],
         factor: float,
@@ -149,24 +153,29 @@ class Canaries:
         plants = []
         for layer, planted in self.plants.items():
             numbers, inputs, outputs = zip(*planted, strict=True)
-            ids = torch.tensor(numbers)
-            plant = Plant(layer, ids, torch.stack(inputs), torch.stack(outputs))
+            plant = Plant(
+                layer=layer,
+                ids=torch.tensor(numbers),
+                inputs=torch.stack(inputs),
+                outputs=torch.stack(outputs),
+            )
             plants.append(plant)
         factors = torch.tensor(self.factors, dtype=torch.float64)
         return PlantedLoss(subject.loss_fn, factors, plants)
 
-    def dataset(self, subject: Subject) -> tuple[Tensor, ...]:
+    def dataset(self, subject: Subject) -> Tensors:
         """Return the examples, then the canaries, with the ids of canaries as a last tensor.
 
         If the unit is larger than a record, every record of a canary's unit carries the canary.
         """
-        size, copies = len(subject.dataset[-1]), subject.records_of_a_unit
+        copies = subject.records_of_a_unit
         columns = []
         for i, x in enumerate(subject.dataset):
             rows = torch.stack([row[i] for row in self.rows])
             repeated = rows.repeat_interleave(copies, 0)
             columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
+        size = len(subject.dataset[-1])
         no_canaries = torch.full((size,), NO_CANARY)
         return (*columns, torch.cat([no_canaries, ids]))
 
@@ -174,11 +183,10 @@ class Canaries:
         """Return the unit of every row of `dataset`, None if every row is a unit."""
         if subject.units is None:
             return None
-        numbers = subject.unit_numbers
-        canaries = torch.arange(len(self.names))
-        canaries += subject.size
-        canaries = canaries.repeat_interleave(subject.records_of_a_unit)
-        return torch.cat([numbers, canaries])
+        last = subject.size + len(self.names)
+        canaries = torch.arange(subject.size, last)
+        records = canaries.repeat_interleave(subject.records_of_a_unit)
+        return torch.cat([subject.unit_numbers, records])
 
     def open_session(
         self, subject: Subject, plan: Plan, **options: Any
@@ -190,7 +198,8 @@ class Canaries:
             plan: of `script_plan`.
             options: of `harness.open_session`.
         """
-        dataset, units = self.dataset(subject), self.units(subject)
+        dataset = self.dataset(subject)
+        units = self.units(subject)
         return open_session(subject, plan, dataset, units=units, **options)
 
     def release_still(
@@ -234,7 +243,8 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
     else:
         # No batch takes examples of the second half.
         size = len(subject.dataset[-1])
-        for number in range(size // 2, min(size, size // 2 + 9)):
+        half = size // 2
+        for number in range(half, min(size, half + 9)):
             canaries.add(f"example {number}", subject.example(number))
     by_name = {layer.name: layer for layer in layers}
     _plant_gradients(canaries, subject, row, by_name, metric)
@@ -244,21 +254,13 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
 def _plant_gradients(
     canaries: Canaries,
     subject: Subject,
-    row: tuple[Tensor, ...],
+    row: Tensors,
     layers: Mapping[str, Layer],
     metric: Metric,
 ) -> None:
-    plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
-    if subject.collate_fn is not None:
-        # If a batch decides how long its examples are, no input of one length fits.
-        plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
-    names = list(plantable)
-    if len(names) > LAYERS:
-        spacing = (len(names) - 1) / (LAYERS - 1)
-        names = [names[round(i * spacing)] for i in range(LAYERS)]
+    plantable = _select_plantable(subject)
     generator = torch.Generator().manual_seed(SEED)
-    for name in names:
-        input_shape, output_shape = plantable[name]
+    for name, (input_shape, output_shape) in plantable.items():
         a = torch.randn(input_shape, generator=generator)
         u = torch.randn(output_shape, generator=generator)
         for factor in (1e-3, 1.0, 1e3):
@@ -268,10 +270,11 @@ def _plant_gradients(
         if len(input_shape) == len(output_shape) == 2 and input_shape[0] > 1:
             gradient = _cancelling_positions(a, u)
             canaries.plant(f"{name}: positions cancel", row, name, gradient, 1.0)
-        layer, entry = layers.get(name), metric.get(name)
+        layer = layers.get(name)
+        entry = metric.get(name)
         if layer is not None and isinstance(entry, Kronecker) and layer.rule == "linear":
             _plant_extremes(canaries, row, layer, entry, plantable[name])
-    for name in names[-1:]:
+    for name in list(plantable)[-1:]:
         input_shape, output_shape = plantable[name]
         a = _unit_vector(torch.ones(input_shape))
         u = _unit_vector(torch.ones(output_shape))
@@ -281,18 +284,33 @@ def _plant_gradients(
             canaries.plant(f"{name}: norm of {k:g} · 2^149 C", row, name, gradient, 1.0)
 
 
+def _select_plantable(subject: Subject) -> dict[str, Shapes]:
+    """Return the shapes of up to LAYERS layers that gradients are planted in, evenly spaced."""
+    plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
+    if subject.collate_fn is not None:
+        # If a batch decides how long its examples are, no input of one length fits.
+        plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
+    names = list(plantable)
+    if len(names) > LAYERS:
+        spacing = (len(names) - 1) / (LAYERS - 1)
+        names = [names[round(i * spacing)] for i in range(LAYERS)]
+    return {name: plantable[name] for name in names}
+
+
 def _plant_extremes(
-    canaries: Canaries, row: tuple[Tensor, ...], layer: Layer, entry: Kronecker, shapes: Shapes
+    canaries: Canaries, row: Tensors, layer: Layer, entry: Kronecker, shapes: Shapes
 ) -> None:
     """Plant gradients along the directions that the metric stretches most and least."""
     input_shape, output_shape = shapes
-    d_in, d_out = input_shape[-1], output_shape[-1]
+    d_in = input_shape[-1]
+    d_out = output_shape[-1]
     has_bias = "bias" in layer.parameters
-    sides = {"stretched most": entry, "stretched least": entry.inverse()}
-    for kind, side in sides.items():
-        a = _find_stretched(side.input.apply, d_in + has_bias)[:d_in]
-        a = a.expand(input_shape).clone()
-        u = _find_stretched(side.output.apply, d_out).expand(output_shape).clone()
+    maps = {"stretched most": entry, "stretched least": entry.inverse()}
+    for kind, kronecker in maps.items():
+        direction = _find_stretched(kronecker.input.apply, d_in + has_bias)
+        a = direction[:d_in].expand(input_shape).clone()
+        direction = _find_stretched(kronecker.output.apply, d_out)
+        u = direction.expand(output_shape).clone()
         canaries.plant(f"{layer.name}: {kind}", row, layer.name, (30 * a, u), 1e3)
         canaries.plant(f"{layer.name}: {kind}, small", row, layer.name, (a, u), 1e-3)
 
@@ -391,29 +409,33 @@ class PlantedCanaries:
                 f"clipping={plan.clipping!r} splits gradients along a basis, so none can be "
                 "planted: use kind='mislabelled'"
             )
-        device, m = next(model.parameters()).device, len(coins)
+        device = next(model.parameters()).device
+        m = len(coins)
         batch = tuple(x[:2].to(device) for x in dataset)
-        target, shapes = _choose_layer(model, find_plantable(model, loss_fn, batch), layer)
-        input_shape, output_shape = shapes
+        plantable = find_plantable(model, loss_fn, batch)
+        target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
         is_conv = target.rule == "conv"
+        channels = output_shape[0 if is_conv else -1]
         a = _random_signs(rng, (m, *input_shape))
-        u = _random_signs(rng, (m, output_shape[0 if is_conv else -1]))
-        inputs, rows = _one_patch(target, a, output_shape) if is_conv else _one_position(a)
+        u = _random_signs(rng, (m, channels))
+        if is_conv:
+            inputs, rows = _one_patch(target, a, output_shape)
+        else:
+            inputs, rows = _one_position(a)
         if "bias" in target.parameters:
-            rows = torch.cat([rows, rows.new_ones(m, 1)], 1)
+            ones = rows.new_ones(m, 1)
+            rows = torch.cat([rows, ones], 1)
         lengths = rows.norm(dim=1, keepdim=True)
         norms = u[0].norm() * lengths
         u = u * (LOUDNESS * plan.max_grad_norm / norms)
         outputs = torch.zeros(m, *output_shape)
         outputs[_planted_position(target, output_shape)] = u
-        moved = [x.to(device) for x in (u, rows, inputs, outputs)]
-        u, rows, inputs, outputs = moved
-        self.listener = Listener(target, u, rows, plan.steps)
+        self.listener = Listener(target, u.to(device), rows.to(device), plan.steps)
         self._plan = plan
         # The signs of the factors change from step to step.
         self._factors = torch.from_numpy(coins.astype(np.float64))
         ids = torch.arange(m)
-        plant = Plant(target.name, ids, inputs, outputs)
+        plant = Plant(target.name, ids, inputs.to(device), outputs.to(device))
         self.loss = PlantedLoss(loss_fn, self._factors, [plant])
         self.dataset = _append_rows(dataset, m)
 
@@ -430,7 +452,7 @@ class PlantedCanaries:
         """Add one release, given the metric of its noise."""
         self.listener.observe(released, metric)
 
-    def scores(self) -> NDArray[np.float64]:
+    def scores(self) -> Scores:
         """Return how likely each canary was included, on its own scale `[m]`."""
         return self.listener.scores(self._plan)
 
@@ -444,7 +466,7 @@ def _random_signs(rng: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(bits * 2 - 1)
 
 
-def _append_rows(dataset: Sequence[Tensor], m: int) -> tuple[Tensor, ...]:
+def _append_rows(dataset: Sequence[Tensor], m: int) -> Tensors:
     """Return the examples, m rows more, and the ids of canaries.
 
     The new rows are copies of examples, whose content is replaced by the planted inputs.
@@ -474,10 +496,7 @@ def _choose_layer(
             "use kind='mislabelled'"
         )
     if name is None:
-        sizes = {}
-        for key, layer in layers.items():
-            sizes[key] = layer.tensor("weight").numel()
-        name = max(sizes, key=sizes.__getitem__)
+        name = max(layers, key=lambda key: layers[key].tensor("weight").numel())
     elif name not in layers:
         raise ValueError(
             f"no gradient can be planted in layer {name!r}: choose one of {', '.join(layers)}"
@@ -509,16 +528,21 @@ def _planted_position(layer: Layer, output_shape: torch.Size) -> tuple[Any, ...]
     if layer.rule == "conv":
         _, height, width = output_shape
         return (slice(None), slice(None), height // 2, width // 2)
-    return (slice(None), *[0] * (len(output_shape) - 1))
+    return _first_position(len(output_shape) + 1)
+
+
+def _first_position(ndim: int) -> tuple[Any, ...]:
+    """Return the index of the first position of `[m, ..., d]`."""
+    return (slice(None), *[0] * (ndim - 2))
 
 
 def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs that are zero except at one position, and that position `[m, d_in]`."""
-    zeros = [0] * (a.ndim - 2)
-    first: tuple[Any, ...] = (slice(None), *zeros)
+    first = _first_position(a.ndim)
+    position = a[first]
     inputs = torch.zeros_like(a)
-    inputs[first] = a[first]
-    return inputs, a[first]
+    inputs[first] = position
+    return inputs, position
 
 
 def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -527,14 +551,15 @@ def _one_patch(layer: Layer, a: Tensor, output_shape: torch.Size) -> tuple[Tenso
     assert isinstance(module, nn.Conv2d) and not isinstance(module.padding, str)
     _, height, width = output_shape
     position = (height // 2) * width + width // 2
-    options = {
-        "dilation": module.dilation,
-        "padding": module.padding,
-        "stride": module.stride,
-    }
     patches = []
     for part in a.split(64):
-        unfolded = functional.unfold(part, module.kernel_size, **options)
+        unfolded = functional.unfold(
+            part,
+            module.kernel_size,
+            dilation=module.dilation,
+            padding=module.padding,
+            stride=module.stride,
+        )
         patches.append(unfolded[:, :, position])
     return a, torch.cat(patches)
 
@@ -580,7 +605,8 @@ class Listener:
         if self._observed > self._next_snapshot or not self._squared_norms:
             self._measure_canaries()
             self._next_snapshot = self._observed + self._steps // SNAPSHOTS
-        self._sum = self._sum + _map_again(self.layer, self._entry, self._pending)
+        mapped = _map_again(self.layer, self._entry, self._pending)
+        self._sum = self._sum + mapped
         self._pending = None
 
     def _measure_canaries(self) -> None:
@@ -589,24 +615,25 @@ class Listener:
         u = self._u.to(self._pending)
         a = self._a.to(self._pending)
         u, a, scale = _transform_factors(self.layer, self._entry, u, a)
+        u_squares = u.square()
+        a_squares = a.square()
         if scale is None:
-            squares = u.square().sum(1) * a.square().sum(1)
+            squares = u_squares.sum(1) * a_squares.sum(1)
         else:
-            scaled = u.square() @ scale.square()
-            squares = (scaled * a.square()).sum(1)
+            squares = ((u_squares @ scale.square()) * a_squares).sum(1)
         self._squared_norms.append(squares.double())
         if self._is_solvable(scale is not None):
             self._overlaps = self._overlaps + _inner_products(u, a, scale)
 
     def _is_solvable(self, is_materialised: bool) -> bool:
         """Return whether one linear system for all canaries is small enough."""
-        m = len(self._u)
-        entries = self._u.shape[1] * self._a.shape[1]
+        m, d_out = self._u.shape
+        entries = d_out * self._a.shape[1]
         if is_materialised and m * entries > MOST_MATERIALISED:
             return False
         return m <= MOST_SOLVED and entries <= MOST_ENTRIES * m
 
-    def scores(self, plan: Plan) -> NDArray[np.float64]:
+    def scores(self, plan: Plan) -> Scores:
         """Estimate the number of steps that each canary was in, given the releases `[m]`.
 
         In wide layers the estimate has an unknown scale. Otherwise it is the linear estimate of
@@ -623,20 +650,21 @@ class Listener:
         squared_norms = torch.stack(self._squared_norms).mean(0)
         norms = squared_norms.sqrt().clamp(min=1e-300)
         total = plan.expected_batch_size * self._sum
-        projections = self._u.to(total) @ total
-        products = (projections * self._a.to(total)).sum(1)
+        u = self._u.to(total)
+        a = self._a.to(total)
+        products = ((u @ total) * a).sum(1)
         products = products.double() / norms
         if not isinstance(self._overlaps, Tensor):
             return np.nan_to_num(products.cpu().numpy())
         overlaps = self._overlaps.double() / len(self._squared_norms)
         overlaps = overlaps / norms[:, None] / norms
-        estimates = _solve_counts(products.cpu(), overlaps.cpu(), plan, self._observed, norms.cpu())
-        return np.nan_to_num(estimates)
+        measured = (products.cpu(), overlaps.cpu(), norms.cpu())
+        return np.nan_to_num(_solve_counts(*measured, plan, self._observed))
 
 
 def _solve_counts(
-    products: Tensor, overlaps: Tensor, plan: Plan, steps: int, norms: Tensor
-) -> NDArray[np.float64]:
+    products: Tensor, overlaps: Tensor, norms: Tensor, plan: Plan, steps: int
+) -> Scores:
     """Return the estimate for canaries that overlap.
 
     Source:
@@ -657,7 +685,7 @@ def _solve_counts(
     noise = max(steps * plan.stddev**2, shown, 1e-9 * signal)
     identity = torch.eye(len(products), dtype=overlaps.dtype)
     system = signal * overlaps + noise * identity
-    estimate: NDArray[np.float64] = torch.linalg.solve(system, rest).numpy()
+    estimate: Scores = torch.linalg.solve(system, rest).numpy()
     return estimate
 
 
@@ -677,8 +705,8 @@ def _scale_matrix(layer: Layer, entry: Entry, like: Tensor) -> Tensor:
     """Return the scales of an elementwise entry as a matrix."""
     scales = {}
     for role, name in layer.parameters.items():
-        scale = entry.scales.get(role)
-        scales[name] = torch.ones_like(layer.tensor(role)) if scale is None else scale
+        ones = torch.ones_like(layer.tensor(role))
+        scales[name] = entry.scales.get(role, ones)
     return matrix_of(layer, scales).to(like)
 
 

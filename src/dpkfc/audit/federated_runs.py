@@ -87,9 +87,8 @@ def _noise_of(client: Answers, contract: str, theta: Mapping[str, Tensor], pairs
     for number in range(2 * pairs):
         answer = client.answer(round_message(contract, number, theta))
         if answer["kind"] == "sum":
-            sums.append(
-                torch.cat([x.double().flatten() for x in select_prefix(answer, "sum").values()])
-            )
+            tensors = select_prefix(answer, "sum")
+            sums.append(torch.cat([x.double().flatten() for x in tensors.values()]))
     differences = [a - b for a, b in zip(sums[::2], sums[1::2], strict=False)]
     return torch.stack(differences).flatten() / math.sqrt(2)
 
@@ -97,7 +96,8 @@ def _noise_of(client: Answers, contract: str, theta: Mapping[str, Tensor], pairs
 def _check_variance(plan: FederatedPlan, variances: Sequence[float], size: int) -> Finding:
     """Apply a two-sided χ² test to each client's noise."""
     alarm = ALARM / (2 * len(variances))
-    low, high = stats.chi2.ppf([alarm, 1 - alarm], size) / size
+    quantiles = stats.chi2.ppf([alarm, 1 - alarm], size)
+    low, high = quantiles / size
     ratios = []
     for variance in variances:
         if plan.client_stddev > 0:
@@ -120,12 +120,15 @@ def _check_independence(noise: Sequence[Tensor]) -> Finding:
     Absent noise counts as fully correlated.
     """
     pairs = list(combinations(range(len(noise)), 2))
-    score = float(stats.norm.isf(ALARM / (2 * max(1, len(pairs)))))
+    tests = 2 * max(1, len(pairs))
+    score = float(stats.norm.isf(ALARM / tests))
     bound = score / math.sqrt(noise[0].numel())
-    worst, clients = 0.0, (0, 0)
+    worst = 0.0
+    clients = (0, 0)
     for i, j in pairs:
         scale = float(noise[i].norm() * noise[j].norm())
-        correlation = abs(float(noise[i] @ noise[j])) / scale if scale > 0 else 1.0
+        product = abs(float(noise[i] @ noise[j]))
+        correlation = product / scale if scale > 0 else 1.0
         worst, clients = max((worst, clients), (correlation, (i, j)))
     return Finding(
         check="independence of the noise",
@@ -143,8 +146,10 @@ def _check_survivors(plan: FederatedPlan, variances: Sequence[float], size: int)
     if config.privacy.noise_by == "server":
         return Finding(check=check, measured="the server adds it", bound="none", passed=True)
     honest = 1 if config.privacy.has_full_noise else config.survivors - config.known_shares
-    stddev = math.sqrt(sum(sorted(variances)[:honest]))
-    slack = 1 - stats.norm.isf(ALARM) * math.sqrt(0.5 / (size * honest)) * 2
+    smallest = sorted(variances)[:honest]
+    stddev = math.sqrt(sum(smallest))
+    standard_error = math.sqrt(0.5 / (size * honest))
+    slack = 1 - stats.norm.isf(ALARM) * standard_error * 2
     return Finding(
         check=check,
         measured=f"stddev {stddev:.4g}",
@@ -165,13 +170,16 @@ def check_record_bound(plan: FederatedPlan, answer: Message, neighbour: Message)
         neighbour: of the same client without the record, or with another record in its place under
             "replace_one".
     """
-    one, other = select_prefix(answer, "sum"), select_prefix(neighbour, "sum")
+    one = select_prefix(answer, "sum")
+    other = select_prefix(neighbour, "sum")
     bound = plan.config.sensitivity * (1 + 1e-5)
-    measured, is_bounded = "a client did not answer", False
+    measured = "a client did not answer"
+    is_bounded = False
     if one and one.keys() == other.keys():
         differences = {name: x.double() - other[name].double() for name, x in one.items()}
         moved = total_norm(differences)
-        measured, is_bounded = f"moves the sum by {moved:.6g}", moved <= bound
+        measured = f"moves the sum by {moved:.6g}"
+        is_bounded = moved <= bound
     return Finding(
         check="one record", measured=measured, bound=f"at most {bound:.6g}", passed=is_bounded
     )

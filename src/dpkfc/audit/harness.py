@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpkfc.config import Plan
+from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Sampler
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
@@ -33,7 +35,12 @@ from dpkfc.session import Batch, Session
 if TYPE_CHECKING:
     import dp_accounting
 
+# Examples with a common first axis, or one example without it.
+Tensors = tuple[Tensor, ...]
 LossFn = Callable[[nn.Module, Any], Tensor]
+# Positional arguments of a module, or a batch of any parts.
+Arguments = tuple[Any, ...]
+Augment = Callable[[Any], Any]
 Progress = Callable[[int, int], None]  # steps done, of all
 NO_CANARY = -1  # the id of a row without a canary
 
@@ -109,13 +116,13 @@ def _replace_inputs(
 ) -> Iterator[None]:
     """Replace rows of a module's first argument, and store its output under a key."""
 
-    def replace_rows(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def replace_rows(module: nn.Module, args: Arguments) -> Arguments:
         x = args[0]
         is_planted = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
         planted = inputs.to(x)[rows.clamp(min=0)]
         return (torch.where(is_planted, planted, x), *args[1:])
 
-    def store_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def store_output(module: nn.Module, args: Arguments, output: Tensor) -> None:
         outputs[key] = output
 
     # In front of the hooks of a tape, which then records the input that the module sees.
@@ -128,12 +135,12 @@ def _replace_inputs(
         output_handle.remove()
 
 
-def augment_with_ids(augment: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+def augment_with_ids(augment: Augment | None) -> Augment | None:
     """Return a user's augmentation for batches that carry ids of canaries."""
     if augment is None:
         return None
 
-    def augment_examples(batch: Sequence[Any]) -> tuple[Any, ...]:
+    def augment_examples(batch: Sequence[Any]) -> Arguments:
         *examples, ids = batch
         return (*augment(tuple(examples)), ids)
 
@@ -141,13 +148,13 @@ def augment_with_ids(augment: Callable[[Any], Any] | None) -> Callable[[Any], An
 
 
 def collate_with_ids(
-    collate_fn: Callable[[list[Any]], Any] | None,
-) -> Callable[[list[Any]], Any] | None:
+    collate_fn: Collate | None,
+) -> Collate | None:
     """Return a user's `collate_fn` for examples that carry ids of canaries."""
     if collate_fn is None:
         return None
 
-    def collate(examples: list[Any]) -> tuple[Any, ...]:
+    def collate(examples: list[Any]) -> Arguments:
         batch = collate_fn([example[:-1] for example in examples])
         return (*batch, torch.stack([example[-1] for example in examples]))
 
@@ -158,7 +165,7 @@ Shapes = tuple[torch.Size, torch.Size]
 
 
 @torch.no_grad()
-def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) -> dict[str, Shapes]:
+def find_plantable(model: nn.Module, loss_fn: LossFn, batch: Arguments) -> dict[str, Shapes]:
     """Find the modules in which gradients can be planted.
 
     A module must have trainable parameters of its own and be called exactly once. Its input and
@@ -175,33 +182,32 @@ def find_plantable(model: nn.Module, loss_fn: LossFn, batch: tuple[Any, ...]) ->
     calls: dict[str, list[Shapes | None]] = {}
     count = len(batch[-1])
 
-    def is_batch(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.is_floating_point() and x.ndim > 1 and len(x) == count
+    def record(name: str, module: nn.Module, args: Arguments, output: Any) -> None:
+        shapes = _shapes_of_call(args, output, count)
+        calls.setdefault(name, []).append(shapes)
 
-    def record(name: str) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            shapes = None
-            if len(args) == 1 and is_batch(args[0]) and is_batch(output):
-                shapes = (args[0].shape[1:], output.shape[1:])
-            calls.setdefault(name, []).append(shapes)
-
-        return hook
-
-    handles = []
-    for name, module in model.named_modules():
-        has_trainable = any(p.requires_grad for p in module.parameters(recurse=False))
-        if has_trainable and not list(module.children()):
-            handles.append(module.register_forward_hook(record(name)))
-    try:
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            has_trainable = any(p.requires_grad for p in module.parameters(recurse=False))
+            if has_trainable and not list(module.children()):
+                handle = module.register_forward_hook(partial(record, name))
+                hooks.callback(handle.remove)
         loss_fn(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
     plantable = {}
     for name, shapes in calls.items():
         if len(shapes) == 1 and shapes[0] is not None:
             plantable[name] = shapes[0]
     return plantable
+
+
+def _shapes_of_call(args: Arguments, output: Any, count: int) -> Shapes | None:
+    """Return the shapes of one example's input and output; None for any other call."""
+    for x in (*args, output):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return None
+        if x.ndim < 2 or len(x) != count:
+            return None
+    return (args[0].shape[1:], output.shape[1:]) if len(args) == 1 else None
 
 
 # -- the audited step ------------------------------------------------------------------------------
@@ -236,17 +242,17 @@ class Subject:
 
     plan: Plan
     model: Callable[[], nn.Module]
-    dataset: tuple[Tensor, ...]
+    dataset: Tensors
     loss_fn: LossFn
-    augment: Callable[[Any], Any] | None = None
+    augment: Augment | None = None
     units: Any = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Collate | None = None
 
-    def example(self, index: int) -> tuple[Tensor, ...]:
+    def example(self, index: int) -> Tensors:
         """Return one example."""
         return tuple(x[index] for x in self.dataset)
 
-    def batch(self, count: int) -> tuple[Any, ...]:
+    def batch(self, count: int) -> Arguments:
         """Return the first examples as `loss_fn` gets them, without augmentation."""
         if self.collate_fn is None:
             return tuple(x[:count] for x in self.dataset)
@@ -466,17 +472,21 @@ def first_difference(one: Any, other: Any, where: str = "") -> str:
     """Return the path of the first value that differs, "" if none does; NaN equals NaN."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         if one.keys() != other.keys():
-            return f"{where}/{sorted(map(str, one.keys() ^ other.keys()))[0]}"
+            return f"{where}/{min(map(str, one.keys() ^ other.keys()))}"
         for name in one:
             if difference := first_difference(one[name], other[name], f"{where}/{name}"):
                 return difference
         return ""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        are_both_nan = one.isnan() & other.isnan() if one.shape == other.shape else None
-        is_equal = are_both_nan is not None and bool(((one == other) | are_both_nan).all())
+        is_equal = one.shape == other.shape and bool(_are_alike(one, other).all())
     else:
         is_equal = type(one) is type(other) and one == other
     return "" if is_equal else where
+
+
+def _are_alike(one: Tensor, other: Tensor) -> Tensor:
+    """Return which entries are equal, or both NaN."""
+    return (one == other) | (one.isnan() & other.isnan())
 
 
 class RandomWalk(torch.optim.Optimizer):
@@ -519,7 +529,7 @@ class RandomWalk(torch.optim.Optimizer):
 def open_session(
     subject: Subject,
     plan: Plan,
-    dataset: tuple[Tensor, ...],
+    dataset: Tensors,
     *,
     still: bool = False,
     **options: Any,
@@ -630,7 +640,8 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
         passed=plan.certified,
         detail="; ".join(plan.caveats) or "the plan has no caveat",
     )
-    noise, planned = accounted_noise(plan.event), plan.stddev / plan.sensitivity
+    noise = accounted_noise(plan.event)
+    planned = plan.stddev / plan.sensitivity
     yield Finding(
         check="event",
         measured="not one Gaussian release" if noise is None else f"noise multiplier {noise:.6g}",
@@ -657,7 +668,8 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
         passed=True,
         detail=f"ε of {plan.steps:,} releases at δ = {plan.delta:g}",
     )
-    reported, least = plan.epsilon(), min(known.values())
+    reported = plan.epsilon()
+    least = min(known.values())
     yield Finding(
         check="reported ε",
         measured=f"{reported:.4g}",

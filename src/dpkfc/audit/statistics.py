@@ -42,17 +42,18 @@ if TYPE_CHECKING:
 
 ALPHA = 1e-9
 SORTED = 400_000  # most samples that are sorted
-Samples = NDArray[np.float64]
+Floats = NDArray[np.float64]
+Samples = Floats
 Integers = NDArray[np.int64]
 
 
-def _two_sided(lower: ArrayLike, upper: ArrayLike) -> NDArray[np.float64]:
+def _two_sided(lower: ArrayLike, upper: ArrayLike) -> Floats:
     """Return the two-sided p-value for the probabilities of the two tails."""
-    p_values: NDArray[np.float64] = np.minimum(1.0, 2 * np.minimum(lower, upper))
+    p_values: Floats = np.minimum(1.0, 2 * np.minimum(lower, upper))
     return p_values
 
 
-def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> NDArray[np.float64]:
+def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> Floats:
     """Return the two-sided p-values of sums of squared standard normal numbers."""
     lower = stats.chi2.cdf(sums, freedom)
     return _two_sided(lower, stats.chi2.sf(sums, freedom))
@@ -63,14 +64,14 @@ def _largest_score(tests: int) -> float:
     return float(stats.norm.isf(ALPHA / (2 * tests)))
 
 
-def _largest_product_score(tests: int, count: ArrayLike) -> NDArray[np.float64]:
+def _largest_product_score(tests: int, count: ArrayLike) -> Floats:
     """Return `_largest_score` for mean products of `count` pairs of normal numbers.
 
     A product of two normal numbers has heavier tails than a normal number. Small counts therefore
     get the exponential bound.
     """
     score = _largest_score(tests)
-    limits: NDArray[np.float64] = score * np.maximum(1.0, score / np.sqrt(count))
+    limits: Floats = score * np.maximum(1.0, score / np.sqrt(count))
     return limits
 
 
@@ -185,13 +186,14 @@ def check_granularity(samples: Samples, rate: float) -> Finding:
     values, counts = np.unique(compared, return_counts=True)
     equal = float(np.sum(counts * (counts - 1.0)) / 2)
     pairs = compared.size * (compared.size - 1) / 2
-    limit = float(stats.poisson.isf(ALPHA, EXCESS_PAIRS * rate * pairs)) + 1
+    expected = rate * pairs
+    limit = float(stats.poisson.isf(ALPHA, EXCESS_PAIRS * expected)) + 1
     return Finding(
         check="noise granularity",
         measured=f"{equal:,.0f} pairs of equal samples",
         bound=f"at most {limit:,.0f}",
         passed=equal <= limit,
-        detail=f"{values.size:,} distinct values of {compared.size:,}; {rate * pairs:,.2g} pairs "
+        detail=f"{values.size:,} distinct values of {compared.size:,}; {expected:,.2g} pairs "
         "expected of the released type",
     )
 
@@ -249,22 +251,27 @@ def check_windows(samples: Samples) -> Finding:
     Args:
         samples: noise over its standard deviation `[releases, d]`.
     """
-    squares = np.square(samples).sum(1)
     steps, size = samples.shape
+    squares = np.square(samples).sum(1)
+    # The squares of the steps from a to b − 1 sum to sums[b] − sums[a].
     sums = np.concatenate([[0.0], np.cumsum(squares)])
-    worst, where, tests = 1.0, "", 0
+    worst = 1.0
+    where = ""
+    tests = 0
     length = 1
     while length <= steps:
+        forwards = np.arange(length, steps + 1, length)
         backwards = np.arange(steps, length - 1, -length)
-        ends = np.concatenate([np.arange(length, steps + 1, length), backwards])
+        ends = np.concatenate([forwards, backwards])
         totals = sums[ends] - sums[ends - length]
-        p_values = _chi_square_p_values(totals, length * size)
+        freedom = length * size
+        p_values = _chi_square_p_values(totals, freedom)
         lowest = int(np.argmin(p_values))
         tests += ends.size
         # Negated, so that a value that is not a number counts as the worst.
         if not p_values[lowest] >= worst:
             worst = float(p_values[lowest])
-            ratio = math.sqrt(totals[lowest] / (length * size))
+            ratio = math.sqrt(totals[lowest] / freedom)
             end = ends[lowest]
             where = f"steps {end - length} to {end - 1} with {ratio:.4f} × accounted"
         length *= 2
@@ -300,7 +307,9 @@ def check_noise(
     for _ in range(4):
         canaries.add("zero", subject.example(0), factor=0.0)
     size = sum(p.numel() for p in subject.model().parameters() if p.requires_grad)
-    steps = steps or max(40, min(500, NUMBERS // max(1, size)))
+    if not steps:
+        enough = NUMBERS // max(1, size)
+        steps = max(40, min(500, enough))
     # Two micro-batches alternate with empty batches: noise must be added once a batch.
     zeros = [subject.size + number for number in range(4)]
     script = [zeros if step % 2 else [] for step in range(steps)]
@@ -362,7 +371,8 @@ def _save_generators() -> Callable[[], None]:
 
     Noise that comes from one of them is then repeated.
     """
-    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()
+    torch_state = torch.get_rng_state()
+    numpy_state = np.random.get_state()
     python_state = random.getstate()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
@@ -453,18 +463,21 @@ def _check_every_variance(samples: Sequence[Samples], entries: Mapping[str, int]
     """
     squares = np.square(np.stack(samples))
     count, size = squares.shape
+    names = list(entries)
     lengths = np.array(list(entries.values()))
     ends = np.cumsum(lengths)
+    starts = ends - lengths
     by_entry = squares.sum(0)
-    by_parameter = np.add.reduceat(by_entry, [0, *ends[:-1]])
-    sums = np.concatenate([by_entry, by_parameter, squares.sum(1)])
-    freedom_by_entry, freedom_by_release = np.full(size, count), np.full(count, size)
-    freedom = np.concatenate([freedom_by_entry, count * lengths, freedom_by_release])
-    p_values = _chi_square_p_values(sums, freedom)
+    by_parameter = np.add.reduceat(by_entry, starts)
+    by_release = squares.sum(1)
+    sums = np.concatenate([by_entry, by_parameter, by_release])
+    # One degree of freedom for each number in a sum.
+    numbers = (np.full(size, count), count * lengths, np.full(count, size))
+    p_values = _chi_square_p_values(sums, np.concatenate(numbers))
     worst = int(np.argmin(p_values))
-    names = list(entries)
     if worst < size:
-        where = f"a number of '{names[int(np.searchsorted(ends, worst, side='right'))]}'"
+        parameter = int(np.searchsorted(ends, worst, side="right"))
+        where = f"a number of '{names[parameter]}'"
     elif worst < size + len(entries):
         where = f"'{names[worst - size]}'"
     else:
@@ -524,10 +537,9 @@ def _check_repetition_between(samples: Sequence[Samples]) -> Finding:
     products = table @ table.T / math.sqrt(size)
     np.fill_diagonal(products, 0.0)
     pairs = max(1, count * (count - 1) // 2)
-    worst = float(np.max(np.abs(products))) if count > 1 else 0.0
     return _correlation_finding(
         "no repetition between releases",
-        worst,
+        float(np.max(np.abs(products))),
         float(_largest_product_score(pairs, size)),
         f"{pairs:,} pairs, those across a resumed checkpoint included",
     )
@@ -631,9 +643,11 @@ def _count_outside_grid(plan: Plan, release: Tensor) -> int:
     """Count entries that are not multiples of the grid of rounded noise, up to their rounding."""
     if plan.noise != ROUNDED:
         return 0
-    spacing = grid_of(plan.sensitivity, release.numel(), plan.stddev) / plan.expected_batch_size
-    nearest = (release.double() / spacing).round() * spacing
-    return int((nearest.to(release.dtype) != release).sum())
+    grid_of_sum = grid_of(plan.sensitivity, release.numel(), plan.stddev)
+    spacing = grid_of_sum / plan.expected_batch_size
+    multiples = (release.double() / spacing).round()
+    nearest = (multiples * spacing).to(release.dtype)
+    return int((nearest != release).sum())
 
 
 # -- the low bits of releases ----------------------------------------------------------------------
@@ -662,10 +676,12 @@ def check_low_bits(subject: Subject, *, progress: Progress | None = None) -> Fin
     """
     twice = math.ceil(2 * subject.plan.expected_batch_size)
     size = min(MOST_ROWS, max(2, twice))
-    canaries, examples = Canaries(), len(subject.dataset[-1])
+    canaries = Canaries()
+    examples = len(subject.dataset[-1])
+    rows = []
     for number in range(1 + size):
         canaries.add("loss × 1e-4", subject.example(number % examples), 1e-4)
-    rows = [subject.size + number for number in range(1 + size)]
+        rows.append(subject.size + number)
     script = [rows[:1], rows[1:]] * RELEASES
     counts: list[Integers] = []
     for number, bits in enumerate(_release_low_bits(subject, canaries, script)):
@@ -703,7 +719,7 @@ def _low_bits(x: Tensor) -> NDArray[np.bool_]:
     return bits.astype(bool).ravel()
 
 
-def _fisher_p_values() -> NDArray[np.float64]:
+def _fisher_p_values() -> Floats:
     """Return Fisher's two-sided p-value for every pair of counts `[RELEASES + 1, RELEASES + 1]`."""
     counts = np.arange(RELEASES + 1)
     one, other = np.meshgrid(counts, counts, indexing="ij")
@@ -737,7 +753,7 @@ class SizeDistribution:
     """
 
     dataset_size: int
-    mass: NDArray[np.float64]
+    mass: Floats
 
     @classmethod
     def from_event(cls, event: dp_accounting.DpEvent, dataset_size: int) -> SizeDistribution:
@@ -750,7 +766,8 @@ class SizeDistribution:
 
         sizes = np.arange(dataset_size + 1)
         if isinstance(event, dp_accounting.GaussianDpEvent):
-            return cls(dataset_size, (sizes == dataset_size).astype(float))
+            is_possible = sizes == dataset_size
+            return cls(dataset_size, is_possible.astype(float))
         if isinstance(event, dp_accounting.PoissonSampledDpEvent):
             mass = stats.binom.pmf(sizes, dataset_size, event.sampling_probability)
             return cls(dataset_size, mass)
@@ -767,7 +784,8 @@ class SizeDistribution:
             mass[most] = stats.binom.sf(most - 1, dataset_size, rate)
             mass[most + 1 :] = 0.0
             return cls(dataset_size, mass)
-        return cls(dataset_size, (sizes == event.sample_size).astype(float))
+        is_possible = sizes == event.sample_size
+        return cls(dataset_size, is_possible.astype(float))
 
     def moment(self, power: int) -> float:
         """Return a central moment of the size; the mean for the first."""
@@ -794,12 +812,14 @@ class SizeDistribution:
     @cached_property
     def squared_covariances(self) -> float:
         """Sum of the squares of the N² covariances of the indicators of the examples."""
-        n, q = self.dataset_size, self.rate
+        n = self.dataset_size
+        q = self.rate
         pairs = n * (n - 1)
+        # Probability that two different examples are in one batch.
         both = (self.variance + self.mean**2 - self.mean) / pairs
-        variances = n * (q * (1 - q)) ** 2
-        covariances = pairs * (both - q * q) ** 2
-        return float(variances + covariances)
+        variance = q * (1 - q)
+        covariance = both - q * q
+        return float(n * variance**2 + pairs * covariance**2)
 
 
 def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -> Batches:
@@ -825,7 +845,9 @@ def check_sampler(
     n = plan.dataset_size
     if n < 2:
         return []
-    steps = steps or int(min(MOST_STEPS, max(LEAST_STEPS, INCLUSIONS / n)))
+    if not steps:
+        enough = max(LEAST_STEPS, INCLUSIONS / n)
+        steps = int(min(MOST_STEPS, enough))
     batches = draw_batches(plan, steps, stream)
     # In test mode a second stream would repeat the first.
     other_batches = None if plan.test_mode else draw_batches(plan, steps)
@@ -851,10 +873,13 @@ def compute_p_values(
     """
     n = distribution.dataset_size
     inclusions = _collect_inclusions(batches, n)
-    if inclusions is None or np.any(distribution.mass[inclusions.sum(1)] == 0):
+    if inclusions is None:
+        return {"possible batches": 0.0}
+    sizes = inclusions.sum(1)
+    if np.any(distribution.mass[sizes] == 0):
         return {"possible batches": 0.0}
     p_values = {"possible batches": 1.0}
-    p_values |= _test_sizes(inclusions.sum(1), distribution)
+    p_values |= _test_sizes(sizes, distribution)
     p_values |= _test_examples(inclusions.sum(0), len(batches), distribution)
     p_values["neighbouring examples"] = _test_neighbours(inclusions)
     p_values["halves of the data set"] = _test_halves(inclusions)
@@ -890,27 +915,32 @@ def _collect_inclusions(batches: Batches, dataset_size: int) -> sparse.csr_array
 
 
 def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, float]:
-    steps, mass, variance = len(sizes), distribution.mass, distribution.variance
+    steps = len(sizes)
+    mass = distribution.mass
+    variance = distribution.variance
     if variance < 1e-9:
         # Every batch has the one possible size: the test of possible batches has seen that.
         return {}
     deviations = sizes - distribution.mean
+    total_score = deviations.sum() / math.sqrt(steps * variance)
     squares = float((deviations**2).sum())
     squares_variance = steps * (distribution.moment(4) - variance**2)
     products = (deviations[1:] * deviations[:-1]).sum()
-    largest, smallest = int(sizes.max()), int(sizes.min())
+    lag_score = products / (variance * math.sqrt(steps - 1))
+    largest = int(sizes.max())
+    smallest = int(sizes.min())
     above = float(mass[largest + 1 :].sum())
     below = float(mass[:smallest].sum())
     empty_batches = int((sizes == 0).sum())
     empty = stats.binomtest(empty_batches, steps, min(1.0, mass[0]))
     return {
-        "total": _normal_p_value(deviations.sum() / math.sqrt(steps * variance)),
+        "total": _normal_p_value(total_score),
         "variance of sizes": _gamma_p_value(squares, steps * variance, squares_variance),
         "distribution of sizes": _test_fit(sizes, distribution),
         "largest batch": _extreme_p_value(above, float(mass[largest]), steps),
         "smallest batch": _extreme_p_value(below, float(mass[smallest]), steps),
         "empty batches": float(empty.pvalue),
-        "sizes of following batches": _normal_p_value(products / (variance * math.sqrt(steps - 1))),
+        "sizes of following batches": _normal_p_value(lag_score),
     }
 
 
@@ -922,7 +952,8 @@ def _extreme_p_value(beyond: float, at: float, steps: int) -> float:
         at: probability of the extreme size.
         steps: number of batches.
     """
-    lower, upper = 1 - _probability_of_any(beyond, steps), _probability_of_any(beyond + at, steps)
+    lower = 1 - _probability_of_any(beyond, steps)
+    upper = _probability_of_any(beyond + at, steps)
     return float(_two_sided(lower, upper))
 
 
@@ -938,16 +969,18 @@ def _test_examples(
     n, q = distribution.dataset_size, distribution.rate
     if q >= 1:
         return {}
-    spread = float(np.square(counts - steps * q).sum())
-    # The variance of the sum over steps t and u of the products of centred indicators. The first
-    # term is that of equal steps.
-    variance = steps * (1 - 2 * q) ** 2 * distribution.variance
-    variance += 2 * steps * (steps - 1) * distribution.squared_covariances
+    expected = steps * q
+    spread = float(np.square(counts - expected).sum())
+    expected_spread = steps * n * q * (1 - q)
+    # The variance of the sum over steps t and u of the products of centred indicators.
+    at_equal_steps = steps * (1 - 2 * q) ** 2 * distribution.variance
+    pairs_of_steps = steps * (steps - 1)
+    variance = at_equal_steps + 2 * pairs_of_steps * distribution.squared_covariances
     binomial = stats.binom(steps, q)
     fewest = float(binomial.cdf(counts.min()))
     most = float(binomial.sf(counts.max() - 1))
     return {
-        "inclusion": _gamma_p_value(spread, steps * n * q * (1 - q), variance),
+        "inclusion": _gamma_p_value(spread, expected_spread, variance),
         "example drawn least": min(1.0, n * fewest),
         "example drawn most": min(1.0, n * most),
     }
@@ -960,7 +993,8 @@ def _test_overlap(first: sparse.csr_array, second: sparse.csr_array) -> float:
     """
     n = first.shape[1]
     shared = int(first.multiply(second).sum())
-    a, b = first.sum(1).astype(float), second.sum(1).astype(float)
+    a = first.sum(1).astype(float)
+    b = second.sum(1).astype(float)
     mean = a * b / n
     variance = mean * (n - a) * (n - b)
     variance /= n * (n - 1)
@@ -972,13 +1006,17 @@ def _test_neighbours(inclusions: sparse.csr_array) -> float:
 
     A batch of s examples has s minus the number of its runs. Given s that number is hypergeometric.
     """
-    sizes, n = inclusions.sum(1), inclusions.shape[1]
-    inner = sizes[(sizes > 0) & (sizes < n)].astype(float)
+    n = inclusions.shape[1]
+    sizes = inclusions.sum(1)
+    # Batches of nobody and of everybody have no random runs.
+    is_inner = (sizes > 0) & (sizes < n)
+    inner = sizes[is_inner].astype(float)
     if n < 3 or not inner.size:
         return 1.0
-    adjacent = int(inclusions[:, 1:].multiply(inclusions[:, :-1]).sum())
-    adjacent += int(inclusions[:, :1].multiply(inclusions[:, -1:]).sum())
-    adjacent -= n * int((sizes == n).sum())
+    pairs = inclusions[:, 1:].multiply(inclusions[:, :-1])
+    closing_pairs = inclusions[:, :1].multiply(inclusions[:, -1:])
+    pairs_in_full_batches = n * int((sizes == n).sum())
+    adjacent = int(pairs.sum()) + int(closing_pairs.sum()) - pairs_in_full_batches
     rest = n - inner
     ordered_pairs = inner * (inner - 1)
     mean = ordered_pairs / (n - 1)
@@ -992,19 +1030,23 @@ def _test_halves(inclusions: sparse.csr_array) -> float:
 
     The spread shows pairs of examples that come together or avoid each other.
     """
-    sizes, n = inclusions.sum(1), inclusions.shape[1]
+    n = inclusions.shape[1]
     even = (n + 1) // 2
+    odd = n - even
+    sizes = inclusions.sum(1)
     counts = inclusions[:, ::2].sum(1)
     squares = float(np.square(counts - sizes * even / n).sum())
     mean = variance = 0.0
     for size, repeats in Counter(sizes.tolist()).items():
-        fewest, most = max(0, size - (n - even)), min(size, even)
+        fewest = max(0, size - odd)
+        most = min(size, even)
         values = np.arange(fewest, most + 1)
         mass = stats.hypergeom.pmf(values, n, even, size)
         squared_deviations = (values - size * even / n) ** 2
-        expected = float(mass @ squared_deviations)
-        mean += repeats * expected
-        variance += repeats * (float(mass @ squared_deviations**2) - expected**2)
+        first_moment = float(mass @ squared_deviations)
+        second_moment = float(mass @ squared_deviations**2)
+        mean += repeats * first_moment
+        variance += repeats * (second_moment - first_moment**2)
     return _gamma_p_value(squares, mean, variance)
 
 
@@ -1016,11 +1058,12 @@ def _test_equal_batches(
     Source:
         Markov's inequality: the expected number of equal pairs over the observed number.
     """
-    n, steps = distribution.dataset_size, len(batches)
+    n = distribution.dataset_size
+    steps = len(batches)
     tally = _tally(batches)
     if other_batches is None:
-        equal = sum(count * (count - 1) // 2 for count in tally.values())
-        pairs: float = steps * (steps - 1) / 2
+        equal = sum(math.comb(count, 2) for count in tally.values())
+        pairs = math.comb(steps, 2)
     else:
         other_tally = _tally(other_batches)
         equal = sum(count * other_tally[key] for key, count in tally.items())
@@ -1040,19 +1083,24 @@ def _tally(batches: Batches) -> Counter[bytes]:
 
 def _test_fit(sizes: Integers, distribution: SizeDistribution) -> float:
     """Apply Pearson's test to at most a dozen classes of sizes of about equal probability."""
-    steps, cumulative = len(sizes), np.cumsum(distribution.mass)
+    steps = len(sizes)
+    cumulative = np.cumsum(distribution.mass)
     classes = min(_MOST_CLASSES, max(2, steps // _FEWEST_IN_CLASS))
-    fewest = _FEWEST_IN_CLASS / steps
-    edges, last = [], 0.0
-    for quantile in np.linspace(0, 1, classes + 1)[1:-1]:
+    quantiles = np.linspace(0, 1, classes + 1)[1:-1]
+    least_mass = _FEWEST_IN_CLASS / steps
+    edges = []
+    below = 0.0
+    for quantile in quantiles:
         edge = int(np.searchsorted(cumulative, quantile))
-        if cumulative[edge] - last > fewest and 1 - cumulative[edge] > fewest:
+        so_far = cumulative[edge]
+        if so_far - below > least_mass and 1 - so_far > least_mass:
             edges.append(edge)
-            last = cumulative[edge]
+            below = so_far
     if not edges:
         return 1.0
     expected = np.diff([0.0, *cumulative[edges], 1.0]) * steps
-    counts = np.bincount(np.searchsorted(edges, sizes), minlength=len(expected))
+    classes_of_sizes = np.searchsorted(edges, sizes)
+    counts = np.bincount(classes_of_sizes, minlength=len(expected))
     return float(stats.chisquare(counts, expected).pvalue)
 
 

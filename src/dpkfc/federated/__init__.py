@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import TooFewKeys
-from dpkfc.federated.options import (
+from dpkfc.federated.plan import (
     ClientLevel,
     FedAvg,
     FedAvgM,
+    FederatedConfig,
+    FederatedPlan,
     FedGD,
     FedNew,
     FedNewStep,
@@ -24,7 +26,6 @@ from dpkfc.federated.options import (
     SecureAggregation,
     TrustedServer,
 )
-from dpkfc.federated.plan import FederatedConfig, FederatedPlan
 from dpkfc.federated.server import RoundRecord, Server
 from dpkfc.federated.simulation import Run, federate, make_clients
 

@@ -11,7 +11,6 @@ add nothing to the sum, and the answer is a sum like any other.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -24,12 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.probe_pass import copy_to_device
-from dpkfc.data.loading import MicroBatches, Part, collate, layout, tensors_of
+from dpkfc.data.loading import Collate, MicroBatches, Part, collate, layout, tensors_of
 from dpkfc.data.sampling import Poisson
+from dpkfc.distributed import flatten, unflatten
 from dpkfc.federated import messages
 from dpkfc.federated.messages import (
     Message,
+    Received,
     Tensors,
     add_prefix,
     contract_of,
@@ -43,8 +45,16 @@ from dpkfc.federated.messages import (
     trained_parameters,
     zero_sums,
 )
-from dpkfc.federated.options import FedNewStep, LocalSteps, ScaffoldSteps
-from dpkfc.federated.plan import SEED, FederatedPlan, PartyMechanism, noise_stream, sampling_stream
+from dpkfc.federated.plan import (
+    SEED,
+    FederatedPlan,
+    FedNewStep,
+    LocalSteps,
+    PartyMechanism,
+    ScaffoldSteps,
+    noise_stream,
+    sampling_stream,
+)
 from dpkfc.federated.secure_aggregation import (
     FEWEST_STEPS,
     PrivateKey,
@@ -74,6 +84,7 @@ from dpkfc.verification import check_on_public_rows, check_verify_setting, draw_
 # --------------------------------------------------------------------------------------------------
 # A client's model, and the private sums that it forms from per-example gradients.
 
+Indices = NDArray[np.int64]
 # Most parameters of a model whose Fisher matrix a client may form.
 _MAX_FISHER = 4096
 # Relative error of a norm in float32 against a sum of squares in float64.
@@ -88,7 +99,7 @@ class Records:
         collate_fn: maps a list of examples to a batch.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any] | None = None) -> None:
+    def __init__(self, dataset: Any, collate_fn: Collate | None = None) -> None:
         self.dataset = dataset
         self.collate_fn = collate_fn
         self.loader = MicroBatches(dataset, collate_fn=collate_fn)
@@ -97,9 +108,7 @@ class Records:
     def __len__(self) -> int:
         return len(self.loader)
 
-    def micro_batches(
-        self, indices: NDArray[np.int64], bound: int | None
-    ) -> Iterable[tuple[Any, Part]]:
+    def micro_batches(self, indices: Indices, bound: int | None) -> Iterable[tuple[Any, Part]]:
         """Return micro-batches with their rows.
 
         One batch of all records of a tuple of tensors is copied, not looked up record by record.
@@ -125,7 +134,7 @@ class Records:
                 return self.loader.example(int(index))
         return None
 
-    def batch(self, indices: NDArray[np.int64]) -> Any:
+    def batch(self, indices: Indices) -> Any:
         """Return the records at some indices as one batch."""
         return collate(self.dataset, indices, self.collate_fn)
 
@@ -148,6 +157,7 @@ class LocalModel:
 
     def __init__(self, plan: FederatedPlan, model: nn.Module, loss_fn: LossFn) -> None:
         self.plan = plan
+        self._config = plan.config
         self.model = model
         self.loss_fn = make_stateless(loss_fn)
         self.layers = find_layers(model)
@@ -234,7 +244,7 @@ class LocalModel:
         example = records.example()
         if self._is_verified or example is None:
             return
-        config = self.plan.config
+        config = self._config
         collate = records.loader.collate
         kinds = ["bits", "ones"]
         # A wrong label ends a CUDA process, so tokens are tried on the CPU only.
@@ -253,9 +263,7 @@ class LocalModel:
         self._proof.operation = verdict.operation
         self._is_verified = True
 
-    def clipped_sum(
-        self, records: Records, indices: NDArray[np.int64], *, together: bool = False
-    ) -> Tensors:
+    def clipped_sum(self, records: Records, indices: Indices, *, together: bool = False) -> Tensors:
         """PRIVATE: return the sum of clipped gradients of some records, in preconditioned space.
 
         Args:
@@ -270,14 +278,14 @@ class LocalModel:
             self.coordinates.metric,
             self._clip,
             loss_fn=self.loss_fn,
-            micro_batches=records.micro_batches(table, self.plan.config.max_physical_batch_size),
+            micro_batches=records.micro_batches(table, self._config.max_physical_batch_size),
             one_record=records.loader.alone,
             proof=self._proof,
             repeatable=self.plan.test_mode,
         )
         return sums
 
-    def _batch(self, records: Records, indices: NDArray[np.int64]) -> Any:
+    def _batch(self, records: Records, indices: Indices) -> Any:
         """Return the records at some indices, on the model's device."""
         device = device_of(self.layers)
         return tree_map(
@@ -299,7 +307,7 @@ class LocalModel:
             with torch.enable_grad(), randomize_generators(self.plan.test_mode):
                 loss = self.loss_fn(self.model, self._batch(records, np.array([index]))).sum()
                 gradients = self._gradients(loss)
-            g = flatten({name: x.double() for name, x in gradients.items()})
+            g = flatten(gradients, torch.float64)
             matrix.addr_(g, g)
         return matrix / max(1, len(records))
 
@@ -321,20 +329,6 @@ class LocalModel:
             with torch.no_grad():
                 for name, p in self.parameters.items():
                     p.copy_(before[name])
-
-
-def flatten(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Return all tensors as one vector, in their order."""
-    return torch.cat([x.flatten() for x in tensors.values()])
-
-
-def unflatten(vector: Tensor, like: Mapping[str, Tensor]) -> Tensors:
-    """Cut a vector into tensors of the shapes and types of others."""
-    pieces = vector.split([x.numel() for x in like.values()])
-    tensors = {}
-    for (name, x), piece in zip(like.items(), pieces, strict=True):
-        tensors[name] = piece.view(x.shape).to(x.dtype)
-    return tensors
 
 
 def clip_as_one(tensors: Mapping[str, Tensor], max_grad_norm: float) -> Tensors:
@@ -380,7 +374,7 @@ class GuardedLocalWork:
         """PRIVATE: return whether no record contributed to the message because of an error."""
         return self.error is not None and not self._has_contribution
 
-    def sum_examples(self, indices: NDArray[np.int64]) -> Tensors:
+    def sum_examples(self, indices: Indices) -> Tensors:
         """PRIVATE: return the sum of clipped gradients; a record that fails adds zeros.
 
         Args:
@@ -466,8 +460,8 @@ class Client:
         local: LocalModel,
         dataset: Any,
         *,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        ledger_path: str | os.PathLike[str] | None = None,
+        collate_fn: Collate | None = None,
+        ledger_path: StrPath | None = None,
         channel: bytes | None = None,
         verify: bool | str = True,
     ) -> None:
@@ -478,6 +472,7 @@ class Client:
             raise ValueError("the local model was made for another plan; make both with one plan")
         self.number = number
         self.plan = plan
+        self._config = plan.config
         self.local = local
         self._channel = PrivateKey(new_key() if channel is None else channel)
         self.records = Records(dataset, collate_fn)
@@ -532,7 +527,7 @@ class Client:
             message["key"] = to_tensor(self._channel.public)
         return message
 
-    def answer(self, message: Mapping[str, Any]) -> Message:
+    def answer(self, message: Received) -> Message:
         """Return the answer to a server's message; a refusal is a message with a constant reason.
 
         No record causes a refusal.
@@ -564,7 +559,7 @@ class Client:
         if releases and number <= releases[-1]["step"] // self.plan.per_round:
             raise _Refusal(messages.REPEATED)
 
-    def _sum(self, message: Mapping[str, Any]) -> Message:
+    def _sum(self, message: Received) -> Message:
         number = int(message["round"])
         self._check_new(number)
         pairs = self._pair_keys(message, number) if self._masked else {}
@@ -573,7 +568,8 @@ class Client:
         self._work = GuardedLocalWork(self.local, self.records)
         extra = select_prefix(message, "extra")
         extra_round = int(message.get("extra_round", -1))
-        noisy = {name: x.cpu() for name, x in self._noisy(number, extra, extra_round).items()}
+        sums = self._noisy(number, extra, extra_round)
+        noisy = {name: x.cpu() for name, x in sums.items()}
         self._report_failures(number)
         if self._masked:
             noisy = self._mask(noisy, pairs)
@@ -581,7 +577,8 @@ class Client:
 
     def _report_failures(self, number: int) -> None:
         """Tell the client's own operator which records failed; the answer does not."""
-        self.last_error, self.failed = self._work.error, self._work.failed
+        self.last_error = self._work.error
+        self.failed = self._work.failed
         if self.last_error is not None:
             which = "all of its records" if self.failed else "some of its records"
             logger.error(
@@ -596,22 +593,22 @@ class Client:
 
     @property
     def _masked(self) -> bool:
-        return self.plan.config.privacy.masked
+        return self._config.privacy.masked
 
-    def _cohort(self, message: Mapping[str, Any]) -> list[int]:
+    def _cohort(self, message: Received) -> list[int]:
         """Return the clients to mask a message with; refuse fewer than the plan needs.
 
         Fewer clients are too few masks, and too little noise.
         """
         cohort: list[int] = message["cohort"].tolist()
-        are_registered = all(0 <= other < self.plan.config.clients for other in cohort)
+        are_registered = all(0 <= other < self._config.clients for other in cohort)
         if not are_registered or cohort != sorted(set(cohort)) or self.number not in cohort:
             raise _Refusal(messages.CLIENT_FAILED)
-        if len(cohort) < self.plan.config.survivors:
+        if len(cohort) < self._config.survivors:
             raise _Refusal(messages.CLIENT_FAILED)
         return cohort
 
-    def _make_keys(self, message: Mapping[str, Any]) -> Message:
+    def _make_keys(self, message: Received) -> Message:
         """Make the secrets of an unanswered round, and seal shares of them for the cohort."""
         if not self._masked:
             raise ValueError(
@@ -622,14 +619,14 @@ class Client:
         self._check_new(number)
         channels = split_rows(message["channels"], self._cohort(message))
         keys = RoundKeys(contract=self.local.contract, round=number)
-        sealed = seal_shares(keys, self.number, self._channel, channels, self.plan.config.survivors)
+        sealed = seal_shares(keys, self.number, self._channel, channels, self._config.survivors)
         self._keys = keys
         return self._answer("keys", number) | {
             "key": to_tensor(keys.public),
             "sealed": stack_rows(sealed),
         }
 
-    def _pair_keys(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
+    def _pair_keys(self, message: Received, number: int) -> dict[int, bytes]:
         """Agree with the other clients on pair masks, before a charge: by mask or channel keys."""
         if "mask_keys" in message:
             return self._take_shares(message, number)
@@ -645,7 +642,7 @@ class Client:
             self.number, self._channel, channels, round_scope(self.local.contract, number)
         )
 
-    def _take_shares(self, message: Mapping[str, Any], number: int) -> dict[int, bytes]:
+    def _take_shares(self, message: Received, number: int) -> dict[int, bytes]:
         """Open what the others sealed for this client, and agree on pair masks with them."""
         keys = self._keys
         cohort = self._cohort(message)
@@ -672,7 +669,7 @@ class Client:
         keys, self._keys = self._keys, None
         return mask(integers, self.number, pairs, keys)
 
-    def _reveal(self, message: Mapping[str, Any]) -> Message:
+    def _reveal(self, message: Received) -> Message:
         """Reveal one share of each client, for one survivor set of the last answered round."""
         number = int(message["round"])
         received = self._shares
@@ -681,7 +678,7 @@ class Client:
             raise ValueError(
                 f"this client has sent no masked sum in round {number}, so it reveals no shares"
             )
-        are_enough = len(set(survivors)) == len(survivors) >= self.plan.config.survivors
+        are_enough = len(set(survivors)) == len(survivors) >= self._config.survivors
         are_in_cohort = set(survivors) <= set(received.cohort)
         if self.number not in survivors or not are_enough or not are_in_cohort:
             raise ValueError(
@@ -694,13 +691,13 @@ class Client:
         self._shares = replace(received, survivors=survivors)
         return self._answer("shares", number) | {"shares": stack_rows(reveal(received, survivors))}
 
-    def _take_metric(self, message: Mapping[str, Any], step: int) -> None:
+    def _take_metric(self, message: Received, step: int) -> None:
         """Take or build the preconditioner of a round, and compare its digest with the server's."""
         wanted = message.get("metric_digest", "")
-        if self.plan.config.preconditioner is None or wanted == "":
+        if self._config.preconditioner is None or wanted == "":
             return
         state = select_prefix(message, "metric")
-        can_build = self.plan.config.metric == SEED
+        can_build = self._config.metric == SEED
         if self.local.digest != wanted and state:
             self.local.take_metric(state)
         elif self.local.digest != wanted and can_build:
@@ -715,15 +712,15 @@ class Client:
 
     def _released(self, sums: Tensors, step: int) -> Tensors:
         """Return a clipped sum with this client's noise, charged to the ledger first."""
-        if self.plan.config.privacy.masked:  # float32 is coarser than the grid
+        if self._config.privacy.masked:  # float32 is coarser than the grid
             sums = {name: x.double() for name, x in sums.items()}
-        clipped = ClippedSum(sums, self.plan.config.max_grad_norm)
+        clipped = ClippedSum(sums, self._config.max_grad_norm)
         return self._pipeline.release(clipped, step).gradients
 
-    def _sample(self, step: int) -> NDArray[np.int64]:
+    def _sample(self, step: int) -> Indices:
         """Return the indices of all records, or of a Poisson sample of them."""
         size = len(self.records)
-        rate = self.plan.config.example_rate
+        rate = self._config.example_rate
         if rate == 1 or size == 0:
             return self.records.all
         return Poisson(rate, size).indices(step, self._sampling.generator(step))
@@ -736,32 +733,34 @@ class Client:
             extra: what the rule shares.
             extra_round: the round that `extra` was made in.
         """
-        work, first = self.plan.config.local, number * self.plan.per_round
-        whole = self.plan.config.privacy.unit == "client"
+        work = self._config.local
+        is_clipped_whole = self._config.privacy.unit == "client"
+        first = number * self.plan.per_round
         if isinstance(work, FedNewStep):
-            return self._released(self._newton(work, number, extra, extra_round), first)
-        if isinstance(work, LocalSteps):
-            if not whole:
+            sums = self._newton(work, number, extra, extra_round)
+        elif isinstance(work, LocalSteps):
+            if not is_clipped_whole:
                 return self._steps(work, extra, first)
-            return self._released(self._change(work, extra), first)
-        indices = self._sample(first)
-        if not whole:
-            return self._released(self._work.sum_examples(indices), first)
-
-        def clip_together() -> Tensors:
-            return self.local.clipped_sum(self.records, indices, together=True)
-
-        return self._released(self._work.contribute_as_one(clip_together), first)
+            sums = self._change(work, extra)
+        else:
+            indices = self._sample(first)
+            if is_clipped_whole:
+                sums = self._work.contribute_as_one(
+                    lambda: self.local.clipped_sum(self.records, indices, together=True)
+                )
+            else:
+                sums = self._work.sum_examples(indices)
+        return self._released(sums, first)
 
     def _correction(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the difference c − c_i of control variates; nothing without control variates."""
         if not isinstance(work, ScaffoldSteps):
             return {}
-        zeros = {name: torch.zeros_like(p) for name, p in self.local.parameters.items()}
-        control = self._control or zeros
         correction = {}
-        for name, c_i in control.items():
-            correction[name] = extra.get(name, zeros[name]).to(c_i) - c_i
+        for name, p in self.local.parameters.items():
+            zero = torch.zeros_like(p)
+            c_i = self._control.get(name, zero)
+            correction[name] = extra.get(name, zero).to(c_i) - c_i
         return correction
 
     def _walk(
@@ -774,9 +773,8 @@ class Client:
                 gradients = gradient(k)
                 with torch.no_grad():
                     for name, p in self.local.parameters.items():
-                        p.sub_(
-                            work.learning_rate * (gradients[name].to(p) + correction.get(name, 0))
-                        )
+                        direction = gradients[name].to(p) + correction.get(name, 0)
+                        p.sub_(work.learning_rate * direction)
             return {name: start[name] - p.detach() for name, p in self.local.parameters.items()}
 
     def _update_control(self, work: LocalSteps, extra: Tensors, sent: Tensors) -> None:
@@ -786,15 +784,15 @@ class Client:
         """
         scale = 1 / (work.steps * work.learning_rate)
         correction = self._correction(work, extra)
-        if correction:
-            self._control = {name: sent[name].to(x) * scale - x for name, x in correction.items()}
+        for name, x in correction.items():
+            self._control[name] = sent[name].to(x) * scale - x
 
     def _change(self, work: LocalSteps, extra: Tensors) -> Tensors:
         """Return the change of a client that is protected as a whole, clipped as one."""
 
         def change() -> Tensors:
             walked = self._walk(work, extra, lambda k: self.local.mean_gradient(self.records))
-            return clip_as_one(walked, self.plan.config.max_grad_norm)
+            return clip_as_one(walked, self._config.max_grad_norm)
 
         sent = self._work.contribute_as_one(change)
         self._update_control(work, extra, sent)
@@ -802,7 +800,7 @@ class Client:
 
     def _steps(self, work: LocalSteps, extra: Tensors, first: int) -> Tensors:
         """Return the change by K private steps, each of which is a release."""
-        divisor = self.plan.config.local_divisor
+        divisor = self._config.local_divisor
 
         def gradient(k: int) -> Tensors:
             sums = self._work.sum_examples(self._sample(first + k))
@@ -818,33 +816,32 @@ class Client:
         The update needs y and the clipped direction of the same round. A round that was dropped has
         no y, and a round that the client missed has no direction. In both cases λ_i stays.
         """
-        zeros = {}
+        has_both = bool(self._last) and self._last_round == y_round
+        directions, dual = {}, {}
         for name, p in self.local.parameters.items():
-            zeros[name] = torch.zeros_like(p, dtype=torch.float64)
-        if y:
-            y = {name: y[name].to(zero) for name, zero in zeros.items()}
-        else:
-            y = zeros
-        dual = self._control or zeros
-        if self._last and self._last_round == y_round:
-            residual = {name: self._last[name].double() - y[name] for name in zeros}
-            dual = {name: dual[name] + work.rho * residual[name] for name in zeros}
+            zero = torch.zeros_like(p, dtype=torch.float64)
+            directions[name] = y[name].to(zero) if y else zero
+            dual[name] = self._control.get(name, zero)
+            if has_both:
+                residual = self._last[name].double() - directions[name]
+                dual[name] = dual[name] + work.rho * residual
         self._control = dual
-        self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, y))
+        self._last = self._work.contribute_as_one(lambda: self._direction(work, dual, directions))
         self._last_round = number
         return self._last
 
     def _direction(self, work: FedNewStep, dual: Tensors, y: Tensors) -> Tensors:
         """Return clip_C((H + (α + ρ) I)⁻¹ (g − λ + ρ y))."""
         parameters = self.local.parameters
-        g = self.local.mean_gradient(self.records)
-        right = flatten(
-            {name: g[name].double() - dual[name] + work.rho * y[name] for name in parameters}
-        )
+        gradient = self.local.mean_gradient(self.records)
+        right = {}
+        for name, g in gradient.items():
+            right[name] = g.double() - dual[name] + work.rho * y[name]
         matrix = self.local.fisher(self.records)
         matrix.diagonal().add_(work.alpha + work.rho)
-        direction = unflatten(torch.linalg.solve(matrix, right), parameters)
-        return clip_as_one(direction, self.plan.config.max_grad_norm)
+        solution = torch.linalg.solve(matrix, flatten(right, torch.float64))
+        direction = unflatten(solution, parameters)
+        return clip_as_one(direction, self._config.max_grad_norm)
 
     # -- state -------------------------------------------------------------------------------------
 

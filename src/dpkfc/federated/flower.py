@@ -35,11 +35,14 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
+from dpkfc.checkpoint import StrPath
+from dpkfc.data.loading import Collate
 from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import (
     CLIENT_FAILED,
     FLOATS,
     Message,
+    Received,
     TooFewKeys,
     round_number,
     select_prefix,
@@ -90,7 +93,7 @@ class App:
     defaults: Settings = field(default_factory=dict, hash=False)
     evaluate: Callable[[nn.Module, Settings], Any] | None = None
     finish: Callable[[Run, Settings, Path], None] | None = None
-    collate_fn: Callable[[list[Any]], Any] | None = None
+    collate_fn: Collate | None = None
 
     def settings(self, *given: Settings | None) -> dict[str, Any]:
         """Return the defaults, replaced by given settings; later ones win.
@@ -215,7 +218,7 @@ def _channel_key(path: Path) -> bytes:
     return key
 
 
-def make_failure(number: int, message: Mapping[str, Any], contract: str = "") -> Message:
+def make_failure(number: int, message: Received, contract: str = "") -> Message:
     """Return the answer of a client that cannot answer: a constant reason."""
     return {
         "kind": "error",
@@ -237,15 +240,13 @@ class Node:
             add up.
     """
 
-    def __init__(
-        self, app: App, settings: Settings, number: int, folder: str | os.PathLike[str]
-    ) -> None:
+    def __init__(self, app: App, settings: Settings, number: int, folder: StrPath) -> None:
         self.app = app
         self.number = number
         self._settings: _FrozenSettings = tuple(sorted(settings.items()))
         self._folder = Path(folder).expanduser() / f"client-{number}"
 
-    def answer(self, message: Mapping[str, Any]) -> Message:
+    def answer(self, message: Received) -> Message:
         """Return the answer to a server's message; never raise."""
         contract = ""
         try:
@@ -279,7 +280,7 @@ class Node:
             client.load_state_dict(checkpoint.read(folder / "state")[1]["state"])
         return client
 
-    def _answer(self, client: Client, message: Mapping[str, Any], folder: Path) -> Message:
+    def _answer(self, client: Client, message: Received, folder: Path) -> Message:
         if message.get("kind") == HELLO["kind"]:
             return client.hello()
         self._load_metric(client.local, message, folder / "metric")
@@ -294,7 +295,7 @@ class Node:
             self._save_metric(client.local, message, folder / "metric")
         return answer
 
-    def _load_metric(self, local: LocalModel, message: Mapping[str, Any], folder: Path) -> None:
+    def _load_metric(self, local: LocalModel, message: Received, folder: Path) -> None:
         """Load the stored preconditioner if the server sent none and this process lacks it."""
         wanted = message.get("metric_digest", "")
         if wanted in ("", local.digest) or select_prefix(message, "metric") or not folder.exists():
@@ -304,7 +305,7 @@ class Node:
             state: dict[str, Tensor] = dict(tensors.get("metric", {}))
             local.take_metric(state)
 
-    def _save_metric(self, local: LocalModel, message: Mapping[str, Any], folder: Path) -> None:
+    def _save_metric(self, local: LocalModel, message: Received, folder: Path) -> None:
         wanted = message.get("metric_digest", "")
         current = local.coordinates.current
         if wanted == "" or current is None:
@@ -403,7 +404,7 @@ class Roster:
             if node in unknown and node not in self._clients:
                 self._welcome(node, message or {}, connected)
 
-    def _welcome(self, node: int, message: Mapping[str, Any], connected: set[int]) -> None:
+    def _welcome(self, node: int, message: Received, connected: set[int]) -> None:
         """Enrol the client of a node that answered a hello, or note why it is refused."""
         server = self._server
         number = message.get("client")
@@ -618,7 +619,7 @@ def check_installed() -> None:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def encode_record(message: Mapping[str, Any], arrays_by_id: dict[int, Any] | None = None) -> Any:
+def encode_record(message: Received, arrays_by_id: dict[int, Any] | None = None) -> Any:
     """Return a message as a RecordDict: an ArrayRecord of tensors, a ConfigRecord of the rest.
 
     Args:
@@ -837,7 +838,7 @@ def simulate(
     app: App,
     settings: Settings | None = None,
     *,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     on_round: OnRound | None = None,
     processes: int | None = None,
 ) -> Run:

@@ -38,21 +38,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BYTES
+from dpkfc.federated.secure_aggregation import KEY_BYTES, SEALED_BYTES, SHARE_BYTES, ByClient
 
 Value = Tensor | bytes | int | float | str
 Message = dict[str, Value]
+# A message that was not checked yet.
+Received = Mapping[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, Tensor]
 CLIENT_FAILED = "client-failed"
-CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING = (
-    "contract-differs",
-    "metric-differs",
-    "metric-missing",
-)
-REPEATED, SPENT = "repeated-round", "budget-spent"
+CONTRACT_DIFFERS = "contract-differs"
+METRIC_DIFFERS = "metric-differs"
+METRIC_MISSING = "metric-missing"
+REPEATED = "repeated-round"
+SPENT = "budget-spent"
 REASONS = (CLIENT_FAILED, CONTRACT_DIFFERS, METRIC_DIFFERS, METRIC_MISSING, REPEATED, SPENT)
-_OF_CLIENT: dict[str, type] = {"contract": str, "client": int}
+# Names of plain values to their types.
+Plain = dict[str, type]
+_OF_CLIENT: Plain = {"contract": str, "client": int}
 _OF_ROUND = {"round": int, **_OF_CLIENT}
 _PLAIN = {
     "hello": _OF_CLIENT,
@@ -84,13 +87,15 @@ def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
     """Return zeros that sums over messages or records start from."""
     sums = {}
     for name, p in parameters.items():
-        sums[name] = torch.zeros(p.shape, dtype=accumulation_dtype(p), device=p.device)
+        dtype = accumulation_dtype(p)
+        sums[name] = torch.zeros(p.shape, dtype=dtype, device=p.device)
     return sums
 
 
 def total_norm(tensors: Mapping[str, Tensor]) -> float:
     """Return the norm over all tensors together, in float64."""
-    return float(torch.stack([x.double().square().sum() for x in tensors.values()]).sum().sqrt())
+    squares = [x.double().square().sum() for x in tensors.values()]
+    return float(torch.stack(squares).sum().sqrt())
 
 
 def shapes_of(model: nn.Module) -> Shapes:
@@ -114,7 +119,7 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
             x = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
             if x.numel():
-                digest.update(x.flatten().view(torch.uint8).numpy().tobytes())
+                digest.update(to_bytes(x.flatten().view(torch.uint8)))
     return digest.hexdigest()
 
 
@@ -123,13 +128,17 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> Message:
     return {f"{prefix}/{name}": x for name, x in tensors.items()}
 
 
-def select_prefix(message: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+def select_prefix(message: Received, prefix: str) -> dict[str, Tensor]:
     """Return the tensors under a prefix, by their names without it."""
     start = prefix + "/"
-    return {key.removeprefix(start): x for key, x in message.items() if key.startswith(start)}
+    tensors = {}
+    for key, x in message.items():
+        if key.startswith(start):
+            tensors[key.removeprefix(start)] = x
+    return tensors
 
 
-def round_number(message: Mapping[str, Any]) -> int:
+def round_number(message: Received) -> int:
     """Return the number of the round that a message claims to belong to, or -1."""
     number = message.get("round")
     return number if type(number) is int else -1
@@ -145,9 +154,10 @@ def to_bytes(tensor: Tensor) -> bytes:
     return tensor.numpy().tobytes()
 
 
-def stack_rows(rows: Mapping[int, bytes]) -> Tensor:
+def stack_rows(rows: ByClient) -> Tensor:
     """Return texts of one length as rows of uint8, in the order of their clients' numbers."""
-    return to_tensor(b"".join(rows[client] for client in sorted(rows))).view(len(rows), -1)
+    texts = [rows[client] for client in sorted(rows)]
+    return to_tensor(b"".join(texts)).view(len(rows), -1)
 
 
 def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
@@ -156,11 +166,12 @@ def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
     Raises:
         ValueError: the numbers of rows and clients differ.
     """
-    return {client: to_bytes(row) for client, row in zip(clients, tensor, strict=True)}
+    rows = zip(clients, tensor, strict=True)
+    return {client: to_bytes(row) for client, row in rows}
 
 
 def find_problem(
-    message: Mapping[str, Any],
+    message: Received,
     shapes: Shapes,
     contract: str,
     *,
@@ -186,23 +197,44 @@ def find_problem(
         return "unknown-kind"
     if kind in ("keys", "shares") and not masked:
         return "unknown-kind"
-    tensors = _tensor_fields(str(kind), shapes, masked, rows)
-    if set(message) != {"kind", *plain, *tensors}:
+    fields = _tensor_fields(str(kind), shapes, masked, rows)
+    if set(message) != {"kind", *plain, *fields}:
         return "other-fields"
-    if any(type(message[name]) is not type_ for name, type_ in plain.items()):
-        return "wrong-type"
+    tensors = {name: message[name] for name in fields}
+    reason = _find_plain_problem(message, plain, contract) or _find_form_problem(tensors, fields)
+    if reason is None and kind == "sum" and not masked:
+        reason = _find_norm_problem(tensors, max_norm)
+    return reason
+
+
+def _find_plain_problem(message: Received, plain: Plain, contract: str) -> str | None:
+    """Return whether a value is not of its type, or is of another run or list."""
+    for name, type_ in plain.items():
+        if type(message[name]) is not type_:
+            return "wrong-type"
     if message["contract"] != contract:
         return "other-contract"
-    if kind == "error" and message["reason"] not in REASONS:
+    if "reason" in plain and message["reason"] not in REASONS:
         return "other-reason"
-    for name, (types, _) in tensors.items():
-        if not isinstance(message[name], Tensor) or message[name].dtype not in types:
+    return None
+
+
+def _find_form_problem(tensors: Mapping[str, Any], fields: _Fields) -> str | None:
+    """Return whether a field is no tensor of its type, or has another shape."""
+    for name, (types, _) in fields.items():
+        x = tensors[name]
+        if not isinstance(x, Tensor) or x.dtype not in types:
             return "wrong-type"
-    if any(tuple(message[name].shape) != shape for name, (_, shape) in tensors.items()):
-        return "wrong-shape"
-    if kind != "sum" or masked:
-        return None
-    norm = math.hypot(*(float(torch.linalg.vector_norm(message[name])) for name in tensors))
+    for name, (_, shape) in fields.items():
+        if tuple(tensors[name].shape) != shape:
+            return "wrong-shape"
+    return None
+
+
+def _find_norm_problem(tensors: Mapping[str, Tensor], max_norm: float) -> str | None:
+    """Return whether the norm over all tensors is not finite, or too large."""
+    norms = [float(torch.linalg.vector_norm(x)) for x in tensors.values()]
+    norm = math.hypot(*norms)
     if not math.isfinite(norm):
         return "not-finite"
     return "oversized" if norm > max_norm else None
@@ -215,13 +247,12 @@ def _tensor_fields(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Field
         return {f"sum/{name}": (types, shape) for name, shape in shapes.items()}
     if not masked or kind == "error":
         return {}
-    key: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
-    fields: dict[str, _Fields] = {
-        "hello": key,
-        "keys": {**key, "sealed": (_BYTES, (rows, SEALED_BYTES))},
-        "shares": {"shares": (_BYTES, (rows, SHARE_BYTES))},
-    }
-    return fields[kind]
+    if kind == "shares":
+        return {"shares": (_BYTES, (rows, SHARE_BYTES))}
+    fields: _Fields = {"key": (_BYTES, (KEY_BYTES,))}
+    if kind == "keys":
+        fields["sealed"] = (_BYTES, (rows, SEALED_BYTES))
+    return fields
 
 
 # --------------------------------------------------------------------------------------------------
@@ -267,7 +298,7 @@ class KeyExchange:
         """Return the clients that can mask a sum, sorted."""
         return sorted(self.keys if self.recovers else self.channels)
 
-    def find_problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+    def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count among the keys; None if it counts."""
         client = message["client"]
         if message["kind"] not in ("keys", "error"):
@@ -280,7 +311,7 @@ class KeyExchange:
             return "duplicate"
         return None
 
-    def store(self, message: Mapping[str, Any]) -> None:
+    def store(self, message: Received) -> None:
         """Store a client's valid keys."""
         client = message["client"]
         self.keys[client] = to_bytes(message["key"])
@@ -290,14 +321,14 @@ class KeyExchange:
         """Return the requests for keys, by client; none for fewer clients than a round needs."""
         if len(self.channels) < needed:
             return {}
-        cohort = torch.tensor(self.cohort, dtype=torch.int64)
         request: Message = {
             "kind": "keys",
             "round": self.number,
             "contract": contract,
-            "cohort": cohort,
+            "cohort": torch.tensor(self.cohort, dtype=torch.int64),
+            "channels": stack_rows(self.channels),
         }
-        return dict.fromkeys(self.channels, request | {"channels": stack_rows(self.channels)})
+        return dict.fromkeys(self.channels, request)
 
     def select_cohort(self, needed: int) -> tuple[int, ...]:
         """Return the clients that can mask a sum; none if fewer were sampled than a round needs.
@@ -318,11 +349,13 @@ class KeyExchange:
     def round_fields(self, client: int) -> Message:
         """Return what a client needs to mask its sum: cohort, keys and sealed shares."""
         clients = self.masking_clients
+        channels = {other: self.channels[other] for other in clients}
         fields: Message = {
             "cohort": torch.tensor(clients, dtype=torch.int64),
-            "channels": stack_rows({other: self.channels[other] for other in clients}),
+            "channels": stack_rows(channels),
         }
         if self.recovers:
+            sealed = {other: self.sealed[other][client] for other in clients}
             fields["mask_keys"] = stack_rows(self.keys)
-            fields["sealed"] = stack_rows({other: self.sealed[other][client] for other in clients})
+            fields["sealed"] = stack_rows(sealed)
         return fields

@@ -1,16 +1,30 @@
-"""The settings of a federated run, and the one place where they become a plan."""
+"""The settings of a federated run, and the one place where they become a plan.
+
+A privacy model says who is protected from whom. A client's work is one of these:
+
+    LocalGradient   one clipped sum of per-example gradients; a client-level model clips the mean
+                    gradient as one
+    LocalSteps      K steps of SGD, and the change of the parameters (FedAvg)
+    ScaffoldSteps   the same, each step corrected by control variates (SCAFFOLD)
+    FedNewStep      (H + (α + ρ) I)⁻¹ (g − λ + ρ y), all of it clipped as one (FedNew)
+
+No client divides its sum by the number of its records. Hence each record has the same weight
+relative to the noise, whatever the number of records of each client.
+"""
 
 from __future__ import annotations
 
 import math
-import os
 import warnings
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dpkfc._checks import (
     check_in_range,
@@ -19,20 +33,11 @@ from dpkfc._checks import (
     check_optional_integer,
     check_positive,
 )
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import PlanBase
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
-from dpkfc.federated.options import (
-    FedGD,
-    FedNewStep,
-    LocalGradient,
-    LocalSteps,
-    LocalWork,
-    PrivacyModel,
-    ScaffoldSteps,
-    SecureAggregation,
-    ServerRule,
-)
+from dpkfc.postprocess.optimizers import SOFIM
 from dpkfc.postprocess.pipeline import PostprocessPipeline
 from dpkfc.postprocess.protocol import PostProcess
 from dpkfc.privacy import accounting
@@ -45,6 +50,541 @@ from dpkfc.report.numbers import json_number
 
 if TYPE_CHECKING:
     import dp_accounting
+
+# Plain values that say what decides a result.
+Description = dict[str, Any]
+
+# --------------------------------------------------------------------------------------------------
+# Privacy models: whose data are protected, from whom, and who adds the noise.
+#
+#     TrustedServer       the server sees single sums and adds the noise (or the clients share it)
+#     SecureAggregation   the server sees only the sum over clients; each client adds noise shares
+#     PerUpload           the server sees every message; each carries the whole noise, √n times more
+#                         in the sum
+#     ClientLevel         the unit is a client, whose message is clipped as one; any of the above
+#
+# Noise shares are sized for the fewest clients whose noise an adversary does not know. With t
+# survivors, m of which collude (or tell the server), every client adds noise of variance
+# stddev² / (t − m). A client knows its own share, so protection from any single other client takes
+# m = 1. More survivors only add noise.
+
+
+@runtime_checkable
+class PrivacyModel(Protocol):
+    """What a plan asks of a privacy model.
+
+    Attributes:
+        name: for plans and privacy cards.
+        unit: "example" or "client".
+        noise_by: "server" or "clients".
+        masked: whether messages are added under masks (secure aggregation).
+        has_full_noise: whether each message carries the whole noise, and hides its client's data by
+            itself.
+    """
+
+    name: str = ""
+    unit: str = "example"
+    noise_by: str = "clients"
+    masked: bool = False
+    has_full_noise: bool = False
+
+    @abstractmethod
+    def describe_adversaries(self, colluding: int) -> str:
+        """Return from whom the unit is protected, for the privacy card."""
+
+
+@dataclass(frozen=True)
+class TrustedServer(PrivacyModel):
+    """Protects one example from everyone who sees the models; the server sees single messages.
+
+    Attributes:
+        noise_by: "server" adds all of it to the sum; "clients" add a share each, `colluding` of
+            which may be known.
+
+    Raises:
+        ValueError: another value.
+    """
+
+    noise_by: str = "server"
+    name = "example-level, trusted server"
+
+    def __post_init__(self) -> None:
+        check_one_of("noise_by of TrustedServer", self.noise_by, ("server", "clients"))
+
+    def describe_adversaries(self, colluding: int) -> str:
+        """Return from whom the unit is protected."""
+        server = "NOT the server, which sees what every client sends"
+        others = "" if self.noise_by == "server" else _describe_other_clients(colluding)
+        return f"everyone who sees the models of all rounds{others}; {server}"
+
+
+@dataclass(frozen=True)
+class SecureAggregation(PrivacyModel):
+    """Protects one example from everyone.
+
+    The server learns the sum over clients and no single message.
+
+    The server has to follow the protocol of `secure_aggregation`. It may collude with fewer clients
+    than `min_survivors` and still learn only the sum of the others. Clients know their own noise: ε
+    is computed for `colluding` of them, 1 by default. A round of `Server.open_round` without
+    `request_keys` has one exchange of messages and the same guarantee, but is lost with the first
+    client that is lost.
+    """
+
+    name = "example-level, secure aggregation"
+    masked = True
+
+    def describe_adversaries(self, colluding: int) -> str:
+        """Return from whom the unit is protected."""
+        server = (
+            "the server included, which follows the protocol and learns only the sum over clients"
+            " (secure aggregation)"
+        )
+        collusion = " and may tell the server" if colluding else ""
+        return f"everyone, {server}{_describe_other_clients(colluding)}{collusion}"
+
+
+@dataclass(frozen=True)
+class PerUpload(PrivacyModel):
+    """Protects one example from a server that sees every message, which has the whole noise."""
+
+    name = "example-level, per upload"
+    has_full_noise = True
+
+    def describe_adversaries(self, colluding: int) -> str:
+        """Return from whom the unit is protected."""
+        return "everyone, the server included, which sees the message of every client"
+
+
+@dataclass(frozen=True)
+class ClientLevel(PrivacyModel):
+    """Protects one client with all of its examples: its whole message is clipped to C.
+
+    Where the records of one person lie with several clients, the person is not protected.
+
+    Attributes:
+        server: one of the three models above, which says who sees what and who adds the noise.
+
+    Raises:
+        ValueError: a client-level model inside another.
+    """
+
+    server: TrustedServer | SecureAggregation | PerUpload = TrustedServer()
+    unit = "client"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.server, TrustedServer | SecureAggregation | PerUpload):
+            raise ValueError(
+                "server of ClientLevel must be TrustedServer, SecureAggregation or PerUpload, got "
+                f"{type(self.server).__name__}"
+            )
+        name = self.server.name.replace("example-level", "client-level")
+        object.__setattr__(self, "name", name)
+        # All but the unit is as of the model inside.
+        for setting in ("noise_by", "masked", "has_full_noise"):
+            object.__setattr__(self, setting, getattr(self.server, setting))
+
+    def describe_adversaries(self, colluding: int) -> str:
+        """Return from whom the unit is protected."""
+        return self.server.describe_adversaries(colluding)
+
+
+def _describe_other_clients(colluding: int) -> str:
+    """Return whether the noise protects from other clients, each of which knows its own share."""
+    if colluding == 0:
+        return ", except for the other clients, each of which knows its own noise (colluding=0)"
+    if colluding == 1:
+        return ", and any single other client, which knows its own noise"
+    return f", and any {colluding} other clients together, which know their own noise"
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class LocalWork(Protocol):
+    """A client's work in a round; most is one release of bound C under any privacy model.
+
+    Attributes:
+        counts: what the sum is over: "examples" or "clients".
+    """
+
+    counts: str = "clients"
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """Return plain values that say all that decides what is released."""
+
+    def releases(self, privacy: PrivacyModel) -> int:
+        """Return the number of releases of one round."""
+        return 1
+
+    def check(self, privacy: PrivacyModel) -> None:
+        """Refuse a privacy model under which this work has no bound.
+
+        Raises:
+            ValueError: with the reason and the fix.
+        """
+
+    def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
+        """Return how far one unit that joins or leaves moves the sum of a release."""
+        return max_grad_norm
+
+
+@dataclass(frozen=True)
+class LocalGradient(LocalWork):
+    """One clipped sum a round, over all records or a Poisson sample (DP-FedGD, DP-KFC).
+
+    Under a client-level model the gradient of the mean loss over the client's records is clipped as
+    one.
+    """
+
+    counts = "examples"
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {"name": "gradient"}
+
+
+@dataclass(frozen=True)
+class LocalSteps(LocalWork):
+    """K local steps; a client sends θ₀ − θ_K.
+
+    Client-level: plain SGD on all records, the change clipped to C. Example-level: K steps of
+    DP-SGD on Poisson samples. Each step is a release with the whole noise, so T rounds cost K T
+    releases. These steps run under `PerUpload` only, because a client's own steps do not contain
+    the noise of other clients.
+
+    Attributes:
+        steps: K >= 1.
+        learning_rate: of the local steps, > 0.
+
+    Raises:
+        ValueError: a value outside its range, by name.
+    """
+
+    steps: int = 5
+    learning_rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_integer(f"steps of {type(self).__name__}", self.steps, 1)
+        check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {"name": "steps", "steps": self.steps, "learning_rate": self.learning_rate}
+
+    def releases(self, privacy: PrivacyModel) -> int:
+        """Return 1 for a change that is clipped as a whole, K for steps that are private each."""
+        return 1 if privacy.unit == "client" else self.steps
+
+    def check(self, privacy: PrivacyModel) -> None:
+        """Refuse example-level models that share the noise: each step needs the whole noise.
+
+        Raises:
+            ValueError: an example-level model that shares the noise between clients.
+        """
+        if privacy.unit == "example" and not privacy.has_full_noise:
+            raise ValueError(
+                f"{type(self).__name__} depend on a client's own last step, which no noise of other"
+                " clients covers; use PerUpload(), ClientLevel() or LocalGradient()"
+            )
+
+
+@dataclass(frozen=True)
+class ScaffoldSteps(LocalSteps):
+    """K local steps along g − c_i + c, then c_i ← c_i − c + change / (K η) (SCAFFOLD, option II).
+
+    The change is the change as it is sent: under a client-level model the clipped change.
+    Example-level steps take noisy gradients, and c_i is the mean of the last K of them. This is
+    post-processing, and the sensitivity stays C.
+    """
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {**super().describe(), "name": "scaffold"}
+
+
+@dataclass(frozen=True)
+class FedNewStep(LocalWork):
+    """One pass of FedNew's ADMM: ŷ_i = clip_C((H_i + (α + ρ) I)⁻¹ (g_i − λ_i + ρ y)).
+
+    Then λ_i ← λ_i + ρ (ŷ_i − y). H_i is the empirical Fisher matrix of the client's own records.
+    All of the contribution is clipped as one. A client that joins moves the sum by C. An example
+    (added or replaced) moves the sum by 2 C, because it turns one vector of norm C into another.
+    Source: Elgabli et al. 2022 (FedNew); the server steps θ ← θ − y.
+
+    Attributes:
+        alpha: α > 0.
+        rho: ρ > 0.
+
+    Raises:
+        ValueError: a value outside its range, by name.
+    """
+
+    alpha: float = 1.0
+    rho: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_positive("alpha of FedNewStep", self.alpha)
+        check_positive("rho of FedNewStep", self.rho)
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {"name": "fednew", "alpha": self.alpha, "rho": self.rho}
+
+    def bound(self, max_grad_norm: float, privacy: PrivacyModel) -> float:
+        """Return C for a client, 2 C for an example."""
+        return max_grad_norm if privacy.unit == "client" else 2 * max_grad_norm
+
+
+# --------------------------------------------------------------------------------------------------
+# What the server does with a release. All rules are post-processing in O(d) time and a few vectors
+# of memory.
+#
+#     FedGD, FedAvg   θ ← θ − η ḡ
+#     FedAvgM         m ← β m + ḡ,  θ ← θ − η m
+#     FedSOFIM        θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ            (`postprocess.SOFIM`; DP-FedSOFIM)
+#     FedNew          θ ← θ − y                            (y is a Newton direction, not an iterate)
+#     Scaffold        θ ← θ − η ḡ,  c ← c + Σ (c_i⁺ − c_i) / n
+
+Direction = Mapping[str, Tensor]
+State = Mapping[str, Tensor]
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """Two public fractions of the registered clients.
+
+    Attributes:
+        divisor_fraction: the divisor of a sum over clients, over n. The direction times this is the
+            sum over n.
+        survivor_fraction: survivors over n; the rate where clients were sampled secretly.
+    """
+
+    divisor_fraction: float
+    survivor_fraction: float
+
+
+@runtime_checkable
+class ServerRule(Protocol):
+    """A server's step: maps a direction and a state to an update and the next state."""
+
+    @property
+    def postprocess(self) -> tuple[PostProcess, ...]:
+        """Return steps behind the plan's own filters."""
+        return ()
+
+    @abstractmethod
+    def describe(self) -> Description:
+        """Return plain values that say all that decides the result."""
+
+    @abstractmethod
+    def check(self, local: LocalWork) -> None:
+        """Refuse work of clients that does not go with this rule.
+
+        Raises:
+            ValueError: with the fix.
+        """
+
+    @abstractmethod
+    def step(
+        self, direction: Direction, state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return what is subtracted from the parameters, and the next state.
+
+        Args:
+            direction: of the release, after filters; nobody reads it afterwards.
+            state: of the rule; empty before the first round.
+            participation: fractions of the registered clients.
+        """
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return what clients need of the state, by parameter name; empty for most rules."""
+        return {}
+
+
+@dataclass(frozen=True)
+class FedGD(ServerRule):
+    """θ ← θ − η ḡ.
+
+    Attributes:
+        learning_rate: η > 0.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    learning_rate: float = 0.1
+    name = "fedgd"
+
+    def __post_init__(self) -> None:
+        check_positive(f"learning_rate of {type(self).__name__}", self.learning_rate)
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {"name": self.name, "learning_rate": self.learning_rate}
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse work that has a rule of its own."""
+        if isinstance(local, FedNewStep | ScaffoldSteps):
+            raise ValueError(
+                f"rule={type(self).__name__} does not go with local={type(local).__name__}: "
+                "give rule=FedNew() or rule=Scaffold(...)"
+            )
+
+    def step(
+        self, direction: Direction, state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η ḡ and no state."""
+        return {name: self.learning_rate * g for name, g in direction.items()}, {}
+
+
+@dataclass(frozen=True)
+class FedAvg(FedGD):
+    """θ ← θ − η · mean change (FedAvg for η = 1); every client has the same public weight."""
+
+    learning_rate: float = 1.0
+    name = "fedavg"
+
+
+@dataclass(frozen=True)
+class FedAvgM(FedGD):
+    """FedAvg with momentum at the server: m ← β m + ḡ, θ ← θ − η m.
+
+    Attributes:
+        momentum: β in [0, 1).
+    """
+
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    name = "fedavgm"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_in_range("momentum of FedAvgM", self.momentum, "[0, 1)")
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {**super().describe(), "momentum": self.momentum}
+
+    def step(
+        self, direction: Direction, state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η m and m."""
+        momentum = {}
+        for name, g in direction.items():
+            momentum[name] = self.momentum * state[name] + g if name in state else g.clone()
+        return {name: self.learning_rate * m for name, m in momentum.items()}, momentum
+
+
+@dataclass(frozen=True)
+class FedSOFIM(FedGD):
+    """The server step of DP-FedSOFIM: θ ← θ − η (ρI + MMᵀ)⁻¹ ḡ, M a moving average of releases.
+
+    Attributes:
+        rho, beta, direction, bias_correction, warmup: of `postprocess.SOFIM`.
+    """
+
+    learning_rate: float = 0.1
+    rho: float = 0.5
+    beta: float = 0.9
+    direction: str = "gradient"
+    bias_correction: bool = False
+    warmup: int = 0
+    name = "fedsofim"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.postprocess  # noqa: B018 - checks the values
+
+    @property
+    def postprocess(self) -> tuple[PostProcess, ...]:
+        """Return the preconditioning step."""
+        return (SOFIM(self.rho, self.beta, self.direction, self.bias_correction, self.warmup),)
+
+    def step(
+        self, direction: Direction, state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η times the direction, in place: no other object holds the tensors of `SOFIM`."""
+        return {name: g.mul_(self.learning_rate) for name, g in direction.items()}, {}
+
+
+@dataclass(frozen=True)
+class FedNew(ServerRule):
+    """The outer step of FedNew: θ ← θ − y, y the mean of the clients' directions.
+
+    The next round sends y to clients.
+    """
+
+    def describe(self) -> Description:
+        """Return plain values."""
+        return {"name": "fednew"}
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse all work but `FedNewStep`."""
+        _check_work("FedNew", local, FedNewStep)
+
+    def step(
+        self, direction: Direction, state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return the mean direction y, as update and as state."""
+        y = {name: g.clone() for name, g in direction.items()}
+        return y, dict(y)
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return the last y."""
+        return dict(state)
+
+
+@dataclass(frozen=True)
+class Scaffold(FedAvg):
+    """SCAFFOLD's server: θ ← θ − η · mean change, c ← c + Σ (change_i / (K η_local) − c) / n.
+
+    The sum over the survivors is the release times its divisor, a public constant. Where clients
+    are sampled at a rate q, about n q of them are in it. The changes of the control variates follow
+    from the released mean and the old c, so messages are those of FedAvg.
+
+    Attributes:
+        local: the clients' work, whose K and η_local the rule needs.
+    """
+
+    local: ScaffoldSteps = ScaffoldSteps()
+    name = "scaffold"
+
+    def check(self, local: LocalWork) -> None:
+        """Refuse all work but the same `ScaffoldSteps`."""
+        _check_work("Scaffold", local, ScaffoldSteps)
+        if local != self.local:
+            raise ValueError(
+                f"Scaffold was made for {self.local}, the clients do {local}; give both the same "
+                "value"
+            )
+
+    def step(
+        self, direction: Direction, state: State, participation: Participation
+    ) -> tuple[Tensors, Tensors]:
+        """Return η times the mean change, and c moved by the survivors."""
+        per_step = participation.divisor_fraction / (self.local.steps * self.local.learning_rate)
+        c = {}
+        for name, change in direction.items():
+            old = state.get(name, torch.zeros_like(change))
+            c[name] = old + change * per_step - participation.survivor_fraction * old
+        return {name: self.learning_rate * g for name, g in direction.items()}, c
+
+    def broadcast(self, state: State) -> Tensors:
+        """Return the control variate c."""
+        return dict(state)
+
+
+def _check_work(rule: str, local: LocalWork, needed: type) -> None:
+    if not isinstance(local, needed):
+        raise ValueError(
+            f"rule={rule} does not go with local={type(local).__name__}: give "
+            f"local={needed.__name__}(...)"
+        )
+
 
 # --------------------------------------------------------------------------------------------------
 # One release is a Gaussian mechanism on a sum over clients. Over T rounds of full participation, ε
@@ -183,9 +723,7 @@ class FederatedPlan(PlanBase):
             warnings.warn(
                 f"epsilon is no guarantee of this run. {'. '.join(self.caveats)}", stacklevel=2
             )
-        if releases is None:
-            releases = self.releases
-        return self.curve.epsilon(releases)
+        return self.curve.epsilon(self.releases if releases is None else releases)
 
     def epsilon_at(self, stddev: float) -> float:
         """Return ε of the whole run for noise of another standard deviation; infinite for 0."""
@@ -228,10 +766,8 @@ class FederatedPlan(PlanBase):
         config = self.config
         noise = _MAX_DEVIATION * self.client_stddev * math.sqrt(numbers)
         is_clipped_whole = config.privacy.unit == "client" or isinstance(config.local, FedNewStep)
-        if is_clipped_whole:
-            largest = config.max_grad_norm + noise
-        else:
-            largest = config.max_grad_norm * config.expected_records + noise
+        contributions = 1 if is_clipped_whole else config.expected_records
+        largest = config.max_grad_norm * contributions + noise
         if config.privacy.unit == "example" and isinstance(config.local, LocalSteps):
             largest_step = 2 * largest / config.local_divisor + control
             largest = config.local.steps * config.local.learning_rate * largest_step
@@ -247,11 +783,11 @@ class FederatedPlan(PlanBase):
             accounting.check_before_a_run(self.event, self.releases, self.delta, ADD_OR_REMOVE_ONE)
 
     @property
-    def ledger_header(self) -> dict[str, Any]:
+    def ledger_header(self) -> Description:
         """Return what the first line of a ledger says of its plan."""
         return {**super().ledger_header, "steps": self.releases}
 
-    def open_ledger(self, path: str | os.PathLike[str] | None, **header: Any) -> Ledger:
+    def open_ledger(self, path: StrPath | None, **header: Any) -> Ledger:
         """Return the ledger of one party, in memory where there is no path.
 
         Args:
@@ -271,7 +807,7 @@ class FederatedPlan(PlanBase):
         """
         return grid_of(self.config.sensitivity, max(1, numbers), self.client_stddev)
 
-    def _mechanism(self) -> dict[str, Any]:
+    def _mechanism(self) -> Description:
         return {
             "format": FORMAT,
             **self.config.describe(),
@@ -279,7 +815,7 @@ class FederatedPlan(PlanBase):
             "delta": self.delta,
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return the plan for the privacy card as plain values; an infinite ε is the text "inf"."""
         return {
             "plan_hash": self.hash,
@@ -296,9 +832,7 @@ class FederatedPlan(PlanBase):
             "share_of_a_client": self.client_stddev,
             "releases": self.releases,
             "event": accounting.event_to_dict(self.event),
-            "epsilon_for_others": {
-                who: json_number(epsilon) for who, epsilon in self.views().items()
-            },
+            "epsilon_for_others": {who: json_number(x) for who, x in self.views().items()},
         }
 
 
@@ -329,7 +863,7 @@ class FederatedConfig:
         rounds: T.
         expected_records: records of all clients together, as a public constant. With the rate it
             makes the divisor, and no client may hold more. It is never measured from messages.
-        privacy: a privacy model of `options`.
+        privacy: one of the privacy models above.
         local: what a client does in a round.
         rule: what the server does with the release.
         max_grad_norm: C, in preconditioned space: of one example, or of all that a client sends.
@@ -470,6 +1004,10 @@ class FederatedConfig:
                 f"{name} measures curvature on private data, which is a release of its own; use a "
                 "synthetic or public probe"
             )
+        self._check_preconditioned_work()
+
+    def _check_preconditioned_work(self) -> None:
+        """Refuse work and a read-out that do not go with a preconditioner."""
         is_over_clients = self.local.counts == "clients"
         is_clipped_whole = is_over_clients and self.privacy.unit == "client"
         if is_clipped_whole or isinstance(self.local, FedNewStep):
@@ -600,7 +1138,7 @@ class FederatedConfig:
         """Return the number of units: clients, or the expected records of all clients."""
         return self.clients if self.privacy.unit == "client" else self.expected_records
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Description:
         """Return all that decides what is released, as plain values."""
         preconditioner, metric = None, None
         if self.preconditioner is not None:
@@ -665,18 +1203,15 @@ def stream_seed(plan: FederatedPlan, party: int) -> int | None:
     seed = plan.config.test_mode_seed
     if seed is None:
         return None
-    return int(
-        np.random.SeedSequence(entropy=seed, spawn_key=(party,)).generate_state(1, np.uint64)[0]
-    )
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(party,))
+    return int(sequence.generate_state(1, np.uint64)[0])
 
 
 def noise_stream(plan: FederatedPlan, party: int) -> NoiseStream:
     """Return a new noise stream of one party: secure, or repeatable in test mode."""
-    seed = stream_seed(plan, party)
-    return NoiseStream.secure() if seed is None else NoiseStream.repeatable(seed)
+    return NoiseStream(stream_seed(plan, party))
 
 
 def sampling_stream(plan: FederatedPlan, party: int) -> SamplingStream:
     """Return a new sampling stream of one party: secure, or repeatable in test mode."""
-    seed = stream_seed(plan, party)
-    return SamplingStream.secure() if seed is None else SamplingStream.repeatable(seed)
+    return SamplingStream(stream_seed(plan, party))

@@ -166,6 +166,8 @@ def _weights(points: Sequence[int]) -> list[int]:
 # SP 800-38A and 38D (AES-CTR, AES-GCM).
 
 KEY_BYTES = 32
+# Keys, shares or sealed texts by client.
+ByClient = Mapping[int, bytes]
 _NONCE_BYTES, _TAG_BYTES = 12, 16
 # Bytes that sealing adds to a text.
 SEAL_BYTES = _NONCE_BYTES + _TAG_BYTES
@@ -178,9 +180,8 @@ def new_key() -> bytes:
 
 def derive(secret: bytes, purpose: str) -> bytes:
     """Derive a key for one purpose from a secret, 32 bytes; purposes have independent keys."""
-    return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode()).derive(
-        secret
-    )
+    function = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode())
+    return function.derive(secret)
 
 
 class PrivateKey:
@@ -230,8 +231,9 @@ def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
     Raises:
         ValueError: another key or context than it was sealed with, or bytes that were changed.
     """
+    nonce = sealed[:_NONCE_BYTES]
     try:
-        return AESGCM(key).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], context.encode())
+        return AESGCM(key).decrypt(nonce, sealed[_NONCE_BYTES:], context.encode())
     except InvalidTag:
         sealed_text = context.partition(":")[0]
         raise ValueError(
@@ -243,8 +245,8 @@ def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
 def uniform_integers(key: bytes, count: int) -> NDArray[np.int64]:
     """Expand a key that is used once to uniform int64 `[count]`, by AES-256 in counter mode."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    words = np.frombuffer(encryptor.update(bytes(8 * count)), dtype="<i8")
-    return words.astype(np.int64)
+    stream = encryptor.update(bytes(8 * count))
+    return np.frombuffer(stream, dtype="<i8").astype(np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -312,7 +314,7 @@ def round_scope(contract: str, number: int) -> str:
 
 
 def seal_shares(
-    keys: RoundKeys, client: int, channel: PrivateKey, channels: Mapping[int, bytes], threshold: int
+    keys: RoundKeys, client: int, channel: PrivateKey, channels: ByClient, threshold: int
 ) -> dict[int, bytes]:
     """Split a client's round secrets and seal the shares of each client of the cohort.
 
@@ -345,10 +347,10 @@ def open_shares(
     keys: RoundKeys,
     client: int,
     channel: PrivateKey,
-    channels: Mapping[int, bytes],
+    channels: ByClient,
     *,
-    public: Mapping[int, bytes],
-    sealed: Mapping[int, bytes],
+    public: ByClient,
+    sealed: ByClient,
 ) -> ReceivedShares:
     """Open the shares that the clients of the cohort sealed for this one.
 
@@ -368,7 +370,8 @@ def open_shares(
     key_shares, seed_shares = [], []
     for other in cohort:
         context = _context(keys.scope, other, client, public[other])
-        text = unseal(channel.agree(channels[other], context), sealed[other], context)
+        key = channel.agree(channels[other], context)
+        text = unseal(key, sealed[other], context)
         key_shares.append(text[:SHARE_BYTES].hex())
         seed_shares.append(text[SHARE_BYTES:].hex())
     return ReceivedShares(
@@ -379,7 +382,7 @@ def open_shares(
     )
 
 
-def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict[int, bytes]:
+def pair_keys(keys: RoundKeys, client: int, public: ByClient) -> dict[int, bytes]:
     """Agree with every other client of the cohort on the key of their pair mask.
 
     Args:
@@ -395,7 +398,7 @@ def pair_keys(keys: RoundKeys, client: int, public: Mapping[int, bytes]) -> dict
 
 
 def channel_pair_keys(
-    client: int, channel: PrivateKey, channels: Mapping[int, bytes], scope: str
+    client: int, channel: PrivateKey, channels: ByClient, scope: str
 ) -> dict[int, bytes]:
     """Derive the keys of the pair masks of a round without recovery from channel keys.
 
@@ -417,7 +420,7 @@ def channel_pair_keys(
 
 
 def mask(
-    integers: Integers, client: int, pairs: Mapping[int, bytes], keys: RoundKeys | None = None
+    integers: Integers, client: int, pairs: ByClient, keys: RoundKeys | None = None
 ) -> Integers:
     """Add a client's pair masks with the other clients of the cohort, and its self mask.
 
@@ -434,7 +437,8 @@ def mask(
     for other, key in pairs.items():
         _add(masked, _pair_mask(key, client, other, sizes))
     if keys is not None:
-        _add(masked, _self_mask(keys.scope, bytes.fromhex(keys.self_seed), sizes))
+        seed = bytes.fromhex(keys.self_seed)
+        _add(masked, _self_mask(keys.scope, seed, sizes))
     return masked
 
 
@@ -463,8 +467,8 @@ def reveal(received: ReceivedShares, survivors: Iterable[int]) -> dict[int, byte
 
 def unmask(
     sums: Mapping[int, Integers],
-    public: Mapping[int, bytes],
-    shares: Mapping[int, Mapping[int, bytes]],
+    public: ByClient,
+    shares: Mapping[int, ByClient],
     threshold: int,
     scope: str,
 ) -> Integers:
@@ -579,9 +583,7 @@ def _pair_key(scope: str, client: int, private: PrivateKey, other: int, public: 
     return private.agree(public, f"pair mask: clients {low} and {high} in {scope}")
 
 
-def _pair_keys(
-    scope: str, client: int, private: PrivateKey, public: Mapping[int, bytes]
-) -> dict[int, bytes]:
+def _pair_keys(scope: str, client: int, private: PrivateKey, public: ByClient) -> dict[int, bytes]:
     """Return the key of the pair mask with every other client."""
     keys = {}
     for other, public_key in public.items():
@@ -606,5 +608,6 @@ def _expand(key: bytes, sizes: Sizes) -> Integers:
     """Cut one stream of uniform integers to tensors, by their names."""
     names = sorted(sizes)
     lengths = [math.prod(sizes[name]) for name in names]
-    pieces = torch.from_numpy(uniform_integers(key, sum(lengths))).split(lengths)
-    return {name: piece.view(sizes[name]) for name, piece in zip(names, pieces, strict=True)}
+    stream = torch.from_numpy(uniform_integers(key, sum(lengths)))
+    pieces = dict(zip(names, stream.split(lengths), strict=True))
+    return {name: piece.view(sizes[name]) for name, piece in pieces.items()}

@@ -18,7 +18,6 @@ of single clients are dropped with the round: no attribute, log or checkpoint ho
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc import checkpoint
+from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.probe_pass import copy_to_device
 from dpkfc.federated.messages import (
@@ -37,6 +37,7 @@ from dpkfc.federated.messages import (
     METRIC_MISSING,
     KeyExchange,
     Message,
+    Received,
     Tensors,
     accumulation_dtype,
     add_prefix,
@@ -50,10 +51,10 @@ from dpkfc.federated.messages import (
     trained_parameters,
     zero_sums,
 )
-from dpkfc.federated.options import Participation
 from dpkfc.federated.plan import (
     FACTORS,
     FederatedPlan,
+    Participation,
     PartyMechanism,
     noise_stream,
     sampling_stream,
@@ -154,7 +155,7 @@ class OpenRound:
     survivors: tuple[int, ...] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
 
-    def find_problem(self, message: Mapping[str, Any], enrolled: Collection[int]) -> str | None:
+    def find_problem(self, message: Received, enrolled: Collection[int]) -> str | None:
         """Return why a valid message does not count in this round; None if it counts."""
         client = message["client"]
         kind = message["kind"]
@@ -172,7 +173,7 @@ class OpenRound:
             return "late"
         return "duplicate" if is_duplicate else None
 
-    def store(self, message: Mapping[str, Any]) -> None:
+    def store(self, message: Received) -> None:
         """Store a valid sum or valid shares of a client."""
         client = message["client"]
         if message["kind"] == "shares":
@@ -291,10 +292,11 @@ class Server:
         plan: FederatedPlan,
         model: nn.Module,
         *,
-        ledger_path: str | os.PathLike[str] | None = None,
+        ledger_path: StrPath | None = None,
         budget: Budget | None = None,
     ) -> None:
         self.plan = plan
+        self._config = plan.config
         self.model = model
         self.layers = find_layers(model)
         self.parameters: Tensors = trained_parameters(model)
@@ -333,13 +335,13 @@ class Server:
 
     # -- the protocol ------------------------------------------------------------------------------
 
-    def enroll(self, message: Mapping[str, Any]) -> bool:
+    def enroll(self, message: Received) -> bool:
         """Enrol a client by its hello, if it has the same plan, model and frozen weights.
 
         Returns:
             Whether the client takes part; a rejection is counted.
         """
-        masked = self.plan.config.privacy.masked
+        masked = self._config.privacy.masked
         number = message.get("client")
         reason = find_problem(message, self.shapes, self.contract, masked=masked)
         if reason is None and (message["kind"] != "hello" or not self._is_client(number)):
@@ -365,10 +367,10 @@ class Server:
                 plan needs.
         """
         self._check_ready()
-        if not self.plan.config.privacy.masked:
+        if not self._config.privacy.masked:
             return {}
         self._exchange = self._new_exchange(recovers=True)
-        return self._exchange.requests(self.contract, self.plan.config.survivors)
+        return self._exchange.requests(self.contract, self._config.survivors)
 
     def open_round(self) -> dict[int, Message]:
         """Charge the next round, then return its messages, by client.
@@ -387,14 +389,14 @@ class Server:
         self._check_ready()
         number = self.next_round
         exchange = self._exchange
-        if self.plan.config.privacy.masked and exchange is None:
+        if self._config.privacy.masked and exchange is None:
             exchange = self._new_exchange(recovers=False)
         if exchange is None:
             cohort = self._sample_cohort(number)
         else:
-            cohort = exchange.select_cohort(self.plan.config.survivors)
+            cohort = exchange.select_cohort(self._config.survivors)
         self._pipeline.refresh(number)
-        extra = self.plan.config.rule.broadcast(self._state)
+        extra = self._config.rule.broadcast(self._state)
         control = sum(float(x.double().square().sum()) for x in extra.values()) ** 0.5
         ticket = RoundCharge.write(self.ledger, self.plan, number)
         self._open = OpenRound(number, cohort, ticket, time.perf_counter(), control)
@@ -415,7 +417,7 @@ class Server:
                 messages[client] |= exchange.round_fields(client)
         return messages
 
-    def receive(self, message: Mapping[str, Any]) -> bool:
+    def receive(self, message: Received) -> bool:
         """Take an answer; an invalid answer is counted and changes nothing.
 
         Returns:
@@ -457,7 +459,7 @@ class Server:
         round_ = self._current_round()
         if round_.survivors is None:
             round_.survivors = tuple(sorted(round_.sums))
-        if not round_.recovers or len(round_.survivors) < self.plan.config.survivors:
+        if not round_.recovers or len(round_.survivors) < self._config.survivors:
             return {}
         request: Message = {
             "kind": "unmask",
@@ -492,7 +494,7 @@ class Server:
             seconds=time.perf_counter() - round_.started,
             notes=notes,
         )
-        if self.plan.config.samples_clients_secretly:
+        if self._config.samples_clients_secretly:
             # The time would also reveal how many clients were sampled.
             return replace(record, cohort=None, survivors=None, seconds=0.0)
         return record
@@ -506,7 +508,7 @@ class Server:
 
     def _check_ready(self) -> None:
         """Check that a round can begin, before anything is charged or sent."""
-        needed = self.plan.config.survivors
+        needed = self._config.survivors
         if self._open is not None:
             raise RuntimeError("a round is in progress; close it first")
         if len(self.enrolled) < needed:
@@ -516,7 +518,7 @@ class Server:
             )
         if self.rounds_left < 1:
             raise BudgetExhausted(
-                f"all {self.plan.config.rounds} rounds of the plan are spent (ε ="
+                f"all {self._config.rounds} rounds of the plan are spent (ε ="
                 f" {self.epsilon:.3g}); nothing was sent"
             )
 
@@ -527,20 +529,18 @@ class Server:
         return KeyExchange(self.next_round, cohort, channels, recovers)
 
     def _is_client(self, number: Any) -> bool:
-        return type(number) is int and 0 <= number < self.plan.config.clients
+        return type(number) is int and 0 <= number < self._config.clients
 
     def _sample_cohort(self, number: int) -> tuple[int, ...]:
         """Sample registered clients at the plan's rate; an absent client counts as lost."""
-        clients = self.plan.config.clients
-        rate = self.plan.config.client_rate
+        clients = self._config.clients
+        rate = self._config.client_rate
         if rate == 1:
             return tuple(range(clients))
         is_sampled = self._sampling.generator(number).random(clients) < rate
         return tuple(int(client) for client in is_sampled.nonzero()[0])
 
-    def _find_problem(
-        self, message: Mapping[str, Any], stage: KeyExchange | OpenRound
-    ) -> str | None:
+    def _find_problem(self, message: Received, stage: KeyExchange | OpenRound) -> str | None:
         """Return why an answer does not count; None if it counts."""
         control = stage.control if isinstance(stage, OpenRound) else 0.0
         reason = find_problem(
@@ -548,17 +548,17 @@ class Server:
             self.shapes,
             self.contract,
             max_norm=self.plan.largest_message(self.numbers, control),
-            masked=self.plan.config.privacy.masked,
+            masked=self._config.privacy.masked,
             rows=len(stage.cohort),
         )
         return reason or stage.find_problem(message, self.enrolled)
 
     def _sum_survivors(self, round_: OpenRound, survivors: Sequence[int]) -> Tensors | None:
         """Return the sum of the survivors' messages; None for too few, or wrong shares."""
-        needed = self.plan.config.survivors
+        needed = self._config.survivors
         if len(survivors) < needed:
             return None
-        if not self.plan.config.privacy.masked:
+        if not self._config.privacy.masked:
             return round_.sum_survivors(self.parameters)
         try:
             integers = round_.unmask_survivors(needed, self.contract)
@@ -585,7 +585,7 @@ class Server:
 
         A trusted server adds its noise here. Elsewhere the messages carry the noise.
         """
-        plan, divisor = self.plan, self.plan.config.divisor
+        plan, divisor = self.plan, self._config.divisor
         step = open_.number * plan.per_round
         if plan.config.privacy.noise_by == "server":
             clipped = ClippedSum(added, plan.config.max_grad_norm)
@@ -601,7 +601,7 @@ class Server:
 
     def _step(self, released: Released, survivors: int) -> Mapping[str, float]:
         """Filter a release and move the parameters; return public numbers of filters and rule."""
-        config = self.plan.config
+        config = self._config
         direction = self._pipeline.make_update(released, in_place=True)
         survivor_fraction = survivors / config.clients
         if config.samples_clients_secretly:
@@ -648,7 +648,7 @@ class Server:
         return self._pipeline.preconditioning.current
 
     def write_card(
-        self, folder: str | os.PathLike[str], records: Sequence[RoundRecord], **said: Any
+        self, folder: StrPath, records: Sequence[RoundRecord], **said: Any
     ) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
@@ -665,9 +665,8 @@ class Server:
         from dpkfc.report.card import build_federated_card, write_release
 
         state = self.released_state()
-        return write_release(
-            folder, state, self.ledger, build_federated_card(self, records, **said)
-        )
+        card = build_federated_card(self, records, **said)
+        return write_release(folder, state, self.ledger, card)
 
     def released_state(self) -> Tensors:
         """Return the released weights.
@@ -680,7 +679,7 @@ class Server:
         self._released_weights.check_names(tensors)
         return tensors
 
-    def save(self, folder: str | os.PathLike[str], extra: Any = None) -> None:
+    def save(self, folder: StrPath, extra: Any = None) -> None:
         """Write a checkpoint between rounds.
 
         The checkpoint holds released parameters, states of filters and rule, and the
@@ -709,11 +708,10 @@ class Server:
             "stepped": self._last_release,
             "extra": extra,
         }
-        checkpoint.write(
-            folder, {name: tensors for name, tensors in groups.items() if tensors}, meta
-        )
+        filled = {name: tensors for name, tensors in groups.items() if tensors}
+        checkpoint.write(folder, filled, meta)
 
-    def restore(self, folder: str | os.PathLike[str]) -> Any:
+    def restore(self, folder: StrPath) -> Any:
         """Continue from a checkpoint of the same plan and ledger; later rounds stay charged.
 
         Returns:

@@ -8,7 +8,6 @@ calls `close_round`.
 from __future__ import annotations
 
 import copy
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from dpkfc._checks import check_positive
+from dpkfc.checkpoint import StrPath
 from dpkfc.federated.client import Client, LocalModel
 from dpkfc.federated.messages import Message
 from dpkfc.federated.plan import FederatedPlan
@@ -56,7 +56,7 @@ class Run:
     history: list[tuple[int, float, Any]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: StrPath) -> None:
         """Write the server's checkpoint, with the records and the history of the run.
 
         Raises:
@@ -68,7 +68,7 @@ class Run:
             folder, {"records": [asdict(record) for record in self.records], "history": points}
         )
 
-    def restore(self, folder: str | os.PathLike[str]) -> None:
+    def restore(self, folder: StrPath) -> None:
         """Continue from a checkpoint with its records, history and counts of rejected messages.
 
         Raises:
@@ -84,7 +84,7 @@ class Run:
         self,
         record: RoundRecord,
         evaluate: Callable[[nn.Module], Any] | None,
-        checkpoint: str | os.PathLike[str] | None,
+        checkpoint: StrPath | None,
         on_round: OnRound | None,
     ) -> None:
         """Append a round and the result of its evaluation, write the checkpoint, and report.
@@ -204,7 +204,7 @@ def check_unused(server: Server) -> None:
         )
 
 
-def start_or_resume(run: Run, checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
+def start_or_resume(run: Run, checkpoint: StrPath | None, resume: bool) -> None:
     """Resume from a checkpoint, or check that the ledger is unused and write the first checkpoint.
 
     Raises:
@@ -246,9 +246,9 @@ def federate(
     datasets: Sequence[Any],
     *,
     clients: Sequence[Client] | None = None,
-    ledger_path: str | os.PathLike[str] | None = None,
+    ledger_path: StrPath | None = None,
     budget: Budget | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint: StrPath | None = None,
     resume: bool = False,
     evaluate: Callable[[nn.Module], Any] | None = None,
     every: int = 1,

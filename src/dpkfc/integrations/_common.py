@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
+from dpkfc.report.numbers import json_number
 from dpkfc.session import Session
 
 
@@ -30,9 +30,7 @@ def refuse(checks: Iterable[tuple[bool, str]]) -> None:
             raise ValueError(message)
 
 
-def refuse_unreleased_steps(
-    session: Session, guarded: torch.optim.Optimizer | None = None
-) -> RemovableHandle:
+def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) -> RemovableHandle:
     """Make every `optimizer.step()` that is not the session's own an error.
 
     A session charges its ledger first and steps the optimizer once for each release. A step without
@@ -50,9 +48,7 @@ def refuse_unreleased_steps(
     """
     steps_before = session.steps_done
 
-    def check(
-        optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal steps_before
         if session.steps_done <= steps_before:
             for group in optimizer.param_groups:
@@ -72,9 +68,7 @@ def steps_per_epoch(plan: Plan) -> int:
     return max(1, round(plan.dataset_size / plan.expected_batch_size))
 
 
-def write_card(
-    session: Session | None, folder: str | os.PathLike[str], **said: Any
-) -> dict[str, Any]:
+def write_card(session: Session | None, folder: StrPath, **said: Any) -> dict[str, Any]:
     """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
     Raises:
@@ -90,9 +84,9 @@ def write_card(
 
 
 def write_summary(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     session: Session,
-    ledger_path: str | os.PathLike[str],
+    ledger_path: StrPath,
     not_private: Sequence[str],
 ) -> None:
     """Write `privacy.json`: the spent budget, the plan and the ledger.
@@ -103,9 +97,9 @@ def write_summary(
         ledger_path: the path of its ledger. Only the file name is written.
         not_private: logged or saved values that ε does not cover.
     """
-    plan, epsilon = session.plan, session.epsilon
+    plan = session.plan
     summary = {
-        "spent": {"epsilon": epsilon if math.isfinite(epsilon) else "inf", "delta": plan.delta},
+        "spent": {"epsilon": json_number(session.epsilon), "delta": plan.delta},
         "ledger": {
             "file": Path(ledger_path).name,
             "releases": session.steps_done,
@@ -114,5 +108,6 @@ def write_summary(
         "not_private": list(not_private),
         "plan": plan.describe(),
     }
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    (Path(folder) / "privacy.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
+    path = Path(folder) / "privacy.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(summary, indent=1) + "\n", "utf-8")

@@ -98,6 +98,9 @@ def remove_finished_modes() -> None:
 
 # --------------------------------------------------------------------------------------------------
 
+# Positional and named arguments of one call.
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 # From here on, a power of two before the loss comes from a GradScaler.
 _LARGEST_SCALE = 2.0**8
@@ -148,8 +151,8 @@ class _Inputs:
         versions: the tensors among the inputs, each with the write counter that it had.
     """
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: Arguments
+    kwargs: Keywords
     output: Any
     versions: list[tuple[Tensor, int]]
 
@@ -301,27 +304,32 @@ class BatchRecording:
         if self.tracker is not None:
             self._altered = self._altered or self.tracker.altered
 
-    def end_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def end_forward(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Record a call of the model; return outputs that replace its own, or None to keep them."""
         self.forwards += 1
         if self.size < 2 or self.tracker is None:
             return None
-        if self.exact is None and self.tracker.failure is None:
-            leaves = filter(_is_differentiable, tree_leaves(output))
-            states = [self.tracker.state(x) for x in leaves]
-            self.exact = next((state for state in states if isinstance(state, Unknown)), None)
-            if self.exact is None:
-                tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-                versions = [(x, x._version) for x in tensors]
-                self._inputs.append(_Inputs(args, kwargs, output, versions))
-                return None
         if self.exact is None:
-            self.exact = self.tracker.failure
+            self.exact = self.tracker.failure or self._find_unknown(output)
+        if self.exact is None:
+            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            versions = [(x, x._version) for x in tensors]
+            self._inputs.append(_Inputs(args, kwargs, output, versions))
+            return None
         if self.tape is not None:
             self.tape.close_hooks()
         return self._run_one_by_one(args, kwargs, output)
 
-    def _run_one_by_one(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def _find_unknown(self, output: Any) -> Unknown | None:
+        """Return the state of the first output whose examples cannot be told; None without one."""
+        assert self.tracker is not None
+        for x in filter(_is_differentiable, tree_leaves(output)):
+            state = self.tracker.state(x)
+            if isinstance(state, Unknown):
+                return state
+        return None
+
+    def _run_one_by_one(self, args: Arguments, kwargs: Keywords, output: Any) -> Any:
         """Run the model on each example alone; return the outputs put together."""
         assert self.tracker is not None
         tracker = self.tracker
@@ -346,7 +354,7 @@ class BatchRecording:
         self._model_calls.append(_model_call(joined, singles, replaced))
         return tree_unflatten(joined, spec)
 
-    def _run_singles(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[list[Any]]:
+    def _run_singles(self, args: Arguments, kwargs: Keywords) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
         self.runs_single_examples = True
         try:
@@ -375,9 +383,7 @@ class BatchRecording:
             "for one; an output needs one axis for the examples"
         )
 
-    def examples(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def examples(self, args: Arguments, kwargs: Keywords) -> Iterator[tuple[Arguments, Keywords]]:
         """Yield the arguments of a call for each example alone.
 
         Raises:
@@ -489,6 +495,10 @@ class BatchRecording:
                 "backward() needs one number; reduce the losses of the examples by mean() or sum()"
             )
         assert isinstance(state, Total)
+        return self._check_reduction(state)
+
+    def _check_reduction(self, state: Total) -> float:
+        """Return the factor of a loss whose reduction and constant factor are those of the run."""
         if state.is_quotient and self.reduction == "sum":
             # N happens to divide a constant of the script.
             state = replace(state, is_mean=False, number=state.number / self.size)
@@ -838,7 +848,8 @@ def check_padding(
                 raise
             # Records of several lengths cannot be batched, or the model does not take the numbers.
             continue
-        if any(not _agree(x, y) for x, y in zip(padded, alone, strict=True)):
+        pairs = zip(padded, alone, strict=True)
+        if not all(_agree(x, y) for x, y in pairs):
             raise ValueError(
                 "an example that is padded to the length of a longer one has other outputs than "
                 "alone; mask the padding, or pad every batch to one length"
@@ -853,13 +864,15 @@ def _match_leaves(leaves: Sequence[Any], batch: Sequence[Any]) -> dict[int, int]
             continue
         candidates = [j for j, y in enumerate(batch) if y is x]
         if not candidates:
-            for j, y in enumerate(batch):
-                if isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype:
-                    candidates.append(j)
+            candidates = [j for j, y in enumerate(batch) if _has_same_form(x, y)]
         if len(candidates) != 1:
             return None
         places[i] = candidates[0]
     return places or None
+
+
+def _has_same_form(x: Tensor, y: Any) -> bool:
+    return isinstance(y, Tensor) and y.shape == x.shape and y.dtype == x.dtype
 
 
 def _agree(padded: Tensor, alone: Tensor) -> bool:
@@ -876,11 +889,12 @@ def _agree(padded: Tensor, alone: Tensor) -> bool:
     fronts = []
     backs = []
     for x in (first, alone):
-        starts = [n - k for n, k in zip(x.shape, lengths, strict=True)]
-        fronts.append(x[tuple(slice(0, k) for k in lengths)].double())
-        backs.append(
-            x[tuple(slice(s, s + k) for s, k in zip(starts, lengths, strict=True))].double()
-        )
+        front = back = x.double()
+        for dim, length in enumerate(lengths):
+            front = front.narrow(dim, 0, length)
+            back = back.narrow(dim, x.shape[dim] - length, length)
+        fronts.append(front)
+        backs.append(back)
     return any(
         torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in (fronts, backs)
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_once
-from dpkfc.data.loading import split
+from dpkfc.data.loading import Collate, split
 from dpkfc.integrations._opacus_batch import Indices, PhysicalBatch
 from dpkfc.privacy.rng import SamplingStream
 from dpkfc.rng_state import fresh_seed, renew
@@ -100,7 +100,7 @@ class _EmptyAware:
     a snapshot of memory would reveal them.
     """
 
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
     empty: Any
     repeatable: bool
 
@@ -233,13 +233,9 @@ def check_loader(loader: Any) -> None:
             "data_loader has no batch_size or a batch sampler of its own, which would be replaced; "
             "pass DataLoader(dataset, batch_size=...)"
         )
-    sampler: Any = loader.sampler
-    is_plain = type(sampler) is SequentialSampler
-    if type(sampler) is RandomSampler:
-        is_plain = not sampler.replacement and sampler.num_samples == len(dataset)
-    if not is_plain:
+    if not _takes_all(loader.sampler, len(dataset)):
         raise ValueError(
-            f"the {type(sampler).__name__} would be replaced by uniform sampling; pass"
+            f"the {type(loader.sampler).__name__} would be replaced by uniform sampling; pass"
             " shuffle=True, weight the losses or take a Subset (docs/errors.md#sampler)"
         )
     try:
@@ -253,6 +249,13 @@ def check_loader(loader: Any) -> None:
             "data_loader has in_order=False, but batches must come in the order of the draws; leave"
             " in_order out"
         )
+
+
+def _takes_all(sampler: Any, size: int) -> bool:
+    """Return whether a sampler is torch's own, and takes every example once."""
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == size
+    return type(sampler) is SequentialSampler
 
 
 def _make_empty(batch: Any) -> Any:

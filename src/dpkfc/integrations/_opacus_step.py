@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.hooks import RemovableHandle
 
@@ -39,7 +40,9 @@ from dpkfc.gradients.state import (
     restored_state,
 )
 from dpkfc.integrations._opacus_batch import (
+    Arguments,
     BatchRecording,
+    Keywords,
     PhysicalBatch,
     check_model,
     check_padding,
@@ -65,6 +68,8 @@ if TYPE_CHECKING:
 # pass do not change that, and the next pass begins with it. A pass in evaluation mode without any
 # step only reads the data, and leaves no batch pending.
 
+# Sees each release before the optimizer steps on it.
+StepHook = Callable[[Optimizer], None]
 _EVALUATE = "evaluate in model.eval(), called before the loop over the loader"
 
 
@@ -231,7 +236,8 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
         model: the model.
         close: removes the hooks of the engine.
     """
-    closing, harmless = WrapperMethod(model, close), WrapperMethod(model)
+    closing = WrapperMethod(model, close)
+    harmless = WrapperMethod(model)
     return {
         "_module": model,
         **dict.fromkeys(("to_standard_module", "cleanup", "remove_hooks"), closing),
@@ -248,9 +254,9 @@ def wrapper_attributes(model: nn.Module, close: Callable[[], None]) -> dict[str,
 
 
 def optimizer_attributes(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     reduction: str,
-    attach_step_hook: Callable[[Callable[[torch.optim.Optimizer], None] | None], None],
+    attach_step_hook: Callable[[StepHook | None], None],
 ) -> dict[str, Any]:
     """Return what scripts read of Opacus's `DPOptimizer`, beside the numbers of the plan.
 
@@ -338,7 +344,7 @@ class Hook:
         return Hook, ()
 
 
-def check_not_private(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
     """Check that no other engine has hooks on the model or settings on the optimizer.
 
     Raises:
@@ -382,7 +388,7 @@ class PrivateStep:
         self,
         plan: Plan,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         ledger: Ledger,
         *,
         loss_reduction: str = "mean",
@@ -402,9 +408,8 @@ class PrivateStep:
             ledger,
             layers=self.layers,
             preconditioning=PreconditionerManager(preconditioner, model, self.layers, rows=rows),
-            postprocess=PostprocessPipeline(
-                (), plan.config.readout
-            ),  # make_private takes no filters
+            # make_private takes no filters.
+            postprocess=PostprocessPipeline((), plan.config.readout),
         )
         self.step = ledger.count
         self._releases_before = ledger.count
@@ -430,7 +435,7 @@ class PrivateStep:
         self._guards: ExitStack | None = None
         self._attributes: AttributeSnapshot | None = None
         self._is_running_model = False
-        self._step_hook: Callable[[torch.optim.Optimizer], None] | None = None
+        self._step_hook: StepHook | None = None
         self._clear_gradients()
         shown = {name: getattr(plan, name) for name in SHOWN}
         shown |= optimizer_attributes(optimizer, loss_reduction, self._attach_step_hook)
@@ -572,9 +577,7 @@ class PrivateStep:
 
     # -- the model --------------------------------------------------------------------------------
 
-    def _begin_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _begin_forward(self, module: nn.Module, args: Arguments, kwargs: Keywords) -> None:
         """Prepare for a pass that may be differentiated."""
         recording = self._recording
         if module is not self.model or self._is_busy() or recording is None:
@@ -593,9 +596,7 @@ class PrivateStep:
         guards.enter_context(restored_state(self.model))
         self._guards = guards
 
-    def _maybe_verify(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], recording: BatchRecording
-    ) -> None:
+    def _maybe_verify(self, args: Arguments, kwargs: Keywords, recording: BatchRecording) -> None:
         """Check the model and the padding on public rows, at the first call with two examples."""
         if not self._verify or recording.size < 2 or recording.tracker is None:
             return
@@ -639,7 +640,7 @@ class PrivateStep:
         return self._is_running_model or is_recording_busy
 
     def _end_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+        self, module: nn.Module, args: Arguments, kwargs: Keywords, output: Any
     ) -> Any:
         """Record a pass; return the outputs of single examples if the batch axis is not proved."""
         recording = self._recording
@@ -657,9 +658,7 @@ class PrivateStep:
 
     # -- the optimizer ----------------------------------------------------------------------------
 
-    def _begin_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _begin_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
         """Replace what is in `p.grad` by a release, or by nothing."""
         untracked = self._untracked_gradients()
         self._clear_gradients()
@@ -735,7 +734,7 @@ class PrivateStep:
         if physical.last and self._step_hook is not None:
             self._call_step_hook(self._step_hook)
 
-    def _call_step_hook(self, hook: Callable[[torch.optim.Optimizer], None]) -> None:
+    def _call_step_hook(self, hook: StepHook) -> None:
         """Show a release to a hook, and keep it as it is.
 
         Raises:
@@ -782,7 +781,7 @@ class PrivateStep:
         set_gradients(self._parameters, update, scale=scale)
         self._has_released = True
 
-    def _attach_step_hook(self, hook: Callable[[torch.optim.Optimizer], None] | None) -> None:
+    def _attach_step_hook(self, hook: StepHook | None) -> None:
         """Call a function of the optimizer after each release and before the step on it.
 
         The last function that was attached is called, as in Opacus. The releases are counted by the
@@ -790,9 +789,7 @@ class PrivateStep:
         """
         self._step_hook = hook
 
-    def _end_step(
-        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _end_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
         if self._has_released:
             self._released.record()
         self._has_released = False
@@ -851,6 +848,16 @@ class PrivateStep:
             ValueError: a hook sees gradients.
         """
         refuse_gradient_hooks(self.model)
+        self._check_parameters()
+        for name in SHOWN:
+            if getattr(self.optimizer, name) != getattr(self.plan, name):
+                raise RuntimeError(
+                    f"optimizer.{name} was changed after make_private, but a plan is fixed for its "
+                    "whole run; change only the learning rate"
+                )
+
+    def _check_parameters(self) -> None:
+        """Check that no parameter was replaced, frozen, unfrozen or added."""
         for layer in self.layers:
             for role, name in layer.parameters.items():
                 parameter = self._parameters[name]
@@ -865,12 +872,6 @@ class PrivateStep:
                 raise RuntimeError(
                     "a parameter was unfrozen or added after make_private; make the model private "
                     "again"
-                )
-        for name in SHOWN:
-            if getattr(self.optimizer, name) != getattr(self.plan, name):
-                raise RuntimeError(
-                    f"optimizer.{name} was changed after make_private, but a plan is fixed for its "
-                    "whole run; change only the learning rate"
                 )
 
     def _require_open(self) -> None:

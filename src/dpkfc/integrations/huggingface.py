@@ -37,8 +37,10 @@ from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.data.checks import check_held_out
+from dpkfc.data.loading import Collate
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations._common import (
     refuse,
@@ -321,7 +323,7 @@ class ClosedTrainer(Trainer):
         if self.session is not None and folder is not None:
             write_summary(folder, self.session, self.ledger_path, self._not_private())
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:
@@ -356,7 +358,7 @@ class ClosedTrainer(Trainer):
 class AsDict:
     """A collate function whose batches are plain dicts, so that parts can move to a device."""
 
-    collate: Callable[[list[Any]], Any]
+    collate: Collate
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         """Return the batch of these examples.
@@ -419,14 +421,13 @@ class ModelLoss:
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         base: Any = model
-        base = base.get_base_model() if hasattr(base, "get_base_model") else base
+        if hasattr(base, "get_base_model"):
+            base = base.get_base_model()
         self._name = type(base).__name__
-        self._encoder_decoder = bool(
-            getattr(getattr(base, "config", None), "is_encoder_decoder", False)
-        )
-        self._shifted = (
-            False  # the logits of a causal model at a position are for the label after it
-        )
+        config = getattr(base, "config", None)
+        self._encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        # The logits of a causal model at a position are for the label after it.
+        self._shifted = False
         self._label_smoothing = label_smoothing
 
     def __call__(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
@@ -448,11 +449,8 @@ class ModelLoss:
     def _loss_of_logits(
         self, logits: Tensor, labels: Tensor, shifted: bool, label_smoothing: float
     ) -> Tensor:
-        if (
-            not labels.is_floating_point()
-            and labels.shape == logits.shape[:-1]
-            and logits.shape[-1] > 1
-        ):
+        are_classes = not labels.is_floating_point() and labels.shape == logits.shape[:-1]
+        if are_classes and logits.shape[-1] > 1:
             if shifted:
                 logits, labels = logits[:, :-1], labels[:, 1:]
             return per_example_cross_entropy(logits, labels, label_smoothing)
@@ -503,23 +501,11 @@ class ModelLoss:
                     raise
                 failed = error
                 continue
-            own, logits = _part(outputs, "loss"), _part(outputs, "logits")
-            if own is None or logits is None or not bool(torch.isfinite(own)):
-                continue
-            choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
-            tolerance = 1e-3 * float(own.abs()) + 1e-5
-            matching = []
-            for shifted in choices:
-                loss = self._loss_of_logits(logits, single["labels"], shifted, 0.0).sum()
-                if float((loss - own).abs()) <= tolerance:
-                    matching.append(shifted)
-            if not matching:
-                raise ValueError(
-                    f"{self._name} computes another loss than the cross-entropy of its logits and"
-                    " labels; pass per_example_loss=, a function of (model, inputs)"
-                )
-            self._shifted = matching[0]
-            return
+            own = _part(outputs, "loss")
+            logits = _part(outputs, "logits")
+            if own is not None and logits is not None and bool(torch.isfinite(own)):
+                self._shifted = self._find_shift(logits, single["labels"], own)
+                return
         if logits is None and failed is not None:
             text = str(failed).splitlines()[0][:60] if str(failed) else type(failed).__name__
             message = (
@@ -532,6 +518,23 @@ class ModelLoss:
                 f"{self._name} computes no loss from which to tell whether logits are for the label"
                 " at or after their position; pass per_example_loss="
             )
+
+    def _find_shift(self, logits: Tensor, labels: Tensor, own: Tensor) -> bool:
+        """Return whether the model's loss compares logits with the labels after them.
+
+        Raises:
+            ValueError: the loss is neither form of the default.
+        """
+        choices = (False, True) if logits.dim() == 3 and logits.shape[1] > 1 else (False,)
+        losses = [self._loss_of_logits(logits, labels, shifted, 0.0).sum() for shifted in choices]
+        tolerance = 1e-3 * float(own.abs()) + 1e-5
+        for shifted, loss in zip(choices, losses, strict=True):
+            if float((loss - own).abs()) <= tolerance:
+                return shifted
+        raise ValueError(
+            f"{self._name} computes another loss than the cross-entropy of its logits and"
+            " labels; pass per_example_loss=, a function of (model, inputs)"
+        )
 
 
 def _part(outputs: Any, name: str) -> Tensor | None:
@@ -642,7 +645,8 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
             f"the ledger {trainer.ledger_path} holds {session.steps_done} releases of an earlier"
             " run; continue with resume_from_checkpoint=True, or choose another output_dir"
         )
-    handler, plan = trainer.callback_handler, trainer.plan
+    handler = trainer.callback_handler
+    plan = trainer.plan
     exported = [x for x in [*handler.callbacks, trainer.control] if isinstance(x, ExportableState)]
     trainer.state = TrainerState(stateful_callbacks=exported)  # type: ignore[arg-type]
     if folder is not None:
@@ -652,24 +656,24 @@ def _begin(trainer: PrivateTrainer, session: Session, folder: str | None) -> Non
         trainer.lr_scheduler.load_state_dict(extra["scheduler"])
         for _ in range(session.steps_done - extra["releases"]):  # lost with the crash, but spent
             trainer.lr_scheduler.step()
-    passes, asked = math.ceil(plan.steps / steps_per_epoch(plan)), trainer.args.num_train_epochs
+    epoch = steps_per_epoch(plan)
+    passes = math.ceil(plan.steps / epoch)
+    asked = trainer.args.num_train_epochs
     # the default, or given as such
-    if trainer.args.max_steps <= 0 and round(asked * steps_per_epoch(plan)) != plan.steps:
+    if trainer.args.max_steps <= 0 and round(asked * epoch) != plan.steps:
         _log.warning(
             "the plan makes %d releases, about %.3g passes over the data; num_train_epochs=%g"
             " plays no part",
             plan.steps,
-            plan.steps / steps_per_epoch(plan),
+            plan.steps / epoch,
             asked,
         )
     trainer.state.compute_steps(trainer.args, plan.steps)
     trainer.state.init_training_references(trainer, plan.steps, passes, None)
     trainer.state.global_step = session.steps_done
-    handler.model, handler.optimizer, handler.lr_scheduler = (
-        trainer.model,
-        trainer.optimizer,
-        trainer.lr_scheduler,
-    )
+    handler.model = trainer.model
+    handler.optimizer = trainer.optimizer
+    handler.lr_scheduler = trainer.lr_scheduler
 
 
 # --------------------------------------------------------------------------------------------------
@@ -709,7 +713,7 @@ class PrivateTrainer(ClosedTrainer):
         plan: Plan,
         per_example_loss: LossFn | None = None,
         units: Any = None,
-        ledger_path: str | os.PathLike[str] | None = None,
+        ledger_path: StrPath | None = None,
         budget: Budget | None = None,
         log_private_loss: bool = False,
         **settings: Any,

@@ -17,8 +17,7 @@ Logged is ε; what the module logs while it trains must be marked, "(NOT private
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +29,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations._common import (
@@ -252,7 +252,7 @@ class PrivateTraining(pl.Callback):
         plan: Plan,
         dataset: Any,
         *,
-        ledger_path: str | os.PathLike[str] | None = None,
+        ledger_path: StrPath | None = None,
         **settings: Any,
     ) -> None:
         self.plan = plan
@@ -329,35 +329,19 @@ class PrivateTraining(pl.Callback):
             )
         refuse_gradient_hooks(module)
         trainer: Any = module.trainer
-        device = module.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-        def losses(model: Any, batch: Any) -> Tensor:
-            autocast = dtype is not None and model.training  # checks compare in full precision
-            with (
-                torch.autocast(device, dtype, enabled=autocast),
-                loss_state_restored(model.per_example_loss, model),
-            ):
-                return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
-
-        with torch.autocast(device, enabled=False), module.mark_release():
+        losses = _make_loss(module)
+        with torch.autocast(module.device.type, enabled=False), module.mark_release():
             session.step(next(self._batches), losses)
-        # Schedules are stepped as their `interval` and `frequency` say, where a step is a release.
-        passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
-        for config in trainer.lr_scheduler_configs:
-            count = session.steps_done if config.interval == "step" else passes
-            if count and count % config.frequency == 0:
-                config.scheduler.step()
-        last = session.steps_done >= self.plan.steps
-        if last or (
-            trainer.log_every_n_steps and session.steps_done % trainer.log_every_n_steps == 0
-        ):
+        _step_schedules(trainer, session.steps_done)
+        is_last = session.steps_done >= self.plan.steps
+        every = trainer.log_every_n_steps
+        if is_last or (every and session.steps_done % every == 0):
             pl.LightningModule.log(module, "epsilon", session.epsilon, prog_bar=True, batch_size=1)
-        trainer.should_stop = trainer.should_stop or last
+        trainer.should_stop = trainer.should_stop or is_last
 
     # -- the card and checkpoints ------------------------------------------------------------------
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write weights, a copy of the ledger and the privacy card, as `Session.write_card` does.
 
         Raises:
@@ -408,19 +392,45 @@ class PrivateTraining(pl.Callback):
         self._close(pl_module)
 
     def _close(self, module: Any) -> None:
-        if self.session is not None:
-            self.session.close()
-            if self._ledger_path is not None:
-                logged = []
-                for name in sorted(module.trainer.callback_metrics):
-                    if name != "epsilon" and not name.endswith(PUBLIC):
-                        is_marked = name.endswith(MARK)
-                        note = "" if is_marked else f": {_UNCOVERED}"
-                        logged.append(name + note)
-                write_summary(
-                    Path(self._ledger_path).parent, self.session, self._ledger_path, logged
-                )
-        self._batches, self._restored = iter(()), None
+        self._batches = iter(())
+        self._restored = None
+        if self.session is None:
+            return
+        self.session.close()
+        if self._ledger_path is None:
+            return
+        logged = []
+        for name in sorted(module.trainer.callback_metrics):
+            if name != "epsilon" and not name.endswith(PUBLIC):
+                note = "" if name.endswith(MARK) else f": {_UNCOVERED}"
+                logged.append(name + note)
+        write_summary(Path(self._ledger_path).parent, self.session, self._ledger_path, logged)
+
+
+def _make_loss(module: PrivateModule) -> Callable[[Any, Any], Tensor]:
+    """Return the module's losses in the precision that the trainer has set."""
+    trainer: Any = module.trainer
+    device = module.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+    def losses(model: Any, batch: Any) -> Tensor:
+        autocast = dtype is not None and model.training  # checks compare in full precision
+        with (
+            torch.autocast(device, dtype, enabled=autocast),
+            loss_state_restored(model.per_example_loss, model),
+        ):
+            return model.per_example_loss(trainer.precision_plugin.convert_input(batch))
+
+    return losses
+
+
+def _step_schedules(trainer: Any, releases: int) -> None:
+    """Step schedules as their `interval` and `frequency` say, where a step is a release."""
+    passes = trainer.current_epoch + 1 if trainer.is_last_batch else 0
+    for config in trainer.lr_scheduler_configs:
+        count = releases if config.interval == "step" else passes
+        if count and count % config.frequency == 0:
+            config.scheduler.step()
 
 
 def _restore(session: Session, files: dict[str, Tensor]) -> None:

@@ -9,13 +9,13 @@ under names that begin with `not_private/`, and the privacy card names them.
 from __future__ import annotations
 
 import importlib
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpkfc.callbacks import Callback, StepReport
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.curvature.base import PreconditionerState
 
@@ -111,7 +111,7 @@ class TensorBoard:
         ImportError: the package is not installed.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: StrPath) -> None:
         _import("tensorboard")
         self._folder = Path(folder)
         self._writer: Any = None
@@ -199,7 +199,7 @@ class WandB:
         ValueError: `settings` among the options.
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, **options: Any) -> None:
+    def __init__(self, folder: StrPath | None = None, **options: Any) -> None:
         _import("wandb")
         if "settings" in options:
             raise ValueError(
@@ -260,9 +260,7 @@ def _make_folder(folder: Path, private: bool) -> None:
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 
 
-def make_logger(
-    name: str, folder: str | os.PathLike[str], title: str, *, private: bool = False
-) -> Logger:
+def make_logger(name: str, folder: StrPath, title: str, *, private: bool = False) -> Logger:
     """Return the logger of a run folder.
 
     Args:

@@ -29,7 +29,7 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from types import TracebackType
@@ -37,10 +37,12 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from dpkfc import checkpoint
 from dpkfc._checks import check_integer, check_positive
+from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipping import CLIPPINGS
@@ -52,7 +54,7 @@ from dpkfc.integrations._opacus_loader import (
     check_loader,
     find_source,
 )
-from dpkfc.integrations._opacus_step import PrivateStep
+from dpkfc.integrations._opacus_step import PrivateStep, StepHook
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.budget import Budget
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError
@@ -126,7 +128,9 @@ class Accountant:
 
     def attach(self, plan: Plan, ledger: Ledger) -> None:
         """Report the releases of this ledger from now on."""
-        self._run, self._curves, self._warned = (plan, ledger), {}, False
+        self._run = (plan, ledger)
+        self._curves = {}
+        self._warned = False
 
     def get_epsilon(
         self,
@@ -188,20 +192,21 @@ class Accountant:
         """
         if not state_dict or "history" not in state_dict:
             raise ValueError("state_dict has no 'history'; pass what accountant.state_dict() gave")
-        saved = [tuple(entry) for entry in state_dict["history"]]
-        count = sum(int(entry[2]) for entry in saved)
-        is_held = count <= len(self) and all(
-            math.isclose(one, other, rel_tol=1e-9)
-            for entry in saved
-            for one, other in zip(entry[:2], self.history[0][:2], strict=True)
-        )
-        if not is_held:
+        count = 0
+        are_equal = True
+        for noise_multiplier, rate, releases in state_dict["history"]:
+            count += int(releases)
+            for own_noise, own_rate, _ in self.history:
+                has_noise = math.isclose(noise_multiplier, own_noise, rel_tol=1e-9)
+                has_rate = math.isclose(rate, own_rate, rel_tol=1e-9)
+                are_equal = are_equal and has_noise and has_rate
+        if count > len(self) or not are_equal:
             raise ValueError(
                 f"the state has {count} releases that the ledger does not hold; go on with that"
                 " run's file, then load: make_private(ledger_path=..., resume=True)"
             )
 
-    def get_optimizer_hook_fn(self, sample_rate: float) -> Callable[[torch.optim.Optimizer], None]:
+    def get_optimizer_hook_fn(self, sample_rate: float) -> StepHook:
         """Return a step hook that does nothing: each release is in the ledger before it exists."""
         return lambda optimizer: None
 
@@ -255,7 +260,7 @@ class BatchMemoryManager:
         *,
         data_loader: DataLoader[Any],
         max_physical_batch_size: int,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
     ) -> None:
         if not isinstance(data_loader, PrivateLoader):
             raise ValueError("data_loader is not private; pass the one that make_private returned")
@@ -265,7 +270,8 @@ class BatchMemoryManager:
                 " returned"
             )
         check_integer("max_physical_batch_size", max_physical_batch_size, 1)
-        self._step, self._loader = data_loader.step, data_loader.cut(max_physical_batch_size)
+        self._step = data_loader.step
+        self._loader = data_loader.cut(max_physical_batch_size)
 
     def __enter__(self) -> PrivateLoader:
         """Return the loader of physical batches."""
@@ -356,7 +362,7 @@ class Options:
     rand_on_empty: bool = False
     preconditioner: Any = None
     readout: str = "whitened"
-    ledger_path: str | os.PathLike[str] | None = None
+    ledger_path: StrPath | None = None
     resume: bool = False
     uncertified: bool = False
     test_mode_seed: int | None = None
@@ -442,7 +448,7 @@ def _refused(options: Options) -> Iterator[tuple[bool, str]]:
 # What an Opacus-shaped script asks for, as a plan; and a plan put on its model, optimizer and
 # loader, all or nothing.
 
-Parts = tuple[nn.Module, torch.optim.Optimizer, DataLoader[Any]]
+Parts = tuple[nn.Module, Optimizer, DataLoader[Any]]
 """Model, optimizer and loader of a script."""
 
 
@@ -583,12 +589,12 @@ def _dataset_size(module: Any, optimizer: Any, data_loader: Any) -> int:
             f"module is wrapped in {type(module).__name__}; pass the plain module on one device,"
             " uncompiled"
         )
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
+    if not isinstance(optimizer, Optimizer) or isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
             "optimizer must be a torch optimizer that steps without a closure, got"
             f" {type(optimizer).__name__}"
         )
-    if isinstance(getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         raise ValueError(
             f"optimizer is wrapped in {type(optimizer).__name__}, whose steps cannot be seen; pass"
             " the plain torch optimizer, and leave optimizer and loader out of accelerator.prepare"
@@ -758,7 +764,7 @@ class PrivacyEngine:
         self,
         *,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_grad_norm: float,
@@ -797,7 +803,7 @@ class PrivacyEngine:
         self,
         *,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
@@ -872,7 +878,7 @@ class PrivacyEngine:
             raise RuntimeError("call make_private or make_private_with_epsilon first")
         return self._step
 
-    def write_card(self, folder: str | os.PathLike[str], **said: Any) -> dict[str, Any]:
+    def write_card(self, folder: StrPath, **said: Any) -> dict[str, Any]:
         """Write weights, ledger and privacy card, as `Session.write_card` does."""
         from dpkfc.report.card import session_card, write_release
 
@@ -899,9 +905,9 @@ class PrivacyEngine:
     def save_checkpoint(
         self,
         *,
-        path: str | os.PathLike[str],
+        path: StrPath,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizer | None = None,
         noise_scheduler: None = None,
         grad_clip_scheduler: None = None,
         checkpoint_dict: Mapping[str, Any] | None = None,
@@ -943,9 +949,9 @@ class PrivacyEngine:
     def load_checkpoint(
         self,
         *,
-        path: str | os.PathLike[str],
+        path: StrPath,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizer | None = None,
         noise_scheduler: None = None,
         grad_clip_scheduler: None = None,
         module_load_dict_kwargs: Mapping[str, Any] | None = None,
