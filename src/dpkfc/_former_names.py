@@ -14,6 +14,7 @@ FORMER_MODULES = {
     "dpkfc.blocks": "dpkfc.linalg.blocks",
     "dpkfc.curvature.damping": "dpkfc.curvature.kfac",
     "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
+    "dpkfc.curvature.probe_loss": "dpkfc.curvature.probe_pass",
     "dpkfc.data.public": "dpkfc.data.checks",
     "dpkfc.data.units": "dpkfc.data.sampling",
     "dpkfc.early_stopping": "dpkfc.callbacks",

@@ -22,8 +22,13 @@ from dpkfc import (
 )
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.diagnostics import PrivateOracle
-from dpkfc.curvature.probe_loss import ProbeRandomness
-from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, public_generator, run_probe
+from dpkfc.curvature.probe_pass import (
+    ProbeRandomness,
+    ProbeSpec,
+    preserve_model,
+    public_generator,
+    run_probe,
+)
 from dpkfc.curvature.probes import Probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers

@@ -31,8 +31,8 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probe_loss import LABELS
 from dpkfc.curvature.probe_pass import (
+    LABELS,
     Capture,
     ProbeMicrobatch,
     ProbeSpec,

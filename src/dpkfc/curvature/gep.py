@@ -123,7 +123,7 @@ class GEP(ProbePreconditioner):
         chunk: public examples in one forward pass; bounds memory.
         labels: `uniform` at random (the paper's), `given` takes the probe's, `model` draws them
             from the model's predictions.
-        likelihood: categorical, gaussian or bernoulli; see `probe_loss`.
+        likelihood: categorical, gaussian or bernoulli; see `probe_pass`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         seed: of the public random stream, one stream a step.
     """

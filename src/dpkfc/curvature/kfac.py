@@ -39,7 +39,6 @@ from dpkfc.curvature.layer_factors import FactorOptions, LayerFactors, fill_empt
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeSpec,
-    RefreshGroup,
     preserve_model,
     public_generator,
 )
@@ -47,6 +46,7 @@ from dpkfc.curvature.probes import Probe
 from dpkfc.curvature.refresh import (
     History,
     ProbeStatistics,
+    RefreshGroup,
     decompose_layers,
     gather_layers,
     measure,
@@ -473,7 +473,7 @@ class KFAC(ProbePreconditioner):
         labels: `model` draws labels from the model's predictive distribution (Fisher), `uniform`
             draws them at random, `given` takes the probe's. Given labels that do not fit the head
             are replaced by drawn ones, and the privacy card says so.
-        likelihood: categorical, gaussian or bernoulli; see `probe_loss`.
+        likelihood: categorical, gaussian or bernoulli; see `probe_pass`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         sides: input (A only), both (the DP-KFC paper) or output (G only). The other side becomes
             the identity times the value of its mean eigenvalue. Every layer then keeps its scale

@@ -34,17 +34,19 @@ from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSu
 from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeSpec,
-    RefreshGroup,
-    check_same_probe,
-    finish_on_owners,
     preserve_model,
     probe_digest,
     public_generator,
-    rows_of_process,
     run_probe,
 )
 from dpkfc.curvature.probes import Inputs, Probe, device_of
-from dpkfc.curvature.refresh import sum_parts
+from dpkfc.curvature.refresh import (
+    RefreshGroup,
+    check_same_probe,
+    finish_on_owners,
+    rows_of_process,
+    sum_parts,
+)
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 
