@@ -22,7 +22,6 @@ from dpkfc.callbacks import NORM, PURPOSE
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
-from dpkfc.curvature.diagnostics import PrivateOracle
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
@@ -31,6 +30,7 @@ from dpkfc.curvature.probes import (
     DeadLeaves,
     FeatureNoise,
     PinkNoise,
+    PrivateOracle,
     Probe,
     PublicData,
     Refined,

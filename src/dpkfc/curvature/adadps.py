@@ -31,15 +31,8 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probe_pass import (
-    LABELS,
-    Capture,
-    ProbeMicrobatch,
-    ProbeSpec,
-    preserve_model,
-    run_probe,
-)
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import LABELS, Capture, ProbeMicrobatch, ProbeSpec, run_probe
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Entry, Metric, scale_metric

@@ -395,6 +395,37 @@ def is_empty(factor: Factor) -> bool:
     return not factor.mean > _NEGLIGIBLE
 
 
+def inner_product(first: Factor, second: Factor) -> float:
+    """Return tr(F S) of two factors of the same size, without forming either."""
+    match first, second:
+        case IsotropicFactor(), _:
+            return first.mean * second.trace
+        case _, IsotropicFactor():
+            return second.mean * first.trace
+        case DiagonalFactor(), DiagonalFactor():
+            return float(first.values @ second.values)
+        case Eigen(), Eigen():
+            cosines = first.vectors.double().T @ second.vectors.double()
+            overlap = cosines.square()
+            above = (first.values - first.floor) @ overlap @ (second.values - second.floor)
+            return float(above) + _isotropic_part(first, second)
+        case Eigen(), DiagonalFactor():
+            squares = first.vectors.double().square()
+            above = second.values @ squares @ (first.values - first.floor)
+            return float(above) + first.floor * second.trace
+        case _:
+            return inner_product(second, first)
+
+
+def _isotropic_part(first: Eigen, second: Eigen) -> float:
+    """Return tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I.
+
+    f and s are the means of the eigenvalues that are left out.
+    """
+    f, s, dim = first.floor, second.floor, first.dim
+    return f * (second.trace - s * dim) + s * (first.trace - f * dim) + f * s * dim
+
+
 # --------------------------------------------------------------------------------------------------
 # Layers that read the same tensor (queries, keys and values) have the same input factor. The cache
 # notices equal rows as they arrive, so that their product and its eigenpairs are formed once.

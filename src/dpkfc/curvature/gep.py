@@ -31,8 +31,8 @@ from dpkfc.curvature.base import (
     identity_row,
     probe_examples,
 )
-from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import Capture, public_generator, run_probe
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,13 +37,8 @@ from dpkfc.curvature.base import (
 )
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
 from dpkfc.curvature.layer_factors import FactorOptions, LayerFactors, fill_empty_sides
-from dpkfc.curvature.probe_pass import (
-    Capture,
-    ProbeSpec,
-    preserve_model,
-    public_generator,
-)
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import Capture, ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
     History,
     ProbeStatistics,
@@ -53,6 +49,7 @@ from dpkfc.curvature.refresh import (
     measure_drift,
     probe_scale,
 )
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -845,3 +842,84 @@ def _randomize_factor(factor: Factor, generator: torch.Generator) -> Factor:
             return DiagonalFactor(factor.values[order])
         case _:
             return factor
+
+
+# --------------------------------------------------------------------------------------------------
+# The signal-to-noise ratio of a release, measured on the probe, so that it is public.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalToNoise:
+    """Signal-to-noise ratio of one layer's release, per probe example.
+
+    Attributes:
+        plain: without the metric.
+        preconditioned: with it.
+        parameters: gradient entries of the layer.
+    """
+
+    plain: float
+    preconditioned: float
+    parameters: int
+
+
+def signal_to_noise(
+    kfac: KFAC,
+    model: nn.Module,
+    capture: Capture,
+    preconditioner: PreconditionerState,
+    *,
+    max_grad_norm: float,
+    noise_multiplier: float,
+) -> dict[str, SignalToNoise]:
+    """Return, per layer, the energy of a clipped gradient over that of the noise added to it.
+
+        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),  c_n = min(1, C / ‖P g_n‖) over all layers
+
+    with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum
+    over B examples with equal gradients has B² times this ratio. The DP-KFC paper shows such a
+    ratio (Fig. 1) without a formula; this formula is ours.
+
+    Args:
+        kfac: whose probe to use.
+        model: any module, left as it is.
+        capture: as in `KFAC.build`.
+        preconditioner: the metric; its step names the probe's random stream.
+        max_grad_norm: C, positive.
+        noise_multiplier: σ, positive.
+
+    Raises:
+        ValueError: C or σ that is not positive.
+    """
+    check_positive("max_grad_norm", max_grad_norm)
+    check_positive("noise_multiplier", noise_multiplier)
+    plain: dict[str, float] = defaultdict(float)
+    mapped: dict[str, float] = defaultdict(float)
+    sizes: dict[str, int] = {}
+    with preserve_model(model), torch.no_grad():
+        for microbatch in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
+            blocks = {name: x for name, x in microbatch.blocks.items() if x.kind is not None}
+            _add_clipped_energies(plain, blocks, {}, max_grad_norm)
+            _add_clipped_energies(mapped, blocks, preconditioner.metric, max_grad_norm)
+            for name, block in blocks.items():
+                sizes[name] = block.num_entries
+    variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
+    ratios: dict[str, SignalToNoise] = {}
+    for name, size in sizes.items():
+        noise = variance * size
+        ratios[name] = SignalToNoise(
+            plain=plain[name] / noise, preconditioned=mapped[name] / noise, parameters=size
+        )
+    return ratios
+
+
+def _add_clipped_energies(
+    energies: dict[str, float], blocks: Mapping[str, Block], metric: Metric, clip: float
+) -> None:
+    """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
+    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
+    norms = torch.stack(list(squares.values())).sum(0).sqrt()
+    factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+    for name, square in squares.items():
+        clipped = factors.square() * square
+        energies[name] += float(clipped.sum())

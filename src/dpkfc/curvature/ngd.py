@@ -31,15 +31,8 @@ from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
 from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
-from dpkfc.curvature.probe_pass import (
-    Capture,
-    ProbeSpec,
-    preserve_model,
-    probe_digest,
-    public_generator,
-    run_probe,
-)
-from dpkfc.curvature.probes import Inputs, Probe, device_of
+from dpkfc.curvature.probe_pass import Capture, ProbeSpec, probe_digest, public_generator, run_probe
+from dpkfc.curvature.probes import Inputs, Probe, device_of, preserve_model
 from dpkfc.curvature.refresh import (
     RefreshGroup,
     check_same_probe,

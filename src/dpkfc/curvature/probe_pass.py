@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -18,7 +17,6 @@ from dpkfc.curvature.probes import (
     Inputs,
     Probe,
     call,
-    device_of,
     examples,
     move_to_model,
     named_inputs,
@@ -398,37 +396,6 @@ def public_generator(seed: int, step: int, purpose: str = "probe") -> torch.Gene
     """Return a random stream of one refresh: repeatable, public, and separate from all others."""
     digest = hashlib.sha256(f"dpkfc {purpose}, seed {seed}, step {step}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-
-
-@contextmanager
-def preserve_model(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode inside; restore modes, buffers and the global random state afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = []
-    for module in model.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            buffers.append((module, name, buffer, buffer.detach().clone()))
-    device = device_of(model)
-    devices = [device] if device.type == "cuda" else []
-    try:
-        model.eval()
-        # cuDNN differentiates recurrent layers in training mode only. Without dropout both modes
-        # give the same result.
-        for module, _ in modes:
-            module.training = isinstance(module, nn.RNNBase) and not module.dropout
-        with torch.random.fork_rng(devices=devices), torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-        with torch.no_grad():
-            for module, name, buffer, before in buffers:
-                if getattr(module, name) is not buffer:
-                    setattr(module, name, buffer)
-                # torch.equal does not take sparse tensors.
-                is_sparse = buffer.layout != torch.strided
-                if is_sparse or not torch.equal(buffer, before):
-                    buffer.copy_(before)
 
 
 def run_probe(

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC, side_name
-from dpkfc.curvature.probe_pass import logits_of, preserve_model, public_generator
-from dpkfc.curvature.probes import call, move_to_model
+from dpkfc.curvature.probe_pass import logits_of, public_generator
+from dpkfc.curvature.probes import call, move_to_model, preserve_model
 from dpkfc.data.loading import Part, layout
 from dpkfc.gradients.clipped_sum import batch_tracker, capture, clipped_sum
 from dpkfc.gradients.clipping import Clip, full_precision
