@@ -26,6 +26,7 @@ FORMER_MODULES = {
     "dpkfc.federated.runner": "dpkfc.federated.simulation",
     "dpkfc.metric": "dpkfc.linalg.metric",
     "dpkfc.plan": "dpkfc.config",
+    "dpkfc.postprocess.protocol": "dpkfc.postprocess.pipeline",
     "dpkfc.preconditioning": "dpkfc.private_step",
     "dpkfc.privacy.events": "dpkfc.privacy.accounting",
     "dpkfc.privacy.extra_release": "dpkfc.privacy.mechanism",

@@ -39,7 +39,7 @@ from dpkfc.curvature.probes import (
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
-from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import doctor

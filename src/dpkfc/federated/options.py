@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
 from dpkfc.postprocess.optimizers import SOFIM
-from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess
 
 # --------------------------------------------------------------------------------------------------
 # Privacy models: whose data are protected, from whom, and who adds the noise.

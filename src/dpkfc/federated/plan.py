@@ -33,8 +33,7 @@ from dpkfc.federated.options import (
     SecureAggregation,
     ServerRule,
 )
-from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_one_of, check_positive
-from dpkfc.postprocess.protocol import (
+from dpkfc.postprocess.pipeline import (
     AT_PARAMETERS,
     EvaluationPoint,
     PostProcess,

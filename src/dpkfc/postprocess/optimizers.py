@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
-from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, state_entries
+from dpkfc.postprocess.pipeline import PostProcess, State, get_tensor, state_entries
 from dpkfc.privacy.mechanism import Released
 
 _SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
@@ -298,6 +298,24 @@ class WeightEMA:
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
         return {"name": "WeightEMA", **asdict(self)}
+
+
+def check_fields(preconditioner: Any, weight_average: Any) -> None:
+    """Refuse a post-processing step in another field, and a value that is no weight average.
+
+    Raises:
+        ValueError: naming the right field.
+    """
+    if isinstance(preconditioner, PostProcess):
+        raise ValueError(
+            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
+            " preconditioner: give it as postprocess=(...,)"
+        )
+    if weight_average is not None and not isinstance(weight_average, WeightEMA):
+        raise ValueError(
+            f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__};"
+            " averages of gradients belong into postprocess="
+        )
 
 
 class WeightAverage:
