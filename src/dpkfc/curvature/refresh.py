@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -79,9 +81,9 @@ def rows_of_process(team: RefreshGroup | None, size: int, first: int = 0) -> sli
     if team is None:
         return slice(first, size)
     count = size - first
-    start = first + count * team.rank // team.world_size
-    stop = first + count * (team.rank + 1) // team.world_size
-    return slice(start, stop)
+    start = count * team.rank // team.world_size
+    stop = count * (team.rank + 1) // team.world_size
+    return slice(first + start, first + stop)
 
 
 def finish_on_owners(
@@ -117,13 +119,15 @@ def send_to_owners(
     Returns:
         The layers that this process owns to their parts, in the order of the processes, on the CPU.
     """
-    owners = assign_owners(team.all_gather({name: cost(part) for name, part in parts.items()}))
-    own: dict[str, list[P]] = {}
+    costs = {name: cost(part) for name, part in parts.items()}
+    owners = assign_owners(team.all_gather(costs))
+    own: dict[str, list[P]] = defaultdict(list)
     for owner in range(team.world_size):
         sent = {name: part for name, part in parts.items() if owners[name] == owner}
-        for received in team.gather(copy_to_device(sent, torch.device("cpu")), owner) or ():
-            for name in received:
-                own.setdefault(name, []).append(received[name])
+        received = team.gather(copy_to_device(sent, torch.device("cpu")), owner)
+        for of_process in received or ():
+            for name, part in of_process.items():
+                own[name].append(part)
     return {name: own[name] for name in owners if name in own}
 
 
@@ -143,17 +147,18 @@ def assign_owners(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
     Args:
         costs: of the layers that each process knows.
     """
-    known: dict[str, float] = {}
+    known: dict[str, float] = defaultdict(float)
     for own_costs in costs:
         for name, cost in own_costs.items():
-            known[name] = max(cost, known.get(name, 0.0))
+            known[name] = max(cost, known[name])
     total = sum(known.values())
+    processes = len(costs)
     done = 0.0
     owners: dict[str, int] = {}
     for name, cost in known.items():
-        owners[name] = 0
-        if total > 0:
-            owners[name] = min(len(costs) - 1, int(len(costs) * (done + cost / 2) / total))
+        middle = done + cost / 2
+        owner = int(processes * middle / total) if total > 0 else 0
+        owners[name] = min(processes - 1, owner)
         done += cost
     return owners
 
@@ -179,7 +184,8 @@ def _copy_value(x: Any, device: torch.device, copy_part: Callable[[Any], Any]) -
     if isinstance(x, torch.device):
         return device
     is_own_class = is_dataclass(x) or type(x).__module__.startswith("dpkfc.")
-    if hasattr(x, "__dict__") and is_own_class and not isinstance(x, type):
+    is_value = hasattr(x, "__dict__") and not isinstance(x, type)
+    if is_own_class and is_value:
         twin = copy.copy(x)
         for name, part in vars(x).items():
             object.__setattr__(twin, name, copy_part(part))
@@ -232,8 +238,9 @@ def keep_history(
     for name, layer in layers.items():
         kept[name] = {}
         for side, sums in layer.sides.items():
-            kept[name][side] = sums.detached_copy()
-            kept[name][side].warm_start_from(factors[name].sides[side])
+            copied = sums.detached_copy()
+            copied.warm_start_from(factors[name].sides[side])
+            kept[name][side] = copied
     return kept
 
 
@@ -257,11 +264,15 @@ def measure_drift(
         distances = []
         for name, layer in layers.items():
             for side, sums in layer.sides.items():
-                distances.append(past[name][side].distance(sums) if name in past else math.inf)
+                is_known = name in past
+                distances.append(past[name][side].distance(sums) if is_known else math.inf)
         return distances
 
-    parts = [measure_own()] if team is None else team.all_gather(team.run_on_all(measure_own))
-    distances = [distance for part in parts for distance in part]
+    if team is None:
+        distances = measure_own()
+    else:
+        parts = team.all_gather(team.run_on_all(measure_own))
+        distances = list(chain.from_iterable(parts))
     return sum(distances) / len(distances) if distances else 0.0
 
 
@@ -351,7 +362,7 @@ def measure(
         return _measure_own(model, capture, spec, options)[0]
     own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team))
     answers = team.all_gather((digest, dict(own.unknown), own.note))
-    check_same_probe([digest for digest, _, _ in answers])
+    check_same_probe([own_digest for own_digest, _, _ in answers])
     unknown: dict[str, str] = {}
     note = ""
     for _, kinds, own_note in answers:
@@ -373,8 +384,8 @@ def _measure_own(
     cache = FactorCache()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
-    last, note = None, ""
-    digest = ""
+    last = None
+    note = digest = ""
 
     def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
         nonlocal digest
@@ -408,7 +419,8 @@ def _measure_own(
         subsampler.start(part.rows, part.mask)
         part.visit(partial(add, part))
         cache.forget()
-        note, last = part.note, scale_microbatch(part, spec)
+        note = part.note
+        last = scale_microbatch(part, spec)
         # Otherwise this micro-batch stays in memory next to the next one.
         del part
     return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note), digest
@@ -451,11 +463,12 @@ def decompose_layers(
     """
 
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals = {
-            name: layer.merge_history(past[name], share) if name in past else layer
-            for name, layer in layers.items()
-        }
-        factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
+        totals: dict[str, LayerAccumulator] = {}
+        factors: dict[str, LayerFactors] = {}
+        for name, layer in layers.items():
+            total = layer.merge_history(past[name], share) if name in past else layer
+            totals[name] = total
+            factors[name] = total.result(partial(rank, name))
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}
 
