@@ -138,10 +138,11 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
     """Return the model's output on inputs."""
     if isinstance(inputs, Tensor):
         return model(inputs)
-    if list(inputs) == [str(i) for i in range(len(inputs))]:
+    names = list(inputs)
+    if names == [str(i) for i in range(len(names))]:
         values = list(inputs.values())
         return model(*values) if _takes(model, positional=len(values)) else model(values)
-    return model(**inputs) if _takes(model, names=list(inputs)) else model(dict(inputs))
+    return model(**inputs) if _takes(model, names=names) else model(dict(inputs))
 
 
 def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) -> bool:
@@ -151,12 +152,12 @@ def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) 
     except (TypeError, ValueError):
         return True
     kinds = {p.kind for p in parameters}
+    known = {p.name for p in parameters}
     ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if positional:
         return inspect.Parameter.VAR_POSITIONAL in kinds or len(ordered) >= positional
-    known = {p.name for p in parameters}
-    single = len(ordered) == 1 and inspect.Parameter.VAR_KEYWORD not in kinds
-    return not single or set(names) <= known
+    is_single = len(ordered) == 1 and inspect.Parameter.VAR_KEYWORD not in kinds
+    return not is_single or set(names) <= known
 
 
 def padding_mask(inputs: Inputs, padding: int | None = None) -> Tensor | None:
@@ -285,8 +286,9 @@ def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
     """
     flat = x.flatten(1)
     spread = flat.std(1, keepdim=True, correction=0).clamp(min=1e-12)
-    flat = (flat - flat.mean(1, keepdim=True)) / spread
-    return (mean + std * flat).view(x.shape).float()
+    centred = flat - flat.mean(1, keepdim=True)
+    standardised = mean + std * (centred / spread)
+    return standardised.view(x.shape).float()
 
 
 @dataclass(frozen=True)
@@ -344,7 +346,8 @@ class PinkNoise(_SyntheticProbe):
             return torch.ones_like(radius)
         lowest = radius[radius > 0].min()
         # In units of the lowest frequency no power of it can overflow.
-        return (radius / lowest).clamp(min=1.0).pow(-self.power_exponent / 2)
+        relative = (radius / lowest).clamp(min=1.0)
+        return relative.pow(-self.power_exponent / 2)
 
 
 @dataclass(frozen=True)
@@ -391,7 +394,8 @@ class FeatureNoise(_SyntheticProbe):
         """Return inputs `[n, dim]`, float32 on the CPU; no labels."""
         x = self.mean + self.std * torch.randn(n, self.dim, generator=generator)
         if self.density < 1:
-            x = x * (torch.rand(n, self.dim, generator=generator) < self.density)
+            uniform = torch.rand(n, self.dim, generator=generator)
+            x = x * (uniform < self.density)
         return x, None
 
 
@@ -427,10 +431,7 @@ class PublicData(Probe):
                 "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
                 "inputs"
             )
-        is_valid = bool(values)
-        for x in values.values():
-            is_valid = is_valid and isinstance(x, Tensor) and x.dim() >= 1 and x.shape[0] >= 1
-        if not is_valid:
+        if not values or not all(map(_has_rows, values.values())):
             raise ValueError(
                 "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
                 "example along the first axis"
@@ -460,7 +461,9 @@ class PublicData(Probe):
         for name, x in tensors(self.inputs):
             rows = x.detach().cpu()[chosen]
             sampled[name] = rows.float() if rows.is_floating_point() else rows
-        labels = None if self.labels is None else self.labels.detach().cpu()[chosen]
+        labels = None
+        if self.labels is not None:
+            labels = self.labels.detach().cpu()[chosen]
         return (sampled[""] if isinstance(self.inputs, Tensor) else sampled), labels
 
     @functools.cached_property
@@ -494,6 +497,10 @@ class PublicData(Probe):
 
     def __hash__(self) -> int:
         return hash(self.sha256)
+
+
+def _has_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() >= 1 and x.shape[0] >= 1
 
 
 @dataclass(frozen=True)
@@ -554,21 +561,22 @@ class DeadLeaves(_SyntheticProbe):
         place = torch.rand(2, self.leaves, n, generator=generator, dtype=torch.float64)
         down_centre = place[0] * (height + 2 * radius) - radius
         across_centre = place[1] * (width + 2 * radius) - radius
-        level = torch.randn(self.leaves + 1, n, channels, generator=generator, dtype=torch.float64)
+        size = (self.leaves + 1, n)
+        level = torch.randn(*size, channels, generator=generator, dtype=torch.float64)
         if self.channel_correlation > 0:
-            common = torch.randn(self.leaves + 1, n, 1, generator=generator, dtype=torch.float64)
+            common = torch.randn(*size, 1, generator=generator, dtype=torch.float64)
             level = _correlate(level, common, self.channel_correlation)
-        ground = level[0].view(n, channels, 1, 1)
+        ground, *colours = level.view(*size, channels, 1, 1)
         x = ground.repeat(1, 1, height, width)
-        down = torch.arange(height) + 0.5
+        down = torch.arange(height).view(-1, 1) + 0.5
         across = torch.arange(width) + 0.5
-        for leaf in range(self.leaves):
-            rows = down - down_centre[leaf].view(n, 1)
-            columns = across - across_centre[leaf].view(n, 1)
-            squares = rows.square().view(n, height, 1) + columns.square().view(n, 1, width)
-            inside = squares <= radius[leaf].square().view(n, 1, 1)
-            colour = level[leaf + 1].view(n, channels, 1, 1)
-            x = torch.where(inside.unsqueeze(1), colour, x)
+        # The last three axes stand for the channels, the height and the width.
+        shape = (self.leaves, n, 1, 1, 1)
+        leaves = [part.view(shape) for part in (down_centre, across_centre, radius)]
+        for below, beside, reach, colour in zip(*leaves, colours, strict=True):
+            squares = (down - below).square() + (across - beside).square()
+            is_inside = squares <= reach.square()
+            x = torch.where(is_inside, colour, x)
         return _standardize(x, self.mean, self.std), None
 
     def _radii(self, uniform: Tensor) -> Tensor:
@@ -669,9 +677,11 @@ class Refined(Probe):
             with torch.enable_grad():
                 leaf = x.detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad(losses(leaf).sum(), leaf)
-            x = x.detach() - self.step_size * std * self._direction(gradient)
+            move = self.step_size * std * self._direction(gradient)
+            x = x.detach() - move
             now, spread = _moments(x)
-            x = mean + (x - now) * (std / spread.clamp(min=1e-12))
+            stretch = std / spread.clamp(min=1e-12)
+            x = mean + (x - now) * stretch
         return x
 
     def _direction(self, gradient: Tensor) -> Tensor:
@@ -680,9 +690,8 @@ class Refined(Probe):
         if box is not None:
             for _ in range(self.smoothing):
                 gradient = box(gradient, 3, 1, 1, count_include_pad=False)
-        ones = [1] * (gradient.dim() - 1)
         size = gradient.flatten(1).square().mean(1).sqrt()
-        size = size.view(-1, *ones)
+        size = size.view(-1, *[1] * (gradient.dim() - 1))
         return torch.where(size > 0, gradient / size, 0.0)
 
     def describe(self) -> dict[str, Any]:
@@ -865,8 +874,8 @@ class TokenNoise(Probe):
     def _cumulative(self) -> Tensor:
         """Running sum of the weights `[V]`, float64."""
         if isinstance(self.frequencies, Tensor):
-            weights = self.frequencies.clone()
-            weights = weights / weights.max().clamp(min=1e-300)
+            largest = self.frequencies.max().clamp(min=1e-300)
+            weights = self.frequencies / largest
         else:
             rank = torch.arange(self.vocab_size, dtype=torch.float64) - self.first_id + 1
             weights = rank.clamp(min=1).pow(-(self.zipf_exponent or 0.0))
@@ -892,13 +901,15 @@ class TokenNoise(Probe):
             offset = torch.rand(n, 1, generator=generator, dtype=torch.float64) * choices
             middle = first + torch.minimum(offset.long(), choices - 1)
             ids = torch.where(place == middle, self.sep_id or 0, ids)
-            types = ((place > middle) & (place < lengths)).long()
+            is_second = (place > middle) & (place < lengths)
+            types = is_second.long()
         if self.sep_id is not None:
             ids = torch.where(place == lengths - 1, self.sep_id, ids)
         if self.cls_id is not None:
             ids[:, 0] = self.cls_id
-        mask = (place < lengths).long()
-        ids = torch.where(mask == 1, ids, self.pad_id or 0)
+        is_text = place < lengths
+        mask = is_text.long()
+        ids = torch.where(is_text, ids, self.pad_id or 0)
         if self.bare:
             return ids, None
         inputs = {"input_ids": ids, "attention_mask": mask}
@@ -928,9 +939,9 @@ class TokenNoise(Probe):
         provenance = settings.pop("provenance")
         if table is None:
             return {"kind": "TokenNoise", "source": "synthetic", **settings}
-        own = {"kind": "TokenNoise", "source": "public", "provenance": provenance, **settings}
-        own["frequencies"] = hashlib.sha256(table.numpy().tobytes()).hexdigest()
-        return own
+        digest = hashlib.sha256(table.numpy().tobytes()).hexdigest()
+        own = {"kind": "TokenNoise", "source": "public", "provenance": provenance}
+        return {**own, **settings, "frequencies": digest}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenNoise) and self.describe() == other.describe()
@@ -1055,14 +1066,18 @@ def _write(
     model: nn.Module, n: int, length: int, start_id: int, generator: torch.Generator
 ) -> Tensor:
     """Return texts `[n, length]`, written one token after another."""
-    ids, past = torch.full((n, 1), start_id), None
-    while ids.shape[1] < length:
-        out = _call(model, ids[:, -1:].to(device_of(model)), past)
-        logits, past = out.logits[:, -1].double().cpu(), out.past_key_values
+    token = torch.full((n, 1), start_id)
+    tokens = [token]
+    past = None
+    while len(tokens) < length:
+        out = _call(model, token.to(device_of(model)), past)
+        past = out.past_key_values
+        logits = out.logits[:, -1].double().cpu()
         if not torch.isfinite(logits).all():
             raise ValueError("generated_text: the model's logits contain NaN or infinity")
-        ids = torch.cat([ids, torch.multinomial(logits.softmax(1), 1, generator=generator)], dim=1)
-    return ids
+        token = torch.multinomial(logits.softmax(1), 1, generator=generator)
+        tokens.append(token)
+    return torch.cat(tokens, dim=1)
 
 
 def _call(model: nn.Module, ids: Tensor, past: Any) -> Any:
@@ -1128,7 +1143,7 @@ class PrivateOracle(Probe):
         chosen = torch.randint(self._size, (n,), generator=generator)
         if n <= self._size:
             chosen = torch.randperm(self._size, generator=generator)[:n]
-        rows = [self._row(int(i)) for i in chosen]
+        rows = [self._row(i) for i in chosen.tolist()]
         inputs = torch.stack([torch.as_tensor(row[0]).detach().cpu() for row in rows])
         labels = torch.stack([torch.as_tensor(row[1]).detach().cpu() for row in rows])
         return inputs.float() if inputs.is_floating_point() else inputs, labels
