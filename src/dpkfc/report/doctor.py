@@ -122,11 +122,7 @@ def diagnose(model: nn.Module, kfac: KFAC) -> Diagnosis:
     Raises:
         ValueError: the model cannot read the probe's inputs.
     """
-    frozen = {}
-    for name, module in model.named_modules():
-        parameters = list(module.parameters(recurse=False))
-        if parameters and not any(p.requires_grad for p in parameters):
-            frozen[name or "(root)"] = sum(p.numel() for p in parameters)
+    frozen = _count_frozen(model)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     try:
         layers = find_layers(model)
@@ -140,6 +136,16 @@ def diagnose(model: nn.Module, kfac: KFAC) -> Diagnosis:
     unproved = "" if failure is None else f"{failure.operation}: {failure.reason}"
     facts = tuple(_layer_facts(layer, blocks.get(layer.name), built) for layer in layers)
     return Diagnosis(layers=facts, frozen=frozen, trainable=trainable, unproved=unproved)
+
+
+def _count_frozen(model: nn.Module) -> dict[str, int]:
+    """Return the modules without trained parameters, with their number of parameters."""
+    frozen = {}
+    for name, module in model.named_modules():
+        parameters = list(module.parameters(recurse=False))
+        if parameters and not any(p.requires_grad for p in parameters):
+            frozen[name or "(root)"] = sum(p.numel() for p in parameters)
+    return frozen
 
 
 def _build(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> PreconditionerState:
