@@ -27,12 +27,20 @@ from dpkfc.app.assembly import read_public_data
 from dpkfc.app.plots import SensitivityMap
 from dpkfc.app.preparation import Prepared
 from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
-from dpkfc.curvature.diagnostics import PrivateOracle, inner_product, signal_to_noise
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor
-from dpkfc.curvature.kfac import KFAC, randomize_directions
+from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
+from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise
 from dpkfc.curvature.layer_factors import LayerFactors
-from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, public_generator, run_probe
-from dpkfc.curvature.probes import FeatureNoise, PinkNoise, Probe, PublicData, WhiteNoise, examples
+from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import (
+    FeatureNoise,
+    PinkNoise,
+    PrivateOracle,
+    Probe,
+    PublicData,
+    WhiteNoise,
+    examples,
+    preserve_model,
+)
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer

@@ -6,11 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.curvature.diagnostics import (
+from dpkfc.curvature.factors import (
+    DiagonalFactor,
+    Eigen,
+    IsotropicFactor,
+    eigen_of_rows,
     inner_product,
-    signal_to_noise,
 )
-from dpkfc.curvature.factors import DiagonalFactor, Eigen, IsotropicFactor, eigen_of_rows
+from dpkfc.curvature.kfac import signal_to_noise
 from dpkfc.curvature.layer_factors import probe_norms
 from dpkfc.curvature.probe_pass import run_probe
 from dpkfc.linalg.blocks import Lookup, MaterializedGradients, Outer, PerExample, Tied

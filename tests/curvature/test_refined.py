@@ -21,10 +21,8 @@ from dpkfc import (
     TokenNoise,
 )
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.diagnostics import PrivateOracle
-from dpkfc.curvature.probe_loss import ProbeRandomness
-from dpkfc.curvature.probe_pass import ProbeSpec, preserve_model, public_generator, run_probe
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import ProbeRandomness, ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import PrivateOracle, Probe, preserve_model
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 

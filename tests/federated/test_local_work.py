@@ -29,7 +29,7 @@ from dpkfc.federated.client import LocalModel, Records
 from dpkfc.federated.plan import FedGD, Participation
 from dpkfc.federated.secure_aggregation import encode
 from dpkfc.federated.simulation import run_round
-from dpkfc.postprocess.protocol import PostProcessBase
+from dpkfc.postprocess.pipeline import PostProcessBase
 from tests.federated.test_equality import plain_clipped_sum
 from tests.federated.worlds import CLIENTS, RECORDS, datasets, head, loss_fn, plan_of, vector, world
 

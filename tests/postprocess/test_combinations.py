@@ -14,8 +14,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import KFAC, TokenNoise
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, SOFIM, AdamBC, DiSK, LowPass, WeightEMA
-from dpkfc.postprocess.pipeline import check_with_optimizer
-from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess, check_with_optimizer
 from dpkfc.session import Session
 from tests.gradients.whitened import whiten
 from tests.mutation_cases import B, Handed, data, kfac, loss_fn, net, plan, session, weights

@@ -17,7 +17,7 @@ from dpkfc.gradients.clipping import Clip
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, DiSK
 from dpkfc.postprocess.filters import kalman_gain
-from dpkfc.postprocess.protocol import AT_PARAMETERS
+from dpkfc.postprocess.pipeline import AT_PARAMETERS
 from tests.mutation_cases import N, loss_fn, net, plan, session, weights
 from tests.postprocess.cases import noise_gain, run
 from tests.recording import Heard

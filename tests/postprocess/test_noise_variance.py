@@ -22,8 +22,7 @@ from dpkfc.linalg.metric import (
     Metric,
 )
 from dpkfc.postprocess import EMA, DiSK, LowPass
-from dpkfc.postprocess.pipeline import PostprocessPipeline
-from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from tests.postprocess.cases import chained, released, several_layers

@@ -22,7 +22,6 @@ from dpkfc.callbacks import NORM, PURPOSE
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
-from dpkfc.curvature.diagnostics import PrivateOracle
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
@@ -31,6 +30,7 @@ from dpkfc.curvature.probes import (
     DeadLeaves,
     FeatureNoise,
     PinkNoise,
+    PrivateOracle,
     Probe,
     PublicData,
     Refined,
@@ -39,7 +39,7 @@ from dpkfc.curvature.probes import (
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
-from dpkfc.postprocess.protocol import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import doctor

@@ -55,7 +55,6 @@ def digits_mlp(num_classes: int = 10) -> nn.Sequential:
 # 2016).
 
 _GROUPS = 16
-_STEM = 16
 
 
 class WeightStandardisation(nn.Module):
@@ -77,8 +76,10 @@ class WeightStandardisation(nn.Module):
         """Return the standardised weight, of the same shape."""
         filters = weight.flatten(1)
         centred = filters - filters.mean(1, keepdim=True)
-        scale = (centred.square().mean(1) * filters.shape[1]).clamp(min=1e-4).rsqrt()
-        return (centred * (self.gain * scale).unsqueeze(1)).view_as(weight)
+        variance = centred.square().mean(1)
+        scale = (variance * filters.shape[1]).clamp(min=1e-4).rsqrt()
+        gain = (self.gain * scale).unsqueeze(1)
+        return (centred * gain).view_as(weight)
 
 
 def standardised_conv(
@@ -88,8 +89,10 @@ def standardised_conv(
 
     It is padded to keep the size at stride 1.
     """
-    conv = nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding=kernel_size // 2)
-    nn.init.normal_(conv.weight, std=1 / math.sqrt(conv.weight[0].numel()))
+    padding = kernel_size // 2
+    conv = nn.Conv2d(channels_in, channels_out, kernel_size, stride, padding)
+    fan_in = conv.weight[0].numel()
+    nn.init.normal_(conv.weight, std=1 / math.sqrt(fan_in))
     nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
     standardisation = WeightStandardisation(channels_out)
     return parametrize.register_parametrization(conv, "weight", standardisation)
@@ -144,13 +147,15 @@ class WideResNet(nn.Module):
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
         blocks: list[nn.Module] = []
-        channels = _STEM
-        for stride, wide in ((1, 16 * width), (2, 32 * width), (2, 64 * width)):
+        channels = 16
+        for stride, factor in ((1, 16), (2, 32), (2, 64)):
+            wide = factor * width
             blocks.append(_WideBlock(channels, wide, stride))
             channels = wide
-            for _ in range((depth - 4) // 6 - 1):
-                blocks.append(_WideBlock(channels, wide, 1))
-        self.stem = standardised_conv(3, _STEM, 3)
+            # Of the n blocks of a group the first is built.
+            for _ in range(depth // 6 - 1):
+                blocks.append(_WideBlock(wide, wide, 1))
+        self.stem = standardised_conv(3, 16, 3)
         self.blocks = nn.Sequential(*blocks)
         self.last = nn.Sequential(nn.ReLU(), nn.GroupNorm(_GROUPS, channels))
         self.head = nn.Linear(channels, num_classes)
@@ -159,7 +164,8 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of images."""
-        features = self.last(self.blocks(self.stem(x)))
+        hidden = self.blocks(self.stem(x))
+        features = self.last(hidden)
         return self.head(features.mean((2, 3)))
 
 
@@ -174,6 +180,11 @@ def wide_resnet(num_classes: int = 10) -> WideResNet:
 _RESNET_GROUPS = 8
 
 
+def _conv(channels_in: int, channels_out: int, stride: int = 1) -> nn.Conv2d:
+    """Build a 3×3 convolution without bias."""
+    return nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+
+
 class _ResidualBlock(nn.Module):
     """Two 3×3 convolutions and a skip.
 
@@ -182,14 +193,16 @@ class _ResidualBlock(nn.Module):
 
     def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.first = _conv(channels_in, channels_out, stride)
         self.first_norm = nn.GroupNorm(_RESNET_GROUPS, channels_out)
-        self.second = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.second = _conv(channels_out, channels_out)
         self.second_norm = nn.GroupNorm(_RESNET_GROUPS, channels_out)
-        self.stride, self.added = stride, channels_out - channels_in
+        self.stride = stride
+        self.added = channels_out - channels_in
 
     def forward(self, x: Tensor) -> Tensor:
-        skip = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
+        pixels = x[:, :, :: self.stride, :: self.stride]
+        skip = F.pad(pixels, (0, 0, 0, 0, 0, self.added))
         hidden = F.relu(self.first_norm(self.first(x)))
         residual = self.second_norm(self.second(hidden))
         return F.relu(residual + skip)
@@ -208,9 +221,8 @@ def resnet20(num_classes: int = 10) -> nn.Sequential:
         blocks.append(_ResidualBlock(wide, wide, 1))
         blocks.append(_ResidualBlock(wide, wide, 1))
         channels = wide
-    stem = nn.Conv2d(3, 16, 3, padding=1, bias=False)
     return nn.Sequential(
-        stem,
+        _conv(3, 16),
         nn.GroupNorm(_RESNET_GROUPS, 16),
         nn.ReLU(),
         *blocks,
@@ -246,8 +258,10 @@ class _TransformerBlock(nn.Module):
         key = self._split(self.key(normed))
         value = self._split(self.value(normed))
         mixed = F.scaled_dot_product_attention(query, key, value)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.narrow(F.gelu(self.wide(self.map_norm(x))))
+        merged = mixed.transpose(1, 2).flatten(2)
+        x = x + self.out(merged)
+        hidden = F.gelu(self.wide(self.map_norm(x)))
+        return x + self.narrow(hidden)
 
     def _split(self, x: Tensor) -> Tensor:
         """Map `[N, T, width]` to `[N, heads, T, width / heads]`."""
@@ -289,9 +303,11 @@ class VisionTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `[N, num_classes]` of images `[N, C, side, side]`."""
         patches = F.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
-        rows = torch.arange(patches.shape[1], device=x.device).expand(len(x), -1)
-        tokens = self.embed(patches) + self.positions(rows)
-        return self.head(self.norm(self.blocks(tokens)).mean(1))
+        places = torch.arange(patches.shape[1], device=x.device)
+        positions = self.positions(places.expand(len(x), -1))
+        tokens = self.embed(patches) + positions
+        features = self.norm(self.blocks(tokens))
+        return self.head(features.mean(1))
 
 
 def mnist_vit(num_classes: int = 10) -> VisionTransformer:

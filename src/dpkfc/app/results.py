@@ -20,8 +20,7 @@ from dpkfc.app.recipes.recipe import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.diagnostics import signal_to_noise
-from dpkfc.curvature.kfac import KFAC
+from dpkfc.curvature.kfac import KFAC, signal_to_noise
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.privacy.accounting import describe_extra

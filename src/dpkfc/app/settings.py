@@ -21,7 +21,7 @@ from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probe_loss import LABELS, LIKELIHOODS
+from dpkfc.curvature.probe_pass import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
 from dpkfc.gradients.clipping import CLIPPINGS
 from dpkfc.integrations.loggers import LOGGERS

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.diagnostics import PrivateOracle
 from dpkfc.curvature.dp2 import DP2
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
@@ -16,12 +15,14 @@ from dpkfc.curvature.probes import (
     DeadLeaves,
     FeatureNoise,
     PinkNoise,
+    PrivateOracle,
     Probe,
     PublicData,
     Refined,
+    TokenNoise,
     WhiteNoise,
+    generated_text,
 )
-from dpkfc.curvature.text_probes import TokenNoise, generated_text
 
 __all__ = [
     "DP2",

@@ -31,15 +31,8 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probe_loss import LABELS
-from dpkfc.curvature.probe_pass import (
-    Capture,
-    ProbeMicrobatch,
-    ProbeSpec,
-    preserve_model,
-    run_probe,
-)
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import LABELS, Capture, ProbeMicrobatch, ProbeSpec, run_probe
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import probe_scale, scale_microbatch
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
@@ -168,29 +161,28 @@ class AdaDPS(ProbePreconditioner):
             ValueError: what the model gives on the probe is not finite, or nothing has a gradient.
         """
         with preserve_model(model), torch.no_grad():
-            moments, last, note = self._measure(model, capture, step)
-            values = {name: self._average(name, new, previous) for name, new in moments.items()}
+            layers, last, note = self._measure(model, capture, step)
+            values = {name: self._average(name, new, previous) for name, new in layers.items()}
             shift = self.floor * _mean(values)
             if not shift > 0:
                 raise ValueError(
                     "no parameter has a gradient on the probe; check its labels and the model's "
                     "output on it"
                 )
-            entries: dict[str, Entry] = {}
-            for name, of_layer in moments.items():
-                scales = {role: self._root(v, shift) for role, v in values[name].items()}
-                entries[name] = of_layer.entry(scales)
-            metric: Metric = entries
+            metric: Metric = {
+                name: layer.entry(self._roots(values[name], shift))
+                for name, layer in layers.items()
+            }
             scale = 1.0
             if self.as_released is None and self.scale == "probe":
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
-        spectra = {
-            name: {role: x.flatten().cpu() for role, x in of_roles.items()}
-            for name, of_roles in values.items()
-        }
+        spectra: dict[str, dict[str, Tensor]] = {}
+        shapes: dict[str, dict[str, Any]] = {}
         report: list[dict[str, Any]] = []
-        for name in metric:
+        for name, layer in layers.items():
+            spectra[name] = {role: x.flatten().cpu() for role, x in values[name].items()}
+            shapes[name] = layer.shapes
             report += _report(name, metric[name], spectra[name], shift)
         report += [identity_row(name) for name in rules or {} if name not in metric]
         return PreconditionerState(
@@ -199,7 +191,7 @@ class AdaDPS(ProbePreconditioner):
             report=tuple(report),
             scale=scale,
             spectra=spectra,
-            shapes={name: of_layer.shapes for name, of_layer in moments.items()},
+            shapes=shapes,
             note=note,
         )
 
@@ -210,7 +202,8 @@ class AdaDPS(ProbePreconditioner):
         moments: dict[str, Moments] = {}
         # Sums of the mini-batch that has not ended.
         pending: dict[str, Sums] = {}
-        last, note = None, ""
+        last = None
+        note = ""
         spec = self.probe_spec(step)
         whole = spec.within or spec.size
 
@@ -230,7 +223,8 @@ class AdaDPS(ProbePreconditioner):
                         _add(moments, name, pending.pop(name).squared(whole))
                     except ValueError as error:
                         raise ValueError(f"layer '{name}': {error}") from error
-            last, note = scale_microbatch(microbatch, spec), microbatch.note
+            last = scale_microbatch(microbatch, spec)
+            note = microbatch.note
             del microbatch
         return moments, last, note
 
@@ -241,16 +235,22 @@ class AdaDPS(ProbePreconditioner):
         if previous is None or not self.decay or name not in previous.spectra:
             return new.mean
         before = eigenvalues(previous.metric[name], previous.spectra[name])
-        return {
-            role: self.decay * before[role].to(x) + (1 - self.decay) * x
-            for role, x in new.mean.items()
-        }
+        average: dict[str, Tensor] = {}
+        for role, x in new.mean.items():
+            past = self.decay * before[role].to(x)
+            average[role] = past + (1 - self.decay) * x
+        return average
 
-    def _root(self, values: Tensor, shift: float) -> Tensor:
+    def _roots(self, values: Mapping[str, Tensor], shift: float) -> dict[str, Tensor]:
+        """Return 1/√(v + ε) by role, or what published code makes of v."""
         inside, outside = shift, 0.0
         if self.as_released is not None:
             inside, outside, _ = _RELEASED[self.as_released]
-        return 1 / ((values + inside).sqrt() + outside)
+        roots: dict[str, Tensor] = {}
+        for role, v in values.items():
+            root = (v + inside).sqrt() + outside
+            roots[role] = 1 / root
+        return roots
 
 
 _Added = TypeVar("_Added", bound=Sums)
@@ -262,8 +262,13 @@ def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
 
 def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:
     """Return the mean of v over all entries of the model."""
-    entries = [x for of_roles in values.values() for x in of_roles.values()]
-    return sum(float(x.sum()) for x in entries) / max(1, sum(x.numel() for x in entries))
+    total = 0.0
+    count = 0
+    for roles in values.values():
+        for x in roles.values():
+            total += float(x.sum())
+            count += x.numel()
+    return total / max(1, count)
 
 
 def _report(

@@ -106,28 +106,31 @@ class DP2(Preconditioner):
         """
         if self.is_adaptive(released.step):
             return dict(past)
-        with torch.no_grad():
-            kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
-            sums = {
-                name: gradient.detach() + past.get(f"sum/{name}", 0.0)
-                for name, gradient in released.gradients.items()
-            }
-            zero = torch.zeros((), dtype=torch.float64)
-            count = past.get("count", zero) + 1
-            if not self.is_due(released.step + 1):
-                return kept | {"count": count} | {f"sum/{name}": x for name, x in sums.items()}
-            variance = torch.as_tensor(float(released.noise_variance), dtype=torch.float64)
-            kept["noise"] = self._average(past.get("noise"), variance / count.cpu())
-            kept["updates"] = past.get("updates", zero) + 1
-            kept["count"] = zero
-            for name, x in sums.items():
-                square = (x / float(count)).square()
-                kept[f"v/{name}"] = self._average(past.get(f"v/{name}"), square)
+        zero = torch.zeros((), dtype=torch.float64)
+        count = past.get("count", zero) + 1
+        kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
+        sums: dict[str, Tensor] = {}
+        for name, gradient in released.gradients.items():
+            key = f"sum/{name}"
+            sums[key] = gradient.detach() + past.get(key, 0.0)
+        if not self.is_due(released.step + 1):
+            return kept | {"count": count} | sums
+        variance = torch.tensor(float(released.noise_variance), dtype=torch.float64)
+        kept["noise"] = self._average(past.get("noise"), variance / count.cpu())
+        kept["updates"] = past.get("updates", zero) + 1
+        kept["count"] = zero
+        for key, total in sums.items():
+            moment = key.replace("sum/", "v/", 1)
+            square = (total / float(count)).square()
+            kept[moment] = self._average(past.get(moment), square)
         return kept
 
     def _average(self, before: Tensor | None, new: Tensor) -> Tensor:
-        past = 0.0 if before is None else self.decay * before.to(new.device)
-        return (1 - self.decay) * new + past
+        """Return γ before + (1 − γ) new, from 0."""
+        decayed = (1 - self.decay) * new
+        if before is None:
+            return decayed
+        return decayed + self.decay * before.to(new.device)
 
     def build(  # type: ignore[override]
         self,
@@ -149,36 +152,43 @@ class DP2(Preconditioner):
             past: from `observe`.
             diagonal: makes a metric of positive factors, parameter name to tensor of its shape.
         """
-        v = {name.removeprefix("v/"): x for name, x in past.items() if name.startswith("v/")}
-        if not (self.is_adaptive(step) and v):
-            why = "plain phase"
-            if self.is_adaptive(step):
-                why = "no release of a plain phase was seen"
+        is_adaptive = self.is_adaptive(step)
+        moments = {name.removeprefix("v/"): x for name, x in past.items() if name.startswith("v/")}
+        if not is_adaptive or not moments:
+            why = "no release of a plain phase was seen" if is_adaptive else "plain phase"
             report = tuple(identity_row(name, why) for name in rules or {})
             return PreconditionerState(metric={}, step=step, report=report)
-        roots, floored = self._roots(v, past)
-        metric = diagonal({name: (1 / self.clip_ratio) / root for name, root in roots.items()})
+        roots, floored = self._roots(moments, past)
+        factor = 1 / self.clip_ratio
+        metric = diagonal({name: factor / root for name, root in roots.items()})
         note = f"from past releases; {floored:.0%} of all entries at the floor"
         row = {"side": "weight", "kind": "diagonal"}
-        report = tuple({**identity_row(name, note), **row} for name in metric)
+        report = tuple(identity_row(name, note) | row for name in metric)
         return PreconditionerState(metric=metric, step=step, report=report)
 
     def _roots(
         self, v: Mapping[str, Tensor], past: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], float]:
         """Return D of every parameter, and the fraction of entries at the floor."""
-        size = sum(x.numel() for x in v.values())
         noise = 0.0
         if self.corrected:
             bias = 1 - self.decay ** float(past["updates"])
-            v = {name: x / bias for name, x in v.items()}
             noise = float(past["noise"]) / bias
+            v = {name: x / bias for name, x in v.items()}
+        size = sum(x.numel() for x in v.values())
         mean = sum(float(x.sum(dtype=torch.float64)) for x in v.values()) / size
         least = max(self.floor * mean, 1e-300)
-        moments = {name: (x.double() - noise).clamp(min=least) for name, x in v.items()}
-        floored = sum(float((m <= least).sum()) for m in moments.values()) / size
-        unit = 1.0
-        if self.scale == "unit":
-            unit = math.sqrt(sum(float(m.sum()) for m in moments.values()) / size)
-        roots = {name: (m.sqrt() / unit).to(v[name].dtype) for name, m in moments.items()}
-        return roots, floored
+        moments: dict[str, Tensor] = {}
+        total = 0.0
+        floored = 0
+        for name, x in v.items():
+            moment = (x.double() - noise).clamp(min=least)
+            moments[name] = moment
+            total += float(moment.sum())
+            floored += int((moment <= least).sum())
+        unit = math.sqrt(total / size) if self.scale == "unit" else 1.0
+        roots: dict[str, Tensor] = {}
+        for name, moment in moments.items():
+            root = moment.sqrt() / unit
+            roots[name] = root.to(v[name].dtype)
+        return roots, floored / size

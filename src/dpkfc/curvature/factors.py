@@ -27,6 +27,7 @@ Source: Martens and Grosse (2015); Eschenhagen et al. (2023) for expand and redu
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 # from.
 _RELATIVE_RANK = 1e-10
 _ORTHONORMAL = 1e-6
-_JITTERS = (1e-12, 1e-9, 1e-6)
+_JITTERS = (0.0, 1e-12, 1e-9, 1e-6)
 # Below this size all pairs cost no more than the first few do.
 _SMALL = 640
 _COLUMNS = 128  # of RᵀR formed at a time on a CPU
@@ -119,7 +120,8 @@ class Eigen(_FactorForm):
         if self.rest == 0.0:
             return self.values
         missing = self.dim - self.values.numel()
-        return torch.cat([self.values, self.values.new_full((missing,), self.floor)])
+        others = self.values.new_full((missing,), self.floor)
+        return torch.cat([self.values, others])
 
     def scaled(self, factor: float) -> Eigen:
         """Return the matrix times a factor that is not negative."""
@@ -156,28 +158,27 @@ def eigh(matrix: Tensor) -> Eigen:
     dim = matrix.shape[0]
     scale = float(matrix.abs().max()) if matrix.numel() else 0.0
     if not math.isfinite(scale):
-        raise ValueError(f"a factor of size {matrix.shape[0]} contains NaN or infinity; {_CHECK}")
+        raise ValueError(f"a factor of size {dim} contains NaN or infinity; {_CHECK}")
     if scale == 0.0:
-        zeros = torch.zeros(dim, dtype=torch.float64, device=matrix.device)
-        return Eigen(torch.eye(dim, dtype=matrix.dtype, device=matrix.device), zeros)
+        basis = torch.eye(dim, dtype=matrix.dtype, device=matrix.device)
+        return Eigen(basis, torch.zeros(dim, dtype=torch.float64, device=matrix.device))
     unit = matrix.double() / scale
     unit = (unit + unit.T) / 2
     values, vectors = _decompose(unit, matrix.dtype)
     values = values.double().clamp(min=0).flip(0) * scale
-    return Eigen(vectors.flip(1).to(matrix.dtype).contiguous(), values)
+    vectors = vectors.flip(1).to(matrix.dtype)
+    return Eigen(vectors.contiguous(), values)
 
 
 def _decompose(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return ascending eigenpairs of a float64 matrix of unit scale: the first finite result."""
     dim = unit.shape[0]
-    attempts: list[tuple[torch.dtype, float]] = [(torch.float64, 0.0)]
-    attempts += [(torch.float64, jitter) for jitter in _JITTERS]
+    attempts = [(torch.float64, jitter) for jitter in _JITTERS]
     if dtype != torch.float64:
         attempts.insert(0, (torch.float32, 0.0))
     for precision, jitter in attempts:
-        attempt = unit.to(precision)
-        if jitter:
-            attempt = attempt + jitter * torch.eye(dim, dtype=precision, device=unit.device)
+        attempt = unit.to(precision, copy=True)
+        attempt.diagonal().add_(jitter)
         try:
             values, vectors = torch.linalg.eigh(attempt)
         except torch.linalg.LinAlgError as error:
@@ -215,24 +216,29 @@ def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) ->
     mean = float(unit.diagonal().double().sum()) / dim
     generator = torch.Generator().manual_seed(dim)
     columns = min(dim, keep + max(16, keep // 4))
-    basis = torch.randn(dim, columns, generator=generator, dtype=torch.float64).to(unit.device)
+    basis = torch.randn(dim, columns, generator=generator, dtype=torch.float64)
+    basis = basis.to(unit.device)
     if start is not None and start.shape[0] == dim:
-        basis[:, : min(keep, start.shape[1])] = start[:, :keep]
+        known = start[:, :keep]
+        basis[:, : known.shape[1]] = known
     basis = torch.linalg.qr(basis).Q
     for _ in range(_ITERATIONS):
         image = (unit @ basis.to(unit.dtype)).double()
         small = basis.T @ image
         values, rotation = torch.linalg.eigh((small + small.T) / 2)
-        values, rotation = values.flip(0), rotation.flip(1)
-        image, vectors = image @ rotation, basis @ rotation
-        difference = image[:, :keep] - vectors[:, :keep] * values[:keep]
+        rotation = rotation.flip(1)
+        image = image @ rotation
+        vectors = (basis @ rotation)[:, :keep]
+        wanted = values.flip(0)[:keep]
+        difference = image[:, :keep] - vectors * wanted
         residuals = torch.linalg.vector_norm(difference, dim=0)
         if float(residuals.max()) <= _RESIDUAL * mean:
             break
         basis = torch.linalg.qr(image).Q
-    kept = values[:keep].clamp(min=0) * scale
+    kept = wanted.clamp(min=0) * scale
     rest = max(0.0, mean * dim * scale - float(kept.sum()))
-    return Eigen(_orthonormalize(vectors[:, :keep]).to(matrix.dtype).contiguous(), kept, rest)
+    vectors = _orthonormalize(vectors).to(matrix.dtype)
+    return Eigen(vectors.contiguous(), kept, rest)
 
 
 def gram(rows: Tensor) -> Tensor:
@@ -246,7 +252,8 @@ def gram(rows: Tensor) -> Tensor:
     out = rows.new_empty(d, d)
     for start in range(0, d, _COLUMNS):
         stop = min(d, start + _COLUMNS)
-        torch.matmul(rows[:, start:stop].T, rows[:, start:], out=out[start:stop, start:])
+        columns = rows[:, start:stop]
+        torch.matmul(columns.T, rows[:, start:], out=out[start:stop, start:])
         out[stop:, start:stop] = out[start:stop, stop:].T
     return out
 
@@ -287,12 +294,9 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
     unit = rows.double() / scale
     factor = scale * scale / n_total
     if rows.shape[0] >= rows.shape[1]:
-        return eigen_of_covariance(gram(unit).to(rows.dtype), factor, keep)
-    products = gram(unit.T)
-    if keep is not None and _is_wide(rows.shape[0], keep):
-        pairs = decompose_leading(products, keep)
-    else:
-        pairs = eigh(products)
+        covariance = gram(unit).to(rows.dtype)
+        return eigen_of_covariance(covariance, factor, keep)
+    pairs = eigen_of_covariance(gram(unit.T), 1.0, keep)
     kept = pairs.values > _RELATIVE_RANK * pairs.values[0]
     vectors = unit.T @ pairs.vectors[:, kept]
     vectors = vectors / torch.linalg.vector_norm(vectors, dim=0)
@@ -393,6 +397,37 @@ Factor = Eigen | DiagonalFactor | IsotropicFactor
 def is_empty(factor: Factor) -> bool:
     """Return whether a factor is practically zero: a dead layer, or a new LoRA adapter."""
     return not factor.mean > _NEGLIGIBLE
+
+
+def inner_product(first: Factor, second: Factor) -> float:
+    """Return tr(F S) of two factors of the same size, without forming either."""
+    match first, second:
+        case IsotropicFactor(), _:
+            return first.mean * second.trace
+        case _, IsotropicFactor():
+            return second.mean * first.trace
+        case DiagonalFactor(), DiagonalFactor():
+            return float(first.values @ second.values)
+        case Eigen(), Eigen():
+            cosines = first.vectors.double().T @ second.vectors.double()
+            overlap = cosines.square()
+            above = (first.values - first.floor) @ overlap @ (second.values - second.floor)
+            return float(above) + _isotropic_part(first, second)
+        case Eigen(), DiagonalFactor():
+            squares = first.vectors.double().square()
+            above = second.values @ squares @ (first.values - first.floor)
+            return float(above) + first.floor * second.trace
+        case _:
+            return inner_product(second, first)
+
+
+def _isotropic_part(first: Eigen, second: Eigen) -> float:
+    """Return tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I.
+
+    f and s are the means of the eigenvalues that are left out.
+    """
+    f, s, dim = first.floor, second.floor, first.dim
+    return f * (second.trace - s * dim) + s * (first.trace - f * dim) + f * s * dim
 
 
 # --------------------------------------------------------------------------------------------------
@@ -537,12 +572,7 @@ class FactorAccumulator:
             raise ValueError(
                 "NaN or infinity in the layer's inputs or output gradients on the probe"
             )
-        if self.shape == "full" and self._sum is None:
-            self._rows.append(rows)
-            self._kept += rows.shape[0]
-            self._fold_when_many()
-        else:
-            self._accumulate(rows, largest)
+        self._take(rows, largest)
 
     def add_diagonal(self, squares: Tensor, count: float, reads: float = 0.0) -> None:
         """Add a diagonal `[d]`, sums of squares over `count` samples; the factor becomes diagonal.
@@ -562,8 +592,13 @@ class FactorAccumulator:
             squares = squares.sum()
         self._sum = squares if self._sum is None else self._sum + squares
 
-    def _fold_when_many(self) -> None:
-        """Replace the kept rows by a sum once there are too many of them."""
+    def _take(self, rows: Tensor, largest: float) -> None:
+        """Keep rows until there are too many, and add them to the sum afterwards."""
+        if self.shape != "full" or self._sum is not None:
+            self._accumulate(rows, largest)
+            return
+        self._rows.append(rows)
+        self._kept += rows.shape[0]
         if self._kept < min(self.dim, self.max_size + 1) or self.most_rows is not None:
             return
         if self.dim > self.max_size:
@@ -597,13 +632,11 @@ class FactorAccumulator:
         # Denormal float32 numbers are normal in float64.
         wide = rows if self.scale > 1e-30 else rows.double()
         unit = (wide / (self.scale or 1.0)).to(rows.dtype)
-        match self.shape:
-            case "full":
-                return gram(unit)
-            case "diagonal":
-                return unit.square().sum(0).double()
-            case _:
-                return unit.square().sum().double()
+        if self.shape == "full":
+            return gram(unit)
+        squares = unit.square()
+        total = squares.sum(0) if self.shape == "diagonal" else squares.sum()
+        return total.double()
 
     def detached_copy(self, shared: FactorCache | None = None) -> FactorAccumulator:
         """Return a copy with a cache of its own."""
@@ -665,20 +698,19 @@ class FactorAccumulator:
         own = self._inner(self)
         both = self._inner(other)
         theirs = other._inner(other)
-        if own <= 0 and theirs <= 0:
-            return 0.0
         if own <= 0 or theirs <= 0:
-            return 1.0
+            return 0.0 if max(own, theirs) <= 0 else 1.0
         ratio = self._total() / other._total()
-        return math.sqrt(max(0.0, 1 - 2 * ratio * both / own + ratio**2 * theirs / own))
+        squared = 1 - 2 * ratio * both / own + ratio**2 * theirs / own
+        return math.sqrt(max(0.0, squared))
 
     def _total(self) -> float:
         """Return the trace of the sum."""
         if self._sum is None:
             traces = [float(rows.double().square().sum()) for rows in self._rows]
             return sum(traces) + self._rest
-        diagonal = self._sum.diagonal() if self.shape == "full" else self._sum
-        return float(diagonal.double().sum()) * self.scale**2
+        diagonal = _diagonal(self._sum).double()
+        return float(diagonal.sum()) * self.scale**2
 
     def _inner(self, other: FactorAccumulator) -> float:
         """Return Σ_ij A_ij B_ij of two sums; a trace without rows is spread evenly."""
@@ -688,32 +720,34 @@ class FactorAccumulator:
 
     def _product(self, other: FactorAccumulator) -> float:
         """Return Σ_ij A_ij B_ij of rows and sums."""
-        if self._sum is None and other._sum is None:
-            products = []
-            for mine in self._rows:
-                for theirs in other._rows:
-                    products.append(float((mine.double() @ theirs.double().T).square().sum()))
-            return sum(products)
-        if self._sum is None:
+        if self._sum is None and other._sum is not None:
             return other._product(self)
+        total = 0.0
+        if self._sum is None:
+            for mine, theirs in itertools.product(self._rows, other._rows):
+                overlap = mine.double() @ theirs.double().T
+                total += float(overlap.square().sum())
+            return total
         mine = self._spread_sum()
         if other._sum is None:
-            products = []
             for rows in other._rows:
                 wide = rows.double()
                 image = wide @ mine if mine.dim() == 2 else wide * mine
-                products.append(float((image * wide).sum()))
-            return sum(products) * self.scale**2
+                total += float((image * wide).sum())
+            return total * self.scale**2
         theirs = other._spread_sum()
         if mine.dim() != theirs.dim():
-            mine, theirs = (x.diagonal() if x.dim() == 2 else x for x in (mine, theirs))
+            mine = _diagonal(mine)
+            theirs = _diagonal(theirs)
         return float((mine * theirs).sum()) * (self.scale * other.scale) ** 2
 
     def _spread_sum(self) -> Tensor:
         """Return the sum as a matrix, or as a diagonal; a trace is spread evenly."""
         assert self._sum is not None
         total = self._sum.double()
-        return total if total.dim() else (total / self.dim).expand(self.dim)
+        if total.dim():
+            return total
+        return (total / self.dim).expand(self.dim)
 
     def warm_start_from(self, factor: Factor) -> None:
         """Start the next decomposition of this sum from the directions of `factor`."""
@@ -762,19 +796,14 @@ class FactorAccumulator:
             self.shape = other.shape
             self._fold_rows()
         for rows in other._rows:
-            if self._sum is not None:
-                self._accumulate(rows, _largest(rows))
-            else:
-                self._rows.append(rows)
-                self._kept += rows.shape[0]
-                self._fold_when_many()
+            self._take(rows, _largest(rows))
         if other._sum is not None:
             scale = max(self.scale, other.scale)
-            theirs = other._sum * (other.scale / (scale or 1.0)) ** 2
-            if self._sum is None:
-                self._sum = theirs
-            else:
-                self._sum = self._sum * (self.scale / (scale or 1.0)) ** 2 + theirs
+            unit = scale or 1.0
+            total = other._sum * (other.scale / unit) ** 2
+            if self._sum is not None:
+                total = self._sum * (self.scale / unit) ** 2 + total
+            self._sum = total
             self.scale = scale
 
     def result(self, keep: int | None = None) -> Factor:
@@ -794,12 +823,13 @@ class FactorAccumulator:
         if self._sum is None:
             rows = torch.cat(self._rows)
             pairs = self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep))
-            return replace(pairs, rest=pairs.rest + self._rest).scaled(1.0 / self.count)
-        total, factor = self._sum, self.scale**2 / self.count
+            whole = replace(pairs, rest=pairs.rest + self._rest)
+            return whole.scaled(1.0 / self.count)
+        total = self._sum
+        start = self._start
+        factor = self.scale**2 / self.count
         if self.shape == "full":
-            pairs = self._eigen(
-                total, keep, lambda: eigen_of_covariance(total, 1.0, keep, self._start)
-            )
+            pairs = self._eigen(total, keep, lambda: eigen_of_covariance(total, 1.0, keep, start))
             return pairs.scaled(factor)
         if self.shape == "diagonal":
             return DiagonalFactor(total * factor)
@@ -807,6 +837,11 @@ class FactorAccumulator:
 
     def _eigen(self, matrix: Tensor, keep: int | None, make: Callable[[], Eigen]) -> Eigen:
         return make() if self._shared is None else self._shared.eigen(matrix, keep, make)
+
+
+def _diagonal(x: Tensor) -> Tensor:
+    """Return the diagonal of a matrix; a vector or a number is one already."""
+    return x.diagonal() if x.dim() == 2 else x
 
 
 def _largest(rows: Tensor) -> float:

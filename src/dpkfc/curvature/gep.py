@@ -16,6 +16,7 @@ Source: Yu, Zhang, Chen, Liu, "Do not let privacy overbill utility" (ICLR 2021),
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,8 +32,8 @@ from dpkfc.curvature.base import (
     identity_row,
     probe_examples,
 )
-from dpkfc.curvature.probe_pass import Capture, preserve_model, public_generator, run_probe
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import Capture, public_generator, run_probe
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
@@ -49,13 +50,17 @@ class Basis(PreconditionerState):
     def state_dict(self) -> dict[str, Tensor]:
         """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         metric = self.metric
+        entries: dict[str, Elementwise] = {}
+        places: dict[str, list[Any]] = {}
+        for name, span in metric.spans.items():
+            entries[name] = Elementwise(span.vectors)
+            places[name] = [span.start, span.length]
         values = {
             "step": self.step,
             "report": [dict(row) for row in self.report],
-            "spans": {name: [span.start, span.length] for name, span in metric.spans.items()},
+            "spans": places,
             "settings": [metric.embedding_norm, metric.residual_norm, metric.share, metric.defect],
         }
-        entries = {name: Elementwise(span.vectors) for name, span in metric.spans.items()}
         return pack(entries, {}, values)
 
     @classmethod
@@ -123,7 +128,7 @@ class GEP(ProbePreconditioner):
         chunk: public examples in one forward pass; bounds memory.
         labels: `uniform` at random (the paper's), `given` takes the probe's, `model` draws them
             from the model's predictions.
-        likelihood: categorical, gaussian or bernoulli; see `probe_loss`.
+        likelihood: categorical, gaussian or bernoulli; see `probe_pass`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         seed: of the public random stream, one stream a step.
     """
@@ -194,37 +199,45 @@ class GEP(ProbePreconditioner):
             ValueError: gradients that are not finite, more directions than a group has parameters,
                 or without a residual a layer that the probe does not reach.
         """
-        groups: list[_Group] = []
-        bases: list[Tensor] = []
         with preserve_model(model), torch.no_grad():
-            for _ in range(self.power_iterations):
-                images: list[Tensor] = []
-                for microbatch in run_probe(model, capture, self.probe_spec(step)):
-                    blocks = _known_blocks(microbatch.blocks)
-                    if not groups:
-                        groups = _make_groups(blocks, self.rank, self.groups)
-                        generator = public_generator(self.seed, step, "subspace")
-                        bases = _gaussian_starts(groups, blocks, generator)
-                    if not images:
-                        images = [torch.zeros_like(basis) for basis in bases]
-                    for group, basis, image in zip(groups, bases, images, strict=True):
-                        group.add_image(blocks, basis, image)
-                    # Otherwise these stay in memory next to the next ones.
-                    del microbatch, blocks
-                bases = [g.orthonormalize(image) for g, image in zip(groups, images, strict=True)]
-            spans = _make_spans(groups, bases)
-            defect = max(g.defect(basis) for g, basis in zip(groups, bases, strict=True))
+            subspaces = self._find_subspaces(model, capture, step)
+            spans = _make_spans(subspaces)
+            defect = max(group.defect(basis) for group, basis in subspaces)
         missing = [name for name in rules or {} if name not in spans]
         if missing and self.residual_norm is None:
             raise ValueError(
                 f"layer '{missing[0]}' is {UNREACHED}, so it would never move without a residual; "
                 "set residual_norm, freeze the layer, or use a probe that reaches it"
             )
-        report = [group.report_row(number) for number, group in enumerate(groups)]
+        report = [group.report_row(number) for number, (group, _) in enumerate(subspaces)]
         report += [identity_row(name) for name in missing]
         embedding_norm = float(self.embedding_norm)
         metric = Subspace(spans, embedding_norm, self.residual_norm, self.share, defect)
         return Basis(metric=metric, step=step, report=tuple(report))
+
+    def _find_subspaces(
+        self, model: nn.Module, capture: Capture, step: int
+    ) -> list[tuple[_Group, Tensor]]:
+        """Return the groups of layers, each with its basis Lᵀ `[k, p]`."""
+        subspaces: list[tuple[_Group, Tensor]] = []
+        for _ in range(self.power_iterations):
+            images: list[Tensor] = []
+            for microbatch in run_probe(model, capture, self.probe_spec(step)):
+                blocks = _known_blocks(microbatch.blocks)
+                if not subspaces:
+                    generator = public_generator(self.seed, step, "subspace")
+                    groups = _make_groups(blocks, self.rank, self.groups)
+                    subspaces = _gaussian_starts(groups, blocks, generator)
+                if not images:
+                    images = [torch.zeros_like(basis) for _, basis in subspaces]
+                for (group, basis), image in zip(subspaces, images, strict=True):
+                    group.add_image(blocks, basis, image)
+                # Otherwise these stay in memory next to the next ones.
+                del microbatch, blocks
+            for i, image in enumerate(images):
+                group, _ = subspaces[i]
+                subspaces[i] = (group, group.orthonormalize(image))
+        return subspaces
 
 
 @dataclass(frozen=True)
@@ -249,18 +262,23 @@ class _Group:
         columns: dict[str, slice] = {}
         start = 0
         for name, shapes in self.layers.items():
-            columns[name] = slice(start, start + _size(shapes))
-            start = columns[name].stop
+            stop = start + _size(shapes)
+            columns[name] = slice(start, stop)
+            start = stop
         return columns
 
     def add_image(self, blocks: Mapping[str, Block], basis: Tensor, image: Tensor) -> None:
         """Add Lᵀ Ĝᵀ Ĝ over some public examples to `image` `[k, p]`."""
-        gradients = {name: blocks[name].flatten() for name in self.layers if name in blocks}
-        columns = self.columns()
-        projections = [g @ basis[:, columns[name]].T for name, g in gradients.items()]
+        gradients: list[tuple[slice, Tensor]] = []
+        projections: list[Tensor] = []
+        for name, columns in self.columns().items():
+            if name in blocks:
+                gradient = blocks[name].flatten()
+                gradients.append((columns, gradient))
+                projections.append(gradient @ basis[:, columns].T)
         products = torch.stack(projections).sum(0)
-        for name, g in gradients.items():
-            image[:, columns[name]].addmm_(products.T, g)
+        for columns, gradient in gradients:
+            image[:, columns].addmm_(products.T, gradient)
 
     def orthonormalize(self, image: Tensor) -> Tensor:
         """Return orthonormal rows that span those of `image`, by Householder reflections.
@@ -270,7 +288,8 @@ class _Group:
         Raises:
             ValueError: the image is not finite.
         """
-        largest = max(abs(float(x)) for x in torch.aminmax(image))
+        low, high = torch.aminmax(image)
+        largest = max(abs(float(low)), abs(float(high)))
         if not math.isfinite(largest):
             raise ValueError(
                 f"the public gradients of {self.quoted_names} contain NaN or infinity, or overflow "
@@ -291,8 +310,8 @@ class _Group:
     def report_row(self, number: int) -> dict[str, Any]:
         """Return the row of the report."""
         row = identity_row(", ".join(self.layers), f"{self.rank} public directions")
-        row |= {"side": f"group {number}", "dim": self.size, "kind": "subspace", "rank": self.rank}
-        return row
+        row |= {"side": f"group {number}", "kind": "subspace"}
+        return row | {"dim": self.size, "rank": self.rank}
 
     @property
     def quoted_names(self) -> str:
@@ -321,18 +340,19 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
         ValueError: a group would have as many directions as parameters, or none.
     """
     shapes = {name: block.gradient_shapes for name, block in blocks.items()}
-    total = sum(_size(shape) for shape in shapes.values())
+    sizes = {name: _size(shape) for name, shape in shapes.items()}
+    total = max(1, sum(sizes.values()))
     before = 0
-    by_number: dict[int, dict[str, Shapes]] = {}
-    for name, shape in shapes.items():
-        middle = before + _size(shape) / 2
-        number = min(most - 1, int(most * middle / max(total, 1)))
-        by_number.setdefault(number, {})[name] = shape
-        before += _size(shape)
-    members = list(by_number.values())
-    sizes = [sum(_size(shape) for shape in layers.values()) for layers in members]
-    ranks = _split_rank(sizes, rank)
-    groups = [_Group(layers, k) for layers, k in zip(members, ranks, strict=True)]
+    layers: dict[int, dict[str, Shapes]] = defaultdict(dict)
+    parameters: dict[int, int] = defaultdict(int)
+    for name, size in sizes.items():
+        middle = before + size / 2
+        number = min(most - 1, int(most * middle / total))
+        layers[number][name] = shapes[name]
+        parameters[number] += size
+        before += size
+    ranks = _split_rank(list(parameters.values()), rank)
+    groups = [_Group(own, k) for own, k in zip(layers.values(), ranks, strict=True)]
     for group in groups:
         if not 0 < group.rank < group.size:
             raise ValueError(
@@ -345,37 +365,41 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
 def _split_rank(sizes: Sequence[int], rank: int) -> list[int]:
     """Split `rank` in proportion to the square roots of the sizes; round up largest remainders."""
     roots = [math.sqrt(size) for size in sizes]
-    exact = [rank * root / sum(roots) for root in roots]
+    total = sum(roots)
+    exact = [rank * root / total for root in roots]
     ranks = [int(x) for x in exact]
+    remaining = rank - sum(ranks)
     by_remainder = sorted(range(len(sizes)), key=lambda i: ranks[i] - exact[i])
-    for i in by_remainder[: rank - sum(ranks)]:
+    for i in by_remainder[:remaining]:
         ranks[i] += 1
     return ranks
 
 
 def _gaussian_starts(
     groups: Sequence[_Group], blocks: Mapping[str, Block], generator: torch.Generator
-) -> list[Tensor]:
-    """Return Gaussian starts `[k, p]` in the dtype and on the device of the gradients."""
-    gradients = torch.zeros(0)
-    if blocks:
-        gradients = next(iter(blocks.values())).select(slice(0, 1)).flatten()
-    starts = [torch.randn(group.rank, group.size, generator=generator) for group in groups]
-    return [start.to(gradients) for start in starts]
+) -> list[tuple[_Group, Tensor]]:
+    """Return groups with Gaussian starts `[k, p]` in the dtype and on the device of gradients."""
+    subspaces: list[tuple[_Group, Tensor]] = []
+    for group in groups:
+        block = blocks[next(iter(group.layers))]
+        gradient = block.select(slice(0, 1)).flatten()
+        start = torch.randn(group.rank, group.size, generator=generator)
+        subspaces.append((group, start.to(gradient)))
+    return subspaces
 
 
-def _make_spans(groups: Sequence[_Group], bases: Sequence[Tensor]) -> dict[str, Span]:
+def _make_spans(subspaces: Sequence[tuple[_Group, Tensor]]) -> dict[str, Span]:
     """Return layer name to its rows of the basis."""
     spans: dict[str, Span] = {}
     start = 0
-    for group, basis in zip(groups, bases, strict=True):
+    for group, basis in subspaces:
         for name, columns in group.columns().items():
-            shapes, own = group.layers[name], basis[:, columns]
-            pieces = own.split([math.prod(shape) for shape in shapes.values()], 1)
-            vectors = {
-                role: piece.reshape(group.rank, *shapes[role]).contiguous()
-                for role, piece in zip(shapes, pieces, strict=True)
-            }
+            shapes = group.layers[name]
+            sizes = [math.prod(shape) for shape in shapes.values()]
+            own = basis[:, columns]
+            vectors: dict[str, Tensor] = {}
+            for role, piece in zip(shapes, own.split(sizes, 1), strict=True):
+                vectors[role] = piece.reshape(group.rank, *shapes[role]).contiguous()
             norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))
             spans[name] = Span(vectors, start, norm)
         start += group.rank

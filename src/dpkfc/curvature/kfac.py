@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,24 +36,25 @@ from dpkfc.curvature.base import (
     identity_row,
 )
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor, is_empty
-from dpkfc.curvature.layer_factors import FactorOptions, LayerFactors, fill_empty_sides
-from dpkfc.curvature.probe_pass import (
-    Capture,
-    ProbeSpec,
-    RefreshGroup,
-    preserve_model,
-    public_generator,
+from dpkfc.curvature.layer_factors import (
+    FactorOptions,
+    LayerAccumulator,
+    LayerFactors,
+    fill_empty_sides,
 )
-from dpkfc.curvature.probes import Probe
+from dpkfc.curvature.probe_pass import Capture, ProbeSpec, public_generator, run_probe
+from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
     History,
     ProbeStatistics,
+    RefreshGroup,
     decompose_layers,
     gather_layers,
     measure,
     measure_drift,
     probe_scale,
 )
+from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import (
     Dense,
     Diagonal,
@@ -189,7 +191,8 @@ def _count_kept_pairs(factor: Eigen, damping: Damping, shift: float, rank: int |
         kept = min(kept, rank)
     if damping.tail_mass:
         left = factor.trace - factor.values.double().cumsum(0)
-        kept = min(kept, 1 + int((left > damping.tail_mass * factor.trace).sum()))
+        is_needed = left > damping.tail_mass * factor.trace
+        kept = min(kept, 1 + int(is_needed.sum()))
     return kept
 
 
@@ -197,18 +200,21 @@ def _eigen_side(
     factor: Eigen, damping: Damping, kept: int, dtype: torch.dtype, widest_dense: int
 ) -> Side:
     shift = damping.shift(factor)
-    dropped = (float(factor.values[kept:].sum()) + factor.rest) / max(1, factor.dim - kept)
-    tail = (dropped + shift) ** -damping.exponent
+    dropped = float(factor.values[kept:].sum()) + factor.rest
+    mean = dropped / max(1, factor.dim - kept)
+    tail = (mean + shift) ** -damping.exponent
     if kept == 0:
         return Identity(tail)
     if 2 * kept <= factor.dim or factor.dim > widest_dense:
         scale = damping.root(factor.values[:kept], shift).to(dtype)
-        return LowRank(factor.vectors[:, :kept].to(dtype).contiguous(), scale, tail)
+        vectors = factor.vectors[:, :kept].to(dtype)
+        return LowRank(vectors.contiguous(), scale, tail)
     # A dense side uses all stored pairs.
     tail = (factor.floor + shift) ** -damping.exponent
     scale = damping.root(factor.values, shift)
     vectors = factor.vectors
-    root = (vectors * (scale - tail).to(vectors.dtype)) @ vectors.T
+    above = (scale - tail).to(vectors.dtype)
+    root = (vectors * above) @ vectors.T
     root.diagonal().add_(tail)
     root = (root + root.T) / 2
     norm = float(scale.max())
@@ -237,8 +243,11 @@ def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
     The mean of the dropped eigenvalues counts as the smallest, as in the side.
     """
     values = factor.values
-    largest = float(values.max()) if values.numel() else 0.0
-    smallest = float(values.min()) if values.numel() else 0.0
+    largest = 0.0
+    smallest = 0.0
+    if values.numel():
+        largest = float(values.max())
+        smallest = float(values.min())
     if isinstance(factor, Eigen) and values.numel() < factor.dim:
         smallest = factor.floor
     shift = damping.shift(factor)
@@ -473,7 +482,7 @@ class KFAC(ProbePreconditioner):
         labels: `model` draws labels from the model's predictive distribution (Fisher), `uniform`
             draws them at random, `given` takes the probe's. Given labels that do not fit the head
             are replaced by drawn ones, and the privacy card says so.
-        likelihood: categorical, gaussian or bernoulli; see `probe_loss`.
+        likelihood: categorical, gaussian or bernoulli; see `probe_pass`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         sides: input (A only), both (the DP-KFC paper) or output (G only). The other side becomes
             the identity times the value of its mean eigenvalue. Every layer then keeps its scale
@@ -557,8 +566,7 @@ class KFAC(ProbePreconditioner):
         object.__setattr__(self, "ranks", check_ranks(self.ranks))
         if self.layer_rules is not None:
             object.__setattr__(self, "layer_rules", tuple(self.layer_rules))
-            unknown = [rule for rule in self.layer_rules if rule not in RULES]
-            if unknown or not self.layer_rules:
+            if not self.layer_rules or not set(self.layer_rules) <= set(RULES):
                 raise ValueError(
                     f"layer_rules must name some of {', '.join(RULES)}; got "
                     f"{list(self.layer_rules)}"
@@ -709,47 +717,32 @@ class KFAC(ProbePreconditioner):
             past: tuple[History, ...] = () if previous is None else previous.running
             specs = self.probe_specs(step, later=any(past))
             statistics = self._measure(model, capture, specs, rules, team)
-            if not past:
-                past = ({},) * len(statistics)
-            gathered = [gather_layers(of_probe.layers, model, team) for of_probe in statistics]
+            sums = [gather_layers(own.layers, model, team) for own in statistics]
             drift = None
             if self.drift > 0 and any(past):
-                drift = max(measure_drift(*pair, team) for pair in zip(gathered, past, strict=True))
-            if previous is not None and drift is not None and drift < self.drift:
-                return replace(previous, step=step, drift=drift)
-            by_probe: list[dict[str, LayerFactors]] = []
-            histories: list[History] = []
-            for layers, history in zip(gathered, past, strict=True):
-                layer_factors, kept = decompose_layers(
-                    layers,
-                    self._wanted_rank,
-                    model,
-                    team,
-                    past=history,
-                    share=self.decay,
-                    is_kept=self.uses_previous_state,
-                )
-                by_probe.append(layer_factors)
-                histories.append(kept)
-            factors = combine_factors(*by_probe)
-            used, damping = self._prepare(factors), self._damping()
-            check_sides(self.ranks, {name: of_layer.sides for name, of_layer in used.items()})
+                pairs = zip(sums, past, strict=True)
+                drift = max(measure_drift(layers, history, team) for layers, history in pairs)
+                if previous is not None and drift < self.drift:
+                    return replace(previous, step=step, drift=drift)
+            factors, histories = self._decompose(sums, past or ({},) * len(sums), model, team)
+            used = self._prepare(factors)
+            damping = self._damping()
+            check_sides(self.ranks, {name: layer.sides for name, layer in used.items()})
             metric = form_metric(used, damping, self.max_factor_size, self._own_rank)
             scale = 1.0
             if self.scale in ("probe", "balanced"):
                 last = statistics[0].last
                 scale = probe_scale(model, capture, specs[0], metric, last=last, team=team)
                 metric = scale_metric(metric, scale)
-        report = []
-        for name in metric:
-            report += layer_rows(name, factors[name], used[name], metric[name], damping)
-        report += report_identity_layers(metric, statistics[0].unknown, rules or {})
+        report: list[dict[str, Any]] = []
         spectra: dict[str, dict[str, Tensor]] = {}
         shapes: dict[str, dict[str, Any]] = {}
-        for name, of_layer in factors.items():
-            sides = of_layer.sides
+        for name, layer in factors.items():
+            report += layer_rows(name, layer, used[name], metric[name], damping)
+            sides = layer.sides
             spectra[name] = {SHORT.get(s, s): sides[s].spectrum.cpu() for s in sides}
-            shapes[name] = describe_shapes(model, name, of_layer)
+            shapes[name] = describe_shapes(model, name, layer)
+        report += report_identity_layers(metric, statistics[0].unknown, rules or {})
         return PreconditionerState(
             metric=metric,
             step=step,
@@ -758,9 +751,33 @@ class KFAC(ProbePreconditioner):
             spectra=spectra,
             shapes=shapes,
             note=statistics[0].note,
-            running=tuple(histories) if self.uses_previous_state else (),
+            running=histories if self.uses_previous_state else (),
             drift=drift,
         )
+
+    def _decompose(
+        self,
+        sums: Sequence[Mapping[str, LayerAccumulator]],
+        past: Sequence[History],
+        model: nn.Module,
+        team: RefreshGroup | None,
+    ) -> tuple[Mapping[str, LayerFactors], tuple[History, ...]]:
+        """Return the factors of all layers, and what the next refresh needs of each probe."""
+        by_probe: list[Mapping[str, LayerFactors]] = []
+        histories: list[History] = []
+        for layers, history in zip(sums, past, strict=True):
+            factors, kept = decompose_layers(
+                layers,
+                self._wanted_rank,
+                model,
+                team,
+                past=history,
+                share=self.decay,
+                is_kept=self.uses_previous_state,
+            )
+            by_probe.append(factors)
+            histories.append(kept)
+        return combine_factors(*by_probe), tuple(histories)
 
     def _prepare(self, factors: Mapping[str, LayerFactors]) -> Mapping[str, LayerFactors]:
         """Return the factors to damp: scaled, none empty, and randomised for the control."""
@@ -809,14 +826,15 @@ def combine_factors(
         if second is None:
             continue
         combined[name] = second
-        if first.kind in ("outer", "lookup"):
-            sides = {"input": first.sides["input"], "output": second.sides["output"]}
-            notes = {
-                side: factors.notes[side]
-                for side, factors in (("input", first), ("output", second))
-                if side in factors.notes
-            }
-            combined[name] = replace(second, sides=sides, notes=notes)
+        if first.kind not in ("outer", "lookup"):
+            continue
+        sides: dict[str, Factor] = {}
+        notes: dict[str, str] = {}
+        for side, factors in (("input", first), ("output", second)):
+            sides[side] = factors.sides[side]
+            if side in factors.notes:
+                notes[side] = factors.notes[side]
+        combined[name] = replace(second, sides=sides, notes=notes)
     return combined
 
 
@@ -845,3 +863,84 @@ def _randomize_factor(factor: Factor, generator: torch.Generator) -> Factor:
             return DiagonalFactor(factor.values[order])
         case _:
             return factor
+
+
+# --------------------------------------------------------------------------------------------------
+# The signal-to-noise ratio of a release, measured on the probe, so that it is public.
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignalToNoise:
+    """Signal-to-noise ratio of one layer's release, per probe example.
+
+    Attributes:
+        plain: without the metric.
+        preconditioned: with it.
+        parameters: gradient entries of the layer.
+    """
+
+    plain: float
+    preconditioned: float
+    parameters: int
+
+
+def signal_to_noise(
+    kfac: KFAC,
+    model: nn.Module,
+    capture: Capture,
+    preconditioner: PreconditionerState,
+    *,
+    max_grad_norm: float,
+    noise_multiplier: float,
+) -> dict[str, SignalToNoise]:
+    """Return, per layer, the energy of a clipped gradient over that of the noise added to it.
+
+        SNR_l = mean_n ‖c_n P_l g_n,l‖² / (σ² C² d_l),  c_n = min(1, C / ‖P g_n‖) over all layers
+
+    with the probe's gradients g, d_l entries in layer l and P the metric (or the identity). A sum
+    over B examples with equal gradients has B² times this ratio. The DP-KFC paper shows such a
+    ratio (Fig. 1) without a formula; this formula is ours.
+
+    Args:
+        kfac: whose probe to use.
+        model: any module, left as it is.
+        capture: as in `KFAC.build`.
+        preconditioner: the metric; its step names the probe's random stream.
+        max_grad_norm: C, positive.
+        noise_multiplier: σ, positive.
+
+    Raises:
+        ValueError: C or σ that is not positive.
+    """
+    check_positive("max_grad_norm", max_grad_norm)
+    check_positive("noise_multiplier", noise_multiplier)
+    plain: dict[str, float] = defaultdict(float)
+    mapped: dict[str, float] = defaultdict(float)
+    sizes: dict[str, int] = {}
+    with preserve_model(model), torch.no_grad():
+        for microbatch in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
+            blocks = {name: x for name, x in microbatch.blocks.items() if x.kind is not None}
+            _add_clipped_energies(plain, blocks, {}, max_grad_norm)
+            _add_clipped_energies(mapped, blocks, preconditioner.metric, max_grad_norm)
+            for name, block in blocks.items():
+                sizes[name] = block.num_entries
+    variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
+    ratios: dict[str, SignalToNoise] = {}
+    for name, size in sizes.items():
+        noise = variance * size
+        ratios[name] = SignalToNoise(
+            plain=plain[name] / noise, preconditioned=mapped[name] / noise, parameters=size
+        )
+    return ratios
+
+
+def _add_clipped_energies(
+    energies: dict[str, float], blocks: Mapping[str, Block], metric: Metric, clip: float
+) -> None:
+    """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
+    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
+    norms = torch.stack(list(squares.values())).sum(0).sqrt()
+    factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+    for name, square in squares.items():
+        clipped = factors.square() * square
+        energies[name] += float(clipped.sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,7 +71,8 @@ class RowSubsample:
         """Return rows `[m, d]` scaled so that their outer products carry the weights."""
         if self.weight is None:
             return rows
-        return rows * self.weight.sqrt().to(rows.dtype).unsqueeze(1)
+        roots = self.weight.sqrt().to(rows.dtype)
+        return rows * roots.unsqueeze(1)
 
 
 class RowSubsampler:
@@ -103,9 +105,12 @@ class RowSubsampler:
 
         The mask repeats if the model calls a module several times.
         """
-        if self._mask is None or positions == 0 or positions % max(1, self._mask.shape[1]):
+        if self._mask is None or positions == 0:
             return None
-        return self._mask.repeat(1, positions // self._mask.shape[1])
+        calls, rest = divmod(positions, max(1, self._mask.shape[1]))
+        if rest:
+            return None
+        return self._mask.repeat(1, calls)
 
     def subsample(self, x: Tensor, groups: int, dim: int, most: int | None = None) -> RowSubsample:
         """Return the rows from which a factor is formed.
@@ -117,9 +122,10 @@ class RowSubsampler:
             most: largest number of rows of the whole probe; None for any.
         """
         positions = x.shape[1]
-        key = (positions, groups, *self._wanted(positions, groups, dim, most))
+        wanted, pairs = self._wanted(positions, groups, dim, most)
+        key = (positions, groups, wanted, pairs)
         if key not in self._subsamples:
-            self._subsamples[key] = self._choose(*key, x.device)
+            self._subsamples[key] = self._choose(positions, groups, wanted, pairs, x.device)
         return self._subsamples[key]
 
     def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
@@ -128,14 +134,17 @@ class RowSubsampler:
         pairs = self._size * groups
         if self._rows_per_dim is not None:
             rows = max(LEAST_ROWS, self._rows_per_dim * dim)
-            wanted = min(positions, max(1, math.ceil(rows / pairs)))
+            enough = max(1, math.ceil(rows / pairs))
+            wanted = min(positions, enough)
         if most is None:
             return wanted, pairs
-        return min(wanted, max(1, most // pairs)), min(pairs, most)
+        allowed = max(1, most // pairs)
+        return min(wanted, allowed), min(pairs, most)
 
     def _choose(
         self, positions: int, groups: int, wanted: int, pairs: int, device: torch.device
     ) -> RowSubsample:
+        """Return `wanted` positions of each sampled pair; arguments as `_wanted` gives them."""
         n = self._rows.stop - self._rows.start
         mask = self.mask_of(positions)
         fraction = pairs / (self._size * groups)
@@ -144,31 +153,35 @@ class RowSubsampler:
         active = torch.full((n,), positions)
         keys = self._keys_of(positions)[self._rows]
         if mask is not None:
-            active = mask.sum(1).cpu()
-            keys = keys.masked_fill(~mask.cpu(), math.inf)
+            # Positions that are not text come last.
+            mask = mask.cpu()
+            active = mask.sum(1)
+            keys = keys.masked_fill(~mask, math.inf)
         order = keys.argsort(1)[:, :wanted]
         taken = active.clamp(max=wanted)
         is_taken = torch.arange(wanted) < taken.unsqueeze(1)
-        valid = is_taken.unsqueeze(1).expand(n, groups, wanted)
+        shape = (n, groups, wanted)
+        valid = is_taken.unsqueeze(1).expand(shape)
         if fraction < 1:
-            valid = valid & self._sample_pairs(groups, pairs)[self._rows].unsqueeze(2)
-        first = torch.arange(n * groups).view(n, groups, 1) * positions
-        index = (first + order.unsqueeze(1))[valid]
+            is_sampled = self._sample_pairs(groups, pairs)[self._rows]
+            valid = valid & is_sampled.unsqueeze(2)
+        pair = torch.arange(n * groups).view(n, groups, 1)
+        rows = positions * pair + order.unsqueeze(1)
+        index = rows[valid].to(device)
         share = 1.0
         weights: Tensor | None = None
         if mask is None:
             share = fraction * wanted / positions
         elif fraction < 1 or bool((active > wanted).any()):
-            weight = (active.double() / taken.clamp(min=1) / fraction).view(n, 1, 1)
-            weights = weight.expand(n, groups, wanted)[valid].to(device)
-        return RowSubsample(index.to(device), weights, share, float(active.sum()) * groups)
+            weight = active.double() / taken.clamp(min=1) / fraction
+            weights = weight.view(n, 1, 1).expand(shape)[valid].to(device)
+        return RowSubsample(index, weights, share, float(active.sum()) * groups)
 
     def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
         """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
-        generator = torch.Generator().manual_seed((self._seed - groups) % (1 << 63))
-        order = torch.rand(self._size * groups, generator=generator).argsort()
-        is_sampled = torch.zeros(self._size * groups, dtype=torch.bool)
-        is_sampled[order[:pairs]] = True
+        keys = torch.rand(self._size * groups, generator=self._stream(-groups))
+        is_sampled = torch.zeros(len(keys), dtype=torch.bool)
+        is_sampled[keys.argsort()[:pairs]] = True
         return is_sampled.view(self._size, groups)
 
     def _keys_of(self, positions: int) -> Tensor:
@@ -177,9 +190,14 @@ class RowSubsampler:
         The numbers are the same for the same number of positions.
         """
         if positions not in self._keys:
-            generator = torch.Generator().manual_seed((self._seed + positions) % (1 << 63))
-            self._keys[positions] = torch.rand(self._size, positions, generator=generator)
+            stream = self._stream(positions)
+            self._keys[positions] = torch.rand(self._size, positions, generator=stream)
         return self._keys[positions]
+
+    def _stream(self, number: int) -> torch.Generator:
+        """Return a public stream: of positions by their number, of pairs by minus the groups."""
+        seed = (self._seed + number) % (1 << 63)
+        return torch.Generator().manual_seed(seed)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -209,7 +227,8 @@ def probe_norms(
         if block.kind is None:
             continue
         if last is not None:
-            block = block.select(slice(max(0, block.batch_size - last), block.batch_size))
+            first = max(0, block.batch_size - last)
+            block = block.select(slice(first, block.batch_size))
         squares = [block.squared_norms(metric.get(name)).cpu() for metric in metrics]
         if totals:
             totals = [total + square for total, square in zip(totals, squares, strict=True)]
@@ -272,10 +291,9 @@ class LayerFactors:
 
     def normalised(self) -> LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
-        sides = {
-            name: factor if is_empty(factor) else factor.scaled(1 / factor.mean)
-            for name, factor in self.sides.items()
-        }
+        sides: dict[str, Factor] = {}
+        for name, factor in self.sides.items():
+            sides[name] = factor if is_empty(factor) else factor.scaled(1 / factor.mean)
         return replace(self, sides=sides)
 
 
@@ -287,11 +305,11 @@ def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
     layers' mean eigenvalues keeps the layer in their units until a later refresh sees its gradient.
     Sides stay empty if all of their kind are.
     """
-    logarithms: dict[str, list[float]] = {}
+    logarithms: dict[str, list[float]] = defaultdict(list)
     for factors in layers.values():
         for side, factor in factors.sides.items():
             if not is_empty(factor):
-                logarithms.setdefault(factors.kind_of(side), []).append(math.log(factor.mean))
+                logarithms[factors.kind_of(side)].append(math.log(factor.mean))
     means = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in logarithms.items()}
     filled: dict[str, LayerFactors] = {}
     for name, factors in layers.items():
@@ -302,6 +320,10 @@ def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
                 sides[side] = IsotropicFactor(factor.dim, means[kind])
         filled[name] = replace(factors, sides=sides)
     return filled
+
+
+# Layer and side to the shape of a factor where it is not the usual one.
+_SHAPES = {("lookup", "input"): "diagonal", ("tied", "output"): "isotropic"}
 
 
 class LayerAccumulator:
@@ -335,23 +357,22 @@ class LayerAccumulator:
             self._sides[side] = self._make_side(side, math.prod(shape), rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
+        """Return an empty sum for a side: full, diagonal, or isotropic if it is not asked for."""
         options = self._options
         is_elementwise = self.kind == "elementwise"
-        is_other_side = not is_elementwise and options.sides not in ("both", name)
-        shape = "full"
-        if is_other_side or (options.rules is not None and rule not in options.rules):
-            shape = "isotropic"
-        elif is_elementwise or (self.kind, name) == ("lookup", "input"):
-            shape = "diagonal"
-        elif (self.kind, name) == ("tied", "output"):
-            shape = "isotropic"
+        is_wanted = is_elementwise or options.sides in ("both", name)
+        has_rule = options.rules is None or rule in options.rules
+        shape = "isotropic"
+        if is_wanted and has_rule:
+            usual = "diagonal" if is_elementwise else "full"
+            shape = _SHAPES.get((self.kind, name), usual)
         return FactorAccumulator(
             dim,
             shape=shape,
-            max_size=self._options.max_factor_size,
-            oversize=self._options.oversize,
-            decays=self._options.decays,
-            shared=self._cache_of(name, self._shared),
+            max_size=options.max_factor_size,
+            oversize=options.oversize,
+            decays=options.decays,
+            shared=_cache_of(name, self._shared),
         )
 
     def add(self, block: Any) -> None:
@@ -371,7 +392,8 @@ class LayerAccumulator:
         elif self.kind == "tied":
             self._add_tied(block)
         else:
-            self._sides["output"].add(*self._output_rows(block.b, block.groups))
+            rows, count = self._output_rows(block.b, block.groups)
+            self._sides["output"].add(rows, count)
 
     def add_inputs(self, block: Any) -> None:
         """Add the inputs of the layer in a probe micro-batch that was not differentiated.
@@ -382,9 +404,11 @@ class LayerAccumulator:
         self._dtype = raise_precision(block.like).dtype
         self._device = block.like.device
         if self.kind == "lookup":
-            self._sides["input"].add_diagonal(*self._reads(block))
+            counts, reads = self._reads(block)
+            self._sides["input"].add_diagonal(counts, block.batch_size, reads)
         elif self.kind == "outer":
-            self._sides["input"].add(*self._input_rows(block))
+            rows, count = self._input_rows(block)
+            self._sides["input"].add(rows, count)
 
     def _subsample(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
         """Return the rows that a side is formed of.
@@ -407,15 +431,19 @@ class LayerAccumulator:
         """Return rows of `[n * groups, d]` and their share: all, unless a side may keep fewer."""
         if self._sides[side].most_rows is None:
             return rows, 1.0
-        subsample = self._subsample(rows.unsqueeze(1), groups, side, uses)
-        return subsample.select_weighted(rows.unsqueeze(1)), subsample.share
+        rows = rows.unsqueeze(1)
+        subsample = self._subsample(rows, groups, side, uses)
+        return subsample.select_weighted(rows), subsample.share
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
         """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
-        mask = None if self._subsampler is None else self._subsampler.mask_of(x.shape[1])
+        mask = None
+        if self._subsampler is not None:
+            mask = self._subsampler.mask_of(x.shape[1])
         if mask is None:
             return None
-        return mask.repeat_interleave(groups, 0).to(x.device, x.dtype).unsqueeze(-1)
+        is_text = mask.repeat_interleave(groups, 0)
+        return is_text.unsqueeze(-1).to(x)
 
     def _input_rows(self, block: Outer | Patched) -> tuple[Tensor, float]:
         """Return rows and divisor of A from `[N * groups, T, d_in]`.
@@ -423,7 +451,8 @@ class LayerAccumulator:
         Only the patches of sampled rows are formed.
         """
         if self._options.sharing == "reduce":
-            mean = self._mean(raise_precision(block.explicit().a), block.groups)
+            inputs = raise_precision(block.explicit().a)
+            mean = self._mean(inputs, block.groups)
             rows, share = self._limit(mean, block.groups, "input")
             return rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
@@ -434,30 +463,32 @@ class LayerAccumulator:
         """Return rows and divisor of G from `[N * groups, T, d_out]`."""
         b = raise_precision(b)
         if self._options.sharing == "reduce":
-            rows, share = self._limit(self._sum(b, groups), groups, "output")
+            total = self._sum(b, groups)
+            rows, share = self._limit(total, groups, "output")
             return rows, b.shape[0] * share
         subsample = self._subsample(b, groups, "output")
         return subsample.select_weighted(b), subsample.active * subsample.share
 
-    def _reads(self, block: Lookup) -> tuple[Tensor, float, float]:
-        """Return the diagonal of Σ_n a aᵀ for one-hot inputs, its divisor and the number of reads.
+    def _reads(self, block: Lookup) -> tuple[Tensor, float]:
+        """Return the diagonal of Σ_n a aᵀ for one-hot inputs, and the number of reads.
 
         The diagonal `[num_rows]` says how often each row is read.
         """
+        ids = block.ids
+        size = block.num_rows
+        is_text = torch.ones_like(ids, dtype=torch.bool)
         weights = self._weights(block.b)
-        if weights is None:
-            is_text = torch.ones_like(block.ids, dtype=torch.bool)
-        else:
+        if weights is not None:
             is_text = weights.squeeze(-1) > 0
         reads = float(is_text.sum())
         if self._options.sharing == "expand":
-            counts = torch.bincount(block.ids[is_text], minlength=block.num_rows)
-            return counts, block.batch_size, reads
-        total = torch.zeros(block.num_rows, dtype=torch.float64, device=block.ids.device)
-        for ids, own in zip(block.ids, is_text, strict=True):
-            counts = torch.bincount(ids[own], minlength=block.num_rows)
-            total += (counts / own.sum().clamp(min=1)).square()
-        return total, block.batch_size, reads
+            return torch.bincount(ids[is_text], minlength=size), reads
+        total = torch.zeros(size, dtype=torch.float64, device=ids.device)
+        for own_ids, is_own_text in zip(ids, is_text, strict=True):
+            counts = torch.bincount(own_ids[is_own_text], minlength=size)
+            mean = counts / is_own_text.sum().clamp(min=1)
+            total += mean.square()
+        return total, reads
 
     def _add_tied(self, block: Tied) -> None:
         """Add both uses of one weight `[V, d]` to E gᵀg; the rows V carry a trace of one."""
@@ -465,26 +496,24 @@ class LayerAccumulator:
         a = raise_precision(block.outer.a)
         b = raise_precision(block.outer.b)
         vocabulary = block.lookup.num_rows
-        self._sides["output"].add_diagonal(b.new_full((vocabulary,), 1 / vocabulary), 1.0)
-        norms = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
+        even = b.new_full((vocabulary,), 1 / vocabulary)
+        self._sides["output"].add_diagonal(even, 1.0)
         pieces = []
-        for x, scale in ((c, None), (a, norms)):
-            if x.shape[1] == 0:
-                continue
-            if self._options.sharing == "reduce":
-                # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
-                reduced = self._sum(x)
-                if scale is not None:
-                    total = torch.linalg.vector_norm(self._sum(b), dim=-1, keepdim=True)
-                    reduced = self._mean(x) * total
-                rows, share = self._limit(reduced, 1, "input", uses=2)
-            else:
-                subsample = self._subsample(x, 1, "input", uses=2)
-                rows = subsample.select_weighted(x if scale is None else x * scale)
-                share = subsample.share
-            pieces.append(rows / math.sqrt(share))
+        if self._options.sharing == "reduce":
+            # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
+            if c.shape[1]:
+                pieces.append(self._limit(self._sum(c), 1, "input", uses=2))
+            if a.shape[1]:
+                head = self._mean(a) * _norms(self._sum(b))
+                pieces.append(self._limit(head, 1, "input", uses=2))
+        else:
+            for x in (c, a * _norms(b)):
+                if x.shape[1]:
+                    subsample = self._subsample(x, 1, "input", uses=2)
+                    pieces.append((subsample.select_weighted(x), subsample.share))
         if pieces:
-            self._sides["input"].add(torch.cat(pieces), float(block.batch_size))
+            scaled = [rows / math.sqrt(share) for rows, share in pieces]
+            self._sides["input"].add(torch.cat(scaled), float(block.batch_size))
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""
@@ -498,10 +527,6 @@ class LayerAccumulator:
             return x.mean(1)
         return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
 
-    def _cache_of(self, side: str, shared: FactorCache | None) -> FactorCache | None:
-        """Return the cache of a side: only input factors are shared between layers."""
-        return shared if side == "input" else None
-
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""
         twin = copy.copy(self)
@@ -509,7 +534,7 @@ class LayerAccumulator:
         twin._shared = shared
         twin._sides = {}
         for name, side in self._sides.items():
-            twin._sides[name] = side.detached_copy(self._cache_of(name, shared))
+            twin._sides[name] = side.detached_copy(_cache_of(name, shared))
         return twin
 
     def merge(self, other: LayerAccumulator) -> None:
@@ -529,12 +554,13 @@ class LayerAccumulator:
         twin = copy.copy(self)
         twin._sides = {}
         for name, side in self._sides.items():
-            shared = self._cache_of(name, self._shared)
+            shared = _cache_of(name, self._shared)
             if name in past:
-                twin._sides[name] = past[name].decayed(share, shared)
-                twin._sides[name].merge(side)
+                total = past[name].decayed(share, shared)
+                total.merge(side)
             else:
-                twin._sides[name] = side.detached_copy(shared)
+                total = side.detached_copy(shared)
+            twin._sides[name] = total
         return twin
 
     def cost(self, parts: int) -> float:
@@ -556,7 +582,8 @@ class LayerAccumulator:
         sides: dict[str, Factor] = {}
         notes: dict[str, str] = {}
         for name, side in self._sides.items():
-            sides[name] = side.result(None if keep is None else keep(name))
+            rank = None if keep is None else keep(name)
+            sides[name] = side.result(rank)
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":
@@ -571,6 +598,16 @@ class LayerAccumulator:
         )
 
 
+def _cache_of(side: str, shared: FactorCache | None) -> FactorCache | None:
+    """Return the cache of a side: only input factors are shared between layers."""
+    return shared if side == "input" else None
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Return the norm of every row, in a last axis of 1."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+
+
 def _smooth_reads(factor: Factor, reads: float) -> Factor:
     """Return the diagonal of an embedding with one more read of every row, in the same trace.
 
@@ -580,4 +617,5 @@ def _smooth_reads(factor: Factor, reads: float) -> Factor:
     if not isinstance(factor, DiagonalFactor) or reads == 0:
         return factor
     weight = reads / (reads + factor.dim)
-    return DiagonalFactor((factor.values + factor.trace / reads) * weight)
+    smoothed = factor.values + factor.trace / reads
+    return DiagonalFactor(smoothed * weight)

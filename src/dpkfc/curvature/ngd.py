@@ -19,6 +19,7 @@ Source: DP-NGD, Algorithms 1 and 2, Eq. 16 to 18.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -30,21 +31,21 @@ from torch import Tensor, nn
 from dpkfc._checks import check_in_range, check_positive
 from dpkfc.curvature.base import PreconditionerState, ProbePreconditioner
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, IsotropicFactor
-from dpkfc.curvature.layer_factors import FactorOptions, LayerAccumulator, RowSubsampler
-from dpkfc.curvature.probe_pass import (
-    Capture,
-    ProbeSpec,
+from dpkfc.curvature.layer_factors import (
+    FactorOptions,
+    LayerAccumulator,
+    LayerFactors,
+    RowSubsampler,
+)
+from dpkfc.curvature.probe_pass import Capture, ProbeSpec, probe_digest, public_generator, run_probe
+from dpkfc.curvature.probes import Inputs, Probe, device_of, preserve_model
+from dpkfc.curvature.refresh import (
     RefreshGroup,
     check_same_probe,
     finish_on_owners,
-    preserve_model,
-    probe_digest,
-    public_generator,
     rows_of_process,
-    run_probe,
+    sum_parts,
 )
-from dpkfc.curvature.probes import Inputs, Probe, device_of
-from dpkfc.curvature.refresh import sum_parts
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Eigenbasis, Elementwise, Entry, Kronecker, Metric
 
@@ -119,10 +120,14 @@ class Moments(Sums):
     @property
     def shapes(self) -> dict[str, Any]:
         """Kind and sizes of the sides, for `PreconditionerState.check`."""
+        shapes: dict[str, Any] = {"kind": self.kind}
         if self.kind == "elementwise":
-            return {"kind": self.kind, **{role: list(x.shape) for role, x in self.values.items()}}
-        d_out, d_in = self.values[_ROLE].shape
-        return {"kind": self.kind, "input": [d_in], "output": [d_out]}
+            for role, x in self.values.items():
+                shapes[role] = list(x.shape)
+        else:
+            d_out, d_in = self.values[_ROLE].shape
+            shapes |= {"input": [d_in], "output": [d_out]}
+        return shapes
 
 
 def summed_gradients(block: Block) -> Sums:
@@ -152,8 +157,9 @@ def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.
         squares = {_ROLE: squares[_ROLE].mean(0)}
     elif kind == "lookup":
         squares = {_ROLE: squares[_ROLE].T}
-    if any(not bool(torch.isfinite(x).all()) for x in squares.values()):
-        raise ValueError("NaN or infinity in the layer's gradients on the probe")
+    for x in squares.values():
+        if not torch.isfinite(x).all():
+            raise ValueError("NaN or infinity in the layer's gradients on the probe")
     return Moments(kind, squares, count, dtype)
 
 
@@ -223,9 +229,10 @@ def measure_fisher(
         lambda: _measure_own(model, capture, spec, max_factor_size, team)
     )
     answers = team.all_gather((digest, note))
-    check_same_probe([digest for digest, _ in answers])
+    digests, notes = zip(*answers, strict=True)
+    check_same_probe(digests)
     layers = finish_on_owners(team, parts, _cost, _finish, device_of(model))
-    return layers, next((note for _, note in answers if note), "")
+    return layers, next(filter(None, notes), "")
 
 
 _Part = LayerAccumulator | Moments
@@ -280,37 +287,43 @@ def _measure_own(
 
 def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
     """Return layers from the sums of every process, in the order of the processes."""
-    moments: dict[str, Any] = {n: x for n, x in parts.items() if isinstance(x[0], Moments)}
-    factors: dict[str, Any] = {n: x for n, x in parts.items() if n not in moments}
+    factors: dict[str, Any] = {}
+    diagonals: dict[str, LayerFisher] = {}
+    sums: Any
+    for name, sums in parts.items():
+        if isinstance(sums[0], Moments):
+            diagonals[name] = _diagonal_fisher(reduce(Moments.__add__, sums))
+        else:
+            factors[name] = sums
     layers = {name: _product_fisher(layer) for name, layer in sum_parts(factors).items()}
-    for name, layer_moments in moments.items():
-        layers[name] = _diagonal_fisher(reduce(Moments.__add__, layer_moments))
-    return layers
+    return layers | diagonals
 
 
 def _product_fisher(accumulator: LayerAccumulator) -> LayerFisher:
     layer = accumulator.result()
-    input_basis, input_values = _complete_basis(layer.sides["input"], layer.dtype)
-    output_basis, output_values = _complete_basis(layer.sides["output"], layer.dtype)
-    ones = torch.ones(len(output_values), len(input_values), dtype=layer.dtype, device=layer.device)
-    entry = Eigenbasis(
-        ones,
-        None if input_basis is None else input_basis.to(layer.device),
-        None if output_basis is None else output_basis.to(layer.device),
-    )
-    shapes = {"kind": "outer", **{side: list(shape) for side, shape in layer.shapes.items()}}
+    input_basis, input_values = _complete_basis(layer.sides["input"], layer)
+    output_basis, output_values = _complete_basis(layer.sides["output"], layer)
+    sizes = (len(output_values), len(input_values))
+    ones = torch.ones(sizes, dtype=layer.dtype, device=layer.device)
+    entry = Eigenbasis(ones, input_basis, output_basis)
+    shapes: dict[str, Any] = {"kind": "outer"}
+    for side, shape in layer.shapes.items():
+        shapes[side] = list(shape)
     note = "; ".join(f"{side}: {text}" for side, text in layer.notes.items())
-    return LayerFisher(entry, {"A": input_values, "G": output_values}, shapes, note)
+    spectrum = {"A": input_values, "G": output_values}
+    return LayerFisher(entry, spectrum, shapes, note)
 
 
 def _diagonal_fisher(moments: Moments) -> LayerFisher:
-    mean = moments.mean
-    entry = moments.entry({role: torch.ones_like(x) for role, x in mean.items()})
-    spectrum = {role: x.flatten().cpu() for role, x in mean.items()}
-    return LayerFisher(entry, spectrum, moments.shapes)
+    ones: dict[str, Tensor] = {}
+    spectrum: dict[str, Tensor] = {}
+    for role, x in moments.mean.items():
+        ones[role] = torch.ones_like(x)
+        spectrum[role] = x.flatten().cpu()
+    return LayerFisher(moments.entry(ones), spectrum, moments.shapes)
 
 
-def _complete_basis(factor: Factor, dtype: torch.dtype) -> tuple[Tensor | None, Tensor]:
+def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None, Tensor]:
     """Return an orthonormal basis `[d, d]` and its eigenvalues `[d]`; None for the coordinates."""
     match factor:
         case DiagonalFactor():
@@ -318,22 +331,22 @@ def _complete_basis(factor: Factor, dtype: torch.dtype) -> tuple[Tensor | None, 
         case IsotropicFactor():
             return None, torch.full((factor.dim,), factor.mean, dtype=torch.float64)
         case Eigen():
-            count = factor.vectors.shape[1]
-            zeros = torch.zeros(factor.dim - count, dtype=torch.float64)
-            values = torch.cat([factor.values.cpu(), zeros])
-            if count == factor.dim:
-                return factor.vectors.to(dtype), values
-            basis = torch.linalg.qr(factor.vectors.double(), mode="complete").Q
-            return basis.to(dtype).contiguous(), values
+            basis = factor.vectors
+            missing = factor.dim - basis.shape[1]
+            values = torch.cat([factor.values.cpu(), torch.zeros(missing, dtype=torch.float64)])
+            if missing:
+                basis = torch.linalg.qr(basis.double(), mode="complete").Q.contiguous()
+            return basis.to(layer.device, layer.dtype), values
 
 
 def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
     scales = entry.scales
-    if "A" in spectrum:
-        device = scales[_ROLE].device
-        return {_ROLE: torch.outer(spectrum["G"].to(device), spectrum["A"].to(device))}
-    return {role: spectrum[role].to(x.device).view(x.shape) for role, x in scales.items()}
+    device = next(iter(scales.values())).device
+    own = {role: x.to(device) for role, x in spectrum.items()}
+    if "A" in own:
+        return {_ROLE: torch.outer(own["G"], own["A"])}
+    return {role: own[role].view(x.shape) for role, x in scales.items()}
 
 
 def clamp_eigenvalues(
@@ -349,15 +362,17 @@ def clamp_eigenvalues(
     """
     scales: dict[str, Tensor] = {}
     for role, values in eigenvalues(entry, spectrum).items():
-        scales[role] = values.clamp(min=floor).pow(-exponent).to(entry.scales[role])
+        roots = values.clamp(min=floor).pow(-exponent)
+        scales[role] = roots.to(entry.scales[role])
     return entry.replace_scales(scales)
 
 
 def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:
     """Return largest ÷ smallest eigenvalue with a floor; infinite if the smallest is zero."""
-    largest = max(floor, *(float(x.max()) for x in values.values()))
     smallest = max(floor, min(float(x.min()) for x in values.values()))
-    return largest / smallest if smallest > 0 else float("inf")
+    if not smallest > 0:
+        return math.inf
+    return max(floor, *(float(x.max()) for x in values.values())) / smallest
 
 
 # --------------------------------------------------------------------------------------------------
@@ -453,7 +468,8 @@ class NGD(ProbePreconditioner):
         numbers = {"eta": eta, "clip": clip, "eta_sgd": eta_sgd, "clip_sgd": clip_sgd}
         for name, value in numbers.items():
             check_positive(name, value)
-        return cls(lambda_safe=(eta * clip / (eta_sgd * clip_sgd)) ** 2, **settings)
+        ratio = eta * clip / (eta_sgd * clip_sgd)
+        return cls(lambda_safe=ratio**2, **settings)
 
     @property
     def base(self) -> float:
@@ -469,12 +485,12 @@ class NGD(ProbePreconditioner):
 
     def floor(self, step: int) -> float:
         """Return λ_t before a step (from 0); λ_safe from step T on (Eq. 18)."""
-        safe, base = self.lambda_safe, self.base
+        height = self.lambda_safe - self.base
         warm = self.warm * self.steps
         if step < warm:
-            return safe - (safe - base) * step / warm
+            return self.lambda_safe - height * step / warm
         progress = min(1.0, (step - warm) / (self.steps - warm))
-        return base + (safe - base) * progress**self.power
+        return self.base + height * progress**self.power
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
@@ -536,15 +552,19 @@ class NGD(ProbePreconditioner):
         floor = self.floor(step)
         metric: dict[str, Entry] = {}
         report: list[dict[str, Any]] = []
+        spectra: dict[str, Mapping[str, Tensor]] = {}
+        shapes: dict[str, Mapping[str, Any]] = {}
         for name, layer in layers.items():
             metric[name] = clamp_eigenvalues(layer.entry, layer.spectrum, floor, self.exponent)
             report += _report(name, layer, floor)
+            spectra[name] = layer.spectrum
+            shapes[name] = layer.shapes
         return PreconditionerState(
             metric=metric,
             step=step,
             report=tuple(report),
-            spectra={name: layer.spectrum for name, layer in layers.items()},
-            shapes={name: layer.shapes for name, layer in layers.items()},
+            spectra=spectra,
+            shapes=shapes,
             note=note,
         )
 
@@ -554,20 +574,19 @@ class NGD(ProbePreconditioner):
         metric: dict[str, Entry] = {}
         bases: Mapping[str, Any] = state.metric
         for name, entry in bases.items():
-            clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent)
-            metric[name] = clamped.compact()
-            if self.order == "before":
-                metric[name] = AfterClip(back=metric[name])
+            clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent).compact()
+            metric[name] = AfterClip(back=clamped) if self.order == "before" else clamped
         return metric
 
 
 def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]:
     """Return one row a side, with the condition number of the layer before and after the clamp."""
     values = eigenvalues(layer.entry, layer.spectrum)
+    is_low = torch.cat([x.flatten() <= floor for x in values.values()])
+    fraction = int(is_low.sum()) / is_low.numel()
+    notes = [layer.note] if layer.note else []
+    notes.append(f"{fraction:.0%} of the eigenvalues at the floor {floor:.3g}")
     sides = {"A": "input", "G": "output"}
-    low = sum(int((x <= floor).sum()) for x in values.values())
-    total = sum(x.numel() for x in values.values())
-    note = f"{low / total:.0%} of the eigenvalues at the floor {floor:.3g}"
     rows = []
     for side, spectrum in layer.spectrum.items():
         rows.append(
@@ -580,7 +599,7 @@ def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]
                 "trace": float(spectrum.sum()),
                 "condition_before": condition(values),
                 "condition_after": condition(values, floor),
-                "note": "; ".join(text for text in (layer.note, note) if text),
+                "note": "; ".join(notes),
             }
         )
     return rows

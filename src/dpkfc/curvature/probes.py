@@ -1,8 +1,7 @@
-"""Probes: sources of the inputs that curvature is measured on. None of them reads private data.
+"""Probes: sources of the inputs that curvature is measured on. `PrivateOracle` alone is private.
 
 A probe derives from `Probe`: a frozen value with `sample(n, generator)`, which returns CPU tensors,
-and `describe()`, which goes into the plan's hash and onto the privacy card. `text_probes` has those
-for language models.
+and `describe()`, which goes into the plan's hash and onto the privacy card.
 """
 
 from __future__ import annotations
@@ -13,14 +12,22 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc._checks import check_in_range, check_integer, check_positive
+from dpkfc._checks import (
+    check_in_range,
+    check_integer,
+    check_not_negative,
+    check_one_of,
+    check_optional_integer,
+    check_positive,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Inputs of a model: one tensor, or a mapping of tensors whose first axis is the example.
@@ -89,6 +96,37 @@ def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
     return {name: move(x) for name, x in inputs.items()}
 
 
+@contextmanager
+def preserve_model(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode inside; restore modes, buffers and the global random state afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = []
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            buffers.append((module, name, buffer, buffer.detach().clone()))
+    device = device_of(model)
+    devices = [device] if device.type == "cuda" else []
+    try:
+        model.eval()
+        # cuDNN differentiates recurrent layers in training mode only. Without dropout both modes
+        # give the same result.
+        for module, _ in modes:
+            module.training = isinstance(module, nn.RNNBase) and not module.dropout
+        with torch.random.fork_rng(devices=devices), torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for module, name, buffer, before in buffers:
+                if getattr(module, name) is not buffer:
+                    setattr(module, name, buffer)
+                # torch.equal does not take sparse tensors.
+                is_sparse = buffer.layout != torch.strided
+                if is_sparse or not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
 def named_inputs(inputs: Any) -> Any:
     """Return several inputs by name: those of a tuple or list by their numbers."""
     if isinstance(inputs, (tuple, list)):
@@ -100,10 +138,11 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
     """Return the model's output on inputs."""
     if isinstance(inputs, Tensor):
         return model(inputs)
-    if list(inputs) == [str(i) for i in range(len(inputs))]:
+    names = list(inputs)
+    if names == [str(i) for i in range(len(names))]:
         values = list(inputs.values())
         return model(*values) if _takes(model, positional=len(values)) else model(values)
-    return model(**inputs) if _takes(model, names=list(inputs)) else model(dict(inputs))
+    return model(**inputs) if _takes(model, names=names) else model(dict(inputs))
 
 
 def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) -> bool:
@@ -113,12 +152,12 @@ def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) 
     except (TypeError, ValueError):
         return True
     kinds = {p.kind for p in parameters}
+    known = {p.name for p in parameters}
     ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if positional:
         return inspect.Parameter.VAR_POSITIONAL in kinds or len(ordered) >= positional
-    known = {p.name for p in parameters}
-    single = len(ordered) == 1 and inspect.Parameter.VAR_KEYWORD not in kinds
-    return not single or set(names) <= known
+    is_single = len(ordered) == 1 and inspect.Parameter.VAR_KEYWORD not in kinds
+    return not is_single or set(names) <= known
 
 
 def padding_mask(inputs: Inputs, padding: int | None = None) -> Tensor | None:
@@ -247,8 +286,9 @@ def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
     """
     flat = x.flatten(1)
     spread = flat.std(1, keepdim=True, correction=0).clamp(min=1e-12)
-    flat = (flat - flat.mean(1, keepdim=True)) / spread
-    return (mean + std * flat).view(x.shape).float()
+    centred = flat - flat.mean(1, keepdim=True)
+    standardised = mean + std * (centred / spread)
+    return standardised.view(x.shape).float()
 
 
 @dataclass(frozen=True)
@@ -306,7 +346,8 @@ class PinkNoise(_SyntheticProbe):
             return torch.ones_like(radius)
         lowest = radius[radius > 0].min()
         # In units of the lowest frequency no power of it can overflow.
-        return (radius / lowest).clamp(min=1.0).pow(-self.power_exponent / 2)
+        relative = (radius / lowest).clamp(min=1.0)
+        return relative.pow(-self.power_exponent / 2)
 
 
 @dataclass(frozen=True)
@@ -353,7 +394,8 @@ class FeatureNoise(_SyntheticProbe):
         """Return inputs `[n, dim]`, float32 on the CPU; no labels."""
         x = self.mean + self.std * torch.randn(n, self.dim, generator=generator)
         if self.density < 1:
-            x = x * (torch.rand(n, self.dim, generator=generator) < self.density)
+            uniform = torch.rand(n, self.dim, generator=generator)
+            x = x * (uniform < self.density)
         return x, None
 
 
@@ -389,10 +431,7 @@ class PublicData(Probe):
                 "PublicData: give labels as PublicData(inputs, labels=...), not among the model's "
                 "inputs"
             )
-        is_valid = bool(values)
-        for x in values.values():
-            is_valid = is_valid and isinstance(x, Tensor) and x.dim() >= 1 and x.shape[0] >= 1
-        if not is_valid:
+        if not values or not all(map(_has_rows, values.values())):
             raise ValueError(
                 "PublicData: inputs must be a tensor, or a mapping of tensors, with at least one "
                 "example along the first axis"
@@ -422,7 +461,9 @@ class PublicData(Probe):
         for name, x in tensors(self.inputs):
             rows = x.detach().cpu()[chosen]
             sampled[name] = rows.float() if rows.is_floating_point() else rows
-        labels = None if self.labels is None else self.labels.detach().cpu()[chosen]
+        labels = None
+        if self.labels is not None:
+            labels = self.labels.detach().cpu()[chosen]
         return (sampled[""] if isinstance(self.inputs, Tensor) else sampled), labels
 
     @functools.cached_property
@@ -456,6 +497,10 @@ class PublicData(Probe):
 
     def __hash__(self) -> int:
         return hash(self.sha256)
+
+
+def _has_rows(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dim() >= 1 and x.shape[0] >= 1
 
 
 @dataclass(frozen=True)
@@ -516,21 +561,22 @@ class DeadLeaves(_SyntheticProbe):
         place = torch.rand(2, self.leaves, n, generator=generator, dtype=torch.float64)
         down_centre = place[0] * (height + 2 * radius) - radius
         across_centre = place[1] * (width + 2 * radius) - radius
-        level = torch.randn(self.leaves + 1, n, channels, generator=generator, dtype=torch.float64)
+        size = (self.leaves + 1, n)
+        level = torch.randn(*size, channels, generator=generator, dtype=torch.float64)
         if self.channel_correlation > 0:
-            common = torch.randn(self.leaves + 1, n, 1, generator=generator, dtype=torch.float64)
+            common = torch.randn(*size, 1, generator=generator, dtype=torch.float64)
             level = _correlate(level, common, self.channel_correlation)
-        ground = level[0].view(n, channels, 1, 1)
+        ground, *colours = level.view(*size, channels, 1, 1)
         x = ground.repeat(1, 1, height, width)
-        down = torch.arange(height) + 0.5
+        down = torch.arange(height).view(-1, 1) + 0.5
         across = torch.arange(width) + 0.5
-        for leaf in range(self.leaves):
-            rows = down - down_centre[leaf].view(n, 1)
-            columns = across - across_centre[leaf].view(n, 1)
-            squares = rows.square().view(n, height, 1) + columns.square().view(n, 1, width)
-            inside = squares <= radius[leaf].square().view(n, 1, 1)
-            colour = level[leaf + 1].view(n, channels, 1, 1)
-            x = torch.where(inside.unsqueeze(1), colour, x)
+        # The last three axes stand for the channels, the height and the width.
+        shape = (self.leaves, n, 1, 1, 1)
+        leaves = [part.view(shape) for part in (down_centre, across_centre, radius)]
+        for below, beside, reach, colour in zip(*leaves, colours, strict=True):
+            squares = (down - below).square() + (across - beside).square()
+            is_inside = squares <= reach.square()
+            x = torch.where(is_inside, colour, x)
         return _standardize(x, self.mean, self.std), None
 
     def _radii(self, uniform: Tensor) -> Tensor:
@@ -631,9 +677,11 @@ class Refined(Probe):
             with torch.enable_grad():
                 leaf = x.detach().requires_grad_(True)
                 (gradient,) = torch.autograd.grad(losses(leaf).sum(), leaf)
-            x = x.detach() - self.step_size * std * self._direction(gradient)
+            move = self.step_size * std * self._direction(gradient)
+            x = x.detach() - move
             now, spread = _moments(x)
-            x = mean + (x - now) * (std / spread.clamp(min=1e-12))
+            stretch = std / spread.clamp(min=1e-12)
+            x = mean + (x - now) * stretch
         return x
 
     def _direction(self, gradient: Tensor) -> Tensor:
@@ -642,9 +690,8 @@ class Refined(Probe):
         if box is not None:
             for _ in range(self.smoothing):
                 gradient = box(gradient, 3, 1, 1, count_include_pad=False)
-        ones = [1] * (gradient.dim() - 1)
         size = gradient.flatten(1).square().mean(1).sqrt()
-        size = size.view(-1, *ones)
+        size = size.view(-1, *[1] * (gradient.dim() - 1))
         return torch.where(size > 0, gradient / size, 0.0)
 
     def describe(self) -> dict[str, Any]:
@@ -667,3 +714,447 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     mean = flat.mean(1).view(shape)
     deviation = flat.std(1, correction=0).view(shape)
     return mean, deviation
+
+
+# --------------------------------------------------------------------------------------------------
+# Token noise: random tokens, with the special tokens and masks that a language model expects.
+#
+# Such a probe shows the scale that the architecture gives activations and gradients. With token
+# frequencies it also shows how often a row of the embedding is read. It has neither grammar nor
+# meaning, so `PublicData` of tokenised public text is a better probe if there is any.
+#
+# Source: DP-KFC, appendix E.2 and Algorithm 4 (uniform tokens), section 5.3 (weighted tokens).
+
+
+@dataclass(frozen=True, eq=False)
+class TokenNoise(Probe):
+    """Random tokens, `[cls] tokens [sep] [pad] …`, as a mapping for `model(**inputs)`.
+
+    A sequence has a uniform random length from `min_length` to `length`, special tokens included.
+    Unlike in the paper's Algorithm 4, the separator is the last token of the text and not masked.
+
+    Tokens are uniform (Algorithm 4), or follow Zipf's law p ∝ 1/rank^zipf_exponent, or a given
+    table. The rank of Zipf's law is the order of the ids from `first_id` on. Byte-pair and
+    WordPiece vocabularies list their entries roughly from frequent to rare (that of BERT from id
+    1996 on, with `first_id=1996`).
+
+    Attributes:
+        vocab_size: V, one more than the largest id.
+        length: T, columns of the inputs.
+        min_length: shortest text; None is the special tokens and one more token a segment.
+        zipf_exponent: s of Zipf's law, about 1 for natural text; None is uniform.
+        frequencies: weights of all V tokens `[V]`, not negative, instead of a law. They must come
+            from public text: frequencies counted on private text void the guarantee.
+        provenance: where the frequencies come from, for the privacy card; only with frequencies.
+        cls_id: the first token, or None.
+        sep_id: the last token of the text (of each text, with two segments), or None.
+        pad_id: fills the columns after the text; needed if lengths differ.
+        first_id: smaller ids are not drawn.
+        exclude: more ids that are not drawn; special tokens never are.
+        segments: 0 gives no `token_type_ids`, 1 gives zeros, 2 a pair of texts with types 0 and 1.
+        bare: the ids alone as a tensor, for a model that is called as `model(ids)`.
+    """
+
+    vocab_size: int
+    length: int
+    min_length: int | None = None
+    zipf_exponent: float | None = None
+    frequencies: Tensor | Sequence[float] | None = None
+    provenance: str = ""
+    cls_id: int | None = None
+    sep_id: int | None = None
+    pad_id: int | None = None
+    first_id: int = 0
+    exclude: tuple[int, ...] = ()
+    segments: int = 0
+    bare: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exclude", tuple(self.exclude))
+        if self.frequencies is not None:
+            table = torch.as_tensor(self.frequencies).detach().cpu().double()
+            object.__setattr__(self, "frequencies", table)
+        check_integer("TokenNoise: vocab_size", self.vocab_size, 1)
+        check_integer("TokenNoise: length", self.length, 1)
+        check_optional_integer("TokenNoise: min_length", self.min_length, 1)
+        self._check_ids()
+        self._check_lengths()
+        self._check_law()
+
+    def _check_ids(self) -> None:
+        ids: list[tuple[str, int | None]] = [
+            ("cls_id", self.cls_id),
+            ("sep_id", self.sep_id),
+            ("pad_id", self.pad_id),
+            ("first_id", self.first_id),
+        ]
+        ids += [("exclude", value) for value in self.exclude]
+        for name, value in ids:
+            if value is not None:
+                check_in_range(f"TokenNoise: {name}", value, f"[0, {self.vocab_size})")
+        check_one_of("TokenNoise: segments", self.segments, (0, 1, 2))
+        if self.segments == 2 and self.sep_id is None:
+            raise ValueError("TokenNoise: a pair of texts (segments=2) needs sep_id between them")
+
+    def _check_lengths(self) -> None:
+        least = self._specials + max(1, self.segments)
+        if not least <= self._shortest <= self.length:
+            raise ValueError(
+                f"TokenNoise: min_length must lie between {least} (the special tokens and one more "
+                f"a segment) and length={self.length}, got {self._shortest}"
+            )
+        if self._shortest < self.length and self.pad_id is None:
+            raise ValueError(
+                "TokenNoise: texts of different lengths need pad_id (any id, it is masked); "
+                "or set min_length=length"
+            )
+
+    def _check_law(self) -> None:
+        if self.zipf_exponent is not None:
+            check_not_negative("TokenNoise: zipf_exponent", self.zipf_exponent)
+        if self.frequencies is None and self.provenance:
+            raise ValueError(
+                "TokenNoise: provenance says where frequencies come from, but none are given"
+            )
+        if isinstance(self.frequencies, Tensor):
+            self._check_frequencies(self.frequencies)
+        if not float(self._cumulative[-1]) > 0:
+            raise ValueError(
+                "TokenNoise: no token is left to draw; check first_id, exclude and frequencies"
+            )
+
+    def _check_frequencies(self, table: Tensor) -> None:
+        if self.zipf_exponent is not None:
+            raise ValueError("TokenNoise: give either zipf_exponent or frequencies, not both")
+        if not self.provenance:
+            raise ValueError(
+                "TokenNoise: say where the frequencies come from, provenance='...', for the "
+                "privacy card. Frequencies counted on private text void the guarantee."
+            )
+        if table.shape != (self.vocab_size,):
+            raise ValueError(
+                f"TokenNoise: frequencies need one number for each of vocab_size={self.vocab_size} "
+                f"tokens, got shape {tuple(table.shape)}"
+            )
+        bad = (~torch.isfinite(table) | (table < 0)).nonzero()
+        if len(bad):
+            first = int(bad[0])
+            raise ValueError(
+                f"TokenNoise: frequencies must be finite and not negative, but {len(bad)} are not; "
+                f"the first is that of token {first}, {float(table[first])}"
+            )
+
+    @property
+    def padding_id(self) -> int | None:
+        """The id that fills bare ids, None if a special token has the same id."""
+        return None if self.pad_id in (self.cls_id, self.sep_id) else self.pad_id
+
+    @property
+    def call_hint(self) -> str:
+        """What to change if the model does not take the arguments that the probe gives it."""
+        if self.bare:
+            return super().call_hint
+        return (
+            "for a model that is called as model(ids) give the ids alone, TokenNoise(..., "
+            "bare=True)"
+        )
+
+    @property
+    def _specials(self) -> int:
+        """Number of special tokens in a text."""
+        return (self.cls_id is not None) + max(1, self.segments) * (self.sep_id is not None)
+
+    @property
+    def _shortest(self) -> int:
+        if self.min_length is None:
+            return self._specials + max(1, self.segments)
+        return self.min_length
+
+    @functools.cached_property
+    def _cumulative(self) -> Tensor:
+        """Running sum of the weights `[V]`, float64."""
+        if isinstance(self.frequencies, Tensor):
+            largest = self.frequencies.max().clamp(min=1e-300)
+            weights = self.frequencies / largest
+        else:
+            rank = torch.arange(self.vocab_size, dtype=torch.float64) - self.first_id + 1
+            weights = rank.clamp(min=1).pow(-(self.zipf_exponent or 0.0))
+        weights[: self.first_id] = 0
+        for special in (self.cls_id, self.sep_id, self.pad_id, *self.exclude):
+            if special is not None:
+                weights[special] = 0
+        return weights.cumsum(0)
+
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """Return `input_ids`, `attention_mask` and `token_type_ids` (with `segments`); no labels.
+
+        All are int64 `[n, T]`.
+        """
+        lengths = torch.randint(self._shortest, self.length + 1, (n, 1), generator=generator)
+        place = torch.arange(self.length)
+        ids = self._tokens(n, generator)
+        types = torch.zeros(n, self.length, dtype=torch.int64)
+        if self.segments == 2:
+            # The first separator stands anywhere that leaves each text a token.
+            first = 1 + (self.cls_id is not None)
+            choices = lengths - 2 - first
+            offset = torch.rand(n, 1, generator=generator, dtype=torch.float64) * choices
+            middle = first + torch.minimum(offset.long(), choices - 1)
+            ids = torch.where(place == middle, self.sep_id or 0, ids)
+            is_second = (place > middle) & (place < lengths)
+            types = is_second.long()
+        if self.sep_id is not None:
+            ids = torch.where(place == lengths - 1, self.sep_id, ids)
+        if self.cls_id is not None:
+            ids[:, 0] = self.cls_id
+        is_text = place < lengths
+        mask = is_text.long()
+        ids = torch.where(is_text, ids, self.pad_id or 0)
+        if self.bare:
+            return ids, None
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if self.segments:
+            inputs["token_type_ids"] = types
+        return inputs, None
+
+    def _tokens(self, n: int, generator: torch.Generator) -> Tensor:
+        """Return tokens `[n, T]` by inverse transform."""
+        cumulative = self._cumulative
+        uniform = torch.rand(n, self.length, generator=generator, dtype=torch.float64)
+        uniform = uniform * cumulative[-1]
+        # With `right` a token of weight zero is never drawn: the first entry above the number is a
+        # token with a positive weight.
+        return torch.searchsorted(cumulative, uniform, right=True).clamp(max=self._last)
+
+    @functools.cached_property
+    def _last(self) -> int:
+        """The last token of positive weight, for a number that rounding has moved to the end."""
+        return int(torch.searchsorted(self._cumulative, self._cumulative[-1:]))
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values; a table of frequencies by its hash."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        settings["exclude"] = list(self.exclude)
+        table = settings.pop("frequencies")
+        provenance = settings.pop("provenance")
+        if table is None:
+            return {"kind": "TokenNoise", "source": "synthetic", **settings}
+        digest = hashlib.sha256(table.numpy().tobytes()).hexdigest()
+        own = {"kind": "TokenNoise", "source": "public", "provenance": provenance}
+        return {**own, **settings, "frequencies": digest}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TokenNoise) and self.describe() == other.describe()
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self.describe().items(), key=lambda item: item[0])))
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:
+        """Return token noise with the special tokens of a Hugging Face tokenizer.
+
+        Args:
+            tokenizer: called on a text; the same one that prepares the private data.
+            length: T.
+            settings: other fields; they override those of the tokenizer.
+
+        Raises:
+            ValueError: the tokenizer puts more than one token before or after a text.
+        """
+        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+        whole = tokenizer("a")["input_ids"]
+        before, after = _split_special_tokens(whole, bare)
+        if len(before) > 1 or len(after) > 1:
+            raise ValueError(
+                f"TokenNoise: the tokenizer puts the tokens {before} before and {after} after a "
+                "text; at most one each is supported, so give cls_id and sep_id yourself"
+            )
+        pad = tokenizer.pad_token_id
+        special = {i for i in tokenizer.all_special_ids if 0 <= i < len(tokenizer)}
+        fields_of_tokenizer: dict[str, Any] = {
+            "vocab_size": len(tokenizer),
+            "cls_id": before[0] if before else None,
+            "sep_id": after[0] if after else None,
+            "pad_id": tokenizer.eos_token_id if pad is None else pad,
+            "exclude": tuple(sorted(special)),
+            "segments": int("token_type_ids" in getattr(tokenizer, "model_input_names", ())),
+        }
+        return cls(**(fields_of_tokenizer | {"length": length} | settings))
+
+
+def _split_special_tokens(
+    whole: Sequence[int], inner: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """Return the items before and after `inner` in `whole`."""
+    for start in range(len(whole) - len(inner) + 1):
+        stop = start + len(inner)
+        if list(whole[start:stop]) == list(inner):
+            return list(whole[:start]), list(whole[stop:])
+    return list(whole), []
+
+
+# --------------------------------------------------------------------------------------------------
+# Text that a public language model writes, as a probe. What its own layers see is then close to
+# real text, at no cost in ε: the weights are public before the first private step, and so is
+# everything computed from them.
+
+_WANTED = (
+    "generated_text needs a causal language model that is called as model(input_ids=..., "
+    "past_key_values=..., use_cache=True), as those of transformers; give other texts as "
+    "PublicData(...)"
+)
+
+
+def generated_text(
+    model: nn.Module,
+    n: int,
+    length: int,
+    *,
+    start_id: int,
+    end_id: int | None = None,
+    pad_id: int | None = None,
+    seed: int = 0,
+    chunk: int = 64,
+    provenance: str = "",
+) -> PublicData:
+    """Sample texts from a causal language model, for `KFAC(probe=...)`.
+
+    Call this before private training, or on released weights: weights that have seen private
+    examples without noise void the guarantee.
+
+    Args:
+        model: called as `model(input_ids=..., past_key_values=..., use_cache=True)`, as those of
+            transformers are. Its parameters, modes, buffers and the global random state stay as
+            they are.
+        n: number of texts, sampled once; a refresh samples its `probe_size` of them.
+        length: tokens of a text T, the first included.
+        start_id: the first token (GPT-2 begins a text with its end-of-text token).
+        end_id: a text ends with this token, None if it never ends.
+        pad_id: fills a text that has ended, masked; None takes `end_id`.
+        seed: of the public stream that tokens are drawn from, by the model's whole distribution.
+        chunk: texts written at once; another value draws others.
+        provenance: of the weights, for the privacy card.
+
+    Returns:
+        `input_ids` and `attention_mask`, int64 `[n, length]`; no labels.
+
+    Raises:
+        ValueError: sizes that are not positive, or logits that are not finite.
+        TypeError: the model cannot be called like this.
+    """
+    check_integer("generated_text: n", n, 1)
+    check_integer("generated_text: length", length, 2)
+    check_integer("generated_text: chunk", chunk, 1)
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [min(chunk, n - first) for first in range(0, n, chunk)]
+    with preserve_model(model), torch.no_grad():
+        ids = torch.cat([_write(model, size, length, start_id, generator) for size in sizes])
+    mask = torch.ones(n, length, dtype=torch.int64)
+    if end_id is not None:
+        ended = (ids[:, 1:] == end_id).long().cumsum(1)
+        # The end itself is part of the text.
+        mask[:, 2:] = (ended[:, :-1] == 0).long()
+        ids = torch.where(mask == 1, ids, end_id if pad_id is None else pad_id)
+    origin = f"written by {type(model).__name__}"
+    if provenance:
+        origin += f" ({provenance})"
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    return PublicData(inputs, provenance=f"{origin}, seed {seed}")
+
+
+def _write(
+    model: nn.Module, n: int, length: int, start_id: int, generator: torch.Generator
+) -> Tensor:
+    """Return texts `[n, length]`, written one token after another."""
+    token = torch.full((n, 1), start_id)
+    tokens = [token]
+    past = None
+    while len(tokens) < length:
+        out = _call(model, token.to(device_of(model)), past)
+        past = out.past_key_values
+        logits = out.logits[:, -1].double().cpu()
+        if not torch.isfinite(logits).all():
+            raise ValueError("generated_text: the model's logits contain NaN or infinity")
+        token = torch.multinomial(logits.softmax(1), 1, generator=generator)
+        tokens.append(token)
+    return torch.cat(tokens, dim=1)
+
+
+def _call(model: nn.Module, ids: Tensor, past: Any) -> Any:
+    try:
+        out = model(input_ids=ids, past_key_values=past, use_cache=True)
+    except TypeError as error:
+        raise TypeError(f"{_WANTED}: {error}") from error
+    if getattr(out, "logits", None) is None or getattr(out, "past_key_values", None) is None:
+        raise TypeError(
+            f"{_WANTED}: it returned a {type(out).__name__} without logits or past_key_values"
+        )
+    return out
+
+
+# --------------------------------------------------------------------------------------------------
+# The private data as a probe: an upper reference for experiments, which voids every guarantee.
+#
+# This is the one value under `curvature` that holds private tensors. Every user of it says so: the
+# plan has a caveat, the reported ε is not valid and the card is marked NOT PRIVATE.
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateOracle(Probe):
+    """Curvature of the private data, with their labels with `labels="given"`. NOT PRIVATE.
+
+    Attributes:
+        dataset: the private dataset: a tuple (inputs, labels) of tensors, or a map-style dataset of
+            such pairs.
+    """
+
+    dataset: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dataset, Tensor) or not hasattr(self.dataset, "__len__"):
+            raise ValueError(
+                "PrivateOracle needs a tuple (inputs, labels) of tensors or a map-style dataset of "
+                "such pairs"
+            )
+        if self._size < 1 or len(self._row(0)) != 2:
+            raise ValueError(
+                "PrivateOracle needs at least one example, each a pair of an input and a label"
+            )
+
+    @property
+    def _columns(self) -> tuple[Tensor, ...] | None:
+        data = self.dataset
+        if isinstance(data, tuple) and all(isinstance(x, Tensor) for x in data):
+            return data
+        return None
+
+    @property
+    def _size(self) -> int:
+        return len(self.dataset if self._columns is None else self._columns[0])
+
+    def _row(self, index: int) -> tuple[Any, ...]:
+        if self._columns is None:
+            return tuple(self.dataset[index])
+        return tuple(x[index] for x in self._columns)
+
+    def sample(self, n: int, generator: torch.Generator) -> Sample:
+        """Return n private examples, distinct while there are enough, with replacement beyond."""
+        # Both are drawn for every n, so that the stream advances by the same numbers.
+        chosen = torch.randint(self._size, (n,), generator=generator)
+        if n <= self._size:
+            chosen = torch.randperm(self._size, generator=generator)[:n]
+        rows = [self._row(i) for i in chosen.tolist()]
+        inputs = torch.stack([torch.as_tensor(row[0]).detach().cpu() for row in rows])
+        labels = torch.stack([torch.as_tensor(row[1]).detach().cpu() for row in rows])
+        return inputs.float() if inputs.is_floating_point() else inputs, labels
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values, without a hash of the contents, which are private."""
+        return {
+            "kind": type(self).__name__,
+            "source": "private",
+            "provenance": "the private dataset itself",
+            "examples": self._size,
+            "labelled": True,
+            "uses_private_data": True,
+        }

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +26,190 @@ from dpkfc.curvature.probe_pass import (
     Capture,
     ProbeMicrobatch,
     ProbeSpec,
-    RefreshGroup,
-    broadcast_results,
-    check_same_probe,
-    copy_to_device,
     probe_digest,
     public_generator,
-    rows_of_process,
     run_probe,
-    send_to_owners,
 )
 from dpkfc.curvature.probes import Inputs, device_of
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric
+
+# --------------------------------------------------------------------------------------------------
+# A refresh over several processes.
+#
+# Every process runs its part of the probe and adds up what its examples contribute. The parts of a
+# layer go to the process that owns it. The owner joins them in the order of the probe, decomposes
+# the sum and sends the result to all. The result is that of one process, except for the order in
+# which sums over many examples are added up.
+
+P = TypeVar("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class RefreshGroup(Protocol):
+    """The processes that share a refresh. All call the same methods in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        ...
+
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Run work on all processes; an error on one is raised on all."""
+        ...
+
+    def all_gather(self, value: T) -> list[T]:
+        """Return the values of all processes, in their order."""
+        ...
+
+    def gather(self, value: T, to: int) -> list[T] | None:
+        """Return the values of all on one process, None on the others."""
+        ...
+
+
+def rows_of_process(team: RefreshGroup | None, size: int, first: int = 0) -> slice:
+    """Return the consecutive examples from `first` to `size` that this process runs.
+
+    All processes run about the same number.
+    """
+    if team is None:
+        return slice(first, size)
+    count = size - first
+    start = count * team.rank // team.world_size
+    stop = count * (team.rank + 1) // team.world_size
+    return slice(first + start, first + stop)
+
+
+def finish_on_owners(
+    team: RefreshGroup,
+    parts: Mapping[str, P],
+    cost: Callable[[P], float],
+    finish: Callable[[Mapping[str, list[P]]], Mapping[str, R]],
+    device: torch.device,
+) -> dict[str, R]:
+    """Send the parts of each layer to its owner, finish it there, and send the result to all.
+
+    Args:
+        team: the processes.
+        parts: layer name to the sums of this process; layers that its examples do not reach may be
+            missing.
+        cost: cost of finishing a layer, in any unit.
+        finish: maps layer name to its parts in the order of the processes; returns the results.
+        device: of the model on this process.
+
+    Returns:
+        Layer name to result, the same on every process.
+    """
+    own = send_to_owners(team, parts, cost)
+    results = team.run_on_all(lambda: finish(copy_to_device(own, device)))
+    return broadcast_results(team, results, device)
+
+
+def send_to_owners(
+    team: RefreshGroup, parts: Mapping[str, P], cost: Callable[[P], float]
+) -> dict[str, list[P]]:
+    """Send the parts of each layer to its owner; arguments as in `finish_on_owners`.
+
+    Returns:
+        The layers that this process owns to their parts, in the order of the processes, on the CPU.
+    """
+    costs = {name: cost(part) for name, part in parts.items()}
+    owners = assign_owners(team.all_gather(costs))
+    own: dict[str, list[P]] = defaultdict(list)
+    for owner in range(team.world_size):
+        sent = {name: part for name, part in parts.items() if owners[name] == owner}
+        received = team.gather(copy_to_device(sent, torch.device("cpu")), owner)
+        for of_process in received or ():
+            for name, part in of_process.items():
+                own[name].append(part)
+    return {name: own[name] for name in owners if name in own}
+
+
+def broadcast_results(
+    team: RefreshGroup, results: Mapping[str, R], device: torch.device
+) -> dict[str, R]:
+    """Return the results of all processes; in one order, since owners hold consecutive layers."""
+    parts = team.all_gather(copy_to_device(dict(results), torch.device("cpu")))
+    return {name: copy_to_device(x, device) for part in parts for name, x in part.items()}
+
+
+def assign_owners(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
+    """Return the process that finishes each layer.
+
+    A process owns consecutive layers, which often share a factor, at about equal cost.
+
+    Args:
+        costs: of the layers that each process knows.
+    """
+    known: dict[str, float] = defaultdict(float)
+    for own_costs in costs:
+        for name, cost in own_costs.items():
+            known[name] = max(cost, known[name])
+    total = sum(known.values())
+    processes = len(costs)
+    done = 0.0
+    owners: dict[str, int] = {}
+    for name, cost in known.items():
+        middle = done + cost / 2
+        owner = int(processes * middle / total) if total > 0 else 0
+        owners[name] = min(processes - 1, owner)
+        done += cost
+    return owners
+
+
+def copy_to_device(value: T, device: torch.device) -> T:
+    """Return a copy of a value with every tensor in it on a device.
+
+    An object that several parts of the value hold stays one object.
+    """
+    known: dict[int, Any] = {}
+
+    def copy_once(x: Any) -> Any:
+        if id(x) not in known:
+            known[id(x)] = _copy_value(x, device, copy_once)
+        return known[id(x)]
+
+    return cast(T, copy_once(value))
+
+
+def _copy_value(x: Any, device: torch.device, copy_part: Callable[[Any], Any]) -> Any:
+    if isinstance(x, Tensor):
+        return x.detach().to(device)
+    if isinstance(x, torch.device):
+        return device
+    is_own_class = is_dataclass(x) or type(x).__module__.startswith("dpkfc.")
+    is_value = hasattr(x, "__dict__") and not isinstance(x, type)
+    if is_own_class and is_value:
+        twin = copy.copy(x)
+        for name, part in vars(x).items():
+            object.__setattr__(twin, name, copy_part(part))
+        return twin
+    if isinstance(x, Mapping):
+        return {key: copy_part(part) for key, part in x.items()}
+    if isinstance(x, (list, tuple)):
+        return type(x)(copy_part(part) for part in x)
+    return x
+
+
+def check_same_probe(digests: Sequence[str]) -> None:
+    """Refuse, on every process, a probe whose hashes differ between the processes.
+
+    Raises:
+        RuntimeError: naming the first process whose hash differs from that of rank 0.
+    """
+    for rank, digest in enumerate(digests):
+        if digest != digests[0]:
+            raise RuntimeError(
+                f"the probe returns other inputs on rank {rank} than on rank 0; "
+                "sample(n, generator) must depend on its generator alone"
+            )
+
 
 # --------------------------------------------------------------------------------------------------
 # Sums of factors that refreshes keep for the next one.
@@ -64,8 +238,9 @@ def keep_history(
     for name, layer in layers.items():
         kept[name] = {}
         for side, sums in layer.sides.items():
-            kept[name][side] = sums.detached_copy()
-            kept[name][side].warm_start_from(factors[name].sides[side])
+            copied = sums.detached_copy()
+            copied.warm_start_from(factors[name].sides[side])
+            kept[name][side] = copied
     return kept
 
 
@@ -89,11 +264,15 @@ def measure_drift(
         distances = []
         for name, layer in layers.items():
             for side, sums in layer.sides.items():
-                distances.append(past[name][side].distance(sums) if name in past else math.inf)
+                is_known = name in past
+                distances.append(past[name][side].distance(sums) if is_known else math.inf)
         return distances
 
-    parts = [measure_own()] if team is None else team.all_gather(team.run_on_all(measure_own))
-    distances = [distance for part in parts for distance in part]
+    if team is None:
+        distances = measure_own()
+    else:
+        parts = team.all_gather(team.run_on_all(measure_own))
+        distances = list(chain.from_iterable(parts))
     return sum(distances) / len(distances) if distances else 0.0
 
 
@@ -183,7 +362,7 @@ def measure(
         return _measure_own(model, capture, spec, options)[0]
     own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team))
     answers = team.all_gather((digest, dict(own.unknown), own.note))
-    check_same_probe([digest for digest, _, _ in answers])
+    check_same_probe([own_digest for own_digest, _, _ in answers])
     unknown: dict[str, str] = {}
     note = ""
     for _, kinds, own_note in answers:
@@ -205,8 +384,8 @@ def _measure_own(
     cache = FactorCache()
     layers: dict[str, LayerAccumulator] = {}
     unknown: dict[str, str] = {}
-    last, note = None, ""
-    digest = ""
+    last = None
+    note = digest = ""
 
     def take_digest(inputs: Inputs, labels: Tensor | None) -> None:
         nonlocal digest
@@ -240,7 +419,8 @@ def _measure_own(
         subsampler.start(part.rows, part.mask)
         part.visit(partial(add, part))
         cache.forget()
-        note, last = part.note, scale_microbatch(part, spec)
+        note = part.note
+        last = scale_microbatch(part, spec)
         # Otherwise this micro-batch stays in memory next to the next one.
         del part
     return ProbeStatistics(layers=layers, unknown=unknown, last=last, note=note), digest
@@ -283,11 +463,12 @@ def decompose_layers(
     """
 
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals = {
-            name: layer.merge_history(past[name], share) if name in past else layer
-            for name, layer in layers.items()
-        }
-        factors = {name: layer.result(partial(rank, name)) for name, layer in totals.items()}
+        totals: dict[str, LayerAccumulator] = {}
+        factors: dict[str, LayerFactors] = {}
+        for name, layer in layers.items():
+            total = layer.merge_history(past[name], share) if name in past else layer
+            totals[name] = total
+            factors[name] = total.result(partial(rank, name))
         history = keep_history(totals, factors) if is_kept else {}
         return {name: (factors[name], history.get(name)) for name in factors}
 

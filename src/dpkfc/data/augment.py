@@ -9,6 +9,7 @@ system for each private pass, because the view of an example must stay unknown.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,11 +32,7 @@ def random_crop(pad: int = 4, mode: str = "reflect") -> Augment:
         ValueError: a pad below 1 or an unknown mode.
     """
     _check_pad(pad, mode)
-
-    def change(images: Tensor) -> Tensor:
-        return _crop(images, pad, mode)
-
-    return _augment_images(change)
+    return _augment_images(partial(_crop, pad=pad, mode=mode))
 
 
 def horizontal_flip(p: float = 0.5) -> Augment:
@@ -45,11 +42,7 @@ def horizontal_flip(p: float = 0.5) -> Augment:
         ValueError: p outside [0, 1].
     """
     check_in_range("p", p, "[0, 1]")
-
-    def change(images: Tensor) -> Tensor:
-        return _flip(images, p)
-
-    return _augment_images(change)
+    return _augment_images(partial(_flip, p=p))
 
 
 def reflect_pad_crop_flip(pad: int = 4) -> Augment:
@@ -81,16 +74,15 @@ def _augment_images(change: Callable[[Tensor], Tensor]) -> Augment:
     def augment(batch: Any) -> Any:
         if _is_images(batch):
             return change(batch)
+        items: dict[Any, Any] = {}
         if isinstance(batch, Mapping):
-            for key, value in batch.items():
-                if _is_images(value):
-                    return {**batch, key: change(value)}
+            items = dict(batch)
         elif isinstance(batch, (tuple, list)):
-            for i, value in enumerate(batch):
-                if _is_images(value):
-                    changed = list(batch)
-                    changed[i] = change(value)
-                    return type(batch)(changed)
+            items = dict(enumerate(batch))
+        for key, value in items.items():
+            if _is_images(value):
+                items[key] = change(value)
+                return items if isinstance(batch, Mapping) else type(batch)(items.values())
         raise ValueError(
             f"the batch ({type(batch).__name__}) holds no floating-point images [N, C, H, W];"
             " write an augment of your own for it"
@@ -119,11 +111,12 @@ def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
     columns = left + torch.arange(width, device=x.device)
     images = torch.arange(n, device=x.device).view(n, 1, 1)
     channels_last = padded.permute(0, 2, 3, 1)
-    cropped = channels_last[images, rows.unsqueeze(2), columns.unsqueeze(1)]
+    rows = rows.unsqueeze(2)
+    columns = columns.unsqueeze(1)
+    cropped = channels_last[images, rows, columns]
     return cropped.permute(0, 3, 1, 2).contiguous()
 
 
 def _flip(x: Tensor, p: float) -> Tensor:
-    chance = torch.rand(len(x))
-    is_mirrored = (chance < p).to(x.device).view(-1, 1, 1, 1)
-    return torch.where(is_mirrored, x.flip(3), x)
+    is_mirrored = (torch.rand(len(x)) < p).to(x.device)
+    return torch.where(is_mirrored.view(-1, 1, 1, 1), x.flip(3), x)

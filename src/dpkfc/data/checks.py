@@ -9,6 +9,7 @@ bytes of every tensor or number in their input. Equal rows are therefore found, 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,9 +41,9 @@ def shared_rows(public: Any, private: Any) -> list[tuple[int, int]]:
         public_rows.setdefault(hash_row(row), i)
     pairs = []
     for i, row in enumerate(_inputs(private)):
-        public_row = public_rows.get(hash_row(row))
-        if public_row is not None:
-            pairs.append((public_row, i))
+        key = hash_row(row)
+        if key in public_rows:
+            pairs.append((public_rows[key], i))
     return pairs
 
 
@@ -76,13 +77,9 @@ def _columns(data: Any) -> Sequence[Any] | None:
     tensors = tensors_of(data)
     if tensors is not None:
         return tensors
-    if (
-        isinstance(data, tuple | list)
-        and data
-        and all(isinstance(x, Tensor | np.ndarray) for x in data)
-    ):
-        return data
-    return None
+    if not isinstance(data, tuple | list) or not data:
+        return None
+    return data if all(isinstance(x, Tensor | np.ndarray) for x in data) else None
 
 
 def _inputs(data: Any) -> Iterator[Any]:
@@ -91,7 +88,8 @@ def _inputs(data: Any) -> Iterator[Any]:
         yield from data
     elif isinstance(data, Mapping):
         columns = _input_of(data)
-        for i in range(len(next(iter(columns.values())))):
+        size = len(next(iter(columns.values())))
+        for i in range(size):
             yield {name: column[i] for name, column in columns.items()}
     elif (tensors := _columns(data)) is not None:
         yield from tensors[0]
@@ -128,14 +126,20 @@ def _row_bytes(row: Any) -> Iterator[bytes]:
     elif isinstance(row, str):
         yield row.encode()
     elif isinstance(row, Sequence) and any(isinstance(x, str | Mapping | Tensor) for x in row):
-        for x in row:
-            yield from _row_bytes(x)
+        for part in row:
+            yield from _row_bytes(part)
     else:
-        x = row.detach().cpu() if isinstance(row, Tensor) else torch.as_tensor(np.asarray(row))
-        # Adding zero makes minus zero zero.
-        x = x.float() + 0.0 if x.is_floating_point() else x.long()
-        yield str(tuple(x.shape)).encode()
-        yield x.contiguous().numpy().tobytes()
+        yield from _number_bytes(row)
+
+
+def _number_bytes(numbers: Any) -> Iterator[bytes]:
+    if not isinstance(numbers, Tensor):
+        numbers = torch.as_tensor(np.asarray(numbers))
+    x = numbers.detach().cpu()
+    # Adding zero makes minus zero zero.
+    x = x.float() + 0.0 if x.is_floating_point() else x.long()
+    yield str(tuple(x.shape)).encode()
+    yield x.contiguous().numpy().tobytes()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -183,8 +187,9 @@ def check_held_out(held_out: Any, private: Any, name: str) -> None:
     Raises:
         ValueError: naming the fix.
     """
-    if not all(hasattr(x, "__len__") and hasattr(x, "__getitem__") for x in (held_out, private)):
-        return
+    for data in (held_out, private):
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            return
     if held_out is private or _has_common_rows(held_out, private):
         raise ValueError(
             f"{name} holds records of the train_dataset, and ε does not cover metrics without noise"
@@ -196,9 +201,10 @@ def _rows_by_storage(dataset: Any) -> dict[Any, _Rows]:
     """Return the storages of a dataset's rows, each with the numbers of the rows in it."""
     if not hasattr(dataset, "__len__"):
         return {}
-    parts: dict[Any, list[_Rows]] = {}
-    for storage, rows in _locate(dataset, np.arange(len(dataset), dtype=np.int64)):
-        parts.setdefault(storage, []).append(rows)
+    parts: dict[Any, list[_Rows]] = defaultdict(list)
+    all_rows = np.arange(len(dataset), dtype=np.int64)
+    for storage, rows in _locate(dataset, all_rows):
+        parts[storage].append(rows)
     return {storage: np.concatenate(rows) for storage, rows in parts.items()}
 
 
@@ -213,19 +219,20 @@ def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
     """Yield where rows of a dataset are stored: an identifier of the storage, and row numbers."""
     inner, indices = _find_inner(dataset)
     if isinstance(dataset, ConcatDataset):
-        starts = np.concatenate([[0], dataset.cumulative_sizes])
-        for part, start, end in zip(dataset.datasets, starts, starts[1:], strict=False):
-            yield from _locate(part, rows[(rows >= start) & (rows < end)] - start)
+        start = 0
+        for part, end in zip(dataset.datasets, dataset.cumulative_sizes, strict=True):
+            own = rows[(rows >= start) & (rows < end)]
+            yield from _locate(part, own - start)
+            start = end
     elif inner is not None:
         if indices is not None:
-            rows = np.where(indices < 0, indices + len(inner), indices)[rows]
+            inner_rows = np.where(indices < 0, indices + len(inner), indices)
+            rows = inner_rows[rows]
         yield from _locate(inner, rows)
     elif type(dataset) in (list, tuple) and tensors_of(dataset) is None:
         items = [dataset[i] for i in rows.tolist()]
-        yield (
-            "objects",
-            np.array([id(x) for x in items if not isinstance(x, _ATOMS)], dtype=np.int64),
-        )
+        objects = [id(x) for x in items if not isinstance(x, _ATOMS)]
+        yield "objects", np.array(objects, dtype=np.int64)
     elif hasattr(dataset, "_indices") and hasattr(dataset, "_data"):
         yield from _locate_in_table(dataset, rows)
     else:
@@ -242,17 +249,12 @@ def _find_inner(dataset: Any) -> tuple[Any, _Rows | None]:
             return inner, np.asarray(indices, dtype=np.int64).reshape(-1)
     if isinstance(dataset, ConcatDataset):
         return None, None
-    candidates = [inner]
-    for value in attributes.values():
-        if isinstance(value, (Subset, ConcatDataset)) or hasattr(value, "_indices"):
-            candidates.append(value)
-    for candidate in candidates:
-        if (
-            candidate is not None
-            and hasattr(candidate, "__len__")
-            and len(candidate) == len(dataset)
-        ):
-            return candidate, None
+    for value in (inner, *attributes.values()):
+        is_view = isinstance(value, Subset | ConcatDataset) or hasattr(value, "_indices")
+        if value is not inner and not is_view:
+            continue
+        if hasattr(value, "__len__") and len(value) == len(dataset):
+            return value, None
     return None, None
 
 
@@ -265,7 +267,8 @@ def _locate_in_table(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
         rows = np.asarray(dataset._indices.column(0).to_numpy(), dtype=np.int64)[rows]
     columns = []
     for k in range(dataset._data.num_columns):
-        columns.append([_describe_chunk(chunk) for chunk in dataset._data.column(k).chunks])
+        chunks = dataset._data.column(k).chunks
+        columns.append([_describe_chunk(chunk) for chunk in chunks])
     start = 0
     for parts in zip(*columns, strict=False):
         if len({(offset, size) for _, offset, size in parts}) != 1:
@@ -273,8 +276,10 @@ def _locate_in_table(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
             break
         _, offset, size = parts[0]
         storage = tuple(addresses for addresses, _, _ in parts)
-        yield storage, rows[(rows >= start) & (rows < start + size)] - start + offset
-        start += size
+        end = start + size
+        own = rows[(rows >= start) & (rows < end)]
+        yield storage, own - start + offset
+        start = end
     yield id(dataset), rows[rows >= start]
 
 

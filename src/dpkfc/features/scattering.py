@@ -116,28 +116,28 @@ class ScatteringTransform(nn.Module):
         self._low_pass: Tensor
         self._wavelets: Tensor
         self.settings = settings
-        step = 2**settings.scales
+        scales = settings.scales
+        angles = settings.angles
+        step = 2**scales
         # At least one low-pass width of padding on every side, and sides that 2^J divides.
         self._padding = []
+        padded_sides = []
         for side in settings.shape[1:]:
-            margin = min(step, side - 1)
-            whole = -(-(side + 2 * margin) // step) * step
-            before = margin
-            self._padding.append((before, whole - side - before))
-        height, width = (
-            side + sum(padding)
-            for side, padding in zip(settings.shape[1:], self._padding, strict=True)
-        )
-        sigma = _WIDTH * 2 ** (settings.scales - 1)
-        low_pass = _gaussian(height, width, sigma)
+            before = min(step, side - 1)
+            cells = math.ceil((side + 2 * before) / step)
+            padded_sides.append(cells * step)
+            after = cells * step - side - before
+            self._padding.append((before, after))
+        height, width = padded_sides
+        sigma = _WIDTH * 2 ** (scales - 1)
+        low_pass = _gabor(height, width, sigma, 0.0, 0.0, 1.0)
         self.register_buffer("_low_pass", _spectrum(low_pass), persistent=False)
         wavelets = []
-        for scale in range(settings.scales):
-            for angle in range(settings.angles):
-                wavelet = _morlet(height, width, scale, angle, settings.angles)
+        for scale in range(scales):
+            for angle in range(angles):
+                wavelet = _morlet(height, width, scale, angle, angles)
                 wavelets.append(_spectrum(wavelet))
-        shape = (settings.scales, settings.angles)
-        by_scale = torch.stack(wavelets).unflatten(0, shape)
+        by_scale = torch.stack(wavelets).unflatten(0, (scales, angles))
         self.register_buffer("_wavelets", by_scale, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -181,7 +181,8 @@ class ScatteringTransform(nn.Module):
         """
         filters = _subsample_filter(self._wavelets[scale], at)
         product = spectrum.unsqueeze(-3) * filters
-        signals = torch.fft.ifft2(_fold(product, 2 ** (to - at)))
+        folded = _fold(product, 2 ** (to - at))
+        signals = torch.fft.ifft2(folded)
         return torch.fft.fft2(signals.abs())
 
     def _smooth(self, spectrum: Tensor, at: int) -> Tensor:
@@ -200,14 +201,9 @@ def _fold(spectrum: Tensor, factor: int) -> Tensor:
     if factor == 1:
         return spectrum
     # Slices are added one by one: torch sums over two distant axes at a third of the speed.
-    height = spectrum.shape[-2] // factor
-    width = spectrum.shape[-1] // factor
-    rows = spectrum[..., :height, :]
-    for start in range(height, spectrum.shape[-2], height):
-        rows = rows + spectrum[..., start : start + height, :]
-    folded = rows[..., :width]
-    for start in range(width, spectrum.shape[-1], width):
-        folded = folded + rows[..., start : start + width]
+    height, width = spectrum.shape[-2:]
+    rows = sum(spectrum.split(height // factor, -2))
+    folded = sum(rows.split(width // factor, -1))
     return folded / factor**2
 
 
@@ -235,22 +231,22 @@ def _offsets(size: int) -> Tensor:
 def _gabor(
     height: int, width: int, sigma: float, frequency: float, turn: float, slant: float
 ) -> Tensor:
-    """Return a wave under a Gaussian, summed over the periods of the grid: complex `[H, W]`."""
+    """Return a wave under a Gaussian, summed over the periods of the grid: complex `[H, W]`.
+
+    At frequency 0 it is the Gaussian alone, a low-pass filter.
+    """
     down = _offsets(height)[:, None, :, None]
     across = _offsets(width)[None, :, None, :]
-    along = across * math.cos(turn) + down * math.sin(turn)
-    beside = down * math.cos(turn) - across * math.sin(turn)
+    cosine = math.cos(turn)
+    sine = math.sin(turn)
+    along = across * cosine + down * sine
+    beside = down * cosine - across * sine
     distance = along**2 + (slant * beside) ** 2
     envelope = torch.exp(-distance / (2 * sigma**2))
     wave = torch.exp(1j * frequency * along)
     area = 2 * math.pi * sigma**2 / slant
     total = (envelope * wave).sum(dim=(0, 1))
     return total / area
-
-
-def _gaussian(height: int, width: int, sigma: float) -> Tensor:
-    """Return the low-pass filter."""
-    return _gabor(height, width, sigma, 0.0, 0.0, 1.0)
 
 
 def _morlet(height: int, width: int, scale: int, angle: int, angles: int) -> Tensor:

@@ -22,6 +22,9 @@ _SMALLEST = 0.06
 _LARGEST = 0.6
 # Share of the images that are noise.
 _NOISE = 0.15
+Shape = tuple[int, ...]
+_ONE = (1, 1, 1)
+_COLOUR = (3, 1, 1)
 
 
 def draw_images(n: int, side: int, generator: torch.Generator) -> Tensor:
@@ -39,8 +42,9 @@ def draw_images(n: int, side: int, generator: torch.Generator) -> Tensor:
     images = torch.where(is_noise, noise, leaves)
     # A light from one side, as a photograph has.
     slope = 0.15 * draw.normal(2)
-    place = torch.linspace(-1, 1, side, device=generator.device)
-    light = slope[0] * place.view(1, 1, 1, side) + slope[1] * place.view(1, 1, side, 1)
+    places = torch.linspace(-1, 1, side, device=generator.device)
+    down, across = _axes(places)
+    light = slope[0] * across + slope[1] * down
     return (images + light).clamp(0, 1)
 
 
@@ -51,58 +55,64 @@ class Draw:
     n: int
     generator: torch.Generator
 
-    def uniform(self, *before: int) -> Tensor:
-        """Return numbers in [0, 1), `[*before, n, 1, 1, 1]`."""
-        return self._numbers(torch.rand, *before, self.n, 1, 1, 1)
+    def uniform(self, *before: int, shape: Shape = _ONE) -> Tensor:
+        """Return numbers in [0, 1), `[*before, n, *shape]`."""
+        return self._numbers(torch.rand, before, shape)
 
-    def between(self, low: float, high: float) -> Tensor:
+    def normal(self, *before: int, shape: Shape = _ONE) -> Tensor:
+        """Return standard normal numbers `[*before, n, *shape]`."""
+        return self._numbers(torch.randn, before, shape)
+
+    def _numbers(self, kind: Any, before: Shape, shape: Shape) -> Tensor:
+        size = (*before, self.n, *shape)
+        device = self.generator.device
+        numbers: Tensor = kind(size, generator=self.generator, device=device)
+        return numbers
+
+    def between(self, low: float | Tensor, high: float | Tensor) -> Tensor:
         """Return numbers in [low, high), `[n, 1, 1, 1]`."""
         return low + (high - low) * self.uniform()
-
-    def normal(self, *before: int) -> Tensor:
-        """Return standard normal numbers `[*before, n, 1, 1, 1]`."""
-        return self._numbers(torch.randn, *before, self.n, 1, 1, 1)
 
     def angle(self, *before: int) -> Tensor:
         """Return angles in [0, 2π), `[*before, n, 1, 1, 1]`."""
         return 2 * math.pi * self.uniform(*before)
 
-    def shaped(self, kind: Any, *shape: int) -> Tensor:
-        """Return numbers of `torch.rand` or `torch.randn`, `[n, *shape]`."""
-        return self._numbers(kind, self.n, *shape)
-
-    def _numbers(self, kind: Any, *shape: int) -> Tensor:
-        generator = self.generator
-        numbers: Tensor = kind(*shape, generator=generator, device=generator.device)
-        return numbers
-
     def colours(self) -> Tensor:
         """Return colours `[n, 3, 1, 1]` whose channels are correlated, as those of objects are."""
-        common = self.normal()
-        own = self.shaped(torch.randn, 3, 1, 1)
-        return (0.5 + 0.22 * common + 0.14 * own).clamp(0, 1)
+        common = 0.22 * self.normal()
+        own = 0.14 * self.normal(shape=_COLOUR)
+        return (0.5 + common + own).clamp(0, 1)
+
+
+def _axes(places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return places along the height and along the width, so that they broadcast over images."""
+    down = places.view(1, 1, -1, 1)
+    across = places.view(1, 1, 1, -1)
+    return down, across
 
 
 def _turn(across: Tensor, down: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
     """Return coordinates along and beside a direction."""
-    along = across * angle.cos() + down * angle.sin()
-    beside = down * angle.cos() - across * angle.sin()
+    cosine = angle.cos()
+    sine = angle.sin()
+    along = across * cosine + down * sine
+    beside = down * cosine - across * sine
     return along, beside
 
 
 def _draw_leaves(side: int, draw: Draw) -> Tensor:
     """Return images of leaves over a ground of one colour."""
-    axis = (torch.arange(side, device=draw.generator.device) + 0.5) / side
-    down = axis.view(1, 1, side, 1)
-    across = axis.view(1, 1, 1, side)
-    images = draw.colours().expand(draw.n, 3, side, side)
+    pixels = torch.arange(side, device=draw.generator.device)
+    down, across = _axes((pixels + 0.5) / side)
+    ground = draw.colours()
+    images = ground.expand(-1, -1, side, side)
     # Images differ in how many leaves they have and how large these are.
     wanted = _LEAVES * draw.uniform().square() + 5
-    power = 1 - (1.5 + 2 * draw.uniform())
+    power = 1 - draw.between(1.5, 3.5)
     low = _SMALLEST**power
     high = _LARGEST**power
     for leaf in range(_LEAVES):
-        radius = (low + draw.uniform() * (high - low)) ** (1 / power)
+        radius = draw.between(low, high) ** (1 / power)
         place = draw.uniform(2) * 1.4 - 0.2
         angle = draw.angle()
         stretch = torch.exp(0.5 * draw.normal())
@@ -110,16 +120,21 @@ def _draw_leaves(side: int, draw: Draw) -> Tensor:
         along = along * stretch / radius
         beside = beside / (stretch * radius)
         is_inside = _is_inside(along, beside, draw.uniform())
-        paint = draw.colours() + _draw_grating(along, beside, draw)
-        images = torch.where(is_inside & (leaf < wanted), paint, images)
+        colours = draw.colours()
+        grating = _draw_grating(along, beside, draw)
+        is_painted = is_inside & (leaf < wanted)
+        images = torch.where(is_painted, colours + grating, images)
     return images
 
 
 def _is_inside(along: Tensor, beside: Tensor, kind: Tensor) -> Tensor:
     """Return the pixels inside of a disc, a box or a triangle of radius one."""
+    width = along.abs()
     disc = along.square() + beside.square() <= 1
-    box = torch.maximum(along.abs(), beside.abs()) <= 0.9
-    triangle = (beside >= -0.6) & (beside + 1.7 * along.abs() <= 1.1)
+    box = torch.maximum(width, beside.abs()) <= 0.9
+    is_above_base = beside >= -0.6
+    is_below_top = beside + 1.7 * width <= 1.1
+    triangle = is_above_base & is_below_top
     corners = torch.where(kind < 0.8, box, triangle)
     return torch.where(kind < 0.45, disc, corners)
 
@@ -136,31 +151,31 @@ def _draw_grating(along: Tensor, beside: Tensor, draw: Draw) -> Tensor:
     wave = torch.where(is_check, stripes * crossed, stripes)
     is_sharp = draw.uniform() < 0.4
     wave = torch.where(is_sharp, wave.sign(), wave)
-    strength = 0.35 * (draw.uniform() - 0.3).clamp(min=0)
-    tint = 0.5 + draw.shaped(torch.rand, 3, 1, 1)
-    return strength * tint * wave
+    # Three leaves in ten have no grating.
+    excess = (draw.uniform() - 0.3).clamp(min=0)
+    tint = 0.5 + draw.uniform(shape=_COLOUR)
+    return 0.35 * excess * tint * wave
 
 
 def _draw_noise(side: int, draw: Draw) -> Tensor:
     """Return noise with a spectrum of 1 / f^a, another a and direction for every image."""
     device = draw.generator.device
-    white = draw.shaped(torch.randn, 3, side, side)
-    mix = torch.eye(3, device=device) + 0.8 * draw.shaped(torch.rand, 3, 3)
+    white = draw.normal(shape=(3, side, side))
+    mix = torch.eye(3, device=device) + 0.8 * draw.uniform(shape=(3, 3))
     white = torch.einsum("ncd,ndhw->nchw", mix, white)
     frequencies = torch.fft.fftfreq(side, device=device)
-    down = frequencies.view(1, 1, side, 1)
-    across = frequencies.view(1, 1, 1, side)
-    angle = math.pi * draw.uniform()
+    down, across = _axes(frequencies)
+    angle = draw.between(0, math.pi)
     stretch = torch.exp(0.6 * draw.normal())
     along, beside = _turn(across, down, angle)
     squared = (along * stretch).square() + (beside / stretch).square()
     frequency = squared.sqrt().clamp_min(1 / side)
-    exponent = 0.5 + 1.5 * draw.uniform()
+    exponent = draw.between(0.5, 2.0)
     spectrum = torch.fft.fft2(white) / frequency**exponent
     x = torch.fft.ifft2(spectrum).real
     deviation = x.std((1, 2, 3), keepdim=True)
-    x = (x - x.mean((2, 3), keepdim=True)) / deviation
-    return draw.colours() + 0.22 * x
+    centred = x - x.mean((2, 3), keepdim=True)
+    return draw.colours() + 0.22 * (centred / deviation)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from dpkfc.checkpoint import StrPath
-from dpkfc.curvature.probe_pass import copy_to_device
+from dpkfc.curvature.refresh import copy_to_device
 from dpkfc.data.loading import Collate, MicroBatches, Part, collate, layout, tensors_of
 from dpkfc.data.sampling import Poisson
 from dpkfc.distributed import flatten, unflatten

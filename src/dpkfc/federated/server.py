@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from dpkfc import checkpoint
 from dpkfc.checkpoint import StrPath
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.probe_pass import copy_to_device
+from dpkfc.curvature.refresh import copy_to_device
 from dpkfc.federated.messages import (
     METRIC_DIFFERS,
     METRIC_MISSING,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dpkfc.postprocess.filters import EMA, DiSK, LowPass
 from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
-from dpkfc.postprocess.protocol import PostProcess, PostProcessBase
+from dpkfc.postprocess.pipeline import PostProcess, PostProcessBase
 
 __all__ = [
     "EMA",

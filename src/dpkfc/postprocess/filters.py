@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_one_of, check_positive
-from dpkfc.postprocess.protocol import (
+from dpkfc.postprocess.pipeline import (
     AT_PARAMETERS,
     EvaluationPoint,
     PostProcess,
@@ -99,14 +99,17 @@ def _matrices(
     f = np.eye(recursion.order, k=1)
     f[:, 0] -= a[1:]
     r = b[1:] - a[1:] * b[0]
-    return torch.from_numpy(f).to(device, dtype), torch.from_numpy(np.outer(r, r)).to(device, dtype)
+    transition = torch.from_numpy(f).to(device, dtype)
+    drive = torch.from_numpy(np.outer(r, r))
+    return transition, drive.to(device, dtype)
 
 
 def _congruence(f: Tensor, k: Tensor) -> Tensor:
     """Return F K Fᵀ for symmetric K `[n, n, ...]`."""
     n = len(f)
     fk = (f @ k.reshape(n, -1)).view(k.shape)
-    return (f @ fk.transpose(0, 1).reshape(n, -1)).view(k.shape)
+    transposed = fk.transpose(0, 1)
+    return (f @ transposed.reshape(n, -1)).view(k.shape)
 
 
 def filter_release(
@@ -138,9 +141,11 @@ def filter_release(
     new_state = state_entries("memory", memories) | state_entries("covariance", covariances)
     divisor = 1.0
     if normalise:
-        unit = get_tensor(state, "unit", "")
         one = torch.ones((), dtype=torch.float64)
-        answer, unit = recursion.advance(one, None if unit is None else unit.cpu())
+        unit = get_tensor(state, "unit", "")
+        if unit is not None:
+            unit = unit.cpu()
+        answer, unit = recursion.advance(one, unit)
         divisor = float(answer)
         new_state |= state_entries("unit", {"": unit})
         outputs = {name: y.div_(divisor) for name, y in outputs.items()}
@@ -413,8 +418,10 @@ class LowPass(PostProcess):
                 f" a={self.a}"
             )
         n = max(len(b), len(a), 2)
-        object.__setattr__(self, "b", tuple(x / a[0] for x in b + [0.0] * (n - len(b))))
-        object.__setattr__(self, "a", tuple(x / a[0] for x in a + [0.0] * (n - len(a))))
+        for name, coefficients in (("b", b), ("a", a)):
+            padding = [0.0] * (n - len(coefficients))
+            normalised = tuple(x / a[0] for x in coefficients + padding)
+            object.__setattr__(self, name, normalised)
         slowest = max(abs(np.roots(self.a)), default=0.0)
         if slowest >= 1 - 1e-9:
             raise ValueError(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from dpkfc._checks import check_in_range, check_integer, check_one_of, check_positive
-from dpkfc.postprocess.protocol import PostProcess, State, get_tensor, state_entries
+from dpkfc.postprocess.pipeline import PostProcess, State, get_tensor, state_entries
 from dpkfc.privacy.mechanism import Released
 
 _SMALLEST_FLOOR = 1e-16  # 1e-8 of Adam, squared
@@ -78,10 +78,11 @@ class AdamBC(PostProcess):
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the step; note `adam_bc/floor_fraction` gives the entries at the floor."""
         beta1, beta2 = self.betas
-        t = 1 + int(state.get("count/", torch.zeros(())))
+        t = _count(state)
         steps = {}
         new_state = state_entries("count", {"": torch.tensor(t)})
         at_floor = []
+        entries = 0
         for name, g in released.gradients.items():
             noise = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
             m = _mean(get_tensor(state, "m", name), g, beta1)
@@ -90,9 +91,10 @@ class AdamBC(PostProcess):
             new_state |= {f"m/{name}": m, f"v/{name}": v, f"phi/{name}": phi}
             signal = (v - phi).div_(1 - beta2**t)
             floor = self._floor(phi / (1 - beta2**t), t)
+            root = torch.maximum(signal, floor).sqrt_()
+            steps[name] = (m / (1 - beta1**t)).div_(root)
             at_floor.append((signal <= floor).sum())
-            steps[name] = (m / (1 - beta1**t)).div_(torch.maximum(signal, floor).sqrt_())
-        entries = sum(step.numel() for step in steps.values())
+            entries += g.numel()
         fraction = int(torch.stack(at_floor).sum()) / max(1, entries)
         notes = {**released.notes, "adam_bc/floor_fraction": fraction}
         return replace(released, gradients=steps, noise_variance=None, notes=notes), new_state
@@ -102,8 +104,14 @@ class AdamBC(PostProcess):
         if isinstance(self.floor, str):
             beta = self.betas[1]
             relative = 2 * (1 - beta) / (1 + beta) * (1 + beta**t) / (1 - beta**t)
-            return (self.resolution * math.sqrt(relative) * phi).clamp(min=_SMALLEST_FLOOR)
+            resolved = self.resolution * math.sqrt(relative) * phi
+            return resolved.clamp(min=_SMALLEST_FLOOR)
         return torch.full_like(phi, self.floor)
+
+
+def _count(state: State) -> int:
+    """Return the number of this step, from 1."""
+    return 1 + int(state.get("count/", torch.zeros(())))
 
 
 def _mean(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
@@ -181,7 +189,7 @@ class SOFIM(PostProcess):
     def _apply(
         self, released: Released, state: State, *, in_place: bool
     ) -> tuple[Released, dict[str, Tensor]]:
-        t = 1 + int(state.get("count/", torch.zeros(())))
+        t = _count(state)
         means = {}
         squared_norm = 0.0
         product = 0.0
@@ -192,8 +200,8 @@ class SOFIM(PostProcess):
             product += inner
         steps = self._steps(released.gradients, means, t, squared_norm, product, in_place)
         update = replace(released, gradients=steps, noise_variance=None)
-        new_state = state_entries("m", means) | state_entries("count", {"": torch.tensor(t)})
-        return update, new_state
+        count = state_entries("count", {"": torch.tensor(t)})
+        return update, state_entries("m", means) | count
 
     def _steps(
         self,
@@ -213,7 +221,8 @@ class SOFIM(PostProcess):
         if self.direction == "momentum":
             divisor = correction * (self.rho + squared_norm)
             return {name: mean / divisor for name, mean in means.items()}
-        factor = product / (self.rho**2 + self.rho * squared_norm) / correction
+        divisor = self.rho**2 + self.rho * squared_norm
+        factor = product / divisor / correction
         return {
             name: _combine(g, means[name], self.rho, factor, in_place)
             for name, g in gradients.items()
@@ -241,7 +250,8 @@ def _update_mean(
         mean = torch.empty_like(g, memory_format=torch.contiguous_format)
     squares = []
     products = []
-    for mean_part, old_part, g_part in _chunks(mean, g if old is None else old, g):
+    start = g if old is None else old
+    for mean_part, old_part, g_part in _chunks(mean, start, g):
         if old is None:
             torch.mul(g_part, weight, out=mean_part)
         else:
@@ -259,7 +269,8 @@ def _sum(values: list[Tensor]) -> float:
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """Yield the same chunks of tensors of one shape, each small enough for one core."""
-    yield from zip(*(x.flatten().split(_CHUNK) for x in tensors), strict=True)
+    chunks = [x.flatten().split(_CHUNK) for x in tensors]
+    yield from zip(*chunks, strict=True)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -298,6 +309,24 @@ class WeightEMA:
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
         return {"name": "WeightEMA", **asdict(self)}
+
+
+def check_fields(preconditioner: Any, weight_average: Any) -> None:
+    """Refuse a post-processing step in another field, and a value that is no weight average.
+
+    Raises:
+        ValueError: naming the right field.
+    """
+    if isinstance(preconditioner, PostProcess):
+        raise ValueError(
+            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
+            " preconditioner: give it as postprocess=(...,)"
+        )
+    if weight_average is not None and not isinstance(weight_average, WeightEMA):
+        raise ValueError(
+            f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__};"
+            " averages of gradients belong into postprocess="
+        )
 
 
 class WeightAverage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -13,9 +13,85 @@ from dpkfc._checks import check_one_of
 from dpkfc.gradients.clipping import map_groups, matrix_of, split_sum, spread
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import EMBEDDING, Entry, Metric, Subspace
-from dpkfc.postprocess.optimizers import WeightEMA
-from dpkfc.postprocess.protocol import AT_PARAMETERS, EvaluationPoint, PostProcess, State
 from dpkfc.privacy.mechanism import Released
+
+# --------------------------------------------------------------------------------------------------
+# The protocol of a step: a frozen value that maps a release and a state to the next of both.
+
+State = Mapping[str, Tensor]  # such as "v/conv1.weight"
+
+
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """A point at which the gradient of every example is taken, with its weight in the clipped sum.
+
+    Attributes:
+        lookahead: the point is θ + lookahead · d, with d the last change of the parameters.
+        weight: factor of the gradient at this point; the weights of all points sum to 1.
+    """
+
+    lookahead: float
+    weight: float
+
+
+AT_PARAMETERS = (EvaluationPoint(0.0, 1.0),)
+
+
+@runtime_checkable
+class PostProcess(Protocol):
+    """A step between release and optimizer. It sees released values only, so it costs no privacy.
+
+    Inherit from it and write `describe` and `apply`. The defaults are those of a linear map of one
+    release at the parameters.
+
+    Attributes:
+        is_filter: whether the step averages over time; momentum behind a filter doubles the lag.
+        is_optimizer_step: whether the step divides by second moments or norms. Its result is an
+            update of the parameters, whose noise has no known variance.
+        needs_variance: whether the step reads `Released.noise_variance`.
+        momentum_allowed: whether the caller wants momentum behind this filter.
+    """
+
+    is_filter: bool = False
+    is_optimizer_step: bool = False
+    needs_variance: bool = False
+    momentum_allowed: bool = False
+
+    @property
+    def evaluations(self) -> tuple[EvaluationPoint, ...] | None:
+        """Return the points at which gradients are taken; None leaves them at the parameters.
+
+        The points hold from the second step on. The first step has no last change.
+        """
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """Return plain values, `name` among them, that determine the result."""
+        raise NotImplementedError(f"{type(self).__name__} must define describe()")
+
+    def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
+        """Return the next release and state; neither argument is changed."""
+        raise NotImplementedError(f"{type(self).__name__} must define apply(released, state)")
+
+    def apply_in_place(
+        self, released: Released, state: State
+    ) -> tuple[Released, dict[str, Tensor]]:
+        """Return the result of `apply`, which may use the memory of the arguments."""
+        return self.apply(released, state)
+
+
+PostProcessBase = PostProcess
+
+
+def get_tensor(state: State, kind: str, name: str) -> Tensor | None:
+    """Return the tensor of one kind for one parameter, None before the first step."""
+    return state.get(f"{kind}/{name}")
+
+
+def state_entries(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of all parameters under the names that `get_tensor` reads."""
+    return {f"{kind}/{name}": tensor for name, tensor in tensors.items()}
+
 
 # --------------------------------------------------------------------------------------------------
 # The read-out of a release along a public basis L: the step is S₁ / α · L w̃ + S₂ / β · r̃, where
@@ -80,6 +156,10 @@ class CachedReadout:
     noise_variance: float
     variances: Mapping[str, Tensor]
 
+    def is_of(self, entry: Entry, noise_variance: float) -> bool:
+        """Return whether the map is that of this object and this variance."""
+        return self.entry is entry and self.noise_variance == noise_variance
+
 
 def read_out(
     released: Released,
@@ -107,21 +187,21 @@ def read_out(
         return combine_subspace_release(released, metric, layers)
     if how == "whitened" or not metric:
         return released
-    if not isinstance(released.noise_variance, float):
+    variance = released.noise_variance
+    if not isinstance(variance, float):
         raise ValueError("a read-out comes before any other post-processing")
     cache = {} if cache is None else cache
     gradients = dict(released.gradients)
-    variances: dict[str, Tensor | float] = dict.fromkeys(gradients, released.noise_variance)
+    variances: dict[str, Tensor | float] = dict.fromkeys(gradients, variance)
     for layer in layers:
         entry = metric.get(layer.name)
         if entry is None:
             continue
         cached = cache.get(layer.name)
-        is_current = cached is not None and cached.entry is entry
-        if cached is None or not is_current or cached.noise_variance != released.noise_variance:
+        if cached is None or not cached.is_of(entry, variance):
             change = entry if how == "natural" else entry.inverse()
-            changed_variances = _variances(layer, gradients, change, released.noise_variance)
-            cached = CachedReadout(entry, change, released.noise_variance, changed_variances)
+            changed = _variances(layer, gradients, change, variance)
+            cached = CachedReadout(entry, change, variance, changed)
             cache[layer.name] = cached
         gradients.update(_apply_entry(layer, gradients, cached.change))
         variances.update(cached.variances)
@@ -130,9 +210,8 @@ def read_out(
 
 def _scales(layer: Layer, entry: Entry) -> dict[str, Tensor]:
     """Return the factors of an elementwise entry by full parameter name."""
-    return {
-        name: entry.scales[role] for role, name in layer.parameters.items() if role in entry.scales
-    }
+    scales = entry.scales
+    return {name: scales[role] for role, name in layer.parameters.items() if role in scales}
 
 
 def _apply_entry(layer: Layer, tensors: Mapping[str, Tensor], entry: Entry) -> Mapping[str, Tensor]:
@@ -157,7 +236,8 @@ def _variances(
 def _map_matrix(
     layer: Layer, tensors: Mapping[str, Tensor], function: Callable[[Tensor], Tensor]
 ) -> Mapping[str, Tensor]:
-    return split_sum(layer, map_groups(layer, matrix_of(layer, tensors), function))
+    matrix = matrix_of(layer, tensors)
+    return split_sum(layer, map_groups(layer, matrix, function))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -220,7 +300,8 @@ class PostprocessPipeline:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 current = parameter.detach()
-                points[name] = current + lookahead * (current - self._previous_parameters[name])
+                change = current - self._previous_parameters[name]
+                points[name] = current + lookahead * change
         return points
 
     def apply(
@@ -294,59 +375,48 @@ def check_pipeline(steps: Sequence[PostProcess], readout: str) -> None:
     """
     check_one_of("readout", readout, READOUTS)
     filters: list[str] = []
-    optimizer_steps: list[str] = []
+    adaptive: list[str] = []
     for step in steps:
-        if not isinstance(step, PostProcess):
-            raise ValueError(
-                f"{type(step).__name__} in postprocess is no PostProcess (inherit from"
-                " PostProcessBase): use preconditioner= or weight_average=, or hand a torch"
-                " optimizer to the session"
-            )
-        name = step.describe()["name"]
-        if step.needs_variance and optimizer_steps:
-            raise ValueError(
-                f"{name} needs the variance of the noise, which is not known behind the adaptive"
-                f" step {optimizer_steps[0]}; keep one of them"
-            )
-        if step.needs_variance and len(filters) > 1:
-            raise ValueError(
-                f"{name} needs the variance of the noise, which is not known behind two filters"
-                f" ({' and '.join(filters)}); keep one of them"
-            )
-        if step.is_filter and optimizer_steps:
-            raise ValueError(
-                f"the filter {name} stands behind the adaptive step {optimizer_steps[0]}; filters"
-                " come first"
-            )
+        name = _check_step(step, filters, adaptive)
         if step.is_filter:
             filters.append(name)
         if step.is_optimizer_step:
-            optimizer_steps.append(name)
-    if len(optimizer_steps) > 1:
+            adaptive.append(name)
+    if len(adaptive) > 1:
         last = steps[-1].describe()["name"]
-        raise ValueError(
-            f"{last} would rescale what {optimizer_steps[0]} has rescaled; keep one of them"
-        )
+        raise ValueError(f"{last} would rescale what {adaptive[0]} has rescaled; keep one of them")
     if sum(step.evaluations is not None for step in steps) > 1:
         raise ValueError("only one step can decide where gradients are taken (DiSK)")
 
 
-def check_fields(preconditioner: Any, weight_average: Any) -> None:
-    """Refuse a post-processing step in another field, and a value that is no weight average.
+def _check_step(step: Any, filters: Sequence[str], adaptive: Sequence[str]) -> str:
+    """Return the name of a step; refuse it behind filters and adaptive steps that it cannot follow.
 
     Raises:
-        ValueError: naming the right field.
+        ValueError: with the reason and the fix.
     """
-    if isinstance(preconditioner, PostProcess):
+    if not isinstance(step, PostProcess):
         raise ValueError(
-            f"{type(preconditioner).__name__} acts on releases, behind the noise, and is no"
-            " preconditioner: give it as postprocess=(...,)"
+            f"{type(step).__name__} in postprocess is no PostProcess (inherit from"
+            " PostProcessBase): use preconditioner= or weight_average=, or hand a torch"
+            " optimizer to the session"
         )
-    if weight_average is not None and not isinstance(weight_average, WeightEMA):
+    name: str = step.describe()["name"]
+    if step.needs_variance and adaptive:
         raise ValueError(
-            f"weight_average must be WeightEMA(...) or None, got {type(weight_average).__name__};"
-            " averages of gradients belong into postprocess="
+            f"{name} needs the variance of the noise, which is not known behind the adaptive"
+            f" step {adaptive[0]}; keep one of them"
         )
+    if step.needs_variance and len(filters) > 1:
+        raise ValueError(
+            f"{name} needs the variance of the noise, which is not known behind two filters"
+            f" ({' and '.join(filters)}); keep one of them"
+        )
+    if step.is_filter and adaptive:
+        raise ValueError(
+            f"the filter {name} stands behind the adaptive step {adaptive[0]}; filters come first"
+        )
+    return name
 
 
 def check_with_optimizer(steps: Sequence[PostProcess], optimizer: Any) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -163,12 +163,12 @@ def pld_of_one(
         full, ordinary, replacing = two_parts(event)
         distribution = pld_of_one(ordinary, relation, interval)
         if full > 0:
-            return pld_of_one(replacing, relation, interval).compute_mixture(distribution, full)
+            full_batch = pld_of_one(replacing, relation, interval)
+            return full_batch.compute_mixture(distribution, full)
         return distribution
     noise = event.event.noise_multiplier
-    return _sampled_pld(
-        event.sampling_probability, noise, relation, interval or _interval_for_noise(noise)
-    )
+    interval = interval or _interval_for_noise(noise)
+    return _sampled_pld(event.sampling_probability, noise, relation, interval)
 
 
 @functools.lru_cache(maxsize=16)
@@ -335,8 +335,7 @@ def _epsilon_of_parts(
     neighbours = [(neighbouring_sizes(event)[kind], count) for event, count in parts]
     # The order of the runs does not change their composition, and must not miss the cache.
     neighbours.sort(key=lambda part: repr(part[0]))
-    composed = [dp_accounting.SelfComposedDpEvent(event, count) for event, count in neighbours]
-    event = dp_accounting.ComposedDpEvent(composed)
+    event, _ = compose(neighbours)
     if has_no_noise(event):
         return math.inf
     if (accountant or _suitable_accountant(event, 1, delta, relation)) == "pld":
@@ -389,22 +388,17 @@ def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[
         releases: lines of a ledger.
         delta: δ in (0, 1).
     """
-    kinds: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    scale = ("noise_multiplier", "stddev", "sensitivity")
+    kinds: dict[tuple[Any, ...], list[dp_accounting.DpEvent]] = defaultdict(list)
     for line in releases:
         if line.get("purpose"):
-            scale = line["noise_multiplier"], line["stddev"], line["sensitivity"]
-            kinds.setdefault((line["purpose"], *scale), []).append(line)
+            key = (line["purpose"], *(line[name] for name in scale))
+            kinds[key].append(event_from_dict(line["event"]))
     rows = []
-    for (purpose, noise_multiplier, stddev, sensitivity), lines in kinds.items():
-        charges = [(event_from_dict(line["event"]), 1) for line in lines]
-        row = {
-            "purpose": purpose,
-            "releases": len(lines),
-            "noise_multiplier": noise_multiplier,
-            "stddev": stddev,
-            "sensitivity": sensitivity,
-            "epsilon_alone": total_epsilon(charges, delta),
-        }
+    for (purpose, *numbers), events in kinds.items():
+        row: dict[str, Any] = {"purpose": purpose, "releases": len(events)}
+        row |= zip(scale, numbers, strict=True)
+        row["epsilon_alone"] = total_epsilon([(event, 1) for event in events], delta)
         rows.append(row)
     return rows
 
@@ -657,32 +651,27 @@ class EpsilonCurve:
     def _compute(self, count: int) -> float:
         import dp_accounting
 
-        if is_truncated(self.event):
+        event = self.event
+        if is_truncated(event):
             # Where full batches are rare enough, δ may cover everything that they reveal.
-            full = count * max(
-                two_parts(neighbour)[0] for neighbour in neighbouring_sizes(self.event)
-            )
+            shares = [two_parts(neighbour)[0] for neighbour in neighbouring_sizes(event)]
+            full = count * max(shares)
             if full <= _RARE * self.delta:
-                ordinary = two_parts(self.event)[1]
-                return EpsilonCurve(
-                    ordinary, self.delta - full, self.relation, self.accountant
-                ).epsilon(count)
-        is_sampled = is_truncated(self.event) or isinstance(
-            self.event, dp_accounting.PoissonSampledDpEvent
-        )
+                _, ordinary, _ = two_parts(event)
+                return epsilon(ordinary, count, self.delta - full, self.accountant, self.relation)
+        is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent)
         with quiet_accountants():
-            if is_gaussian(self.event) and self.accountant == "pld":
-                noise = self.event.noise_multiplier / math.sqrt(count)
+            if self.accountant == "pld" and is_gaussian(event):
+                noise = event.noise_multiplier / math.sqrt(count)
                 return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
-            if self.accountant == "pld" and not is_sampled:
-                composed = _composed(self.event, count, "pld", self.relation)
+            if self.accountant == "pld" and not (is_poisson or is_truncated(event)):
+                composed = _accountant("pld", self.relation).compose(event, count)
                 return float(composed.get_epsilon(self._resolved_delta(count)))
             if self._one_step is None:
                 # One release costs most of the time and does not depend on the count.
                 analyse = _rdp_of_one if self.accountant == "rdp" else pld_of_one
-                self._one_step = [
-                    analyse(event, self.relation) for event in neighbouring_sizes(self.event)
-                ]
+                neighbours = neighbouring_sizes(event)
+                self._one_step = [analyse(neighbour, self.relation) for neighbour in neighbours]
             return max(self._repeat(one_step, count) for one_step in self._one_step)
 
     def _repeat(self, one_step: Any, count: int) -> float:
@@ -691,9 +680,8 @@ class EpsilonCurve:
 
         if self.accountant == "rdp":
             orders, divergences = one_step
-            return float(
-                dp_accounting.rdp.compute_epsilon(orders, count * divergences, self.delta)[0]
-            )
+            total = count * divergences
+            return float(dp_accounting.rdp.compute_epsilon(orders, total, self.delta)[0])
         delta = self._resolved_delta(count)
         return float(one_step.self_compose(count).get_epsilon_for_delta(delta))
 
@@ -760,12 +748,6 @@ def _accountant(accountant: str, relation: str) -> dp_accounting.PrivacyAccounta
     return dp_accounting.rdp.RdpAccountant(neighboring_relation=neighbours)
 
 
-def _composed(
-    event: dp_accounting.DpEvent, count: int, accountant: str, relation: str
-) -> dp_accounting.PrivacyAccountant:
-    return _accountant(accountant, relation).compose(event, count)
-
-
 def _rdp_of_one(
     event: dp_accounting.DpEvent, relation: str
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -787,14 +769,12 @@ def _compute_rdp_of_one(
         full, ordinary, replacing = two_parts(event)
         orders, ordinary_divergences = _rdp_of_one(ordinary, relation)
         _, replacing_divergences = _rdp_of_one(replacing, relation)
-        return orders, divergence_of_mixture(
-            orders, full, ordinary_divergences, replacing_divergences
-        )
-    composed = _composed(event, 1, "rdp", relation)
+        mixture = divergence_of_mixture(orders, full, ordinary_divergences, replacing_divergences)
+        return orders, mixture
+    composed = _accountant("rdp", relation).compose(event)
     divergences = np.where(composed.rdp > 0, composed.rdp, np.inf)
-    if isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent) and is_gaussian(
-        event.event
-    ):
+    is_replaced = isinstance(event, dp_accounting.SampledWithoutReplacementDpEvent)
+    if is_replaced and is_gaussian(event.event):
         # Both datasets draw the same numbers, so this is a mixture too: of equal batches and, with
         # probability m / n, of batches with one replaced example. The bound of dp-accounting is
         # better only where m / n is small.

@@ -341,17 +341,16 @@ class Budget:
             raise BudgetError(
                 f"the budget {self.path.name} counts certified plans alone. {plan.caveats[0]}"
             )
-        for charge in state.charges[:1]:
-            pairs = (
-                (charge.unit, unit),
-                (charge.neighbouring_relation, plan.neighbouring_relation),
-            )
-            for known, wanted in pairs:
-                if known != wanted:
-                    raise BudgetError(
-                        f"the budget {self.path.name} counts {known}, this plan has {wanted}:"
-                        " their ε do not add up; name another budget"
-                    )
+        if not state.charges:
+            return
+        first = state.charges[0]
+        relation = plan.neighbouring_relation
+        for known, wanted in ((first.unit, unit), (first.neighbouring_relation, relation)):
+            if known != wanted:
+                raise BudgetError(
+                    f"the budget {self.path.name} counts {known}, this plan has {wanted}:"
+                    " their ε do not add up; name another budget"
+                )
 
     def _receipt(self, charge: Charge) -> Receipt:
         return Receipt(
@@ -383,14 +382,21 @@ def _fitting_epsilon(
 
     if total_epsilon(costs, state.delta) >= state.epsilon:
         return 0.0
-    low, high, tries = 1.0, 2.0, 0
-    while not fits(high):
-        low, high, tries = high, 2 * high, tries + 1
-        if tries == _DOUBLINGS:
-            return 0.0
+    low = 1.0
+    high = 2.0
+    for _ in range(_DOUBLINGS):
+        if fits(high):
+            break
+        low = high
+        high *= 2
+    else:
+        return 0.0
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
+        if fits(middle):
+            high = middle
+        else:
+            low = middle
     epsilon = total_epsilon([(_louder(event, high), releases)], delta)
     scale = 10.0 ** (math.floor(math.log10(epsilon)) - 1)
     return float(f"{math.floor(epsilon / scale) * scale:.2g}")
@@ -510,8 +516,9 @@ def _edit(state: _State, number: int, charge: Charge) -> str:
         rows = "".join(f"{name} = {_value(value)}\n" for name, value in own.items())
         charges[number] = kept.replace("\n", "\n" + rows, 1)
     text = "".join([head, *charges])
-    expected = (*state.charges[:number], charge, *state.charges[number + 1 :])
-    if _parse(text, "").charges != expected:
+    expected = list(state.charges)
+    expected[number] = charge
+    if list(_parse(text, "").charges) != expected:
         raise BudgetError("a [[charge]] of the budget was rewritten by hand; put back a copy of it")
     return text
 

@@ -145,31 +145,40 @@ def sampled_losses(rate: float, stddev: float) -> Losses:
     The example is in the batch with probability `rate` and then moves the sum by 1. For ε >= 0
     this direction costs at least as much as the opposite one.
     """
-    step = stddev / _ATOMS_PER_STDDEV
-    x = np.arange(-FAR * stddev, 1 + FAR * stddev, step)
-    log_ratio = (x - 0.5) / stddev**2  # of the two densities
+    x, cell = integration_grid(stddev)
+    # Logarithm of the ratio of the two densities.
+    log_ratio = (x - 0.5) / stddev**2
     log_absence = math.log1p(-rate) if rate < 1 else -math.inf
     loss = np.logaddexp(log_absence, math.log(rate) + log_ratio)
     density = np.exp(loss - 0.5 * (x / stddev) ** 2)
-    cell = step / (stddev * math.sqrt(2 * math.pi))
     return Losses(loss, density * cell)
+
+
+def integration_grid(stddev: float, shift: float = 1) -> tuple[Floats, float]:
+    """Return points that hold Gaussians around 0 and `shift`, and the factor of each density."""
+    step = stddev / _ATOMS_PER_STDDEV
+    far = FAR * stddev
+    cell = step / (stddev * math.sqrt(2 * math.pi))
+    return np.arange(-far, shift + far, step), cell
 
 
 def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     """Return ε at δ of `count` independent losses, 0 where their δ at ε = 0 is smaller."""
+    loss = losses.loss
     tilt = _tilt(losses, count, delta)
-    weight = losses.mass * np.exp(tilt * losses.loss - losses.cumulant(tilt))
-    mean = float(weight @ losses.loss)
-    variance = float(weight @ (losses.loss - mean) ** 2)
+    weight = losses.mass * np.exp(tilt * loss - losses.cumulant(tilt))
+    mean = float(weight @ loss)
+    variance = float(weight @ (loss - mean) ** 2)
     spread = math.sqrt(count * variance)
     is_relevant = weight > _NEGLIGIBLE
-    relevant = losses.loss[is_relevant]
+    relevant = loss[is_relevant]
     reach = float(np.ptp(relevant))
     width = 30 * spread + 3 * reach + 1.0
     finest = math.sqrt(1e-3 / (count * (1 + tilt)))
     wanted = min(1e-3, spread / 100, finest)
     h = max(width / MOST_POINTS, wanted)
-    first, mass = _move_to_grid(relevant, losses.mass[is_relevant], h)
+    relevant_mass = losses.mass[is_relevant]
+    first, mass = _move_to_grid(relevant, relevant_mass, h)
     places = np.arange(mass.size)
     grid = h * (first + places)
     scale = float(scipy.special.logsumexp(tilt * grid, b=mass))
@@ -193,12 +202,14 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
         away = start + h * np.arange(index, end) - epsilon
         if not away.size:
             return -math.inf
-        decay = np.exp(-tilt * (away - away[0]))
+        nearest = away[0]
+        decay = np.exp(-tilt * (away - nearest))
         factors = -np.expm1(-away) * decay
         masses = composed[index : index + away.size]
         tail = float(factors @ masses)
         log_tail = math.log(max(tail, 1e-300))
-        return count * scale - tilt * (epsilon + away[0]) + log_tail - math.log(delta)
+        untilted = count * scale - tilt * (epsilon + nearest)
+        return untilted + log_tail - math.log(delta)
 
     if excess(0.0) <= 0:
         return 0.0
@@ -237,11 +248,11 @@ def integrated_epsilon(event: dp_accounting.DpEvent, count: int, delta: float) -
     import dp_accounting
 
     if isinstance(event, dp_accounting.GaussianDpEvent):
-        return gaussian_epsilon(event.noise_multiplier / math.sqrt(count), delta)
+        noise = event.noise_multiplier / math.sqrt(count)
+        return gaussian_epsilon(noise, delta)
     if is_truncated(event):
-        return max(
-            epsilon_of(_truncated_losses(one), count, delta) for one in neighbouring_sizes(event)
-        )
+        pairs = map(_truncated_losses, neighbouring_sizes(event))
+        return max(epsilon_of(losses, count, delta) for losses in pairs)
     inner = getattr(event, "event", None)
     if not isinstance(inner, dp_accounting.GaussianDpEvent):
         return None
@@ -278,12 +289,9 @@ def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
     first = int(low.min())
     index = (low - first).astype(np.int64)
     size = int(index.max()) + 2
-    moved = mass * up
-    stays = mass * (1 - up)
-    lower = np.bincount(index, stays, size)
-    upper = np.bincount(index + 1, moved, size)
-    total = lower + upper
-    return first, np.asarray(total, dtype=np.float64)
+    lower = np.bincount(index, mass * (1 - up), size)
+    upper = np.bincount(index + 1, mass * up, size)
+    return first, np.asarray(lower + upper, np.float64)
 
 
 def _tilt(losses: Losses, count: int, delta: float) -> float:

@@ -8,7 +8,7 @@ grid.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -77,7 +77,8 @@ def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
         )
     # Rounding needs s √d <= widening. Fractions compare exactly.
     widening = Fraction(sensitivity) / (2**_WIDENING_BITS + 1)
-    exponent = math.floor(math.log2(sensitivity) - _WIDENING_BITS - math.log2(numbers) / 2) + 1
+    estimate = math.log2(sensitivity) - _WIDENING_BITS - math.log2(numbers) / 2
+    exponent = math.floor(estimate) + 1
     while Fraction(2) ** (2 * exponent) * numbers > widening**2:
         exponent -= 1
     if exponent < -1000:
@@ -142,22 +143,24 @@ def compute_keystream(
             f" {len(key)}, {len(nonce)} and {counter} + {blocks}"
         )
     first = b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce
-    words = torch.from_numpy(np.frombuffer(first, "<i4").astype(np.int32)).to(device)
-    start = words.view(_WORDS, 1).repeat(1, blocks)
+    words = np.frombuffer(first, "<i4").astype(np.int32)
+    column = torch.from_numpy(words).to(device).unsqueeze(1)
+    start = column.repeat(1, blocks)
     start[12] += torch.arange(blocks, dtype=torch.int32, device=device)
 
     rows = [row.clone() for row in start.view(4, 4, blocks)]
     for _ in range(_ROUNDS):
         _mix(rows)
-        rows = [_roll(row, -i) for i, row in enumerate(rows)]
+        _roll(rows, -1)
         _mix(rows)
-        rows = [_roll(row, i) for i, row in enumerate(rows)]
+        _roll(rows, 1)
     return torch.cat(rows).add_(start).t().reshape(-1)
 
 
-def _roll(row: Tensor, places: int) -> Tensor:
-    """Roll the four words of a row; this turns diagonals into columns and back."""
-    return torch.roll(row, places, 0) if places else row
+def _roll(rows: list[Tensor], direction: int) -> None:
+    """Roll row i by i words; this turns diagonals into columns, and back."""
+    for i in (1, 2, 3):
+        rows[i] = torch.roll(rows[i], direction * i, 0)
 
 
 def _mix(rows: list[Tensor]) -> None:
@@ -202,12 +205,14 @@ def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device)
 @cache
 def _check_device(device: torch.device) -> None:
     """Compare the keystream of a device with that of the `cryptography` package, once a process."""
-    key, nonce, blocks = bytes(range(32)), bytes(range(12)), 33
-    computed = (
-        compute_keystream(key, nonce, 1, blocks, device).cpu().numpy().astype("<i4").tobytes()
-    )
-    cipher = Cipher(algorithms.ChaCha20(key, (1).to_bytes(4, "little") + nonce), mode=None)
-    if computed != cipher.encryptor().update(bytes(64 * blocks)):
+    key = bytes(range(32))
+    nonce = bytes(range(12))
+    blocks = 33
+    words = compute_keystream(key, nonce, 1, blocks, device).cpu().numpy()
+    counter = (1).to_bytes(4, "little")
+    cipher = Cipher(algorithms.ChaCha20(key, counter + nonce), mode=None)
+    expected = cipher.encryptor().update(bytes(64 * blocks))
+    if words.astype("<i4").tobytes() != expected:
         raise RuntimeError(
             f"{device} computes a wrong ChaCha20 keystream; train on the CPU or update torch"
         )
@@ -241,13 +246,16 @@ def _fill_normal(out: Tensor, stream: _Keystream) -> None:
     half = -(-out.numel() // 2)
     if out.dtype == torch.float32:
         bits = stream.take(2 * half).to(torch.int64) & _LOW_32
-        unit, bound = 2.0**-32, _RARE
+        bound = _RARE
+        unit = 2.0**-32
     else:
         bits = stream.take_53(2 * half)
-        unit, bound = 2.0**-53, _RARE_FINE
+        bound = _RARE_FINE
+        unit = 2.0**-53
     radius = bits[:half].double()
     rare = (bits[:half] < bound).nonzero().squeeze(1)
-    fraction = stream.take_53(rare.numel()).double() * 2.0**-53 + 2.0**-54
+    more_bits = stream.take_53(rare.numel())
+    fraction = more_bits.double() * 2.0**-53 + 2.0**-54
     refined = radius[rare] + fraction
     radius += 0.5
     radius[rare] = refined
@@ -372,23 +380,22 @@ def release(
         LedgerError: the charge could not be recorded; nothing was released.
     """
     _check(clipped, plan, noise, ledger, step)
-    numbers = sum(x.numel() for x in clipped.tensors.values())
-    grid = grid_of(plan.sensitivity, max(1, numbers), plan.stddev) if plan.noise == ROUNDED else 0.0
-    number = ledger.charge(step, plan.event, plan.noise_multiplier, plan.stddev, plan.sensitivity)
-    normal = _normal(noise, step, next(iter(clipped.tensors.values())).device, numbers)
+    tensors = clipped.tensors
+    stddev = plan.stddev
+    divisor = plan.expected_batch_size
+    numbers = sum(x.numel() for x in tensors.values())
+    grid = 0.0
+    if plan.noise == ROUNDED:
+        grid = grid_of(plan.sensitivity, max(1, numbers), stddev)
+    number = ledger.charge(step, plan.event, plan.noise_multiplier, stddev, plan.sensitivity)
+    device = next(iter(tensors.values())).device
+    normal = _normal(noise, step, device, numbers)
     if grid:
-        gradients = rounded_release(
-            clipped.tensors, plan.stddev, plan.expected_batch_size, normal, grid
-        )
+        gradients = rounded_release(tensors, stddev, divisor, normal, grid)
     else:
-        gradients = gaussian_release(clipped.tensors, plan.stddev, plan.expected_batch_size, normal)
-    variance = (plan.stddev / plan.expected_batch_size) ** 2
-    return Released(
-        gradients=gradients,
-        noise_variance=variance,
-        step=step,
-        release=number,
-    )
+        gradients = gaussian_release(tensors, stddev, divisor, normal)
+    variance = (stddev / divisor) ** 2
+    return Released(gradients=gradients, noise_variance=variance, step=step, release=number)
 
 
 class VectorPlan(Protocol):
@@ -514,18 +521,18 @@ def gaussian_release(
     with torch.no_grad():
         if stddev == 0:
             return {name: x.detach() / divisor for name, x in tensors.items()}
-        widest = (
-            torch.float64
-            if any(x.dtype == torch.float64 for x in tensors.values())
-            else torch.float32
-        )
-        numbers = sum(x.numel() for x in tensors.values())
-        if numbers > LARGE and all(x.device.type == "cpu" for x in tensors.values()):
+        sums = list(tensors.values())
+        has_float64 = any(x.dtype == torch.float64 for x in sums)
+        widest = torch.float64 if has_float64 else torch.float32
+        sizes = [x.numel() for x in sums]
+        numbers = sum(sizes)
+        if numbers > LARGE and all(x.device.type == "cpu" for x in sums):
             return _release_in_pieces(tensors, stddev, divisor, normal, widest)
-        pieces = normal(numbers, widest).split([x.numel() for x in tensors.values()])
+        pieces = normal(numbers, widest).split(sizes)
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            noisy[name] = z.to(x.dtype).view(x.shape).mul_(stddev).add_(x.detach()).div_(divisor)
+            noise = z.to(x.dtype).view(x.shape).mul_(stddev)
+            noisy[name] = noise.add_(x.detach()).div_(divisor)
         return noisy
 
 
@@ -549,14 +556,15 @@ def _release_in_pieces(
             if not len(z):
                 z = normal(min(CHUNK, remaining), dtype).numpy()
                 remaining -= len(z)
-            piece, z = z[: len(flat) - start], z[len(flat) - start :]
-            part = slice(start, start + len(piece))
-            np.multiply(
-                piece.astype(flat.dtype, copy=False), flat.dtype.type(stddev), out=out[part]
-            )
-            out[part] += flat[part]
-            out[part] /= flat.dtype.type(divisor)
-            start = part.stop
+            missing = len(flat) - start
+            piece = z[:missing].astype(flat.dtype, copy=False)
+            z = z[missing:]
+            stop = start + len(piece)
+            part = out[start:stop]
+            np.multiply(piece, flat.dtype.type(stddev), out=part)
+            part += flat[start:stop]
+            part /= flat.dtype.type(divisor)
+            start = stop
     return noisy
 
 
@@ -586,12 +594,13 @@ def rounded_release(
     _check_scale(stddev, divisor)
     sizes = [x.numel() for x in tensors.values()]
     with torch.no_grad():
-        pieces = (
-            normal(sum(sizes), torch.float64).split(sizes) if stddev > 0 else [None] * len(sizes)
-        )
+        pieces: Sequence[Tensor | None] = [None] * len(sizes)
+        if stddev > 0:
+            pieces = normal(sum(sizes), torch.float64).split(sizes)
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            steps = x.detach().to("cpu" if z is None else z.device, torch.float64, copy=True)
+            device = "cpu" if z is None else z.device
+            steps = x.detach().to(device, torch.float64, copy=True)
             # Adding zero turns −0 into 0: −0 would reveal the sign of x.
             steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS).add_(0.0)
             if z is not None:
@@ -658,9 +667,9 @@ def _check(
             f"{plan.max_grad_norm} ({plan.clipping}); clip with the plan's own settings"
         )
     if noise.is_secure == plan.test_mode:
-        kind, mode = (
-            ("secure", "in test mode") if noise.is_secure else ("repeatable", "not in test mode")
-        )
+        kind, mode = "repeatable", "not in test mode"
+        if noise.is_secure:
+            kind, mode = "secure", "in test mode"
         raise ValueError(
             f"the noise stream is {kind} and the plan is {mode}; take the stream from"
             " plan.noise_stream()"
@@ -672,7 +681,8 @@ def _check(
         )
     if not clipped.tensors:
         raise ValueError("the clipped sum has no tensors: no parameter is trained")
-    if len(devices := {x.device for x in clipped.tensors.values()}) > 1:
+    devices = {x.device for x in clipped.tensors.values()}
+    if len(devices) > 1:
         raise ValueError(
             f"the clipped sum lies on several devices: {sorted(map(str, devices))}; move it to one"
         )
@@ -686,10 +696,11 @@ def _check(
 
 def _check_finite(tensors: Mapping[str, Tensor]) -> None:
     """Check that all entries are finite, by the sums of all tensors at once."""
-    if bool(torch.stack([x.sum().isfinite() for x in tensors.values()]).all()):
+    are_finite = [x.sum().isfinite() for x in tensors.values()]
+    if torch.stack(are_finite).all():
         return
     for name, x in tensors.items():
-        if not bool(x.isfinite().all()):
+        if not x.isfinite().all():
             raise ValueError(
                 f"the clipped sum of '{name}' is not finite; a non-finite example must contribute"
                 " zero"

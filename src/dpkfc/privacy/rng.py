@@ -23,7 +23,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn
+from itertools import pairwise
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -51,7 +52,8 @@ def draw_key() -> bytes:
         32 bytes.
     """
     clocks = f"{time.time_ns()} {time.perf_counter_ns()}"
-    return hashlib.blake2b(clocks.encode(), key=os.urandom(32), digest_size=32).digest()
+    kernel = os.urandom(32)
+    return hashlib.blake2b(clocks.encode(), key=kernel, digest_size=32).digest()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -95,11 +97,14 @@ _RARE = 1 << 10
 _RARE_FINE = 1 << 45
 
 
-def _test_key(seed: int, domain: str) -> bytes:
-    """Return a 256-bit key of the test mode; every domain has its own."""
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(_DOMAINS[domain],))
-    words = sequence.generate_state(4, np.uint64)
-    return words.astype("<u8").tobytes()
+def _test_words(count: int, seed: int, domain: str, *numbers: int) -> NDArray[Any]:
+    """Return words of the test mode; every domain has its own."""
+    place = (_DOMAINS[domain], *numbers)
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=place)
+    return sequence.generate_state(count, np.uint64)
+
+
+_AnyStream = TypeVar("_AnyStream", bound="_Stream")
 
 
 class _Stream:
@@ -110,7 +115,29 @@ class _Stream:
     def __init__(self, seed: int | None = None) -> None:
         check_optional_integer("the seed of a repeatable stream", seed, 0)
         self._seed = seed
-        self._key = b"" if seed is None else _test_key(seed, self._domain)
+        self._key = b""
+        if seed is not None:
+            words = _test_words(4, seed, self._domain)
+            self._key = words.astype("<u8").tobytes()
+
+    @classmethod
+    def secure(cls: type[_AnyStream]) -> _AnyStream:
+        """Return a stream that takes a fresh 256-bit key of the operating system for every draw.
+
+        A repeated step draws something else, as its second charge assumes.
+        """
+        return cls()
+
+    @classmethod
+    def repeatable(cls: type[_AnyStream], seed: int) -> _AnyStream:
+        """Return a stream of TEST MODE, NOT PRIVATE.
+
+        Each draw is a function of (seed, step), also after a resume.
+
+        Raises:
+            ValueError: the seed is not an integer >= 0.
+        """
+        return cls(seed)
 
     @property
     def is_secure(self) -> bool:
@@ -141,22 +168,6 @@ class NoiseStream(_Stream):
         super().__init__(seed)
         self._draws = 0
 
-    @classmethod
-    def secure(cls) -> NoiseStream:
-        """Return a stream with a fresh 256-bit key of the operating system for every draw."""
-        return cls()
-
-    @classmethod
-    def repeatable(cls, seed: int) -> NoiseStream:
-        """Return a stream of TEST MODE, NOT PRIVATE.
-
-        Each draw is a function of (seed, step), also after a resume.
-
-        Raises:
-            ValueError: the seed is not an integer >= 0.
-        """
-        return cls(seed)
-
     def normal(self, size: int, step: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return independent N(0, 1) numbers `[size]`.
 
@@ -172,17 +183,14 @@ class NoiseStream(_Stream):
         key, draw = self._next_draw(size, step)
         out = np.empty(size, dtype=dtype)
         chunks = -(-size // CHUNK)
-        workers = min(8, os.cpu_count() or 1, chunks)
+        workers = min(_count_workers(), chunks)
         if workers <= 1:
             _fill_chunks(out, key, draw, range(chunks))
-        else:
-            spans = []
-            for worker in range(workers):
-                begin = worker * chunks // workers
-                end = (worker + 1) * chunks // workers
-                spans.append(range(begin, end))
-            with ThreadPoolExecutor(max_workers=workers) as pool:
-                list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
+            return out
+        bounds = [worker * chunks // workers for worker in range(workers + 1)]
+        spans = [range(begin, end) for begin, end in pairwise(bounds)]
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
         return out
 
     def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
@@ -217,42 +225,52 @@ class NoiseStream(_Stream):
             raise ValueError(
                 "a secure stream has no seed for a device; take a key of dpkfc.privacy.rng.draw_key"
             )
-        state = np.random.SeedSequence(entropy=self._seed, spawn_key=(_DOMAINS["device"], step))
-        return int(state.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        words = _test_words(1, self._seed, "device", step)
+        return int(words[0]) >> 1
+
+
+def _count_workers() -> int:
+    """Return the number of threads that make noise."""
+    return min(8, os.cpu_count() or 1)
 
 
 def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Iterator[NDArray[Any]]:
     """Yield the chunks of a draw in order; threads make some chunks in advance."""
 
     def make_chunk(chunk: int) -> NDArray[Any]:
-        out = np.empty(min(CHUNK, size - chunk * CHUNK), dtype=dtype)
+        remaining = size - chunk * CHUNK
+        out = np.empty(min(CHUNK, remaining), dtype=dtype)
         _fill_chunks(out, key, draw, range(chunk, chunk + 1), chunk)
         return out
 
     chunks = -(-size // CHUNK)
-    workers = min(8, os.cpu_count() or 1)
+    workers = _count_workers()
+    ahead = min(chunks, 4 * workers)
     with ThreadPoolExecutor(max_workers=workers) as pool:
-        pending = deque(pool.submit(make_chunk, chunk) for chunk in range(min(chunks, 4 * workers)))
-        for chunk in range(len(pending), chunks + len(pending)):
+        pending = deque(pool.submit(make_chunk, chunk) for chunk in range(ahead))
+        for following in range(ahead, chunks + ahead):
             yield pending.popleft().result()
-            if chunk < chunks:
-                pending.append(pool.submit(make_chunk, chunk))
+            if following < chunks:
+                pending.append(pool.submit(make_chunk, following))
 
 
 def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
     """Fill some chunks of a draw, each from its own counter; `out` begins with `first`."""
-    zeros = bytes((min(CHUNK, out.size) + 1) * out.itemsize)
+    most = min(CHUNK, out.size) + 1
+    zeros = bytes(most * out.itemsize)
     buffer = bytearray(len(zeros) + 16)  # the cipher needs one more block
 
     for chunk in chunks:
-        start = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
-        keystream = Cipher(algorithms.AES(key), modes.CTR(start)).encryptor()
+        counter = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
+        cipher = Cipher(algorithms.AES(key), modes.CTR(counter))
+        keystream = cipher.encryptor()
 
         def words(count: int, dtype: str, keystream: Any = keystream) -> NDArray[Any]:
             size = count * np.dtype(dtype).itemsize
             if size > len(zeros):
                 return np.frombuffer(keystream.update(bytes(size)), dtype)
-            keystream.update_into(memoryview(zeros)[:size], buffer)
+            plain = memoryview(zeros)[:size]
+            keystream.update_into(plain, buffer)
             return np.frombuffer(buffer, dtype, count)
 
         begin = (chunk - first) * CHUNK
@@ -310,23 +328,6 @@ class SamplingStream(_Stream):
     def __init__(self, seed: int | None = None) -> None:
         super().__init__(seed)
         self._order: tuple[int, int, int] | None = None  # the epoch of `_key`
-
-    @classmethod
-    def secure(cls) -> SamplingStream:
-        """Return a stream of fresh generators.
-
-        A repeated step draws another batch, as its second charge assumes.
-        """
-        return cls()
-
-    @classmethod
-    def repeatable(cls, seed: int) -> SamplingStream:
-        """Return a stream of TEST MODE, NOT PRIVATE: each generator is a function of (seed, step).
-
-        Raises:
-            ValueError: the seed is not an integer >= 0.
-        """
-        return cls(seed)
 
     def generator(self, step: int, steps_per_draw: int = 1) -> np.random.Generator:
         """Return the generator for the batch of a step.

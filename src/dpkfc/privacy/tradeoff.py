@@ -20,13 +20,12 @@ import numpy as np
 import scipy
 
 from dpkfc.privacy import accounting
-from dpkfc.privacy.integration import FAR, Losses, epsilon_of, gaussian_epsilon
+from dpkfc.privacy.integration import Losses, epsilon_of, gaussian_epsilon, integration_grid
 
 if TYPE_CHECKING:
     import dp_accounting
 
 _POINTS = 24
-_ATOMS_PER_STDDEV = 200
 _MOST_ITERATIONS = 100
 
 
@@ -66,7 +65,8 @@ def attack_rates(
     """
     if not math.isfinite(epsilon):
         return AttackRates(1.0, 1.0, "no guarantee")
-    points, by = [(epsilon, delta)], "ε and δ"
+    points = [(epsilon, delta)]
+    by = "ε and δ"
     if event is not None and 0 < count and epsilon <= accounting.VOID:
         profile, by = _profile(_serialise(event), count, epsilon, relation)
         points += profile
@@ -75,9 +75,11 @@ def attack_rates(
 
 def bound_right(points: Sequence[tuple[float, float]]) -> float:
     """Return the most right answers at even odds that all pairs (ε, δ) allow."""
-    return min(
-        min(1.0, 0.5 + 0.5 * (math.tanh(e / 2) + d * (1 - math.tanh(e / 2)))) for e, d in points
-    )
+    rates = [1.0]
+    for e, d in points:
+        advantage = math.tanh(e / 2)
+        rates.append(0.5 + 0.5 * (advantage + d * (1 - advantage)))
+    return min(rates)
 
 
 def bound_found(points: Sequence[tuple[float, float]], false_alarms: float) -> float:
@@ -91,7 +93,8 @@ def bound_found(points: Sequence[tuple[float, float]], false_alarms: float) -> f
 
 def _serialise(event: dp_accounting.DpEvent) -> str:
     """Return an event as text, which a cache can take for a key."""
-    return json.dumps(accounting.event_to_dict(event), sort_keys=True)
+    values = accounting.event_to_dict(event)
+    return json.dumps(values, sort_keys=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -115,7 +118,11 @@ def _profile(
 
 
 def _pairs(grid: np.ndarray, deltas: np.ndarray) -> list[tuple[float, float]]:
-    return [(float(e), min(1.0, max(0.0, float(d)))) for e, d in zip(grid, deltas, strict=True)]
+    pairs = []
+    for epsilon, delta in zip(grid.tolist(), deltas.tolist(), strict=True):
+        bounded = min(1.0, max(0.0, delta))
+        pairs.append((epsilon, bounded))
+    return pairs
 
 
 # --------------------------------------------------------------------------------------------------
@@ -165,44 +172,45 @@ def _group_epsilon(
 
     event = accounting.event_from_dict(json.loads(event_text))
     if accounting.is_gaussian(event):
-        return gaussian_epsilon(event.noise_multiplier / math.sqrt(count) / size, delta), "exact"
+        noise = event.noise_multiplier / math.sqrt(count) / size
+        return gaussian_epsilon(noise, delta), "exact"
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
     if sampled and independent and accounting.is_gaussian(event.event):
-        rate, noise = event.sampling_probability, event.event.noise_multiplier
-        integral = max(
-            epsilon_of(losses, count, delta) for losses in _losses_of_group(rate, noise, size)
-        )
-        return integral + accounting.INTEGRAL_TOLERANCE * (1 + integral), "exact"
+        rate = event.sampling_probability
+        present, absent = _losses_of_group(rate, event.event.noise_multiplier, size)
+        integral = max(epsilon_of(present, count, delta), epsilon_of(absent, count, delta))
+        error = accounting.INTEGRAL_TOLERANCE * (1 + integral)
+        return integral + error, "exact"
     return _bound_of_group(event, count, delta, size, relation), "bound"
 
 
 def _losses_of_group(rate: float, stddev: float, size: int) -> tuple[Losses, Losses]:
     """Return the losses of the presence of a group against its absence, and the reverse."""
-    step = stddev / _ATOMS_PER_STDDEV
-    x = np.arange(-FAR * stddev, size + FAR * stddev, step)
+    x, cell = integration_grid(stddev, size)
     shifts = np.arange(size + 1)[:, None]
     log_weights = scipy.stats.binom.logpmf(shifts, size, rate)
     log_ratios = shifts * (x - shifts / 2) / stddev**2
     loss = scipy.special.logsumexp(log_weights + log_ratios, axis=0)
-    log_density = -0.5 * (x / stddev) ** 2 + math.log(step / (stddev * math.sqrt(2 * math.pi)))
+    log_density = -0.5 * (x / stddev) ** 2 + math.log(cell)
     present = Losses(loss, np.exp(log_density + loss))
-    return present, Losses(-loss, np.exp(log_density))
+    absent = Losses(-loss, np.exp(log_density))
+    return present, absent
 
 
 def _bound_of_group(
     event: dp_accounting.DpEvent, count: int, delta: float, size: int, relation: str
 ) -> float:
     """Return k ε' with the δ' that the group bound turns into δ; infinite where none is found."""
+    log_delta = math.log(delta)
     smaller = delta
     for _ in range(_MOST_ITERATIONS):
         # RDP has no smallest δ that it resolves, unlike PLD.
         one = accounting.epsilon(event, count, smaller, "rdp", relation)
         log_factor = float(scipy.special.logsumexp(one * np.arange(size)))
-        log_smaller = math.log(smaller)
-        if log_smaller + log_factor <= math.log(delta):
+        if math.log(smaller) + log_factor <= log_delta:
             return size * one
-        log_smaller = math.log(delta) - log_factor - 0.5
+        log_smaller = log_delta - log_factor - 0.5
         if log_smaller < math.log(1e-300):
-            return math.inf
+            break
         smaller = min(smaller, math.exp(log_smaller))
     return math.inf

@@ -11,6 +11,7 @@ import os
 import platform
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,9 +26,8 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC, side_name
-from dpkfc.curvature.probe_loss import logits_of
-from dpkfc.curvature.probe_pass import preserve_model, public_generator
-from dpkfc.curvature.probes import call, move_to_model
+from dpkfc.curvature.probe_pass import logits_of, public_generator
+from dpkfc.curvature.probes import call, move_to_model, preserve_model
 from dpkfc.data.loading import Part, layout
 from dpkfc.gradients.clipped_sum import batch_tracker, capture, clipped_sum
 from dpkfc.gradients.clipping import Clip, full_precision
@@ -122,18 +122,13 @@ def diagnose(model: nn.Module, kfac: KFAC) -> Diagnosis:
     Raises:
         ValueError: the model cannot read the probe's inputs.
     """
-    frozen = {}
-    for name, module in model.named_modules():
-        parameters = list(module.parameters(recurse=False))
-        if parameters and not any(p.requires_grad for p in parameters):
-            frozen[name or "(root)"] = sum(p.numel() for p in parameters)
+    frozen = _count_frozen(model)
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     try:
         layers = find_layers(model)
     except ValueError as error:
         return Diagnosis(layers=(), frozen=frozen, trainable=trainable, problem=str(error))
-    rules = {layer.name: layer.rule for layer in layers}
-    built = kfac.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
+    built = _build(model, layers, kfac)
     inputs = probe_inputs(model, kfac, _EXAMPLES)
     with preserve_model(model):
         tracker = batch_tracker(model, inputs, _EXAMPLES)
@@ -141,6 +136,22 @@ def diagnose(model: nn.Module, kfac: KFAC) -> Diagnosis:
     unproved = "" if failure is None else f"{failure.operation}: {failure.reason}"
     facts = tuple(_layer_facts(layer, blocks.get(layer.name), built) for layer in layers)
     return Diagnosis(layers=facts, frozen=frozen, trainable=trainable, unproved=unproved)
+
+
+def _count_frozen(model: nn.Module) -> dict[str, int]:
+    """Return the modules without trained parameters, with their number of parameters."""
+    frozen = {}
+    for name, module in model.named_modules():
+        parameters = list(module.parameters(recurse=False))
+        if parameters and not any(p.requires_grad for p in parameters):
+            frozen[name or "(root)"] = sum(p.numel() for p in parameters)
+    return frozen
+
+
+def _build(model: nn.Module, layers: Sequence[Layer], kfac: KFAC) -> PreconditionerState:
+    """Return the preconditioner of a model at its present parameters."""
+    rules = {layer.name: layer.rule for layer in layers}
+    return kfac.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
 
 
 def _layer_facts(layer: Layer, block: AnyBlock | None, built: PreconditionerState) -> LayerFacts:
@@ -207,10 +218,12 @@ def layer_table(diagnosis: Diagnosis, title: str) -> Table:
         table.add_row(*cells[: len(table.columns)])
 
     for layer in diagnosis.layers:
-        sides, conditions = [], []
+        sides = []
+        conditions = []
         for side in layer.sides:
             sides.append(f"{side.side} {side.size:,} {side.kind}")
-            before, after = _condition(side.condition_before), _condition(side.condition_after)
+            before = _condition(side.condition_before)
+            after = _condition(side.condition_after)
             conditions.append(f"{before} → {after}")
         add(
             f"{layer.name}\n[dim]{layer.module}: {layer.rule}[/dim]",
@@ -471,19 +484,17 @@ def measure_costs(
     """
     if rows < 1:
         raise ValueError(f"rows must be at least 1, got {rows}")
-    layers, timings = find_layers(model), Timings.load(cache)
-    rules = {layer.name: layer.rule for layer in layers}
+    layers = find_layers(model)
+    timings = Timings.load(cache)
     inputs = probe_inputs(model, kfac, rows)
     few = min(kfac.probe_size, max(_FEWEST, kfac.probe_size // _SMALLER))
 
-    def build(examples: int = kfac.later_probe_size or kfac.probe_size) -> Any:
-        settings = replace(kfac, probe_size=examples, later_probe_size=None)
-        return settings.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
-
+    usual = replace(kfac, probe_size=kfac.fewest_probe_examples, later_probe_size=None)
+    smaller = replace(usual, probe_size=few)
     with preserve_model(model):
-        metric = build().metric
-        refresh = measure_seconds(build)
-        small_refresh = measure_seconds(lambda: build(few))
+        metric = _build(model, layers, usual).metric
+        refresh = measure_seconds(lambda: _build(model, layers, usual))
+        small_refresh = measure_seconds(lambda: _build(model, layers, smaller))
         layer_costs = []
         blocks, _ = capture_blocks(model, layers, inputs, rows)
         for name, block in blocks.items():
@@ -524,7 +535,8 @@ def smooth_loss(output: Any) -> Tensor:
 def _differentiate(model: nn.Module, inputs: Any) -> None:
     with torch.enable_grad():
         parameters = [p for p in model.parameters() if p.requires_grad]
-        torch.autograd.grad(smooth_loss(call(model, inputs)).sum(), parameters, allow_unused=True)
+        loss = smooth_loss(call(model, inputs)).sum()
+        torch.autograd.grad(loss, parameters, allow_unused=True)
 
 
 def _step_seconds(
@@ -661,9 +673,11 @@ def _type_and_device(x: Tensor) -> str:
 def _side_cost(side: str, entry: Side, x: Tensor, timings: Timings) -> SideCost | None:
     if entry.is_diagonal:
         return None
-    width, rows = x.shape[-1], x.shape[:-1].numel()
+    width = x.shape[-1]
+    rows = x.shape[:-1].numel()
     full = torch.eye(width, dtype=x.dtype, device=x.device)
-    key, suffix = f"map {rows}x{width}", _type_and_device(x)
+    key = f"map {rows}x{width}"
+    suffix = _type_and_device(x)
     return SideCost(
         side=side,
         kind=entry.label,
@@ -763,25 +777,23 @@ def choose_sides(
     rank = kfac.max_rank
     if rank is None:
         return ()
-    layers, timings = find_layers(model), Timings.load(cache)
-    rules = {layer.name: layer.rule for layer in layers}
+    layers = find_layers(model)
+    timings = Timings.load(cache)
     probe_size = min(kfac.probe_size, _PROBE)
     settings = replace(kfac, probe_size=probe_size, later_probe_size=None, ranks={})
     inputs = probe_inputs(model, kfac, rows)
     choices: list[SideChoice] = []
     with preserve_model(model):
-        built = settings.build(model, lambda m, loss: capture(m, layers, loss), 0, rules=rules)
-        widths = {}
+        built = _build(model, layers, settings)
+        widths: dict[str, dict[str, int]] = defaultdict(dict)
         for row in built.report:
             is_wide = 2 * rank <= row["dim"] <= kfac.max_factor_size
             if is_wide and row["kind"] in ("dense", "lowrank"):
-                widths[row["layer"], row["side"]] = row["dim"]
+                widths[row["layer"]][row["side"]] = row["dim"]
         blocks, _ = capture_blocks(model, layers, inputs, rows)
         for name, block in blocks.items():
             if isinstance(block, Outer | ConvBlock):
-                sides = [side for side in ("input", "output") if (name, side) in widths]
-                layer_widths = {side: widths[name, side] for side in sides}
-                choices += _choose_layer_sides(name, block, layer_widths, rank, timings)
+                choices += _choose_layer_sides(name, block, widths[name], rank, timings)
     timings.save()
     return tuple(choices)
 
@@ -790,11 +802,12 @@ def _choose_layer_sides(
     name: str, block: Outer | ConvBlock, widths: Mapping[str, int], rank: int, timings: Timings
 ) -> list[SideChoice]:
     """Choose one factor after the other; the factors that are not chosen yet are full matrices."""
-    dense = {side: _dense(width, block.b) for side, width in widths.items()}
+    like = block.b
+    dense = {side: _dense(width, like) for side, width in widths.items()}
     metric = Kronecker(**dense)
     choices = []
     for side, width in widths.items():
-        low_rank = replace(metric, **{side: _low_rank(width, rank, block.b)})
+        low_rank = replace(metric, **{side: _low_rank(width, rank, like)})
         dense_seconds = min(norm_seconds(block, metric, timings).values())
         low_rank_seconds = min(norm_seconds(block, low_rank, timings).values())
         is_faster = low_rank_seconds < WORTH * dense_seconds

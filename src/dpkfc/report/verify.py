@@ -474,25 +474,11 @@ def verify_ledger(
             no accountant can treat what was released.
         CheckpointError: the checkpoint next to it is damaged.
     """
-    ledger, card = verify_history(path), read_card(path)
+    ledger = verify_history(path)
+    card = read_card(path)
     if copy is not None:
         check_copy(path, ledger, *copy)
-    header, releases = ledger.header, ledger.releases
-    doubt = doubt_of(ledger)
-    facts: dict[str, Any] = {"guarantee": doubt} if doubt else {}
-    facts["chain"] = "holds"
-    facts["releases"] = len(releases)
-    facts["head"] = ledger.heads[-1]
-    facts["plan"] = header["plan_hash"]
-    facts["certified"] = header.get("certified")
-    facts["noise generator"] = header.get("rng")
-    for key, name in _STATED.items():
-        if header.get(key) is not None:
-            facts[name] = str(header[key])
-    if planned := ledger.planned_extra:
-        facts["planned beside the steps"] = ", ".join(
-            f"{count} for {purpose}" for purpose, count in planned.items()
-        )
+    facts = _describe_chain(ledger)
     if card is not None:
         check_promise(card, ledger, functools.partial(_epsilon_of_releases, path))
         facts["privacy card"] = "states what the ledger shows"
@@ -502,9 +488,36 @@ def verify_ledger(
     facts["weights of the last release"] = check_recorded(path, ledger, card)
     if delta is None:
         delta = card.delta if card is not None else _stated_delta(ledger)
+    return facts | _describe_cost(path, ledger, delta)
+
+
+def _describe_chain(ledger: Verified) -> dict[str, Any]:
+    """Return what a ledger says of itself, with a doubt about the guarantee first."""
+    header = ledger.header
+    doubt = doubt_of(ledger)
+    facts: dict[str, Any] = {"guarantee": doubt} if doubt else {}
+    facts["chain"] = "holds"
+    facts["releases"] = len(ledger.releases)
+    facts["head"] = ledger.heads[-1]
+    facts["plan"] = header["plan_hash"]
+    facts["certified"] = header.get("certified")
+    facts["noise generator"] = header.get("rng")
+    for key, name in _STATED.items():
+        if header.get(key) is not None:
+            facts[name] = str(header[key])
+    planned = [f"{count} for {purpose}" for purpose, count in ledger.planned_extra.items()]
+    if planned:
+        facts["planned beside the steps"] = ", ".join(planned)
+    return facts
+
+
+def _describe_cost(path: Path, ledger: Verified, delta: float) -> dict[str, Any]:
+    """Return the neighbouring relation of a ledger, and ε of its releases at δ."""
+    releases = ledger.releases
     relation = relation_of_releases(releases)
     accountants = ("rdp",) if relation == "replace_one" else ("pld", "rdp")
-    facts["neighbouring relation"] = header.get("neighbouring_relation", relation)
+    stated = ledger.header.get("neighbouring_relation", relation)
+    facts: dict[str, Any] = {"neighbouring relation": stated}
     if not releases:
         facts["ε"] = 0.0
         return facts
@@ -513,7 +526,7 @@ def verify_ledger(
             f"{row['releases']}, noise multiplier {row['noise_multiplier']:.6g}; alone"
             f" ε = {row['epsilon_alone']:.4g} at δ = {delta:g}"
         )
-    label = "ε if it were certified," if doubt else "ε"
+    label = "ε if it were certified," if doubt_of(ledger) else "ε"
     for accountant in accountants:
         name = f"{label} by {accountant.upper()} at δ = {delta:g}"
         facts[name] = _epsilon_of_releases(path, releases, delta, accountant)

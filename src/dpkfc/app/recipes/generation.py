@@ -25,7 +25,7 @@ from dpkfc.app.pretrained import gpt2_lora, pretrained_lora, pretrained_tokenize
 from dpkfc.app.recipes.recipe import Judged, Recipe, Task
 from dpkfc.app.recipes.words import ZipfBytes
 from dpkfc.app.settings import RunConfig
-from dpkfc.curvature.text_probes import TokenNoise
+from dpkfc.curvature.probes import TokenNoise
 
 IGNORED = -100
 _BATCH = 32

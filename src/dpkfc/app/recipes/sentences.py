@@ -23,8 +23,7 @@ from dpkfc.app.pretrained import (
 from dpkfc.app.recipes.features import LinearHead
 from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
-from dpkfc.curvature.probes import Probe, Sample
-from dpkfc.curvature.text_probes import TokenNoise
+from dpkfc.curvature.probes import Probe, Sample, TokenNoise
 
 VOCABULARY = 30522
 
