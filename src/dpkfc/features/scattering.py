@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dpkfc._checks import check_integer, check_one_of
 
@@ -115,20 +114,16 @@ class ScatteringTransform(nn.Module):
         super().__init__()
         self._low_pass: Tensor
         self._wavelets: Tensor
+        self._rows: Tensor
+        self._columns: Tensor
         self.settings = settings
         scales = settings.scales
         angles = settings.angles
         step = 2**scales
-        # At least one low-pass width of padding on every side, and sides that 2^J divides.
-        self._padding = []
-        padded_sides = []
-        for side in settings.shape[1:]:
-            before = min(step, side - 1)
-            cells = math.ceil((side + 2 * before) / step)
-            padded_sides.append(cells * step)
-            after = cells * step - side - before
-            self._padding.append((before, after))
-        height, width = padded_sides
+        rows, columns = (_reflected_positions(side, step) for side in settings.shape[1:])
+        self.register_buffer("_rows", rows.unsqueeze(1), persistent=False)
+        self.register_buffer("_columns", columns, persistent=False)
+        height, width = len(rows), len(columns)
         sigma = _WIDTH * 2 ** (scales - 1)
         low_pass = _gabor(height, width, sigma, 0.0, 0.0, 1.0)
         self.register_buffer("_low_pass", _spectrum(low_pass), persistent=False)
@@ -147,9 +142,7 @@ class ScatteringTransform(nn.Module):
             ValueError: images of another shape than the settings say.
         """
         check_images(x, self.settings.shape)
-        (top, bottom), (left, right) = self._padding
-        sides = (left, right, top, bottom)
-        padded = functional.pad(x, sides, mode="reflect")
+        padded = x[..., self._rows, self._columns]
         image = torch.fft.fft2(padded)
         features = [self._smooth(image, 0)]
         for scale in range(self.settings.scales):
@@ -192,8 +185,19 @@ class ScatteringTransform(nn.Module):
         folded = _fold(spectrum * filters, step // 2**at)
         smooth = torch.fft.ifft2(folded).real
         _, height, width = self.settings.feature_shape
-        top, left = (before // step for before, _ in self._padding)
-        return smooth[..., top : top + height, left : left + width]
+        # The padding before the image is one position wide.
+        return smooth[..., 1 : 1 + height, 1 : 1 + width]
+
+
+def _reflected_positions(side: int, step: int) -> Tensor:
+    """Return which pixel of a side stands at each place of the padded side.
+
+    The padding is at least one low-pass width before and after, and 2^J divides the padded side.
+    """
+    whole = (math.ceil(side / step) + 2) * step
+    period = 2 * (side - 1)
+    places = torch.arange(-step, whole - step).remainder(period)
+    return torch.minimum(places, period - places)
 
 
 def _fold(spectrum: Tensor, factor: int) -> Tensor:
