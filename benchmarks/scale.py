@@ -40,8 +40,8 @@ from common import (
     read_json,
     write_json,
 )
-from memory import LATER, alone, given_back, peaks
-from processes import seconds, started, told
+from memory import LATER, alone, give_back_memory, peaks
+from processes import ask, seconds, started
 from stack import Point, case_of, contender_of, kfac_of
 
 OUTPUT = RESULTS / "scale.json"
@@ -180,15 +180,15 @@ def mebibytes_of_processes(name: str, point: Point) -> dict[str, float]:
     """The same of the process that takes most."""
     found = {}
     with (
-        given_back(),
+        give_back_memory(),
         started({"": (point.processes, 1)}, partial(trained, point, name == "dp_sgd")) as pipes,
     ):
         for _ in range(1 + LATER):
-            told(pipes[""], "step")
+            ask(pipes[""], "step")
         for what in ("step", "refresh") if name == "dp_kfc" else ("step",):
-            told(pipes[""], "watch")
-            told(pipes[""], what)
-            found[f"{what}_mib"] = max(told(pipes[""], "peak"))
+            ask(pipes[""], "watch")
+            ask(pipes[""], what)
+            found[f"{what}_mib"] = max(ask(pipes[""], "peak"))
     return _name_figures(name, found)
 
 
@@ -242,8 +242,8 @@ def sweep(
         for kind, of in found.items():
             for name, value in of.items():
                 columns[kind].setdefault(name, []).append(value)
-        told_ms = ", ".join(f"{TITLES[n]} {t:,.1f} ms" for n, t in found["milliseconds"].items())
-        print(f"{axis} {size}: {told_ms}", file=sys.stderr)
+        times = ", ".join(f"{TITLES[n]} {t:,.1f} ms" for n, t in found["milliseconds"].items())
+        print(f"{axis} {size}: {times}", file=sys.stderr)
     where = {
         "date": now(),
         "load_before": load_average(),
@@ -284,11 +284,11 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def _slopes(sizes: Sequence[int], values: Sequence[float] | None, expected: float | None) -> str:
-    told = "–" if expected is None else f"{expected:.1f}"
+    expected_text = "–" if expected is None else f"{expected:.1f}"
     return (
-        f"– ({told})"
+        f"– ({expected_text})"
         if not values
-        else f"{slope(sizes, values):.2f} ({slope(sizes[-2:], values[-2:]):.2f}; {told})"
+        else f"{slope(sizes, values):.2f} ({slope(sizes[-2:], values[-2:]):.2f}; {expected_text})"
     )
 
 
