@@ -59,10 +59,9 @@ class Method:
     points: Sequence[tuple[float, float]]
 
 
-def _grid(first: float, clip: float, other: float) -> list[tuple[float, float]]:
-    """Return four learning rates at one clipping norm, and one product of both at another norm."""
-    rates = [first, 2 * first, 4 * first, 8 * first]
-    return [*((rate, clip) for rate in rates), (rates[1] * clip / other, other)]
+def _grid(first: float, clip: float, *more: tuple[float, float]) -> list[tuple[float, float]]:
+    """Return four learning rates at one clipping norm, and more points."""
+    return [*((rate, clip) for rate in (first, 2 * first, 4 * first, 8 * first)), *more]
 
 
 RATES = [(rate, 1.0) for rate in (0.1, 0.2, 0.4, 0.8)]
@@ -71,19 +70,19 @@ METHODS = {
         "dp-ngd",
         "clip in the whitened space (DP-NGD)",
         _public(PUBLIC),
-        _grid(0.005, 10.0, 5.0),
+        _grid(0.005, 10.0, (0.02, 5.0), (0.01, 20.0)),
     ),
     "before": Method(
         "dp-ngd",
         "clip before the curvature",
         {**_public(PUBLIC), "ngd_order": "before", "readout": "inverse"},
-        _grid(0.0005, 1.0, 3.0),
+        _grid(0.0005, 1.0, (0.001 / 3, 3.0), (0.0001, 10.0)),
     ),
     "after": Method(
         "dp-ngd",
         "clip the natural gradient",
         {**_public(PUBLIC), "ngd_order": "after", "readout": "whitened"},
-        _grid(0.001, 1000.0, 300.0),
+        _grid(0.001, 1000.0, (2 / 300, 300.0), (2 / 3000, 3000.0)),
     ),
     "dp-sgd": Method("dp-sgd", "DP-SGD", {}, RATES),
     "pretrained": Method("dp-sgd", "DP-SGD-PT", {**_public(PUBLIC), "pretrain_epochs": 20}, RATES),
@@ -159,20 +158,25 @@ def stages(store: Any) -> Iterator[list[Any]]:
     """
     yield [point_run(method, point) for method in ORDERS for point in METHODS[method].points]
     yield [test_run(store, method, seed) for seed in SEEDS for method in ORDERS]
-    varied = [*EVERY.values(), {**FIXED, **COURSE}, *POWERS.values(), *WARM.values()]
+    first = [EVERY[32], {**FIXED, **COURSE}, IMAGES[50], POWERS[2], WARM[0.25], EVERY[4]]
     for seed in SEEDS:
-        yield [test_run(store, "whitened", seed, one) for one in varied]
         yield [test_run(store, "whitened", seed, NO_FLOOR, UNTIL_FAILURE)]
+        yield [test_run(store, "whitened", seed, one) for one in first]
         yield [test_run(store, "whitened", seed, PRIVATE)]
-    yield [test_run(store, "whitened", seed, one) for seed in SEEDS for one in IMAGES.values()]
     yield [point_run(method, point) for method in BASELINES for point in METHODS[method].points]
     yield [test_run(store, method, seed) for seed in SEEDS for method in BASELINES]
-    for seed in SEEDS:
+    # Runs that take twice as long and more.
+    yield [test_run(store, "whitened", seed, EVERY[1]) for seed in SEEDS]
+    yield [test_run(store, "whitened", seed, IMAGES[5000]) for seed in SEEDS]
+    for one in LENGTHS.values():
         yield [
             test_run(store, method, seed, one)
-            for one in LENGTHS.values()
+            for seed in SEEDS
             for method in ("whitened", "pretrained", "adadps")
         ]
+    rest = [*EVERY.values(), *POWERS.values(), *WARM.values(), *IMAGES.values()]
+    for seed in SEEDS:
+        yield [test_run(store, "whitened", seed, one) for one in rest if one not in first]
     yield [
         test_run(store, method, seed, IMAGES[count])
         for seed in SEEDS

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dpkfc.app.tuning import runs
 from dpkfc.app.tuning.runs import Run, Store
 
 
@@ -48,7 +49,7 @@ def _put(store: Store, run: Run, accuracy: float) -> None:
 def test_a_method_is_tested_at_its_best_point_alone(study, tmp_path: Path):
     store = Store(tmp_path / "rows.json")
     points, tests, *_ = study.stages(store)
-    assert len(points) == 15
+    assert len(points) == 18
     assert all(run.evaluate_on == "validation" for run in points)
     assert set(tests) == {None}
     store = _filled(study, tmp_path / "filled.json")
@@ -61,8 +62,8 @@ def test_a_method_is_tested_at_its_best_point_alone(study, tmp_path: Path):
 
 def test_every_run_of_the_study_has_settings_that_go_together(study, tmp_path: Path):
     store = _filled(study, tmp_path / "rows.json")
-    runs = {run for stage in study.stages(store) for run in stage if run is not None}
-    assert len({run.hash for run in runs}) == len(runs) > 80
+    listed = {run for stage in study.stages(store) for run in stage if run is not None}
+    assert len({run.hash for run in listed}) == len(listed) > 80
     private = study.test_run(store, "whitened", 0, study.PRIVATE)
     assert private.config().source == "private-oracle"
     assert private.config().public_data == ""
@@ -89,22 +90,25 @@ def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_
     assert "| Table 6 | Tcur = 32 | -2.52 | 85.10" in pages.direction_table(store)
 
 
-def test_a_run_without_a_floor_leaves_a_row_where_it_fails(study, tmp_path: Path):
-    settings = {
-        **study.NO_FLOOR,
-        "smoke": True,
-        "steps": 3,
-        "every": 1,
-        "lr": 1e6,
-        "noise_multiplier": 1.0,
-        "accountant": "rdp",
-        "public_data": "@digits:20",
-    }
-    run = Run.of("digits", "dp-ngd", settings, measure=study.UNTIL_FAILURE)
+def test_a_run_that_fails_leaves_a_row_without_an_accuracy(
+    study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(run, folder, *, report):
+        assert report(1, 0.25)
+        assert report(2, 0.125)
+        raise ValueError("the output contains NaN")
+
+    monkeypatch.setattr(runs, "run_cell", fail)
+    run = Run.of("digits", "dp-sgd", measure=study.UNTIL_FAILURE)
     row = run.measuring()(run, tmp_path)
-    assert "NaN or infinity" in row["failed"]
-    assert len(row["accuracies"]) < 3
-    assert "accuracy" not in row
+    store = Store(tmp_path / "rows.json")
+    store.put(run, row)
+    assert Store(store.path).get(run) == {
+        "run": run.describe(),
+        "hash": run.hash,
+        "failed": "the output contains NaN",
+        "accuracies": [0.25, 0.125],
+    }
 
 
 def test_the_divergence_of_a_small_step_is_half_its_fisher_norm(duality):
