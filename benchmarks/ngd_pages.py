@@ -19,6 +19,7 @@ import ngd_ablation as study
 from common import half_interval, interval, machine, markdown, read_json
 
 SAME, OTHER, LEVEL = "same direction", "other direction", "not told apart"
+NOT_RUN, TOO_FEW = "not run", "no verdict (one run)"
 RULE = (
     "Private images are of Fashion-MNIST, public ones of MNIST; a run has 96 steps of 256 images."
     " Verdicts are of direction, on another model than the paper's: a cell minus the baseline cell"
@@ -109,8 +110,9 @@ def directions(store: Any) -> list[tuple[Cell, Values, str]]:
     base = study.values(store, "whitened")
     for cell in cells():
         ours = study.values(store, cell.method, cell.varied)
-        known = len(ours) > 1 and len(base) > 1
-        said = direction(cell.printed - cell.baseline, ours, base) if known else "not run"
+        said = TOO_FEW if ours else NOT_RUN
+        if len(ours) > 1 and len(base) > 1:
+            said = direction(cell.printed - cell.baseline, ours, base)
         found.append((cell, ours, said))
     return found
 
@@ -132,7 +134,7 @@ def direction_table(store: Any) -> str:
     ]
     for cell, ours, said in directions(store):
         told = "–"
-        if said != "not run":
+        if said not in (NOT_RUN, TOO_FEW):
             gain, error = claims.compared(ours, base)
             told = f"{gain:+.2f} ± {error:.2f}"
         printed = f"{cell.printed - cell.baseline:+.2f}"
@@ -146,7 +148,9 @@ def _best(store: Any, group: Mapping[Any, Mapping[str, Any]], default: float) ->
     """Return the value with the highest mean, and how far the means are apart."""
     means = {default: study.values(store, "whitened")}
     means |= {value: study.values(store, "whitened", varied) for value, varied in group.items()}
-    known = {value: statistics.mean(of) for value, of in means.items() if of}
+    known = {value: statistics.mean(of) for value, of in means.items() if len(of) > 1}
+    if len(known) < 2:
+        return "too few runs"
     best = max(known, key=lambda value: known[value])
     spread = max(known.values()) - min(known.values())
     told = ", ".join(f"{value:g}" for value in sorted(known))
@@ -191,7 +195,10 @@ def _about_steps(store: Any) -> str:
 
 def _about_images(store: Any) -> str:
     """Return the sentence of Figure 3."""
-    known = {count: statistics.mean(of) for count, of in over_images(store)["whitened"].items()}
+    measured = over_images(store)["whitened"]
+    known = {count: statistics.mean(of) for count, of in measured.items() if len(of) > 1}
+    if len(known) < 2:
+        return "Figure 3: too few runs."
     spread = max(known.values()) - min(known.values())
     told = ", ".join(f"{count:,}" for count in known)
     holds = "holds" if spread < 1 else "does not hold"

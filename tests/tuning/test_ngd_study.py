@@ -86,7 +86,7 @@ def test_cells_have_the_printed_numbers_and_a_verdict_or_none(study, pages, tmp_
     said = {cell.label: verdict for cell, _, verdict in pages.directions(store)}
     assert said["clip before the curvature"] == pages.SAME
     assert said["Tcur = 32"] == pages.OTHER
-    assert said["p = 2"] == "not run"
+    assert said["p = 2"] == pages.NOT_RUN
     assert "| Table 6 | Tcur = 32 | -2.52 | 85.10" in pages.direction_table(store)
 
 
