@@ -228,11 +228,11 @@ def table(results: Mapping[str, Any]) -> str:
             ratios = [one[key] / one["formula"] for one in of["single"]]
             # An example that is fitted has a gradient of almost nothing, and a ratio of rounding.
             low, middle, high = statistics.quantiles(ratios, n=4)
-            cells.append(f"{middle:.2g} ({low:.2g} … {high:.2g})")
+            cells.append(f"{_two(middle)} ({_two(low)} … {_two(high)})")
         within = sum(one["private"] <= bound for one in of["single"])
         cells.append(f"{within} of {len(of['single'])}")
         for part in ("signal", "noise", "both"):
-            cells.append(f"{of['whole'][part]['private'] / bound:.2g}")
+            cells.append(_two(of["whole"][part]["private"] / bound))
         rows.append([step, *cells])
     head = [
         "after steps",
@@ -249,15 +249,31 @@ def table(results: Mapping[str, Any]) -> str:
     return f"{markdown(head, rows)}\n\n{_sentence(results)}"
 
 
+def _two(value: float) -> str:
+    """Return a number to two digits, without an exponent where it is large."""
+    return f"{float(f'{value:.2g}'):g}"
+
+
 def _sentence(results: Mapping[str, Any]) -> str:
+    """Return what became of Eq. 10 to 13."""
     bound = results["lr"] ** 2 / 2 * results["clip"] ** 2
-    single = [one for of in results["stages"].values() for one in of["single"]]
+    stages = results["stages"].values()
+    single = [one for of in stages for one in of["single"]]
     within = sum(one["private"] <= bound for one in single)
-    whole = [of["whole"]["both"]["private"] / bound for of in results["stages"].values()]
+    whole = [of["whole"]["both"]["private"] / bound for of in stages]
+
+    def typical(key: str) -> str:
+        medians = [
+            statistics.median(one[key] / one["formula"] for one in of["single"]) for of in stages
+        ]
+        return f"{_two(min(medians))} to {_two(max(medians))}"
+
     holds = "holds" if within == len(single) else f"holds for {within} of {len(single)} examples"
     return (
-        f"Eq. 13 is algebra. Eq. 12 {holds}; a whole noised step moves the predictions by"
-        f" {min(whole):.2g} to {max(whole):.2g} times its bound, which is of one example."
+        f"Eq. 10 and 11, in the median of short steps: {typical('short public')} times the formula"
+        f" on public images, {typical('short private')} times on the private task, whose curvature"
+        f" F is not. Eq. 12, on the private task: {holds}. Eq. 13 is algebra. The noised step of a"
+        f" batch moves predictions by {_two(min(whole))} to {_two(max(whole))} of the bound."
     )
 
 
