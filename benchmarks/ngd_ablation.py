@@ -157,7 +157,8 @@ def stages(store: Any) -> Iterator[list[Any]]:
     """
     yield [point_run(method, point) for method in ORDERS for point in METHODS[method].points]
     yield [test_run(store, method, seed) for seed in SEEDS for method in ORDERS]
-    first = [EVERY[32], {**FIXED, **COURSE}, IMAGES[50], POWERS[2], WARM[0.25], EVERY[4]]
+    yield [test_run(store, "whitened", seed, EVERY[32]) for seed in SEEDS]
+    first = [{**FIXED, **COURSE}, IMAGES[50], POWERS[2], WARM[0.25], EVERY[4]]
     for seed in SEEDS:
         yield [test_run(store, "whitened", seed, one) for one in first]
         yield [test_run(store, "whitened", seed, NO_FLOOR, UNTIL_FAILURE)]
@@ -173,7 +174,7 @@ def stages(store: Any) -> Iterator[list[Any]]:
             for seed in SEEDS
             for method in ("whitened", "pretrained", "adadps")
         ]
-    rest = [*EVERY.values(), *POWERS.values(), *WARM.values(), *IMAGES.values()]
+    rest = [EVERY[16], *POWERS.values(), *WARM.values(), *IMAGES.values()]
     for seed in SEEDS:
         yield [test_run(store, "whitened", seed, one) for one in rest if one not in first]
     yield [
