@@ -1,7 +1,7 @@
 """The variations of the DP-NGD paper on a small CNN: Tables 4 and 6, Figures 2, 3 and 4.
 
-    python benchmarks/ngd_ablation.py --data-dir DIR    # resumable, about two hours of one core
-    python benchmarks/ngd_ablation.py --table           # the Markdown tables
+    python benchmarks/ngd_ablation.py --data-dir DIR    # resumable, about an hour of one core
+    make results                                        # the tables and pictures
 
 Private images are those of Fashion-MNIST, public ones those of MNIST. A run takes 96 steps of 256
 images at ε = 2. Every method has a small grid of learning rates and clipping norms, judged on 5,000
