@@ -503,10 +503,13 @@ def tabular_picture(path: Path) -> bool:
 
 
 def main() -> int:
+    import ngd_pages
+
     for name in TASKS:
         if not picture(name, PICTURES / f"results-{name}.png"):
             print(f"{name}: nothing measured yet", file=sys.stderr)
     tabular_picture(PICTURES / "results-tables.png")
+    ngd_pages.pictures(PICTURES)
     return 0
 
 

@@ -197,6 +197,7 @@ def paper_claims() -> str:
 
 def paper_cells() -> str:
     """How the printed numbers of each paper came out."""
+    import ngd_pages
     from dpkfc_papers.tables import names
 
     words = ("better", "reproduced", "not reproduced", "no verdict", "not run")
@@ -207,8 +208,10 @@ def paper_cells() -> str:
         of[0] += len(found)
         for number, word in enumerate(words, start=1):
             of[number] += sum(cell.verdict.startswith(word) for cell in found)
-    rows = [[paper, *map(str, of)] for paper, of in counts.items()]
-    return markdown(["paper", "cells of its tables", *words], rows)
+    directions = {"DP-NGD": ngd_pages.directions_in_short()}
+    rows = [[paper, *map(str, of), directions.get(paper, "–")] for paper, of in counts.items()]
+    more = "direction on a small CNN: same, other, not told apart"
+    return markdown(["paper", "cells of its tables", *words, more], rows)
 
 
 def federated_ablation() -> str:
@@ -220,6 +223,14 @@ def federated_ablation() -> str:
         return missing("python benchmarks/federated_ablation.py")
     where = {"hardware": rows[-1]["hardware"], "date": max(row["date"] for row in rows)}
     return f"{study.table()}\n\n{machine(where)}"
+
+
+def dp_ngd(part: str) -> str:
+    """The variations of the DP-NGD paper on a small CNN, by the parts of their page."""
+    import ngd_pages
+
+    command = "ngd_duality.py" if part == "duality" else "ngd_ablation.py"
+    return ngd_pages.page(part) or missing(f"python benchmarks/{command}")
 
 
 def task(name: str) -> str:
@@ -585,6 +596,7 @@ PARTS: dict[
     "federated-cost": federated,
     "plan-70b": plan_70b,
     "assurance": assurance,
+    "dp-ngd": dp_ngd,
     "figures": figures,
     "grid": grid,
 }

@@ -178,6 +178,7 @@ def test_a_key_means_one_setting_in_sections_of_now_and_before():
 LATER = ("data", "target", "schema", "text", "label_file", "task", "log", "log_private")
 LATER += ("owner", "purpose", "data_subjects", "contact", "patience", "public_validation")
 LATER += ("bounds", "bounds_share", "stop_on", "stop_share", "stop_most_loss")
+LATER += ("ngd_warm", "ngd_power")
 
 
 def test_files_of_before_still_load():

@@ -15,6 +15,8 @@ from dpkfc.app.html.read import winners_tests
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
 from dpkfc.app.tuning import pool
 from dpkfc.app.tuning.runs import Run, Store, StudyError
+from dpkfc.curvature.ngd import NGD
+from dpkfc.curvature.probes import PinkNoise
 from dpkfc_papers import tables as published
 from dpkfc_papers import tables as reproduce
 from dpkfc_papers.tables import (
@@ -453,10 +455,20 @@ def test_a_command_stands_where_settings_would_until_the_cell_is_run(tmp_path):
     )
 
 
-def test_settings_that_a_run_does_not_have_are_not_run_at_others():
-    values = {(one.row[:2].strip(), one.column[-1]): one.not_run for one in load("dp-ngd-6").cells}
-    assert [bool(values["p", n]) for n in "12345"] == [True, True, True, False, True]
-    assert [bool(values["T1", n]) for n in "12345"] == [True, False, True, True, True]
+def test_every_cell_of_a_table_of_settings_is_a_run_at_its_own_setting():
+    settings = {"Tcur": "every", "p": "ngd_power", "T1": "ngd_warm"}
+    for one in load("dp-ngd-6").cells:
+        name, _, values = one.row.partition(" = ")
+        value = values.split(", ")[int(one.column[-1]) - 1]
+        assert not one.not_run
+        assert one.settings[settings[name]] == float(value)
+
+
+def test_every_place_of_the_clip_has_the_read_out_that_its_order_needs():
+    for one in load("dp-ngd-4").cells:
+        order, readout = one.settings["ngd_order"], one.settings.get("readout", "natural")
+        ngd = NGD(probe=PinkNoise((1, 8, 8)), lambda_safe=0.01, steps=4, order=order)
+        ngd.check_plan(4, readout)
 
 
 def test_a_failure_is_of_its_own_cell(tmp_path):

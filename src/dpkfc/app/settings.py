@@ -461,6 +461,8 @@ class RunConfig:
     lambda_base: float = _library(
         NGD, "lambda_base", text="λ_base of DP-NGD; 0: min(1e-4, λ_safe / 10)", least=0
     )
+    ngd_warm: float = _library(NGD, "warm", least=0)
+    ngd_power: float = _library(NGD, "power", above=0)
     ngd_order: str = _library(
         NGD, "order", text="DP-NGD and its ablations", choices=("split", "before", "after")
     )
