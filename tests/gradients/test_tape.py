@@ -174,3 +174,48 @@ def test_a_layer_that_is_called_twice_under_autocast_is_proved() -> None:
     with torch.autocast("cpu", torch.bfloat16), tape:
         losses = model(torch.randn(4, 6)).float().square().sum(1)
     assert tape.failure(losses) is None
+
+
+class Scaled(nn.Module):
+    """Multiplies what a layer returns by a raw parameter that is flattened first."""
+
+    def __init__(self, *shape: int, total: bool = False) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 6)
+        self.scale = nn.Parameter(torch.rand(shape))
+        self.total = total
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.layer(x)
+        rows = rows.sum(1) if self.total else rows
+        return rows * self.scale.repeat_interleave(1)
+
+
+def test_a_flattened_parameter_is_shown_to_every_example() -> None:
+    model = Scaled(2, 3)
+    x = torch.rand(5, 4)
+    with Tape(model, find_layers(model), 5) as tape:
+        losses = model(x).square().sum(1)
+    assert tape.failure(losses) is None
+    (call,) = tape.backward(losses)[""]
+    expected = torch.stack(
+        [torch.autograd.grad(model(row[None]).square().sum(), model.scale)[0] for row in x]
+    )
+    assert torch.allclose(call.grads["scale"], expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (5, 1)])
+def test_entries_of_a_flattened_parameter_are_no_examples(shape: tuple[int, int]) -> None:
+    model = Scaled(*shape, total=True)
+    with Tape(model, find_layers(model), 5) as tape:
+        losses = model(torch.rand(5, 4)).square()
+    assert tape.failure(losses) is not None
+
+
+def test_a_tape_forgets_the_shared_parameters_of_an_earlier_pass() -> None:
+    model = Scaled(6)
+    tape = Tape(model, find_layers(model), lenient=True)
+    for count in (5, 1):
+        with tape:
+            losses = model(torch.rand(count, 4)).square().sum(1)
+        assert "layer" in tape.backward(losses)

@@ -536,4 +536,6 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
 
 def move_batch(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device."""
-    return tree_map_only(Tensor, lambda x: x.to(device, non_blocking=True), batch)
+    # The processor would read what an accelerator has not copied yet.
+    non_blocking = device.type != "cpu"
+    return tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), batch)

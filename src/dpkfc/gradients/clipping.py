@@ -387,8 +387,7 @@ class ClippedSummer:
         if self._split is None or self._split.keeps_residual:
             for key in list(blocks):
                 # Each block is freed as soon as its sum is taken.
-                total = blocks.pop(key).weighted_sum(factors[key[0]], excluded)
-                self._add(key, total)
+                self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
         return norms
 
     def _norms(

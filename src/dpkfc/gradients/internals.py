@@ -304,10 +304,12 @@ def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) ->
     for call in calls:
         uses, gradients_of_sums = _differentiate(call.module, _read(call))
         for use, gradient in zip(uses, gradients_of_sums, strict=True):
-            rows = torch.stack([*use.inputs], 1)
-            inputs.setdefault(use.weight, []).append(rows)
+            if use.weight in layer.parameters:
+                rows = torch.stack([*use.inputs], 1)
+                inputs.setdefault(use.weight, []).append(rows)
             for role in (use.weight, use.bias):
-                gradients.setdefault(role, []).append(gradient)
+                if role in layer.parameters:
+                    gradients.setdefault(role, []).append(gradient)
     result = {}
     for role in layer.parameters:
         b = torch.cat(gradients[role], 1)

@@ -167,6 +167,9 @@ class SharedUses:
         result = function(*args, **kwargs)
         if self.tracker.state(source) is not PARAMETRIC or result.grad_fn is None:
             return result
+        if result.dim() < source.dim():
+            # It is flattened: its first axis holds entries of the parameter.
+            return result
         before = _broadcast_shape(source, result.dim())
         changed = [dim for dim, length in enumerate(before) if length != result.shape[dim]]
         if len(changed) != 1:

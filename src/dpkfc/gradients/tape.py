@@ -145,6 +145,7 @@ class Tape:
 
     def __enter__(self) -> Tape:
         """Start to record; what an earlier use recorded is dropped."""
+        self._shared = None
         self._records = []
         self._hidden = {}
         self._calls = []
