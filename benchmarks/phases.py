@@ -89,7 +89,7 @@ def listening(clock: Clock) -> Iterator[None]:
     ]
     places: list[tuple[Any, str, str]] = [
         (Case, "losses", "forward"),
-        (tape.Tape, "backward", "backward"),
+        (tape.Tape, "gradients", "backward"),
         (torch.Tensor, "backward", "backward"),
         (clipping, "per_example_norms", "norms"),
         *[(kind, "weighted_sum", "sums") for kind in block_types],

@@ -368,17 +368,19 @@ def test_a_divergence_that_rounds_to_nothing_is_not_free(monkeypatch: pytest.Mon
     """dp-accounting reports an ε of 0 where a divergence came out as zero or below."""
     event = Poisson(0.01, 5).event(1.0)
     honest = EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7)
-    composed = accounting._composed
 
-    def rounded(*arguments):
-        accountant = composed(*arguments)
-        accountant._rdp[3:9] = -1e-18
-        return accountant
+    class Rounded(dp_accounting.rdp.RdpAccountant):
+        def compose(self, event, count=1):
+            super().compose(event, count)
+            self._rdp[3:9] = -1e-18
+            return self
 
     monkeypatch.setattr(accounting, "_values", {})
-    monkeypatch.setattr(accounting, "_composed", rounded)
+    monkeypatch.setattr(accounting, "_divergences", {})
+    monkeypatch.setattr(dp_accounting.rdp, "RdpAccountant", Rounded)
     assert EpsilonCurve(event, 1.1e-5, accountant="rdp").epsilon(7) >= honest > 0
-    assert rounded(event, 7, "rdp", "add_or_remove_one").get_epsilon(1.1e-5) == 0
+    relation = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert Rounded(neighboring_relation=relation).compose(event, 7).get_epsilon(1.1e-5) == 0
 
 
 # -- a disagreement stops a run before its first step ----------------------------------------------

@@ -18,7 +18,7 @@ from tests.tracking.brute_force import (
     Operand,
     Seen,
     batched,
-    drawn,
+    draw_normal,
     faults,
     public,
     truths,
@@ -63,7 +63,7 @@ def places(
     shape: Sequence[int],
     keeps: Sequence[int] = (0,),
     loses: Sequence[int] = (),
-    draw: Draw = drawn,
+    draw: Draw = draw_normal,
     is_random: bool = False,
 ) -> list[Case]:
     """Return calls of one operation with the examples at each of some dimensions of its operand,
@@ -106,21 +106,21 @@ def inferred(call: Call) -> Call:
     return run
 
 
-def rows(*shape: int, draw: Draw = drawn, size: int = N) -> Operand:
+def rows(*shape: int, draw: Draw = draw_normal, size: int = N) -> Operand:
     return batched(size, shape, draw=draw)
 
 
 def equal_rows(shape: Sequence[int]) -> Tensor:
     """Return numbers that are the same in every row."""
-    return drawn(shape[1:]).expand(*shape).clone()
+    return draw_normal(shape[1:]).expand(*shape).clone()
 
 
 def complex_numbers(shape: Sequence[int]) -> Tensor:
-    return torch.complex(drawn(shape), drawn(shape))
+    return torch.complex(draw_normal(shape), draw_normal(shape))
 
 
 def positive_matrices(shape: Sequence[int]) -> Tensor:
-    x = drawn(shape)
+    x = draw_normal(shape)
     return x @ x.mT + torch.eye(shape[-1], dtype=x.dtype)
 
 

@@ -10,7 +10,7 @@ from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc.app.tuning.tune import Trials, reported
-from tests.tuning.test_halving import opened, told
+from tests.tuning.test_halving import opened, run_trial
 from tests.tuning.test_tune import answered, row_of, settings
 
 optuna = pytest.importorskip("optuna")
@@ -47,7 +47,7 @@ def test_a_lost_attempt_judges_nobody_and_whom_it_stopped_is_run_once_more(tmp_p
     search = opened(tmp_path, trials=2)
     own, _ = search.ask()
     assert search.report(own, 1, 0.9)
-    stopped = told(search, 0.5)  # beside the one that is lost now
+    stopped = run_trial(search, 0.5)  # beside the one that is lost now
     search.lose(own, KILLED)
     assert search.counts() == {"full": 0, "pruned": 1, "failed": 0} and search.started == 1
     again, run = search.ask()
@@ -87,10 +87,10 @@ def test_a_point_that_is_lost_again_and_again_is_given_up_until_the_next_call(
 
 def test_a_repetition_that_is_lost_is_asked_for_again_and_given_up_in_the_end(tmp_path):
     search = opened(tmp_path, trials=6)
-    told(search, 0.8, 0.8, 0.8)
-    stopped = told(search, 0.7)
+    run_trial(search, 0.8, 0.8, 0.8)
+    stopped = run_trial(search, 0.7)
     for value in (0.3, 0.2, 0.1, 0.05):
-        told(search, value)
+        run_trial(search, value)
     for _ in range(3):
         assert search.ask_again()[0] == stopped
         search.lose(stopped, KILLED)
@@ -111,7 +111,7 @@ def test_a_failure_of_an_earlier_version_that_kept_no_reason_is_tried_again(tmp_
     search = opened(tmp_path, trials=2)
     own, _ = search.ask()
     search.report(own, 1, 0.9)
-    told(search, 0.5)
+    run_trial(search, 0.5)
     search._study.tell(search._running.pop(own), state=optuna.trial.TrialState.FAIL)
     search = opened(tmp_path, trials=2)
     assert search.started == 1 and list(search.failures().values()) == [
