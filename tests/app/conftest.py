@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from dpkfc.curvature import Probe
+from dpkfc.features.joined import Standardised
 from tests.app.accounting import remembered
 from tests.app.finished import finished_run
 
@@ -15,6 +18,21 @@ from tests.app.finished import finished_run
 @pytest.fixture(autouse=True, scope="module")
 def _figures(blank_figures: None) -> None:
     """Figures are blank, but where a module says otherwise."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _few_images() -> Iterator[None]:
+    """Scales of features come from 50 synthetic images: tests/features takes more."""
+    from dpkfc.features import joined
+
+    measure = joined.standardise
+
+    def measure_few(features: nn.Module, probe: Probe, *, size: int, seed: int) -> Standardised:
+        return measure(features, probe, size=min(size, 50), seed=seed)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(joined, "standardise", measure_few)
+        yield
 
 
 @pytest.fixture(scope="module")
