@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpkfc.app import plots
+from dpkfc.app.datasets.formats import UnpackedSizeError
 from dpkfc.app.html.text import command_of, delta_text, score_text, show
 from dpkfc.app.plots import Figures, SensitivityMap, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
-from dpkfc.app.unpack_limit import UnpackedSizeError
 from dpkfc.report.card import failed_checks
 from dpkfc.report.numbers import ensure_mapping, number, plain
 

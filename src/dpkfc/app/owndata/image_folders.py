@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpkfc.app.datasets.formats import DatasetError, unreadable_error
+from dpkfc.app.datasets.formats import DatasetError, check_unpacked_size, unreadable_error
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records
 from dpkfc.app.owndata.schema import ImageForm, Schema
 from dpkfc.app.owndata.tables import (
@@ -19,7 +19,6 @@ from dpkfc.app.owndata.tables import (
     unit_names,
 )
 from dpkfc.app.owndata.targets import target_of
-from dpkfc.app.unpack_limit import check_unpacked_size
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 

@@ -15,11 +15,15 @@ import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 import torch
 
-from dpkfc.app.datasets.formats import DatasetError, damaged_error, unreadable_error
+from dpkfc.app.datasets.formats import (
+    DatasetError,
+    check_unpacked_size,
+    damaged_error,
+    unreadable_error,
+)
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records, number_equal
 from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.targets import target_of
-from dpkfc.app.unpack_limit import check_unpacked_size
 
 DELIMITED = (".csv", ".tsv")
 SUFFIXES = (*DELIMITED, ".parquet", ".feather", ".arrow")
