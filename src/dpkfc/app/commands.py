@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
-from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.methods import LABELS, METHODS, Method
 from dpkfc.app.owndata.records import describe_figures
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
@@ -31,7 +31,7 @@ from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, veri
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable
 
 if TYPE_CHECKING:
-    from dpkfc.app.preparation import Result
+    from dpkfc.app.results import Result
 
 
 # --------------------------------------------------------------------------------------------------
@@ -626,7 +626,6 @@ def demo(
 ) -> None:
     """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
     from dpkfc.app.demo import demo as run_demo
-    from dpkfc.app.preparation import LABELS
 
     console = open_console()
     result = run_demo(read_choices(None, settings), out, None if quiet else console)
