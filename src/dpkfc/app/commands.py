@@ -165,8 +165,8 @@ def report(
     It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing.
     Files that cannot be read are named, on the page too.
     """
+    from dpkfc.app.html.read import count_text
     from dpkfc.app.html.render import write_page
-    from dpkfc.app.html.text import count_text
     from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
