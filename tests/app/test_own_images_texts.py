@@ -13,8 +13,8 @@ from PIL import Image
 
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.forms import empty_schema
 from dpkfc.app.owndata.image_folders import encode_folder
+from dpkfc.app.owndata.recipes import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
 from dpkfc.app.owndata.texts import encode_texts

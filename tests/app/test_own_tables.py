@@ -18,7 +18,7 @@ import torch
 
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.forms import empty_schema
+from dpkfc.app.owndata.recipes import empty_schema
 from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,

@@ -15,7 +15,7 @@ from dpkfc.app.owndata.schema import Schema
 from dpkfc.app.owndata.tables import check_file, is_unicode, unit_names
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
-from dpkfc.app.recipes.words import weighted_words
+from dpkfc.app.recipes.text import weighted_words
 
 SUFFIXES = (".jsonl", ".ndjson")
 Entry = dict[str, Any]
