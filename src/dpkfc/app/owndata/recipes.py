@@ -11,9 +11,18 @@ from typing import Any
 from torch import nn
 
 from dpkfc.app.datasets.formats import DatasetError, ExampleSet, unreadable_error
-from dpkfc.app.owndata import image_folders, tables, texts
 from dpkfc.app.owndata.bounds import choose_bounds, count_bins
-from dpkfc.app.owndata.image_folders import folder_classes
+from dpkfc.app.owndata.files import (
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    check_file,
+    encode_folder,
+    encode_table,
+    encode_texts,
+    folder_classes,
+    read_header,
+    text_width,
+)
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
     Schema,
@@ -24,7 +33,6 @@ from dpkfc.app.owndata.schema import (
     schema_toml,
     template,
 )
-from dpkfc.app.owndata.tables import check_file, read_header
 from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
 from dpkfc.app.recipes.images import image_features, use_features
@@ -79,13 +87,13 @@ def kind_of_data(path: Path) -> str:
         raise unreadable_error(path, error) from None
     if is_folder:
         return "own-images"
-    if suffix in tables.SUFFIXES:
+    if suffix in TABLE_SUFFIXES:
         return "own-table"
-    if suffix in texts.SUFFIXES:
+    if suffix in TEXT_SUFFIXES:
         return "own-text"
     if not path.exists():
         raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
-    known = ", ".join((*tables.SUFFIXES, *texts.SUFFIXES))
+    known = ", ".join((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
     raise DatasetError(f"{path}: is of no known form; --data takes {known} or a folder of images")
 
 
@@ -180,7 +188,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
     if schema.is_open:
         _refuse_found_bounds(schema, config.schema)
         find_bounds = partial(_find_bounds, schema, path.name)
-    read = partial(tables.encode_table, path, schema)
+    read = partial(encode_table, path, schema)
     recipe = Recipe(
         name=config.recipe,
         title=path.name,
@@ -190,7 +198,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
         num_classes=outputs,
         constants=public_facts(schema, has_release=bool(config.bounds)),
         probe=probe,
-        read=lambda other: tables.encode_table(other, schema, with_target=False),
+        read=lambda other: encode_table(other, schema, with_target=False),
         private_bounds=len(schema.private_columns) if config.bounds else 0,
         find_bounds=find_bounds,
     )
@@ -251,7 +259,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
             raise ConfigError(
                 f"{config.schema}: target_bounds need a number for each image; give --label-file"
             )
-        classes = schema.classes or image_folders.folder_classes(folder)
+        classes = schema.classes or folder_classes(folder)
         schema = replace(schema, classes=classes)
         schema = check_schema(schema, config.schema or str(folder))
     form = schema.images
@@ -259,7 +267,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
     shape = (form.channels, form.size, form.size)
     outputs = target_of(schema).outputs
     build: Callable[[], nn.Module] = partial(small_cnn, form.channels, form.size, outputs)
-    read = partial(image_folders.encode_folder, folder, schema, labels)
+    read = partial(encode_folder, folder, schema, labels)
     recipe = Recipe(
         name=config.recipe,
         title=folder.name,
@@ -272,7 +280,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
             "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
         },
         probe=lambda config: DeadLeaves(shape),
-        read=lambda other: image_folders.encode_folder(other, schema, with_broken=False),
+        read=lambda other: encode_folder(other, schema, with_broken=False),
     )
     if form.has_features:
         recipe = use_features(recipe, image_features(shape))
@@ -308,7 +316,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
     if config.text:
         form = replace(schema.text, key=config.text)
         schema = replace(schema, text=form)
-    width = texts.text_width(schema)
+    width = text_width(schema)
     outputs = target_of(schema).outputs
     encoder = schema.text.encoder
     weighted = encoder == "weighted-words"
@@ -322,7 +330,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
             return FeatureNoise(width, std=width**-0.5)
         return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent), weighted)
 
-    read = partial(texts.encode_texts, path, schema)
+    read = partial(encode_texts, path, schema)
     recipe = Recipe(
         name=config.recipe,
         title=path.name,
@@ -335,7 +343,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
             "features": (features, "published; nothing is fitted"),
         },
         probe=probe,
-        read=lambda other: texts.encode_texts(other, schema, with_target=False),
+        read=lambda other: encode_texts(other, schema, with_target=False),
     )
     return _with_schema(recipe, schema)
 

@@ -207,8 +207,8 @@ class ZipfBytes(Probe):
 
 
 # --------------------------------------------------------------------------------------------------
-# IMDB: 25,000 film reviews, two classes. `imdb` has 32,768 columns and weights words by how rare they
-# are in English, by Zipf's law; `imdb-logistic` has 4,096 columns without weights.
+# IMDB: 25,000 film reviews, two classes. `imdb` has 32,768 columns and weights words by how rare
+# they are in English, by Zipf's law; `imdb-logistic` has 4,096 columns without weights.
 
 SIZE = 4096
 WIDE = 32_768
