@@ -27,8 +27,7 @@ from dpkfc.app.datasets.formats import (
 )
 from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records, number_equal
-from dpkfc.app.owndata.schema import ImageForm, Schema
-from dpkfc.app.owndata.targets import target_of
+from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
 

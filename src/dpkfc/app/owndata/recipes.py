@@ -31,9 +31,9 @@ from dpkfc.app.owndata.schema import (
     public_facts,
     read_schema,
     schema_toml,
+    target_of,
     template,
 )
-from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
 from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
