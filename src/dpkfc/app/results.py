@@ -1,4 +1,4 @@
-"""The end of a run: released weights, metrics, privacy card and plots."""
+"""The end of a run: its result, released weights, metrics, privacy card and plots."""
 
 from __future__ import annotations
 

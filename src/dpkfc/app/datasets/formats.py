@@ -21,6 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# --------------------------------------------------------------------------------------------------
+# A limit on the bytes that a file from outside may hold once it is unpacked: a packed file of 2 MiB
+# can unpack to gigabytes. Readers compare the size with the limit before they take the memory.
+
 VARIABLE = "DPKFC_MAX_UNPACKED_GIB"
 _DEFAULT = 2.0
 _GIB = 1 << 30
@@ -86,6 +90,9 @@ class BoundedStream(io.RawIOBase):
         check_unpacked_size(self._path, self._count)
         return len(data)
 
+
+# --------------------------------------------------------------------------------------------------
+# Examples, and the readers of their files.
 
 Examples = tuple[Tensor, Tensor]
 

@@ -27,6 +27,14 @@ from dpkfc.app.settings import known_settings
 from dpkfc.report.card import failed_checks
 from dpkfc.report.numbers import ensure_mapping, is_visible, number, plain, rounded_up
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# --------------------------------------------------------------------------------------------------
+# Texts and numbers of a page. What a run folder says stays text in a plot and in a shell.
+
 _MOST_ITEMS = 50
 _MOST_NESTED = 4
 _SETTING_NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -114,10 +122,9 @@ def command_of(settings: Mapping[str, Any]) -> str:
     return " ".join(words)
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+# --------------------------------------------------------------------------------------------------
+# Run folders and results files.
+
 
 Item = TypeVar("Item")
 # From `recipe`, `method` and `settings` (of a study's row also `seed`, `evaluate_on` and `hash`)
