@@ -35,8 +35,8 @@ from dpkfc.app.datasets.images import BREAST, PNEUMONIA
 from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
 from dpkfc.app.datasets.text import IMDB, hashed_texts, load_texts
 from dpkfc.app.models import mnist_cnn
-from dpkfc.app.recipes.features import LinearHead
-from dpkfc.app.recipes.words import NORM, HashedZipf, ZipfWords, english_weights
+from dpkfc.app.recipes.images import LinearHead
+from dpkfc.app.recipes.text import NORM, HashedZipf, ZipfWords, english_weights
 from dpkfc.curvature import Probe
 from dpkfc.features import Scattering, SyntheticEncoder, SyntheticImages, standardise
 from dpkfc.features.joined import ENERGY

@@ -62,7 +62,7 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def remove_finished_modes_abandoned_modes() -> Iterator[None]:
+def _end_abandoned_modes() -> Iterator[None]:
     """End the scripts that a test left in the middle of their loop: the modes of their last batch
     see every operation.
     """

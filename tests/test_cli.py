@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
-from dpkfc.app import preparation, train
+from dpkfc.app import results, train
 from dpkfc.app.plots import Curve
 from dpkfc.app.settings import RunConfig
 from dpkfc.cli import app
@@ -184,7 +184,7 @@ def test_a_config_file_with_an_unknown_key(tmp_path: Path):
     )
 
 
-def _result(folder: Path, **changed) -> preparation.Result:
+def _result(folder: Path, **changed) -> results.Result:
     values = {
         "folder": folder,
         "accuracy": 0.5,
@@ -195,7 +195,7 @@ def _result(folder: Path, **changed) -> preparation.Result:
         "interrupted": False,
         "curve": Curve(label="DP-KFC on digits", steps=[0], accuracy=[0.5]),
     }
-    return preparation.Result(**{**values, **changed})
+    return results.Result(**{**values, **changed})
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -317,7 +317,7 @@ COUNTER_EXAMPLES: list[tuple[Rule, str, str]] = [
     (internal_imports, "curvature.factors", "from ..gradients import tape"),
     (internal_imports, "privacy.ledger", "from dpkfc.config import Plan"),
     (internal_imports, "privacy.ledger", "from dpkfc import Session"),
-    (internal_imports, "session", "from dpkfc.app.progress import Progress"),
+    (internal_imports, "session", "from dpkfc.app.train import Progress"),
     (internal_imports, "report.card", "from dpkfc.app import plots"),
     (internal_imports, "linalg.metric", "from dpkfc.gradients.rules import blocks_of"),
     (internal_imports, "helpers", "x = 1"),

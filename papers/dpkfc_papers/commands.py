@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpkfc.app.command_options import Budget, DataDir, Quiet, Workers
+from dpkfc.app.commands import Budget, DataDir, Quiet, Workers
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.terminal import open_console, resumable
 

@@ -23,9 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dpkfc.app.assembly import read_public_data
+from dpkfc.app.assembly import Prepared, read_public_data
 from dpkfc.app.plots import SensitivityMap
-from dpkfc.app.preparation import Prepared
 from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
 from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise

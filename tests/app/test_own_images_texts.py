@@ -13,11 +13,10 @@ from PIL import Image
 
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.forms import empty_schema
-from dpkfc.app.owndata.image_folders import encode_folder
+from dpkfc.app.owndata.files import encode_folder, encode_texts
+from dpkfc.app.owndata.recipes import empty_schema
 from dpkfc.app.owndata.records import UNKNOWN, split_records
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
-from dpkfc.app.owndata.texts import encode_texts
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import ConfigError
 from tests.app.own_files import TEXT_SCHEMA, write_images, write_texts

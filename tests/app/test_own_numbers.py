@@ -15,11 +15,9 @@ from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import audit_folder
 from dpkfc.app.html.render import write_page
-from dpkfc.app.owndata.image_folders import encode_folder
+from dpkfc.app.owndata.files import encode_folder, encode_table, encode_texts
 from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import ImageForm, Schema, read_schema
-from dpkfc.app.owndata.tables import encode_table
-from dpkfc.app.owndata.texts import encode_texts
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.recipes.recipe import squared_error
 from dpkfc.app.settings import ConfigError

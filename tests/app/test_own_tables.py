@@ -18,7 +18,8 @@ import torch
 
 from dpkfc.app.datasets.formats import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.forms import empty_schema
+from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.recipes import empty_schema
 from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
@@ -29,7 +30,6 @@ from dpkfc.app.owndata.schema import (
     read_schema,
     schema_toml,
 )
-from dpkfc.app.owndata.tables import encode_table
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import ConfigError
 from tests.app.own_files import HEADER, SCHEMA, patients, write_patients, write_rows

@@ -24,9 +24,9 @@ from dpkfc.app.owndata.bounds import (
     count_bins,
     norm_of,
 )
+from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.predictions import load_run
 from dpkfc.app.owndata.schema import Column, read_schema
-from dpkfc.app.owndata.tables import encode_table
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError

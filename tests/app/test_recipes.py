@@ -24,7 +24,7 @@ from dpkfc.app.pretrained import gpt2_lora
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encode_pairs
 from dpkfc.app.recipes.recipe import Judged, cap_for_smoke
-from dpkfc.app.recipes.words import (
+from dpkfc.app.recipes.text import (
     COMMON_WORDS,
     NORM,
     HashedZipf,
@@ -294,11 +294,11 @@ def test_linear_regression_reports_its_distance_to_the_truth(tmp_path: Path, mon
 
 
 def test_training_texts_of_the_test_file_are_left_out(planted: Path, monkeypatch):
-    from dpkfc.app.recipes import sentences
+    from dpkfc.app.recipes import text as text_recipes
 
     seen: list[list[str]] = []
     monkeypatch.setattr(
-        sentences,
+        text_recipes,
         "minilm_tokens",
         lambda lines, length: seen.append(lines) or torch.zeros(len(lines), length),
     )

@@ -17,11 +17,16 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.app.datasets.formats import read_cifar, read_idx
+from dpkfc.app.datasets.formats import (
+    VARIABLE,
+    UnpackedSizeError,
+    check_unpacked_size,
+    read_cifar,
+    read_idx,
+)
 from dpkfc.app.datasets.images import read_medmnist, read_svhn, read_utkface
 from dpkfc.app.datasets.text import E2E, open_text
 from dpkfc.app.run_folder import Metrics, Row
-from dpkfc.app.unpack_limit import VARIABLE, UnpackedSizeError, check_unpacked_size
 
 MIB = 1 << 20
 UNPACKED = 64 * MIB

@@ -10,9 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import assign_styles, comparable_panels, group_runs, read_all
+from dpkfc.app.html.read import (
+    assign_styles,
+    command_of,
+    comparable_panels,
+    epsilon_text,
+    group_runs,
+    read_all,
+    show,
+)
 from dpkfc.app.html.render import make_environment
-from dpkfc.app.html.text import command_of, epsilon_text, show
 from dpkfc.app.plots import Figures
 from dpkfc.report.numbers import number, plain
 from tests.report.page_cases import FIGURES, chart, plan, row, run_folder, study, tuning

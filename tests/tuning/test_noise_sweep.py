@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from dpkfc.app.preparation import LABELS
+from dpkfc.app.methods import LABELS
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from dpkfc.app.datasets.formats import ExampleSet
 from dpkfc.app.owndata.bounds import norm_of
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
+from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
-from dpkfc.callbacks import NORM, PURPOSE
+from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
@@ -43,6 +45,30 @@ from dpkfc.postprocess.pipeline import PostProcess
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import doctor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything a run needs before its first step.
+
+    Attributes:
+        config: settings.
+        recipe: the task.
+        data: examples.
+        model: on its device, with its initial weights.
+        plan: calibrated for the training set.
+        start: where the initial weights come from, if not from the seed alone.
+        stopping: ends the run early, None for no early end.
+    """
+
+    config: RunConfig
+    recipe: Recipe
+    data: ExampleSet
+    model: nn.Module
+    plan: Plan
+    start: str = ""
+    stopping: EarlyStopping | PrivateEarlyStopping | None = None
+
 
 # --------------------------------------------------------------------------------------------------
 # Preconditioner, post-processing, and where curvature comes from.

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from safetensors.torch import load_file
 
-from dpkfc.app.assembly import make_augment, make_optimizer
-from dpkfc.app.preparation import Prepared
-from dpkfc.app.progress import Console
+from dpkfc.app.assembly import Prepared, make_augment, make_optimizer
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, read_settings

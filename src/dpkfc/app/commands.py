@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,26 +18,43 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperOption
 
-from dpkfc.app.card_command import card
-from dpkfc.app.command_options import (
-    Budget,
-    DataDir,
-    DemoFolder,
-    Quiet,
-    SettingsFile,
-    Workers,
-)
 from dpkfc.app.data_commands import evaluate_run, export_run, predict, print_recipes, write_schema
-from dpkfc.app.methods import METHODS, Method
+from dpkfc.app.methods import LABELS, METHODS, Method
 from dpkfc.app.owndata.records import describe_figures
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
+from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
 from dpkfc.report.numbers import plain, rounded_up
+from dpkfc.report.officer import Declared
+from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, verify_ledger
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable
 
 if TYPE_CHECKING:
-    from dpkfc.app.preparation import Result
+    from dpkfc.app.results import Result
+
+
+# --------------------------------------------------------------------------------------------------
+# Options that several commands take.
+
+Workers = Annotated[
+    int | None, typer.Option(help="Cells at once, one core each; left out: every core.")
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(help="Minutes; what would not end in time is not started, else stopped."),
+]
+DataDir = Annotated[
+    str,
+    typer.Option(
+        help="Folder with the data sets; left out: $DPKFC_DATA, then Hugging Face datasets."
+    ),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+SettingsFile = Annotated[Path | None, typer.Option(help="TOML file of settings; flags win.")]
+DemoFolder = Annotated[
+    str, typer.Option(help="Folder of the demo; a new one below runs/ when left out.")
+]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -147,8 +165,8 @@ def report(
     It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing.
     Files that cannot be read are named, on the page too.
     """
+    from dpkfc.app.html.read import count_text
     from dpkfc.app.html.render import write_page
-    from dpkfc.app.html.text import count_text
     from dpkfc.app.tuning.runs import departures
 
     contents = write_page(runs, out, title=title, departures=departures)
@@ -163,6 +181,78 @@ def report(
 def _print_line(console: Console, text: str) -> None:
     """Print a line as it is, without markup, colours or breaks."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The command `dpkfc card`: show the first page of a card, fill in its fields, write it anew.
+
+
+def card(
+    run: Annotated[Path, typer.Argument(help="A folder with ledger and card, of any host.")],
+    *,
+    owner: Annotated[str | None, typer.Option(help="Who answers for the model.")] = None,
+    purpose: Annotated[str | None, typer.Option(help="What the model is for.")] = None,
+    data_subjects: Annotated[str | None, typer.Option(help="Whose data it has seen.")] = None,
+    contact: Annotated[str | None, typer.Option(help="Whom to ask.")] = None,
+) -> None:
+    """Show page one of a privacy card, after ledger, card and weights were compared.
+
+    A flag fills in a field, and the files of the card are written anew.
+
+    Example: dpkfc card runs/first --owner "Ward 3" --purpose "Predict readmission"
+    """
+    given = {
+        "owner": owner,
+        "purpose": purpose,
+        "data_subjects": data_subjects,
+        "contact": contact,
+    }
+    stated = {name: x for name, x in given.items() if x is not None}
+    text = fill_card(run, stated)
+    page = text.partition("\n# Annex\n")[0]
+    open_console().print(page, markup=False, highlight=False, soft_wrap=True)
+
+
+def fill_card(run: Path, given: Mapping[str, str]) -> str:
+    """Return the text of a card, with fields filled in; files that change are written anew.
+
+    Args:
+        run: folder with ledger and card.
+        given: fields of `Declared`.
+
+    Raises:
+        CardError: there is no card, or it disagrees with ledger or weights.
+        ValueError: a value that a card cannot show.
+    """
+    found = read_card(run / LEDGER)
+    if found is None:
+        raise CardError(f"{run} holds no {CARD}; call write_card(folder), or end the run first")
+    verify_ledger(run / LEDGER, pages=False)
+    try:
+        content = _fill_content(found, given)
+        text = to_markdown(content)
+        stored = json.loads(json.dumps(content))
+        if stored != found.content or not _pages_hold(run, text):
+            write_card_files(run, content)
+    except (AttributeError, KeyError, TypeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise CardError(f"{run / CARD} is damaged ({reason:.60}); restore it") from None
+    return text
+
+
+def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return a card with fields filled in, and the sections of this version."""
+    content: dict[str, Any] = dict(found.content)
+    known = content.get("declared") or {}
+    declared = Declared(**{**known, **given})
+    if content.get("layout") != LAYOUT:
+        content |= explain_ledger(found)
+    return content | {"layout": LAYOUT, "declared": vars(declared)}
+
+
+def _pages_hold(run: Path, text: str) -> bool:
+    path = (run / CARD).with_suffix(".md")
+    return path.is_file() and path.read_text("utf-8") == text
 
 
 # --------------------------------------------------------------------------------------------------
@@ -536,7 +626,6 @@ def demo(
 ) -> None:
     """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
     from dpkfc.app.demo import demo as run_demo
-    from dpkfc.app.preparation import LABELS
 
     console = open_console()
     result = run_demo(read_choices(None, settings), out, None if quiet else console)

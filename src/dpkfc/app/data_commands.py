@@ -26,7 +26,7 @@ def write_schema(
 
     Example: dpkfc schema patients.csv --target readmitted --out patients.toml
     """
-    from dpkfc.app.owndata.forms import empty_schema
+    from dpkfc.app.owndata.recipes import empty_schema
     from dpkfc.app.run_folder import RunFolderError, placed
 
     content = empty_schema(data, target, text, label_file)

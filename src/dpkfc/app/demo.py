@@ -7,10 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from dpkfc.app import plots
-from dpkfc.app.preparation import LABELS, Result
-from dpkfc.app.progress import Console
+from dpkfc.app.methods import LABELS
 from dpkfc.app.recipes.catalogue import run_config
+from dpkfc.app.results import Result
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.train import run
 

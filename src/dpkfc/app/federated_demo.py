@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.app import plots
 from dpkfc.app.datasets.formats import read_digits
-from dpkfc.app.progress import Console
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise

@@ -12,8 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dpkfc import checkpoint
-from dpkfc.app.assembly import undo_measurement
-from dpkfc.app.preparation import Prepared
+from dpkfc.app.assembly import Prepared, undo_measurement
 from dpkfc.app.run_folder import RunFolder, RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig, deciding_settings, flatten, read_toml
 from dpkfc.distributed import DistributedContext, is_launched

@@ -67,3 +67,4 @@ def _read_methods() -> dict[str, Method]:
 
 
 METHODS: Mapping[str, Method] = _read_methods()
+LABELS = {name: method.label for name, method in METHODS.items()}

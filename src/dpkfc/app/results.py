@@ -1,21 +1,22 @@
-"""The end of a run: released weights, metrics, privacy card and plots."""
+"""The end of a run: its result, released weights, metrics, privacy card and plots."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from dpkfc.app import plots
-from dpkfc.app.assembly import describe_choice, make_kfac
+from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
 from dpkfc.app.datasets.formats import Examples
+from dpkfc.app.methods import LABELS
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
-from dpkfc.app.preparation import LABELS, Prepared
 from dpkfc.app.recipes.recipe import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import RunConfig
@@ -30,6 +31,46 @@ from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
 
 _EPSILON_POINTS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """Result of a run.
+
+    Attributes:
+        folder: the run folder.
+        accuracy: of the released weights on the test or validation set, in [0, 1]; the score of a
+            task without classes.
+        measured_on: which of the two.
+        epsilon: spent.
+        steps: releases made.
+        seconds: wall time of training, evaluation left out.
+        interrupted: whether the run stopped before its last step.
+        curve: for plots that compare runs.
+        stamp: empty where ε is certified.
+        score: what the task calls `accuracy`.
+        loss: mean loss on the same set, None where it was not finite.
+        head: of the ledger at the end, for a later check.
+        errors: further figures of the task on the same set, by name.
+        releases: lines of the ledger then, which are more than steps where some are for bounds.
+        figures: of the schema of own data: shares that were clamped, missing or unknown. PRIVATE.
+    """
+
+    folder: Path
+    accuracy: float
+    measured_on: str
+    epsilon: float
+    steps: int
+    seconds: float
+    interrupted: bool
+    curve: Curve
+    stamp: str = ""
+    score: str = "accuracy"
+    loss: float | None = None
+    head: str = ""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    releases: int = 0
+    figures: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
 def evaluated_weights(session: Session) -> AbstractContextManager[None]:

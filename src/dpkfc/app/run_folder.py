@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpkfc.app.unpack_limit import UnpackedSizeError, check_unpacked_size
+from dpkfc.app.datasets.formats import UnpackedSizeError, check_unpacked_size
 from dpkfc.checkpoint import CheckpointError, place_file, weights_record_path
 
 # The file that a finished run writes last.
@@ -408,7 +408,7 @@ class Metrics:
 
         Raises:
             ValueError: the file is damaged.
-            UnpackedSizeError: its rows take more than the limit of `unpack_limit`.
+            UnpackedSizeError: its rows take more than the limit of `check_unpacked_size`.
         """
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:

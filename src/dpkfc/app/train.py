@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 import torch
 import torch.nn.functional as F
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
 from dpkfc.app.assembly import (
+    Prepared,
     describe_structure,
     learning_rate,
     make_augment,
@@ -35,12 +39,11 @@ from dpkfc.app.launch import (
     processes,
     use_own_device,
 )
+from dpkfc.app.methods import LABELS
 from dpkfc.app.models import seeded
-from dpkfc.app.preparation import LABELS, Prepared, Result
-from dpkfc.app.progress import Console, TrainingProgress
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.recipes.recipe import Recipe, evaluate
-from dpkfc.app.results import curve_of, evaluated_weights, write_results
+from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder
 from dpkfc.app.settings import (
     ConfigError,
@@ -141,6 +144,100 @@ def _fit(config: RunConfig, model: nn.Module, inputs: Tensor, labels: Tensor) ->
     seeded(train, config.seed)
     optimizer.zero_grad()
     return evaluate(model, (inputs, labels), 500).accuracy
+
+
+# --------------------------------------------------------------------------------------------------
+# The line that a person watches while a model trains.
+
+_SMOOTHING = 0.1
+
+
+class TrainingProgress:
+    """Step, ε spent so far, clipped fraction, examples per second and time left.
+
+    The clipped fraction and the speed are computed from private batches: they are for the operator
+    only. Use it in a `with`.
+
+    Args:
+        total: steps of the plan.
+        done: steps that were done before.
+        console: where to draw; nothing is drawn when it is None.
+        label: name of the run.
+    """
+
+    def __init__(
+        self, total: int, *, done: int = 0, console: Console | None = None, label: str = "training"
+    ) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("[cyan]ε ≤ {task.fields[epsilon]}"),
+            TextColumn("clipped {task.fields[clipped]}"),
+            TextColumn("{task.fields[speed]} examples/s"),
+            TextColumn("{task.fields[accuracy]}"),
+            TimeRemainingColumn(compact=True),
+            console=console or Console(quiet=True),
+            disable=console is None,
+        )
+        self._task = self._progress.add_task(
+            label,
+            total=total,
+            completed=done,
+            epsilon="–",
+            clipped="–",
+            speed="–",
+            accuracy="",
+        )
+        self._speed: float | None = None
+        self._last = time.perf_counter()
+
+    def advance(self, *, epsilon: float, clipped_fraction: float, batch_size: int) -> None:
+        """Show one more step.
+
+        Args:
+            epsilon: ε spent, or an upper bound of it.
+            clipped_fraction: fraction of the batch that was clipped.
+            batch_size: realised batch.
+        """
+        now = time.perf_counter()
+        speed = batch_size / max(now - self._last, 1e-9)
+        self._speed = (
+            speed if self._speed is None else (1 - _SMOOTHING) * self._speed + _SMOOTHING * speed
+        )
+        self._last = now
+        self._progress.update(
+            self._task,
+            advance=1,
+            epsilon=rounded_up(epsilon),
+            clipped=f"{100 * clipped_fraction:3.0f} %",
+            speed=f"{self._speed:,.0f}",
+        )
+
+    def slowed_by(self, operation: str) -> None:
+        """Show that examples are differentiated one at a time, and which operation makes it so."""
+        label = self._progress.tasks[self._task].description
+        self._progress.update(
+            self._task, description=f"{label} [yellow](one example at a time: {operation})"
+        )
+
+    def accuracy(self, value: float, measured_on: str) -> None:
+        """Show the accuracy that was measured last; the time it took does not count as training."""
+        self._last = time.perf_counter()
+        self._progress.update(self._task, accuracy=f"[green]{measured_on} {100 * value:.1f} %")
+
+    def __enter__(self) -> TrainingProgress:
+        self._progress.start()
+        self._last = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
 
 
 # --------------------------------------------------------------------------------------------------

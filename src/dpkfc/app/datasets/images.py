@@ -18,9 +18,12 @@ import numpy as np
 from scipy.io import loadmat, whosmat
 
 from dpkfc.app.datasets.formats import (
+    BoundedStream,
     DatasetError,
+    UnpackedSizeError,
     check_labels,
     check_pixels,
+    check_unpacked_size,
     damaged_error,
     decode_delta,
     hold_out,
@@ -29,7 +32,6 @@ from dpkfc.app.datasets.formats import (
     unreadable_error,
 )
 from dpkfc.app.datasets.sources import Source
-from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
 
 _SPLITS = ("train", "test", "val")
 
@@ -116,7 +118,7 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
     Raises:
         DatasetError: the file cannot be read, is not a MATLAB file, lacks an array, or an array has
             another shape or type.
-        UnpackedSizeError: the arrays are larger than the limit of `unpack_limit`.
+        UnpackedSizeError: the arrays are larger than the limit of `check_unpacked_size`.
     """
     try:
         with path.open("rb") as file:
@@ -197,7 +199,7 @@ def read_utkface(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         DatasetError: the file cannot be read, is damaged, or holds no faces.
-        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
+        UnpackedSizeError: the file unpacks to more than the limit of `check_unpacked_size`.
     """
     return _read_face_arrays(path) if path.suffix == ".npz" else _read_face_archive(path)
 

@@ -23,14 +23,16 @@ import torch
 from torch import Tensor
 
 from dpkfc.app.datasets.formats import (
+    BoundedStream,
     DatasetError,
     ExampleSet,
+    UnpackedSizeError,
+    check_unpacked_size,
     damaged_error,
     one_line,
     unreadable_error,
 )
 from dpkfc.app.datasets.sources import Source, read_splits
-from dpkfc.app.unpack_limit import BoundedStream, UnpackedSizeError, check_unpacked_size
 
 Labelled = tuple[list[str], list[int]]
 Tokenise = Callable[[Sequence[str]], Tensor]
@@ -111,7 +113,7 @@ def open_text(path: Path) -> Iterator[Any]:
 
     Raises:
         DatasetError: the file is damaged or not such a table.
-        UnpackedSizeError: the file unpacks to more than the limit of `unpack_limit`.
+        UnpackedSizeError: the file unpacks to more than the limit of `check_unpacked_size`.
     """
     unpack: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(path.suffix, open)
     try:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from dpkfc.app.html.read import Panel, RunGroup, collect
-from dpkfc.app.html.text import count_text, epsilon_text, score_text
+from dpkfc.app.html.read import Panel, RunGroup, collect, count_text, epsilon_text, score_text
 
 # Two methods differ significantly where an interval of their difference leaves out zero.
 LEVEL = 0.95

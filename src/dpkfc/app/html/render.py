@@ -24,15 +24,13 @@ from dpkfc.app.html.read import (
     assign_styles,
     collect,
     comparable_panels,
-    evenly_spaced,
-    group_runs,
-    read_all,
-)
-from dpkfc.app.html.text import (
     count_text,
     delta_text,
     epsilon_text,
+    evenly_spaced,
+    group_runs,
     plot_text,
+    read_all,
     score_text,
     show,
 )

@@ -11,8 +11,18 @@ from typing import Any
 from torch import nn
 
 from dpkfc.app.datasets.formats import DatasetError, ExampleSet, unreadable_error
-from dpkfc.app.owndata import image_folders, tables, texts
 from dpkfc.app.owndata.bounds import choose_bounds, count_bins
+from dpkfc.app.owndata.files import (
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+    check_file,
+    encode_folder,
+    encode_table,
+    encode_texts,
+    folder_classes,
+    read_header,
+    text_width,
+)
 from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
     Schema,
@@ -21,12 +31,13 @@ from dpkfc.app.owndata.schema import (
     public_facts,
     read_schema,
     schema_toml,
+    target_of,
+    template,
 )
-from dpkfc.app.owndata.targets import target_of
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
-from dpkfc.app.recipes.features import image_features, use_features
+from dpkfc.app.recipes.images import image_features, use_features
 from dpkfc.app.recipes.recipe import Recipe
-from dpkfc.app.recipes.words import HashedZipf, ZipfWords
+from dpkfc.app.recipes.text import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.config import Plan
 from dpkfc.curvature.probes import DeadLeaves, FeatureNoise, Probe
@@ -76,13 +87,13 @@ def kind_of_data(path: Path) -> str:
         raise unreadable_error(path, error) from None
     if is_folder:
         return "own-images"
-    if suffix in tables.SUFFIXES:
+    if suffix in TABLE_SUFFIXES:
         return "own-table"
-    if suffix in texts.SUFFIXES:
+    if suffix in TEXT_SUFFIXES:
         return "own-text"
     if not path.exists():
         raise DatasetError(f"{path}: does not exist; --data takes a file or a folder of images")
-    known = ", ".join((*tables.SUFFIXES, *texts.SUFFIXES))
+    known = ", ".join((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
     raise DatasetError(f"{path}: is of no known form; --data takes {known} or a folder of images")
 
 
@@ -177,7 +188,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
     if schema.is_open:
         _refuse_found_bounds(schema, config.schema)
         find_bounds = partial(_find_bounds, schema, path.name)
-    read = partial(tables.encode_table, path, schema)
+    read = partial(encode_table, path, schema)
     recipe = Recipe(
         name=config.recipe,
         title=path.name,
@@ -187,7 +198,7 @@ def _table_recipe(config: RunConfig) -> Recipe:
         num_classes=outputs,
         constants=public_facts(schema, has_release=bool(config.bounds)),
         probe=probe,
-        read=lambda other: tables.encode_table(other, schema, with_target=False),
+        read=lambda other: encode_table(other, schema, with_target=False),
         private_bounds=len(schema.private_columns) if config.bounds else 0,
         find_bounds=find_bounds,
     )
@@ -248,7 +259,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
             raise ConfigError(
                 f"{config.schema}: target_bounds need a number for each image; give --label-file"
             )
-        classes = schema.classes or image_folders.folder_classes(folder)
+        classes = schema.classes or folder_classes(folder)
         schema = replace(schema, classes=classes)
         schema = check_schema(schema, config.schema or str(folder))
     form = schema.images
@@ -256,7 +267,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
     shape = (form.channels, form.size, form.size)
     outputs = target_of(schema).outputs
     build: Callable[[], nn.Module] = partial(small_cnn, form.channels, form.size, outputs)
-    read = partial(image_folders.encode_folder, folder, schema, labels)
+    read = partial(encode_folder, folder, schema, labels)
     recipe = Recipe(
         name=config.recipe,
         title=folder.name,
@@ -269,7 +280,7 @@ def _image_recipe(config: RunConfig) -> Recipe:
             "normalisation": (f"scaled to {form.size} pixels, −1 to 1", "no number of the images"),
         },
         probe=lambda config: DeadLeaves(shape),
-        read=lambda other: image_folders.encode_folder(other, schema, with_broken=False),
+        read=lambda other: encode_folder(other, schema, with_broken=False),
     )
     if form.has_features:
         recipe = use_features(recipe, image_features(shape))
@@ -305,7 +316,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
     if config.text:
         form = replace(schema.text, key=config.text)
         schema = replace(schema, text=form)
-    width = texts.text_width(schema)
+    width = text_width(schema)
     outputs = target_of(schema).outputs
     encoder = schema.text.encoder
     weighted = encoder == "weighted-words"
@@ -319,7 +330,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
             return FeatureNoise(width, std=width**-0.5)
         return HashedZipf(width, ZipfWords(exponent=config.zipf_exponent), weighted)
 
-    read = partial(texts.encode_texts, path, schema)
+    read = partial(encode_texts, path, schema)
     recipe = Recipe(
         name=config.recipe,
         title=path.name,
@@ -332,7 +343,7 @@ def _text_recipe(config: RunConfig) -> Recipe:
             "features": (features, "published; nothing is fitted"),
         },
         probe=probe,
-        read=lambda other: texts.encode_texts(other, schema, with_target=False),
+        read=lambda other: encode_texts(other, schema, with_target=False),
     )
     return _with_schema(recipe, schema)
 
@@ -398,3 +409,60 @@ REASONS = {
     "own-text": "the default: ahead of DP-SGD on words without weights; docs/results.md",
     "own-task": "the default; dpkfc tune compares methods on your task",
 }
+
+
+# --------------------------------------------------------------------------------------------------
+# Empty schemas to fill in, made from headers, folder names and flags.
+
+_IMAGE_FORM = """\
+[images]
+size = 32  # pixels of each side
+channels = 3  # 1 for grey
+broken = "skip"  # or "error"
+"""
+_IMAGE_UNIT = """\
+# unit = "patient"  # a column of the label file; ε then protects all images of one patient
+# max_records = 4
+
+"""
+_TEXT = """\
+# unit = "patient"  # a key; ε then protects all texts of one patient
+# max_records = 4
+
+[text]
+key = "{key}"
+encoder = "weighted-words"  # hashed; or "words", without weights, or "sentences", an encoder
+"""
+
+
+def empty_schema(data: Path, target: str, text: str, label_file: Path | None) -> str:
+    """Return a schema to fill in. No row is read.
+
+    Args:
+        data: a table, a folder of images, or a file of texts.
+        target: column (or key) that is learned.
+        text: key of the text in a file of texts.
+        label_file: of a folder of images.
+
+    Raises:
+        ConfigError: no target, where one is needed.
+        DatasetError: a file that cannot be read, or a target that is not in the header.
+    """
+    kind = kind_of_data(data)
+    if kind == "own-images" and label_file is None:
+        names = ", ".join(f"{name!r}" for name in folder_classes(data))
+        return f"# classes: the folders {names}\n\n{_IMAGE_FORM}"
+    if not target:
+        raise ConfigError("which column is learned? give --target NAME")
+    if kind == "own-text":
+        check_file(data)
+        return template({}, target, sections=_TEXT.format(key=text))
+    columns, delimiter = read_header(label_file or data)
+    if target not in columns:
+        names = ", ".join(columns)[:60]
+        raise DatasetError(
+            f"{label_file or data}: has no column {target!r}; its header has {names}"
+        )
+    if kind == "own-images":
+        return template({}, target, delimiter, _IMAGE_UNIT + _IMAGE_FORM)
+    return template(columns, target, delimiter)

@@ -5,35 +5,37 @@ from __future__ import annotations
 from typing import Any
 
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
-from dpkfc.app.recipes.features import (
-    BREASTMNIST,
-    CIFAR10,
-    FASHION_MNIST,
-    MNIST,
-    PNEUMONIAMNIST,
-)
 from dpkfc.app.recipes.generation import DART_GPT2_LORA, E2E_GPT2_LORA
-from dpkfc.app.recipes.images import DIGITS, IMAGE_RECIPES
+from dpkfc.app.recipes.images import (
+    BREASTMNIST_HEAD,
+    CIFAR10_HEAD,
+    DIGITS,
+    FASHION_MNIST_HEAD,
+    IMAGE_RECIPES,
+    MNIST_HEAD,
+    PNEUMONIAMNIST_HEAD,
+)
 from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
-from dpkfc.app.recipes.sentences import (
+from dpkfc.app.recipes.text import (
     AG_NEWS_MINILM,
+    IMDB_LOGISTIC,
+    IMDB_WORDS,
     SST2_MINILM,
     STACKOVERFLOW_HEAD,
     STACKOVERFLOW_MINILM,
 )
-from dpkfc.app.recipes.words import IMDB_LOGISTIC, IMDB_WORDS
 from dpkfc.app.settings import ConfigError, RunConfig, layer_settings, nearest
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         DIGITS,
-        MNIST,
-        FASHION_MNIST,
-        CIFAR10,
-        PNEUMONIAMNIST,
-        BREASTMNIST,
+        MNIST_HEAD,
+        FASHION_MNIST_HEAD,
+        CIFAR10_HEAD,
+        PNEUMONIAMNIST_HEAD,
+        BREASTMNIST_HEAD,
         IMDB_WORDS,
         *IMAGE_RECIPES,
         LINEAR_REGRESSION,

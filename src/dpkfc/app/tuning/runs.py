@@ -334,7 +334,7 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
         return load_pixels(CIFAR100, data_dir or None).tensors(CIFAR10_NORMALISATION).train
     if name == "ag-news-words":
         from dpkfc.app.datasets.text import AG_NEWS, hashed_texts, load_texts
-        from dpkfc.app.recipes.words import SIZE
+        from dpkfc.app.recipes.text import SIZE
 
         return (
             load_texts(AG_NEWS, data_dir or None)
@@ -344,7 +344,7 @@ def _examples(name: str, data_dir: str) -> tuple[Any, Any]:
     if name == "ag-news-sentences":
         from dpkfc.app.datasets.text import AG_NEWS, load_texts
         from dpkfc.app.pretrained import minilm_tokens
-        from dpkfc.app.recipes.sentences import HEAD_LENGTH
+        from dpkfc.app.recipes.text import HEAD_LENGTH
 
         return (
             load_texts(AG_NEWS, data_dir or None)

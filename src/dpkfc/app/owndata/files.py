@@ -1,13 +1,17 @@
-"""Tables: CSV, Parquet and Feather files, read as texts and encoded by a public schema."""
+"""Files of a user, read and encoded by a public schema: tables, folders of images, texts."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import json
+import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +19,20 @@ import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 import torch
 
-from dpkfc.app.datasets.formats import DatasetError, damaged_error, unreadable_error
+from dpkfc.app.datasets.formats import (
+    DatasetError,
+    check_unpacked_size,
+    damaged_error,
+    unreadable_error,
+)
+from dpkfc.app.datasets.text import hashed_texts
 from dpkfc.app.owndata.records import UNKNOWN, Figures, Records, number_equal
-from dpkfc.app.owndata.schema import Schema
-from dpkfc.app.owndata.targets import target_of
-from dpkfc.app.unpack_limit import check_unpacked_size
+from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
+from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
+from dpkfc.app.recipes.text import weighted_words
 
 DELIMITED = (".csv", ".tsv")
-SUFFIXES = (*DELIMITED, ".parquet", ".feather", ".arrow")
+TABLE_SUFFIXES = (*DELIMITED, ".parquet", ".feather", ".arrow")
 
 
 def read_header(path: Path, delimiter: str = "") -> tuple[dict[str, str], str]:
@@ -60,8 +70,8 @@ def check_table(path: Path) -> None:
         DatasetError: naming the file and the fix.
     """
     check_file(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise DatasetError(f"{path}: is no table by its name; known: {', '.join(SUFFIXES)}")
+    if path.suffix.lower() not in TABLE_SUFFIXES:
+        raise DatasetError(f"{path}: is no table by its name; known: {', '.join(TABLE_SUFFIXES)}")
 
 
 def check_file(path: Path) -> None:
@@ -323,3 +333,270 @@ def unit_names(values: Sequence[str | None], contents: Sequence[bytes]) -> list[
         text = "" if value is None else value.strip()
         names.append(f"unit {text}" if text else f"record {next(left)}")
     return names
+
+
+# --------------------------------------------------------------------------------------------------
+# Folders of images: one folder a class, or a table of file names and labels.
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+def folder_classes(folder: Path) -> tuple[str, ...]:
+    """Return the names of the folders in a folder, sorted: the public classes.
+
+    Raises:
+        DatasetError: fewer than two folders, or no folder at all.
+    """
+    try:
+        folders = [path for path in folder.iterdir() if path.is_dir()]
+    except OSError as error:
+        raise unreadable_error(folder, error) from None
+    names = sorted(path.name for path in folders)
+    names = [name for name in names if not name.startswith(".")]
+    if len(names) < 2:
+        raise DatasetError(
+            f"{folder}: holds {len(names)} folders; give one folder a class, or --label-file with"
+            " a column of file names"
+        )
+    return tuple(names)
+
+
+def encode_folder(
+    folder: Path, schema: Schema, labels: Path | None = None, *, with_broken: bool = True
+) -> Records:
+    """Read the images of a folder.
+
+    Args:
+        folder: with one folder a class, or with the files that `labels` names.
+        schema: public size, channels and classes.
+        labels: a table whose first column names files.
+        with_broken: whether files that cannot be read count, as they must in training.
+
+    Returns:
+        Images float32 `[N, C, size, size]`, pixels from −1 to 1. Files outside of a folder of a
+        class have no label, and neither has a file that cannot be read, whose pixels are 0.
+
+    Raises:
+        DatasetError: a file cannot be read and `broken` is "error", or there are no images.
+    """
+    people: list[str | None] = []
+    figures: Figures = {}
+    if labels is not None:
+        paths, numbers, people, figures = _read_labels(folder, schema, labels)
+    else:
+        paths = _find_images(folder)
+        number_of = {name: number for number, name in enumerate(schema.classes)}
+        numbers = []
+        for path in paths:
+            parts = path.relative_to(folder).parts
+            numbers.append(number_of.get(parts[0], UNKNOWN))
+    images = []
+    kept = []
+    broken = 0
+    form = schema.images
+    nothing = np.zeros((form.channels, form.size, form.size), np.float32)
+    bytes_each = 4 * form.channels * form.size**2
+    check_unpacked_size(folder, len(paths) * bytes_each)
+    for row, path in enumerate(paths):
+        pixels = _read_image(path, form)
+        if pixels is None:
+            broken += 1
+            numbers[row] = UNKNOWN
+        if pixels is not None or with_broken:
+            images.append(nothing if pixels is None else pixels)
+            kept.append(row)
+    if broken == len(paths):
+        raise DatasetError(f"{folder}: holds no PNG or JPEG image that can be read; check --data")
+    labels_kept = []
+    names = []
+    contents = []
+    people_kept = []
+    for row, image in zip(kept, images, strict=True):
+        labels_kept.append(numbers[row])
+        names.append(os.path.relpath(paths[row], folder))
+        contents.append(image.tobytes() + str(numbers[row]).encode())
+        if people:
+            people_kept.append(people[row])
+    return Records(
+        inputs=torch.from_numpy(np.stack(images)),
+        labels=torch.tensor(labels_kept),
+        names=names,
+        contents=contents,
+        units=unit_names(people_kept, contents) if people else (),
+        figures={**figures, ("broken", "files"): broken / len(paths)},
+    )
+
+
+def _find_images(folder: Path) -> list[Path]:
+    try:
+        found = sorted(folder.rglob("*"))
+    except OSError as error:
+        raise unreadable_error(folder, error) from None
+    paths = [path for path in found if path.suffix.lower() in IMAGE_SUFFIXES]
+    if not paths:
+        raise DatasetError(f"{folder}: holds no PNG or JPEG file; check --data")
+    return paths
+
+
+def _read_labels(
+    folder: Path, schema: Schema, labels: Path
+) -> tuple[list[Path], list[float], list[str | None], Figures]:
+    kinds, _ = read_header(labels, schema.delimiter)
+    first = next(iter(kinds))
+    names = [first, schema.target]
+    if schema.unit:
+        names.append(schema.unit)
+    table, figures = read_table(labels, names, schema.delimiter)
+    columns = [column_texts(labels, table, name) for name in names]
+    # The folder itself is no image.
+    paths = [folder / (name or "") for name in columns[0]]
+    if not paths:
+        raise DatasetError(f"{labels}: has a header and no rows; name the image files in it")
+    numbers, shares = target_of(schema).encode(columns[1])
+    people = columns[2] if schema.unit else []
+    return paths, numbers.tolist(), people, {**figures, **shares}
+
+
+def _read_image(path: Path, form: ImageForm) -> np.ndarray | None:
+    """Return pixels float32 `[C, size, size]`, None for a file that cannot be read."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DatasetError("images are read by Pillow: pip install 'dpkfc[data]'") from None
+    mode = "RGB" if form.channels == 3 else "L"
+    shape = form.size, form.size
+    try:
+        # A warning would tell of one image.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path, formats=("PNG", "JPEG")) as image:
+                check_unpacked_size(path, image.width * image.height * 4)
+                scaled = image.convert(mode).resize(shape)
+    # Whatever a decoder says about a damaged file.
+    except Exception as error:
+        if form.broken == "skip":
+            return None
+        raise DatasetError(
+            f"{path}: is no whole PNG or JPEG ({type(error).__name__}); replace it, or set broken ="
+            " 'skip' under [images] of the schema"
+        ) from None
+    pixels = np.asarray(scaled, np.float32) / 127.5 - 1
+    pixels = pixels.reshape(*shape, form.channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+# --------------------------------------------------------------------------------------------------
+# Texts: JSONL files, one object a line, as hashed words or vectors of a public encoder.
+
+TEXT_SUFFIXES = (".jsonl", ".ndjson")
+Entry = dict[str, Any]
+
+
+def text_width(schema: Schema) -> int:
+    """Return the number of features of a text."""
+    if schema.text.encoder == "sentences":
+        return SENTENCE_WIDTH
+    return schema.text.buckets
+
+
+def encode_texts(path: Path, schema: Schema, *, with_target: bool = True) -> Records:
+    """Read a file of texts and encode it. Empty lines are ignored.
+
+    A key that a line lacks is a missing value, and a line that is no object lacks all of them: what
+    one person's line holds must not decide whether a run begins.
+
+    Args:
+        path: of the file.
+        schema: public; keys that it does not name are ignored.
+        with_target: whether the target must be there.
+
+    Raises:
+        DatasetError: the file cannot be read, no line is an object, or none has a key. No message
+            repeats a line.
+    """
+    numbers, objects = _read_objects(path)
+    wanted = [schema.text.key]
+    if with_target:
+        wanted.append(schema.target)
+        if schema.unit:
+            wanted.append(schema.unit)
+    for key in wanted:
+        if not any(key in entry for entry in objects):
+            raise DatasetError(f"{path}: no line has a key {key!r}; check --text and --target")
+    texts = [_plain(entry.get(schema.text.key)) or "" for entry in objects]
+    targets = [_plain(entry.get(schema.target)) for entry in objects]
+    encoded, shares = target_of(schema).encode(targets)
+    labels = encoded.tolist()
+    if schema.text.encoder == "sentences":
+        # A tokenizer takes no lone surrogates.
+        whole = [text.encode("utf-8", "replace").decode() for text in texts]
+        inputs = minilm_vectors(whole, schema.text.length)
+    elif schema.text.encoder == "weighted-words":
+        inputs = weighted_words(texts, schema.text.buckets)
+    else:
+        inputs = hashed_texts(texts, schema.text.buckets)
+    contents = []
+    for text, label in zip(texts, labels, strict=True):
+        contents.append(f"{label}\0{text}".encode("utf-8", "surrogatepass"))
+    empty = sum(not text.strip() for text in texts)
+    units: list[str] = []
+    if schema.unit:
+        people = [_plain(entry.get(schema.unit)) for entry in objects]
+        units = unit_names(people, contents)
+    unreadable = objects.count({})
+    return Records(
+        inputs=inputs,
+        labels=torch.tensor(labels),
+        names=[str(number) for number in numbers],
+        contents=contents,
+        units=units,
+        figures={
+            **shares,
+            ("empty", "texts"): empty / len(texts),
+            ("unreadable", "lines"): unreadable / len(texts),
+        },
+    )
+
+
+def _read_objects(path: Path) -> tuple[list[int], list[Entry]]:
+    """Return the numbers of the lines that are not empty, and their objects.
+
+    A line without a form gives an empty object.
+    """
+    check_file(path)
+    numbers: list[int] = []
+    objects: list[Entry] = []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise unreadable_error(path, error) from None
+    # Bytes that are no UTF-8 become lone surrogates, of which a line that is UTF-8 has none.
+    lines = content.decode("utf-8-sig", "surrogateescape").split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        numbers.append(number)
+        objects.append(_parse(line))
+    if not objects:
+        raise DatasetError(f"{path}: holds empty lines alone; give a file with records")
+    if not any(objects):
+        raise DatasetError(f"{path}: no line is a JSON object; give one object a line")
+    return numbers, objects
+
+
+def _parse(line: str) -> Entry:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return entry if isinstance(entry, dict) and is_unicode(line) else {}
+
+
+def _plain(value: Any) -> str | None:
+    """Return a value as a text, as it stands in the file."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value)
+    except (ValueError, RecursionError):
+        return None
