@@ -20,7 +20,7 @@ def _figures(blank_figures: None) -> None:
     """Figures are blank, but where a module says otherwise."""
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def _few_images() -> Iterator[None]:
     """Scales of features come from 50 synthetic images: tests/features takes more."""
     from dpkfc.features import joined
