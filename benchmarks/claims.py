@@ -171,8 +171,8 @@ class HeadClaim:
                 if len(study.get(arm, ())) > 1:
                     rivals["over the CNN with DP-KFC natural"] = study[arm]
                     break
-            for told, values in rivals.items():
-                known[f"{best.title} ({told})"] = compared(best.test, values)
+            for rival, values in rivals.items():
+                known[f"{best.title} ({rival})"] = compared(best.test, values)
         return known
 
 
@@ -390,13 +390,13 @@ def table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
     """Claim, differences in points with their 95 % intervals, verdict."""
     lines = []
     for paper, claim, differences in known(found, rows):
-        told = "<br>".join(
+        cells = "<br>".join(
             f"{where}: {gain:+.2f} ± {error:.2f}" for where, (gain, error) in differences.items()
         )
         said = f"**{verdict(differences)}**"
         if claim.withdrawn:
             said = f"**withdrawn**: {claim.withdrawn}"
-        lines.append([paper, claim.says, told, said])
+        lines.append([paper, claim.says, cells, said])
     head = [["paper", "claim", "difference here, points (± 95 % interval)", "here"], ["---"] * 4]
     return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *lines])
 
@@ -430,12 +430,12 @@ def paper_table(found: Accuracies, rows: Sequence[Row] = ()) -> str:
         else:
             lines.append([paper, claim.says, f"**{said}**"])
             controls.append([])
-    told = [[*line, "; ".join(of) or "–"] for line, of in zip(lines, controls, strict=True)]
+    rows = [[*line, "; ".join(of) or "–"] for line, of in zip(lines, controls, strict=True)]
     head = [
         ["paper", "claim", "verdict (sets on which it holds, is level, is reversed)", "controls"],
         ["---"] * 4,
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *told])
+    return "\n".join(f"| {' | '.join(line)} |" for line in [*head, *rows])
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def load_average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-# Parts of a results file whose rows were measured by themselves, and how a row of each is told from
-# the others.
+# Parts of a results file whose rows were measured by themselves, and what the name of such a row
+# ends in.
 PARTS = {
     "models": "",
     "axes": "",
@@ -126,9 +126,9 @@ def machine(results: Mapping[str, Any], *, memory: bool = True, commit: bool = T
             loads[where] = max(loads.get(where, 0.0), load or 0.0)
 
     last = results.get("hardware", {})
-    for part, told in PARTS.items():
+    for part, suffix in PARTS.items():
         for name, entry in results.get(part, {}).items():
-            title = entry.get("title", name).partition(" (")[0] + told
+            title = entry.get("title", name).partition(" (")[0] + suffix
             if entry.get("contenders") != {}:
                 # the last run is not the one of this row
                 own = entry.get("hardware", {**last, "commit": None})
@@ -229,13 +229,13 @@ def judged(
         least: the goal is what it has to be at least.
     """
     digits = 3 if goal is not None and abs(ratio - goal) < 0.01 else 2
-    told = f"{ratio:.{digits}f}"
+    text = f"{ratio:.{digits}f}"
     if spread is not None:
-        told += f" [{spread[0]:.2f}, {spread[1]:.2f}]" + "°" * rough
+        text += f" [{spread[0]:.2f}, {spread[1]:.2f}]" + "°" * rough
     if goal is None:
-        return told
+        return text
     met = ratio >= goal if least else ratio <= goal
-    return f"{told} ({'≥' if least else '≤'} {goal:g} {'✓' if met else '✗'})"
+    return f"{text} ({'≥' if least else '≤'} {goal:g} {'✓' if met else '✗'})"
 
 
 class MemoryWatch:

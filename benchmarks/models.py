@@ -322,10 +322,10 @@ def wrn_case(
     depth: int, widening: int, batch_size: int, views: int = 1, micro_batch: int | None = None
 ) -> Case:
     """A wide residual network; with views as De et al. (2022) and the DP-NGD paper train it."""
-    told = f", K={views} views" if views > 1 else ", GroupNorm"
+    suffix = f", K={views} views" if views > 1 else ", GroupNorm"
     return Case(
         name=f"wrn-{depth}-{widening}" + f"-views-{views}" * (views > 1),
-        title=f"WRN-{depth}-{widening}{told}",
+        title=f"WRN-{depth}-{widening}{suffix}",
         batch_size=batch_size,
         shape=(3, 32, 32),
         build=lambda: wide_resnet(depth, widening),

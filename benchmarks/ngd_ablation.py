@@ -232,8 +232,10 @@ def execute(folder: Path, data_dir: str, minutes: float) -> None:
                     run, folder / "runs", data_dir=data_dir, public=folder / "public"
                 )
                 store.put(run, {**row, "cpu_seconds": round(time.process_time() - started, 1)})
-                told = row.get("accuracy", row.get("failed"))
-                print(f"{number}/{len(left)} {run.method} {dict(run.settings)}: {told}", flush=True)
+                outcome = row.get("accuracy", row.get("failed"))
+                print(
+                    f"{number}/{len(left)} {run.method} {dict(run.settings)}: {outcome}", flush=True
+                )
 
 
 def values(store: Any, method: str, varied: Settings | None = None) -> list[float]:

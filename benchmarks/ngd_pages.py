@@ -135,12 +135,14 @@ def direction_table(store: Any) -> str:
         + [interval(base), "–", str(len(base)), "–"]
     ]
     for cell, ours, said in directions(store):
-        told = "–"
+        difference = "–"
         if said not in (NOT_RUN, TOO_FEW):
             gain, error = claims.compared(ours, base)
-            told = f"{gain:+.2f} ± {error:.2f}"
+            difference = f"{gain:+.2f} ± {error:.2f}"
         printed = f"{cell.printed - cell.baseline:+.2f}"
-        rows.append([cell.table, cell.label, printed, interval(ours), told, str(len(ours)), said])
+        rows.append(
+            [cell.table, cell.label, printed, interval(ours), difference, str(len(ours)), said]
+        )
     head = ["of the paper", "variation", "printed − its baseline", "test %, ε = 2"]
     head += ["here − baseline", "seeds", "direction"]
     return f"{markdown(head, rows)}\n\n{RULE}\n\n{_sentences(store)}"
@@ -155,8 +157,8 @@ def _best(store: Any, group: Mapping[Any, Mapping[str, Any]], default: float) ->
         return "too few runs"
     best = max(known, key=lambda value: known[value])
     spread = max(known.values()) - min(known.values())
-    told = ", ".join(f"{value:g}" for value in sorted(known))
-    return f"{best:g} is best in the mean of {told}; the means are within {spread:.2f} points"
+    points = ", ".join(f"{value:g}" for value in sorted(known))
+    return f"{best:g} is best in the mean of {points}; the means are within {spread:.2f} points"
 
 
 def _sentences(store: Any) -> str:
@@ -188,10 +190,10 @@ def _about_steps(store: Any) -> str:
         ours = statistics.mean(found["whitened"][steps])
         others = [found[method][steps] for method in LINES if method != "whitened"]
         ahead += all(ours > statistics.mean(of) for of in others if of)
-    told = ", ".join(str(steps) for steps in shared)
+    lengths = ", ".join(str(steps) for steps in shared)
     return (
-        f"Figure 2: DP-NGD has the highest mean at {ahead} of {len(shared)} lengths ({told} steps)."
-        " The paper has it ahead at all. Rates are those of 96 steps."
+        f"Figure 2: DP-NGD has the highest mean at {ahead} of {len(shared)} lengths"
+        f" ({lengths} steps). The paper has it ahead at all. Rates are those of 96 steps."
     )
 
 
@@ -214,11 +216,11 @@ def _about_floors(store: Any) -> str:
     """Return the sentences of Figure 4."""
     fixed = study.values(store, "whitened", {**study.FIXED, **study.COURSE})
     base = study.values(store, "whitened")
-    told = f"Figure 4: without a floor (λ = 10⁻³⁰) {_failures(store)}."
+    sentence = f"Figure 4: without a floor (λ = 10⁻³⁰) {_failures(store)}."
     if len(fixed) < 2:
-        return told
+        return sentence
     gain, error = claims.compared(base, fixed)
-    return f"{told} The schedule is {gain:+.2f} ± {error:.2f} points from the fixed floor."
+    return f"{sentence} The schedule is {gain:+.2f} ± {error:.2f} points from the fixed floor."
 
 
 def _about_privacy(store: Any) -> str:
@@ -265,9 +267,9 @@ def method_table(store: Any) -> str:
         point = study.best_point(store, method)
         values = study.values(store, method)
         points = len(study.METHODS[method].points)
-        told = "–" if point is None else f"lr = {point[0]:.3g}, C = {point[1]:g}"
+        setting = "–" if point is None else f"lr = {point[0]:.3g}, C = {point[1]:g}"
         edge = "–" if point is None else _edge(method, point)
-        rows.append([label, str(points), told, edge, interval(values), str(len(values))])
+        rows.append([label, str(points), setting, edge, interval(values), str(len(values))])
     private = study.values(store, "whitened", study.PRIVATE)
     label = "DP-NGD, curvature of 500 private images (NOT PRIVATE)"
     rows.append([label, "–", "as DP-NGD", "–", interval(private), str(len(private))])
@@ -326,10 +328,10 @@ def line_table(found: Mapping[str, Mapping[int, Values]], head: str) -> str:
     for method, (label, _) in LINES.items():
         values = [found[method].get(number, ()) for number in numbers]
         seeds = sorted({len(of) for of in values if of})
-        told = (
+        count = (
             "–" if not seeds else str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
         )
-        rows.append([label, *map(interval, values), told])
+        rows.append([label, *map(interval, values), count])
     return markdown([f"test %, ε = 2; {head}", *(f"{n:,}" for n in numbers), "seeds"], rows)
 
 

@@ -150,10 +150,10 @@ def grid_lines(name: str, labels: Mapping[str, str]) -> list[Line]:
     grid = grids.GRIDS[name]
     store, epsilon = Store(grids.RESULTS / f"{name}.json"), grid.common["epsilon"]
     lines = []
-    for label, told in labels.items():
+    for label, title in labels.items():
         values = [100 * row["accuracy"] for row in grid.tests(store, label)]
         if values:
-            lines.append(Line(told, {epsilon: values}))
+            lines.append(Line(title, {epsilon: values}))
     return lines
 
 
@@ -179,12 +179,12 @@ def word_lines() -> list[Line]:
 
     found = headline.cells(read_json(RESULTS / "accuracy" / "imdb.json"), "imdb-logistic")
     lines = []
-    for arm, (label, told) in WORDS.items():
+    for arm, (label, title) in WORDS.items():
         cells = {epsilon: found[arm][epsilon] for epsilon in sorted(found[arm])}
-        for line in grid_lines("imdb", {label: told}):
+        for line in grid_lines("imdb", {label: title}):
             cells |= line.cells
         if cells:
-            lines.append(Line(told, cells))
+            lines.append(Line(title, cells))
     return lines
 
 

@@ -213,8 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = arguments.output or OUTPUT
     if arguments.table:
         results, every = read_json(path), every_model() if path == OUTPUT else {}
-        told = f"{table(results, every)}\n\n{machine(results)}"
-        print(told if results else f"nothing measured yet: {path.name} does not exist")
+        text = f"{table(results, every)}\n\n{machine(results)}"
+        print(text if results else f"nothing measured yet: {path.name} does not exist")
         return 0
     import torch
 

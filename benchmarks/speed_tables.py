@@ -229,10 +229,10 @@ def _refresh(kfac: Mapping[str, Any], of: str, goal: float | None) -> tuple[str,
         x / (x + EVERY * kfac["median_ms"])
         for x in (kfac[of], *kfac.get(of.replace("_ms", "_range_ms"), ()))
     )
-    told = f"{100 * share:.1f} %" + (
+    text = f"{100 * share:.1f} %" + (
         f" [{100 * spread[0]:.1f}, {100 * spread[1]:.1f}]" if spread else ""
     )
-    return f"{kfac[of]:,.0f}", told + ("" if goal is None else f" {'✓' if share <= goal else '✗'}")
+    return f"{kfac[of]:,.0f}", text + ("" if goal is None else f" {'✓' if share <= goal else '✗'}")
 
 
 def _memory_ratios(entries: Mapping[str, Entry], card: bool) -> list[str]:

@@ -80,12 +80,12 @@ def _over_hooks(entry: Mapping[str, Any]) -> str:
     import speed_tables
 
     found = ((name, speed_tables.within(entry, name, "opacus_hooks")) for name in speed_tables.OURS)
-    told = (
+    texts = (
         f"{r['ratio']:.2f}×{'' if name == 'dp_kfc_inputs' else ' (both sides)'}"
         for name, r in found
         if r is not None
     )
-    return next(told, "–")
+    return next(texts, "–")
 
 
 def speed() -> str:
@@ -245,6 +245,16 @@ def conditions() -> str:
     import result_pages
 
     return result_pages.condition_table() or missing("dpkfc reproduce kfc-theorem-5.4")
+
+
+def convergence() -> str:
+    """The least gradient norm over the number of steps, beside the rate of a theorem."""
+    import convergence as study
+
+    results = read_json(RESULTS / "convergence.json")
+    if not results:
+        return missing("python benchmarks/convergence.py")
+    return study.table() + "\n\n" + machine(results)
 
 
 def rank_accuracy() -> str:
@@ -575,6 +585,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims": claims,
     "verdicts": verdicts,
     "conditions": conditions,
+    "convergence": convergence,
     "paper-groups": published_groups,
     "paper-claims": paper_claims,
     "paper-cells": paper_cells,

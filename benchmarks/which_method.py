@@ -98,14 +98,14 @@ def table() -> str:
     found, lines = claims.measured(RESULTS), []
     for row in ROWS:
         values = accuracies(row, found)
-        told = {
+        cells = {
             arm: PLUS_MINUS.join(
                 [f"{statistics.mean(values[arm]):.2f}", f"{statistics.stdev(values[arm]):.2f}"]
             )
             for arm in ARMS
             if len(values.get(arm, ())) > 1
         }
-        lines.append([row.title, row.epsilon, *(told.get(arm, "–") for arm in ARMS)])
+        lines.append([row.title, row.epsilon, *(cells.get(arm, "–") for arm in ARMS)])
     return markdown(list(HEAD), lines)
 
 

@@ -180,12 +180,12 @@ def test_the_hash_tells_mechanisms_apart():
 
 def test_the_description_is_plain_and_complete():
     plan = make(preconditioner=Described(), sampler="fixed")
-    told = json.loads(json.dumps(plan.describe(), allow_nan=False))
-    assert told["plan_hash"] == plan.hash
-    assert told["preconditioner"] == {"name": "kfac", "damping": 0.1}
-    assert told["sampler"]["name"] == "fixed"
-    assert event_from_dict(told["event"]) == plan.event
-    assert told["certified"] is True
+    description = json.loads(json.dumps(plan.describe(), allow_nan=False))
+    assert description["plan_hash"] == plan.hash
+    assert description["preconditioner"] == {"name": "kfac", "damping": 0.1}
+    assert description["sampler"]["name"] == "fixed"
+    assert event_from_dict(description["event"]) == plan.event
+    assert description["certified"] is True
     assert {
         "noise_multiplier",
         "stddev",
@@ -193,8 +193,8 @@ def test_the_description_is_plain_and_complete():
         "delta",
         "steps",
         "accountant",
-    } <= told.keys()
-    assert {"dataset_size", "expected_batch_size"} <= set(told["assumed_public"])
+    } <= description.keys()
+    assert {"dataset_size", "expected_batch_size"} <= set(description["assumed_public"])
 
 
 def test_a_preconditioner_must_describe_itself_plainly():

@@ -183,8 +183,8 @@ def test_rows_of_features_that_differ_in_one_part_are_compared(claims):
         row("scattering, synthetic, dp-sgd", 0.5, 0.5, epsilon=3.0),
     ]
     lines = claims.verdict_table({}, rows).splitlines()[2:]
-    told = {line.split(" | ")[0].removeprefix("| "): line.split("**")[1] for line in lines}
-    assert told == {
+    verdicts = {line.split(" | ")[0].removeprefix("| "): line.split("**")[1] for line in lines}
+    assert verdicts == {
         "ours: linear heads on synthetic features beat networks on pixels": "holds",
         "ours: … those of white noise": "holds",
         "ours: whitening adds to features with scales": "no difference",

@@ -274,9 +274,9 @@ def test_trials_that_are_silent_about_a_former_default_are_of_its_protocol(tmp_p
     one = cell(method="dp-kfc", tuned="dp-kfc", settings={**TINY, "max_rank": 64})
     store = Store(tmp_path / "tuned.json")
     for lr, accuracy, rank in ((0.3, 0.8, 64), (0.4, 0.9, 32)):
-        told = {**TINY, "lr": lr, "validation_size": 50}
-        made = Run.of("digits", "dp-kfc", {**told, "max_rank": rank}, evaluate_on="validation")
-        silent = Run.of("digits", "dp-kfc", told, evaluate_on="validation")
+        chosen = {**TINY, "lr": lr, "validation_size": 50}
+        made = Run.of("digits", "dp-kfc", {**chosen, "max_rank": rank}, evaluate_on="validation")
+        silent = Run.of("digits", "dp-kfc", chosen, evaluate_on="validation")
         tag = {"arm": "dp-kfc", "params": {"lr": lr}, "pruned": False}
         store.put(made, row_of(made, accuracy, tag=tag) | {"run": silent.describe()})
     assert Tuning([store]).settings(one) == {"lr": 0.3}
@@ -303,10 +303,10 @@ def test_the_tests_of_imdb_that_are_shipped_stand_in_the_table_of_the_paper():
         for one in found
         if one.cell.row.startswith("IMDB")
     }
-    told = [
+    chosen = [
         (row, f"ε = {epsilon}") for row in ("DP-SGD", "Syn. KFAC") for epsilon in ("1", "2.8", "8")
     ]
-    assert all(len(mine[which].values) == 3 for which in told)
+    assert all(len(mine[which].values) == 3 for which in chosen)
     best = [
         row for store in stored for row in winners_tests(store) if row["tag"]["arm"] == "dp-sgd"
     ]
@@ -416,9 +416,9 @@ def test_cells_that_take_more_than_a_few_cores_have_a_recipe_and_a_command():
         "cifar10-cnn",
         "pathmnist-cnn",
     }
-    told = ("accelerator", "at hand", "days of one core: ")
+    chosen = ("accelerator", "at hand", "days of one core: ")
     assert {one.recipe for one in cells} == asked
-    assert all(any(words in one.needs for words in told) for one in cells)
+    assert all(any(words in one.needs for words in chosen) for one in cells)
     for one in cells:
         words = shlex.split(one.command)
         given = dict(zip(words[2::2], words[3::2], strict=True))
