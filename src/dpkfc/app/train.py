@@ -306,7 +306,6 @@ def prepare(
         check_logger(config.log)
     except ImportError as error:
         raise ConfigError(str(error)) from error
-    config = measure_structure(config)
     recipe = recipe_of(config).starting_from(config.pretrained)
     if config.bounds and not recipe.private_bounds:
         raise ConfigError(
@@ -322,6 +321,8 @@ def prepare(
     make_augment(config, recipe.input_shape)
     if data is None:
         data = recipe.data(config)
+    # A measurement takes minutes: a missing file is known before.
+    config = measure_structure(config)
     private = data.train if "private-oracle" in (config.source, config.output_source) else None
     plan = make_plan(
         config,
@@ -428,10 +429,11 @@ def run(
             return _continue(config.out, console, ranks, any_world_size)
         folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
         try:
+            data = ranks.run_on_all(lambda: _read_before_measuring(config))
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             is_single = ranks.world_size == 1
             prepared = ranks.run_on_all(
-                lambda: prepare(use_own_device(config), may_find_bounds=is_single)
+                lambda: prepare(use_own_device(config), data=data, may_find_bounds=is_single)
             )
             _check_private_bounds(prepared)
             ranks.broadcast_from_rank0(lambda: _check_budget(prepared), "budget")
@@ -449,6 +451,13 @@ def run(
         if prepared.recipe.find_bounds is not None:
             prepared = _find_bounds(prepared, folder)
         return _train(prepared, folder, _new_metrics(config), console, ranks)
+
+
+def _read_before_measuring(config: RunConfig) -> ExampleSet | None:
+    """Return the data where costs are measured next, so that a missing file is known before."""
+    if config.structure != "auto":
+        return None
+    return recipe_of(config).data(config)
 
 
 def _check_private_bounds(prepared: Prepared) -> None:
