@@ -143,9 +143,21 @@ class FeatureClaim:
                 continue
             for value in self.below:
                 other = at_one.get((data, replace(arm, **{self.part: value})))
-                if other is not None:
-                    known[f"{row.title} ({arm.label})"] = compared(row.test, other.test)
+                pair = _equally_searched(row, other)
+                if pair is not None:
+                    known[f"{row.title} ({arm.label})"] = compared(*pair)
         return known
+
+
+def _equally_searched(row: Row, other: Row | None) -> tuple[Sequence[float], ...] | None:
+    """Return tests of two cells whose searches tried the same epochs; None without such a pair."""
+    if other is None:
+        return None
+    for mine in (row, *row.others):
+        for yours in (other, *other.others):
+            if mine.epochs == yours.epochs:
+                return mine.test, yours.test
+    return None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,8 @@ class Row:
         validation: the best accuracy of the search in percent.
         setting: what won the search.
         seconds: of a run, and where.
+        epochs: what the search tried.
+        others: rows of the same cell from other searches.
     """
 
     data: str
@@ -112,6 +114,8 @@ class Row:
     validation: float
     setting: str
     seconds: str
+    epochs: frozenset[int] = frozenset()
+    others: tuple[Row, ...] = ()
 
     @classmethod
     def read(cls, found: Mapping[str, Any]) -> Row:
@@ -129,6 +133,7 @@ class Row:
             max(tried, default=math.nan),
             "–" if rate is None else f"{rate:g} × {epochs}",
             "–" if seconds is None else f"{seconds:.0f} ({hardware})",
+            frozenset(one[1] for one in found.get("validation", [])),
         )
 
     @property
@@ -143,7 +148,9 @@ def read_rows(*files: str, folder: Path = RESULTS) -> list[Row]:
     for file in files or (MEASURED, CONTROLS):
         for found in read_json(folder / file).get("rows", []):
             row = Row.read(found)
-            rows.setdefault((row.data, row.arm, row.epsilon), row)
+            key = (row.data, row.arm, row.epsilon)
+            first = rows.get(key)
+            rows[key] = row if first is None else replace(first, others=(*first.others, row))
     order = list(TITLES)
 
     def place(row: Row) -> tuple[int, str, float, float]:
