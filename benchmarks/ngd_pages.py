@@ -18,7 +18,7 @@ import claims
 import ngd_ablation as study
 from common import half_interval, interval, machine, markdown, read_json
 
-SAME, OTHER, LEVEL = "same direction", "other direction", "not told apart"
+SAME, OTHER, LEVEL = "same direction", "other direction", "not significant"
 NOT_RUN, TOO_FEW = "not run", "no verdict (one run)"
 RULE = (
     "Private images are of Fashion-MNIST, public ones of MNIST; a run has 96 steps of 256 images."
@@ -158,7 +158,7 @@ def _best(store: Any, group: Mapping[Any, Mapping[str, Any]], default: float) ->
     best = max(known, key=lambda value: known[value])
     spread = max(known.values()) - min(known.values())
     points = ", ".join(f"{value:g}" for value in sorted(known))
-    return f"{best:g} is best in the mean of {points}; the means are within {spread:.2f} points"
+    return f"{best:g} has the best mean of {points}; the means are within {spread:.2f} points"
 
 
 def _sentences(store: Any) -> str:
@@ -193,7 +193,7 @@ def _about_steps(store: Any) -> str:
     lengths = ", ".join(str(steps) for steps in shared)
     return (
         f"Figure 2: DP-NGD has the highest mean at {ahead} of {len(shared)} lengths"
-        f" ({lengths} steps). The paper has it ahead at all. Rates are those of 96 steps."
+        f" ({lengths} steps). The paper has it ahead at every length. Rates are those of 96 steps."
     )
 
 

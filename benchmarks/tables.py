@@ -210,7 +210,7 @@ def paper_cells() -> str:
             of[number] += sum(cell.verdict.startswith(word) for cell in found)
     directions = {"DP-NGD": ngd_pages.directions_in_short()}
     rows = [[paper, *map(str, of), directions.get(paper, "–")] for paper, of in counts.items()]
-    more = "direction on a small CNN: same, other, not told apart"
+    more = "direction on a small CNN: same, other, not significant"
     return markdown(["paper", "cells of its tables", *words, more], rows)
 
 

@@ -33,15 +33,17 @@ def _filled(study, path: Path) -> Store:
     store = Store(path)
     for method in study.ORDERS:
         for number, point in enumerate(study.METHODS[method].points):
-            _put(store, study.point_run(method, point), 0.7 + 0.01 * (number == 2))
+            _store_score(store, study.point_run(method, point), 0.7 + 0.01 * (number == 2))
     for seed in study.SEEDS:
-        _put(store, study.test_run(store, "whitened", seed), 0.80 + 0.001 * seed)
-        _put(store, study.test_run(store, "before", seed), 0.75 + 0.001 * seed)
-        _put(store, study.test_run(store, "whitened", seed, study.EVERY[32]), 0.85 + 0.001 * seed)
+        _store_score(store, study.test_run(store, "whitened", seed), 0.80 + 0.001 * seed)
+        _store_score(store, study.test_run(store, "before", seed), 0.75 + 0.001 * seed)
+        _store_score(
+            store, study.test_run(store, "whitened", seed, study.EVERY[32]), 0.85 + 0.001 * seed
+        )
     return store
 
 
-def _put(store: Store, run: Run, accuracy: float) -> None:
+def _store_score(store: Store, run: Run, accuracy: float) -> None:
     row = {"accuracy": accuracy, "epsilon": 2.0, "steps": 96, "noise_multiplier": 0.7}
     store.put(run, {"run": run.describe(), "hash": run.hash, **row})
 

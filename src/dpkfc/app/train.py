@@ -429,7 +429,12 @@ def run(
             return _continue(config.out, console, ranks, any_world_size)
         folder = ranks.broadcast_from_rank0(lambda: _new_folder(config), "run folder")
         try:
-            data = ranks.run_on_all(lambda: _read_before_measuring(config))
+            data = None
+            if config.structure == "auto":
+                # A measurement takes minutes: a missing file is known before.
+                data = ranks.run_on_all(
+                    lambda: recipe_of(config).starting_from(config.pretrained).data(config)
+                )
             config = ranks.broadcast_from_rank0(partial(measure_structure, config), "structure")
             is_single = ranks.world_size == 1
             prepared = ranks.run_on_all(
@@ -451,13 +456,6 @@ def run(
         if prepared.recipe.find_bounds is not None:
             prepared = _find_bounds(prepared, folder)
         return _train(prepared, folder, _new_metrics(config), console, ranks)
-
-
-def _read_before_measuring(config: RunConfig) -> ExampleSet | None:
-    """Return the data where costs are measured next, so that a missing file is known before."""
-    if config.structure != "auto":
-        return None
-    return recipe_of(config).data(config)
 
 
 def _check_private_bounds(prepared: Prepared) -> None:
