@@ -38,7 +38,13 @@ from dpkfc.app.models import mnist_cnn
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.text import NORM, HashedZipf, ZipfWords, english_weights
 from dpkfc.curvature import Probe
-from dpkfc.features import Scattering, SyntheticEncoder, SyntheticImages, standardise
+from dpkfc.features import (
+    JoinedFeatures,
+    Scattering,
+    SyntheticEncoder,
+    SyntheticImages,
+    standardise,
+)
 from dpkfc.features.joined import ENERGY
 from dpkfc.postprocess import WeightEMA
 
@@ -88,13 +94,17 @@ class Arm:
 
     @property
     def kind(self) -> str:
-        """Return what is trained, a linear head or a network on pixels."""
-        return "network" if self.activation else "head"
+        """Return what is trained: a linear head, that with blocks of the encoder, or a network."""
+        if self.activation:
+            return "network"
+        return "tuned" if self.maps[0].startswith("tuned") else "head"
 
     def build(self, shape: Sequence[int], classes: int) -> nn.Module:
         """Return the model that is trained."""
         if self.kind == "head":
             return LinearHead(shape[0], classes)
+        if self.kind == "tuned":
+            return tuned_encoder((shape[0], shape[1], shape[2]), classes, int(self.maps[0][-1]))
         return mnist_cnn(classes, shape[0], ACTIVATIONS[self.activation])
 
     @property
@@ -130,7 +140,20 @@ CONTROLS = [
     Arm(("network",), activation="ReLU", method="dp-kfc"),
     Arm(("network",), activation="tanh", method="dp-kfc"),
     Arm(("network",), activation="tanh", method="without privacy"),
+    # The last blocks of the encoder train with the head, and the head alone as their control.
+    Arm(("encoder2",)),
+    Arm(("tuned1",)),
+    Arm(("tuned1",), method="dp-kfc"),
+    Arm(("tuned6",)),
 ]
+
+
+def tuned_encoder(shape: tuple[int, int, int], classes: int, blocks: int) -> nn.Module:
+    """Return the encoder, whose last blocks train, and a head."""
+    settings = JoinedFeatures((SyntheticEncoder(shape),))
+    features = settings.build()
+    features.parts[0].features.unfreeze(blocks)
+    return nn.Sequential(features, LinearHead(*settings.feature_shape, classes))
 
 
 # The columns of IMDB's words, with and without weights by Zipf's law, and rows of another norm.
@@ -242,7 +265,7 @@ class Features:
 
         Those of a head are `[n, d]` in half precision, and every map has equal energy.
         """
-        if arm.kind == "network":
+        if arm.kind != "head":
             return scaled(self.images(part)).to(self._device)
         parts = []
         for map_ in arm.maps:
@@ -307,7 +330,8 @@ def train(
     torch.manual_seed(seed)
     x, y = data
     model = arm.build(x.shape[1:], int(y.max()) + 1).to(x.device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=setting.rate, momentum=0.9)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=setting.rate, momentum=0.9)
     if arm.method == "without privacy":
         return _train_without_privacy(model, optimizer, data, held_out, setting.epochs)
     config: dict[str, Any] = {}
@@ -358,6 +382,34 @@ def interval(values: list[float]) -> float:
     return 2.776 * deviation / math.sqrt(len(values))
 
 
+def split(
+    arm: Arm, source: Features | Words, data: tuple[Tensor, Tensor]
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the examples that a search trains on, and those of validation."""
+    x, y = data
+    if source.has_validation:
+        return data, (source.inputs(arm, "validation"), source.labels("validation").to(y.device))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(y.device)
+    rest, cut = order[VALIDATION:], order[:VALIDATION]
+    return (x[rest], y[rest]), (x[cut], y[cut])
+
+
+def validate_arm(arm: Arm, source: Features | Words, device: str, row: dict[str, Any]) -> None:
+    """Train the setting of a row with five seeds, and add what they reach on validation.
+
+    A default is chosen by these figures, so that the test set takes no part in it.
+    """
+    data = source.inputs(arm, "train"), source.labels("train").to(device)
+    probe = source.inputs(arm, "probe") if arm.method.startswith("dp-kfc") else None
+    search, held_out = split(arm, source, data)
+    setting = Setting(row["rate"], row["epochs"])
+    values = [
+        train(arm, search, probe, held_out, setting, row["epsilon"], seed, row["batch"])
+        for seed in range(SEEDS)
+    ]
+    row["validation of seeds"] = [round(value, 4) for value in values]
+
+
 def run_arm(
     name: str,
     arm: Arm,
@@ -376,13 +428,7 @@ def run_arm(
     x, y = source.inputs(arm, "train"), source.labels("train").to(device)
     test = source.inputs(arm, "test"), source.labels("test").to(device)
     probe = source.inputs(arm, "probe") if arm.method.startswith("dp-kfc") else None
-    if not source.has_validation:
-        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).to(device)
-        rest, cut = order[VALIDATION:], order[:VALIDATION]
-        search, held_out = (x[rest], y[rest]), (x[cut], y[cut])
-    else:
-        search = (x, y)
-        held_out = source.inputs(arm, "validation"), source.labels("validation").to(device)
+    search, held_out = split(arm, source, (x, y))
     batch = min(1024 if arm.kind == "network" or name == "imdb" else 4096, len(y) // 4)
     for epsilon in wanted:
         began = time.perf_counter()
@@ -423,12 +469,11 @@ def main() -> None:
     parser.add_argument("--controls", action="store_true", help="what each part contributes")
     parser.add_argument("--arms", nargs="*", type=int, help="numbers of the list of arms")
     parser.add_argument("--epsilons", nargs="*", type=float)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--rates",
-        nargs="*",
-        type=float,
+        "--validate", action="store_true", help="measure five seeds of known rows on validation"
     )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rates", nargs="*", type=float)
     parser.add_argument("--epochs", nargs="*", type=int, default=EPOCHS)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -455,6 +500,16 @@ def main() -> None:
             known = {
                 row["epsilon"] for row in rows if (row["data"], row["arm"]) == (name, arm.name)
             }
+            if arguments.validate:
+                for row in rows:
+                    is_wanted = (row["data"], row["arm"]) == (name, arm.name)
+                    if is_wanted and "validation of seeds" not in row:
+                        validate_arm(arm, source, arguments.device, row)
+                        print(
+                            name, arm.name, row["epsilon"], row["validation of seeds"], flush=True
+                        )
+                        arguments.out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+                continue
             for row in run_arm(name, arm, source, arguments.device, known, grid, wanted):
                 rows.append(row)
                 print(name, arm.name, row["epsilon"], row["mean"], row["interval"], flush=True)

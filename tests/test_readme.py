@@ -32,6 +32,7 @@ RUN = [
             "sklearn.md",
             "your-data.md",
             "budget.md",
+            "methods/features.md",
         )
     ),
 ]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from torch.nn import functional
 
 from dpkfc.curvature import DeadLeaves, PublicData
 from dpkfc.features import (
@@ -20,8 +21,13 @@ from dpkfc.features import (
     encoder,
 )
 from dpkfc.features.joined import ENERGY
+from tests.gradients.loop import assert_equals_a_loop, examples
 
 SHAPE = (1, 16, 16)
+
+
+def cross_entropy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
 
 def images(n: int, shape: tuple[int, int, int] = SHAPE) -> torch.Tensor:
@@ -144,3 +150,22 @@ def test_an_image_that_is_not_finite_changes_no_other() -> None:
     found = module(x)
     torch.testing.assert_close(found[[0, 2]], clean[[0, 2]])
     assert isinstance(module, nn.Module) and not list(module.parameters())[0].requires_grad
+
+
+@pytest.mark.parametrize(("blocks", "convolutions"), [(1, 2), (2, 5), (6, 16)])
+def test_the_last_blocks_train_and_their_gradients_are_those_of_single_examples(
+    blocks: int, convolutions: int
+) -> None:
+    features = JoinedFeatures((SyntheticEncoder(SHAPE),), size=50).build()
+    features.parts[0].features.unfreeze(blocks)
+    model = nn.Sequential(features, nn.Linear(1024, 3)).double()
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == convolutions + 2
+    batch = (images(3).double(), torch.tensor([0, 1, 2]))
+    assert_equals_a_loop(model, cross_entropy, batch, examples(batch, 3))
+
+
+@pytest.mark.parametrize("blocks", [0, 7])
+def test_another_number_of_blocks_is_refused(blocks: int) -> None:
+    with pytest.raises(ValueError, match=r"unfreeze: blocks must lie in \[1, 6\]"):
+        SyntheticEncoder(SHAPE).build().unfreeze(blocks)

@@ -121,6 +121,25 @@ class EncoderFeatures(nn.Module):
         self.settings = settings
         self.encoder = encoder.requires_grad_(False).eval()
 
+    def unfreeze(self, blocks: int) -> EncoderFeatures:
+        """Let the convolutions of the last residual blocks train, and return this module.
+
+        The norms stay as they are, so no example meets another.
+
+        Args:
+            blocks: how many; that of all blocks takes the first convolution too.
+
+        Raises:
+            ValueError: less than one block, or more than there are.
+        """
+        count = len(self.encoder.blocks)
+        check_in_range("unfreeze: blocks", blocks, f"[1, {count}]")
+        chosen = self.encoder if blocks == count else self.encoder.blocks[-blocks:]
+        for module in chosen.modules():
+            if isinstance(module, nn.Conv2d):
+                module.requires_grad_(True)
+        return self
+
     def train(self, mode: bool = True) -> EncoderFeatures:
         """Keep the statistics of the synthetic images in training mode too."""
         super().train(mode)
