@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.html.read import best_trials
+from dpkfc.app.html import best_trials
 from dpkfc.app.recipes.catalogue import RECIPES
 from dpkfc.app.run_folder import placed
 from dpkfc.app.settings import ConfigError, nearest, tomllib

@@ -165,7 +165,7 @@ def report(
     It shows accuracy against ε, curves, curvature, privacy cards and commands, and fetches nothing.
     Files that cannot be read are named, on the page too.
     """
-    from dpkfc.app.html.read import count_text
+    from dpkfc.app.html import count_text
     from dpkfc.app.html.render import write_page
     from dpkfc.app.tuning.runs import departures
 
