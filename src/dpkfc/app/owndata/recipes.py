@@ -11,7 +11,6 @@ from typing import Any
 from torch import nn
 
 from dpkfc.app.datasets.formats import DatasetError, ExampleSet, unreadable_error
-from dpkfc.app.owndata.bounds import choose_bounds, count_bins
 from dpkfc.app.owndata.files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
@@ -28,6 +27,8 @@ from dpkfc.app.owndata.schema import (
     Schema,
     SchemaNoise,
     check_schema,
+    choose_bounds,
+    count_bins,
     public_facts,
     read_schema,
     schema_toml,
