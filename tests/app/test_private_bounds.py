@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import card_finding, ledger_finding
-from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.owndata import recipes as own_recipes
 from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.predictions import load_run

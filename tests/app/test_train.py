@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 from dpkfc.app import demo as demo_module
 from dpkfc.app import train as train_module
-from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.demo import demo
 from dpkfc.app.doctor import load_target
+from dpkfc.app.recipes import evaluate
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.recipes.recipe import evaluate
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.app.train import prepare, resume, run, stop_on_signals

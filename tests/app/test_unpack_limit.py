@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.app.datasets.formats import (
+from dpkfc.app.datasets import (
     VARIABLE,
     UnpackedSizeError,
     check_unpacked_size,

@@ -19,7 +19,7 @@ from rich.text import Text
 from typer.core import TyperOption
 
 from dpkfc.app.methods import LABELS, METHODS, Method
-from dpkfc.app.owndata.records import describe_figures
+from dpkfc.app.owndata import describe_figures
 from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
@@ -860,8 +860,8 @@ def predict(
 
     Example: dpkfc predict runs/first --data new.csv --out predictions.csv
     """
+    from dpkfc.app.owndata import describe_figures
     from dpkfc.app.owndata.predictions import load_run, read_records, write_predictions
-    from dpkfc.app.owndata.records import describe_figures
 
     trained = load_run(run)
     records = read_records(trained, data, run)

@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.app import plots
-from dpkfc.app.datasets.formats import read_digits
+from dpkfc.app.datasets import read_digits
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise

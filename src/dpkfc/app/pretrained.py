@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import DatasetError, import_optional
+from dpkfc.app.datasets import DatasetError, import_optional
 
 
 class Resized(nn.Module):

@@ -14,10 +14,10 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
-from dpkfc.app.datasets.formats import Examples
+from dpkfc.app.datasets import Examples
 from dpkfc.app.methods import LABELS
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
-from dpkfc.app.recipes.recipe import ClassScore
+from dpkfc.app.recipes import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.base import PreconditionerState

@@ -33,11 +33,11 @@ from dpkfc.app.assembly import (
     read_public_data,
     undo_measurement,
 )
-from dpkfc.app.datasets.formats import ExampleSet
+from dpkfc.app.datasets import ExampleSet
 from dpkfc.app.methods import LABELS
 from dpkfc.app.models import seeded
+from dpkfc.app.recipes import Recipe, evaluate
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.recipe import Recipe, evaluate
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
 from dpkfc.app.settings import (

@@ -17,7 +17,7 @@ from typing import IO, Any, cast
 import numpy as np
 from scipy.io import loadmat, whosmat
 
-from dpkfc.app.datasets.formats import (
+from dpkfc.app.datasets import (
     BoundedStream,
     DatasetError,
     UnpackedSizeError,

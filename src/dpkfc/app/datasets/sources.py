@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkfc.app.datasets.formats import DatasetError, Pixels, read_cifar, read_idx
+from dpkfc.app.datasets import DatasetError, Pixels, read_cifar, read_idx
 
 VARIABLE = "DPKFC_DATA"
 _OR = " or "

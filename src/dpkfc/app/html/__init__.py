@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dpkfc.app import plots
-from dpkfc.app.datasets.formats import UnpackedSizeError
+from dpkfc.app.datasets import UnpackedSizeError
 from dpkfc.app.plots import Figures, SensitivityMap, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings

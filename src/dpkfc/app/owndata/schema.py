@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.formats import Examples
+from dpkfc.app.datasets import Examples
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.records import UNKNOWN, Figures
-from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Task, model_outputs, squared_error
+from dpkfc.app.owndata import UNKNOWN, Figures
+from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
 from dpkfc.app.settings import ConfigError, nearest, read_toml
 from dpkfc.curvature.probes import Probe, Sample
 

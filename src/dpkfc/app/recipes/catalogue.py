@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
+from dpkfc.app.recipes import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.generation import DART_GPT2_LORA, E2E_GPT2_LORA
 from dpkfc.app.recipes.images import (
     BREASTMNIST_HEAD,
@@ -15,7 +16,6 @@ from dpkfc.app.recipes.images import (
     MNIST_HEAD,
     PNEUMONIAMNIST_HEAD,
 )
-from dpkfc.app.recipes.recipe import Recipe, cap_for_smoke, read_defaults
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
 from dpkfc.app.recipes.text import (
     AG_NEWS_MINILM,

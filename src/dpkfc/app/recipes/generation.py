@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.formats import Examples, ExampleSet
+from dpkfc.app.datasets import Examples, ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import DART, E2E, Pair, load_pairs
 from dpkfc.app.pretrained import gpt2_lora, pretrained_lora, pretrained_tokenizer
-from dpkfc.app.recipes.recipe import Judged, Recipe, Task
+from dpkfc.app.recipes import Judged, Recipe, Task
 from dpkfc.app.recipes.text import ZipfBytes
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import TokenNoise

@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import ExampleSet, Normalisation, Pixels, read_digits
+from dpkfc.app.datasets import ExampleSet, Normalisation, Pixels, read_digits
 from dpkfc.app.datasets.images import BREAST, PATH, PNEUMONIA, SVHN, UTKFACE
 from dpkfc.app.datasets.sources import (
     CIFAR10,
@@ -29,7 +29,7 @@ from dpkfc.app.models import (
     wide_resnet,
 )
 from dpkfc.app.pretrained import check_timm, timm_model
-from dpkfc.app.recipes.recipe import Recipe, image_recipe
+from dpkfc.app.recipes import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import (

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from dpkfc.app.datasets.formats import Examples, ExampleSet
-from dpkfc.app.recipes.recipe import Judged, Recipe, Task, squared_error
+from dpkfc.app.datasets import Examples, ExampleSet
+from dpkfc.app.recipes import Judged, Recipe, Task, squared_error
 from dpkfc.app.settings import RunConfig
 
 FEATURES = 32

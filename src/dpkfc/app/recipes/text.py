@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import ExampleSet
+from dpkfc.app.datasets import ExampleSet
 from dpkfc.app.datasets.sources import Source
 from dpkfc.app.datasets.text import (
     AG_NEWS,
@@ -38,8 +38,8 @@ from dpkfc.app.pretrained import (
     minilm_tokens,
     minilm_vectors,
 )
+from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import LinearHead
-from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe, Sample, TokenNoise
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.tuning.runs import Ended, Run, Store, StudyError
