@@ -23,12 +23,15 @@ from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, word
 from dpkfc.app.pretrained import gpt2_lora
 from dpkfc.app.recipes import Judged, cap_for_smoke
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encode_pairs
 from dpkfc.app.recipes.text import (
+    BYTES,
     COMMON_WORDS,
+    GENERATION,
+    IGNORED,
     NORM,
     HashedZipf,
     ZipfBytes,
+    encode_pairs,
     english_weights,
     weighted_words,
 )

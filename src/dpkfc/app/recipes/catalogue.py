@@ -6,7 +6,6 @@ from typing import Any
 
 from dpkfc.app.owndata.recipes import OWN_KINDS, own_kind, own_recipe, own_settings
 from dpkfc.app.recipes import Recipe, cap_for_smoke, read_defaults
-from dpkfc.app.recipes.generation import DART_GPT2_LORA, E2E_GPT2_LORA
 from dpkfc.app.recipes.images import (
     BREASTMNIST_HEAD,
     CIFAR10_HEAD,
@@ -19,6 +18,8 @@ from dpkfc.app.recipes.images import (
 from dpkfc.app.recipes.regression import LINEAR_REGRESSION
 from dpkfc.app.recipes.text import (
     AG_NEWS_MINILM,
+    DART_GPT2_LORA,
+    E2E_GPT2_LORA,
     IMDB_LOGISTIC,
     IMDB_WORDS,
     SST2_MINILM,
