@@ -29,8 +29,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from dpkfc.app.datasets import Examples, Normalisation, split
-from dpkfc.app.datasets.images import PNEUMONIA
-from dpkfc.app.datasets.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, Source, load_pixels
+from dpkfc.app.datasets.sources import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_MNIST,
+    MNIST,
+    PNEUMONIA,
+    Source,
+    load_pixels,
+)
 from dpkfc.app.models import resnet20, seeded
 from dpkfc.app.run_folder import placed
 from dpkfc.app.tuning.pool import Clock, TimeIsUp

@@ -15,8 +15,15 @@ import pytest
 from scipy.io import savemat
 
 from dpkfc.app.datasets import DatasetError, Normalisation
-from dpkfc.app.datasets.images import SVHN, UTKFACE, read_svhn, read_utkface
-from dpkfc.app.datasets.sources import CIFAR100, CIFAR100_TASK, load_pixels
+from dpkfc.app.datasets.sources import (
+    CIFAR100,
+    CIFAR100_TASK,
+    SVHN,
+    UTKFACE,
+    load_pixels,
+    read_svhn,
+    read_utkface,
+)
 from dpkfc.app.recipes import image_recipe
 from dpkfc.app.recipes.catalogue import find_recipe
 from dpkfc.app.settings import RunConfig

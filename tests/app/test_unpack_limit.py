@@ -24,7 +24,7 @@ from dpkfc.app.datasets import (
     read_cifar,
     read_idx,
 )
-from dpkfc.app.datasets.images import read_medmnist, read_svhn, read_utkface
+from dpkfc.app.datasets.sources import read_medmnist, read_svhn, read_utkface
 from dpkfc.app.datasets.text import E2E, open_text
 from dpkfc.app.run_folder import Metrics, Row
 

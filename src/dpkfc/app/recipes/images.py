@@ -9,12 +9,16 @@ from functools import partial
 from torch import Tensor, nn
 
 from dpkfc.app.datasets import ExampleSet, Normalisation, Pixels, read_digits
-from dpkfc.app.datasets.images import BREAST, PATH, PNEUMONIA, SVHN, UTKFACE
 from dpkfc.app.datasets.sources import (
+    BREAST,
     CIFAR10,
     CIFAR100_TASK,
     FASHION_MNIST,
     MNIST,
+    PATH,
+    PNEUMONIA,
+    SVHN,
+    UTKFACE,
     Source,
     load_pixels,
 )
