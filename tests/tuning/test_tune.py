@@ -219,7 +219,7 @@ def test_an_optimizer_that_is_asked_for_brings_its_ranges():
 
 
 def test_every_method_has_a_space_that_its_recipe_takes():
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     for name in METHODS:
         arm = arm_of("mnist-cnn", name)

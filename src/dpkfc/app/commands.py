@@ -18,9 +18,16 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperOption
 
-from dpkfc.app.methods import LABELS, METHODS, Method
 from dpkfc.app.owndata import describe_figures
-from dpkfc.app.settings import ConfigError, RunConfig, nearest, read_choices
+from dpkfc.app.settings import (
+    METHOD_LABELS,
+    METHODS,
+    ConfigError,
+    Method,
+    RunConfig,
+    nearest,
+    read_choices,
+)
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
@@ -631,7 +638,9 @@ def demo(
     for run in result.results.values():
         if run.interrupted:
             _announce(run)
-    console.print(_results_table({LABELS[method]: run for method, run in result.results.items()}))
+    console.print(
+        _results_table({METHOD_LABELS[method]: run for method, run in result.results.items()})
+    )
     console.print(f"pictures and privacy cards: {result.folder}", soft_wrap=True)
 
 

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from dpkfc.app import plots
-from dpkfc.app.methods import LABELS
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.results import Result
 from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.app.train import run
 
 METHODS = ("dp-sgd", "dp-kfc")
@@ -64,7 +64,7 @@ def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) 
     curves = []
     for method, result in results.items():
         caption = f"digits: {result.curve.caption}"
-        curves.append(replace(result.curve, label=LABELS[method], caption=caption))
+        curves.append(replace(result.curve, label=METHOD_LABELS[method], caption=caption))
     title = "The same privacy budget, with and without the preconditioner"
     figure = plots.comparison(curves, title, curves[0].caption)
     plots.save(figure, folder.path / "comparison.png")

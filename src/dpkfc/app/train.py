@@ -34,13 +34,13 @@ from dpkfc.app.assembly import (
     undo_measurement,
 )
 from dpkfc.app.datasets import ExampleSet
-from dpkfc.app.methods import LABELS
 from dpkfc.app.models import seeded
 from dpkfc.app.recipes import Recipe, evaluate
 from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
 from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
 from dpkfc.app.settings import (
+    METHOD_LABELS,
     ConfigError,
     RunConfig,
     check_unchanged,
@@ -773,7 +773,7 @@ def _train(
             plan.steps,
             done=session.steps_done,
             console=console if ranks.is_rank0 else None,
-            label=LABELS[config.method],
+            label=METHOD_LABELS[config.method],
         ) as progress:
             interrupted = loop.run(progress)
         ranks.run_on_all(lambda: check_finite(session.layers))
