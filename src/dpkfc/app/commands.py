@@ -735,7 +735,7 @@ def pretrain_encoder(
 
     from rich.progress import Progress
 
-    from dpkfc.app.encoder_training import pretrain_and_save
+    from dpkfc.app.pretrained import pretrain_and_save
     from dpkfc.app.run_folder import placed
 
     if device != "cpu" and not device.startswith("cuda"):
