@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 FORMER_MODULES = {
+    "dpkfc.app.federated_demo": "dpkfc.app.demos",
     "dpkfc.assurance.audit": "dpkfc.audit.audit",
     "dpkfc.assurance.subject": "dpkfc.audit.harness",
     "dpkfc.blocks": "dpkfc.linalg.blocks",
@@ -32,7 +33,7 @@ FORMER_MODULES = {
     "dpkfc.privacy.events": "dpkfc.privacy.accounting",
     "dpkfc.privacy.extra_release": "dpkfc.privacy.mechanism",
     "dpkfc.privacy.grid": "dpkfc.privacy.mechanism",
-    "dpkfc.recipes.federated_demo": "dpkfc.app.federated_demo",
+    "dpkfc.recipes.federated_demo": "dpkfc.app.demos",
     "dpkfc.report.of_session": "dpkfc.report.card",
     "dpkfc.studies.cell": "dpkfc.app.tuning.runs",
 }

@@ -82,7 +82,7 @@ def demo_federated(
     It runs in this process and on Flower's simulation. No telemetry leaves the machine: Flower's
     and Ray's are off unless the environment switches them on.
     """
-    from dpkfc.app.federated_demo import ENGINES, federated_demo
+    from dpkfc.app.demos import ENGINES, federated_demo
 
     console = open_console()
     result = federated_demo(
@@ -631,7 +631,7 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train DP-SGD and DP-KFC side by side on real digits under the same budget."""
-    from dpkfc.app.demo import demo as run_demo
+    from dpkfc.app.demos import demo as run_demo
 
     console = open_console()
     result = run_demo(read_choices(None, settings), out, None if quiet else console)
