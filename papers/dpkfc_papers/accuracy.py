@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from dpkfc.app.html import best_trials, winners_tests
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.tuning.pool import Task
-from dpkfc.app.tuning.runs import Plain, Run, Store
+from dpkfc.app.tuning.runs import Plain, Run, Store, Task
 from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_public_data, use_source
 from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text, spread
 

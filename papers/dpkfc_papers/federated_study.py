@@ -40,8 +40,7 @@ from dpkfc.app.datasets.sources import (
 )
 from dpkfc.app.models import resnet20, seeded
 from dpkfc.app.run_folder import placed
-from dpkfc.app.tuning.pool import Clock, TimeIsUp
-from dpkfc.app.tuning.runs import Plain, Store, StudyError, hardware
+from dpkfc.app.tuning.runs import Clock, Plain, Store, StudyError, TimeIsUp, hardware
 from dpkfc.app.tuning.search import Choice, Range, Space
 from dpkfc.app.tuning.tune import percent, settings_text, spread
 from dpkfc.curvature.kfac import KFAC

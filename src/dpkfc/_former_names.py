@@ -9,7 +9,9 @@ from types import ModuleType
 from typing import Any
 
 FORMER_MODULES = {
+    "dpkfc.app.datasets.formats": "dpkfc.app.datasets",
     "dpkfc.app.federated_demo": "dpkfc.app.demos",
+    "dpkfc.app.tuning.pool": "dpkfc.app.tuning.runs",
     "dpkfc.assurance.audit": "dpkfc.audit.audit",
     "dpkfc.assurance.subject": "dpkfc.audit.harness",
     "dpkfc.blocks": "dpkfc.linalg.blocks",

@@ -13,7 +13,7 @@ import pytest
 
 from dpkfc.app.html import winners_tests
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
-from dpkfc.app.tuning import pool
+from dpkfc.app.tuning import runs as pool
 from dpkfc.app.tuning.runs import Run, Store, StudyError
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probes import PinkNoise

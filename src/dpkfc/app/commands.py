@@ -316,7 +316,7 @@ def tune(
     with the same --out.
     """
     from dpkfc.app.owndata.recipes import own_kind
-    from dpkfc.app.tuning.pool import worker_count
+    from dpkfc.app.tuning.runs import worker_count
     from dpkfc.app.tuning.tune import TuneSettings
     from dpkfc.app.tuning.tune import tune as run_tuning
 
