@@ -6,10 +6,8 @@ import sys
 import warnings
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 FORMER_MODULES = {
-    "dpkfc.app.datasets.formats": "dpkfc.app.datasets",
     "dpkfc.app.federated_demo": "dpkfc.app.demos",
     "dpkfc.app.tuning.pool": "dpkfc.app.tuning.runs",
     "dpkfc.assurance.audit": "dpkfc.audit.audit",
@@ -48,13 +46,16 @@ class FormerModule(ModuleType):
         super().__init__(name, f"Deprecated: use `{target}`.")
         self._target = target
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return a name of the new module, with a warning."""
         if name.startswith("__"):
             raise AttributeError(name)
         value = getattr(import_module(self._target), name)
-        message = f"{self.__name__} is now {self._target}; import {name} from there"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{self.__name__} is now {self._target}; import {name} from there",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return value
 
 

@@ -116,7 +116,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Cell(Protocol):
-    """What a row belongs to: `studies.cell.Run`, or another run with a hash."""
+    """What a row belongs to: a `Run`, or another run with a hash."""
 
     @property
     def hash(self) -> str: ...  # noqa: D102
