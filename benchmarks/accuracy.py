@@ -56,7 +56,7 @@ def load(
     """(private training examples, evaluation examples); the validation split is never trained
     on.
     """
-    from dpkfc.app.datasets.formats import Normalisation, split
+    from dpkfc.app.datasets import Normalisation, split
     from dpkfc.app.datasets.sources import FASHION_MNIST, MNIST, load_pixels
 
     source = {"mnist": MNIST, "fashion-mnist": FASHION_MNIST}[dataset]

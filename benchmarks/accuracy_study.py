@@ -73,8 +73,7 @@ def table(path: Path) -> str:
 def main() -> int:
     from rich.console import Console
 
-    from dpkfc.app.tuning.pool import Place, StudyProgress, drive, worker_count
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc.app.tuning.runs import Place, Store, StudyProgress, drive, worker_count
     from dpkfc.app.tuning.tune import expected_seconds
 
     parser = argparse.ArgumentParser(

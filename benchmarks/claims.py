@@ -295,7 +295,7 @@ CLAIMS: tuple[Claim | FeatureClaim | HeadClaim, ...] = (
 def measured(folder: Path) -> Accuracies:
     """Everything that two arms were compared in, where each has two seeds or more."""
     import grids
-    from dpkfc.app.html.read import winners_tests
+    from dpkfc.app.html import winners_tests
     from dpkfc.app.tuning.runs import Store
 
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

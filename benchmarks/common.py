@@ -375,8 +375,7 @@ def run_cells(
         out: ledgers.
         given: of `cells_parser`.
     """
-    from dpkfc.app.tuning.pool import Listed, Place, Task, drive, worker_count
-    from dpkfc.app.tuning.runs import Store
+    from dpkfc.app.tuning.runs import Listed, Place, Store, Task, drive, worker_count
 
     try:
         with Store(results) as store:

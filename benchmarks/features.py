@@ -31,8 +31,7 @@ from torch.nn import functional
 
 import dpkfc
 from dpkfc import KFAC, DeadLeaves, PinkNoise, PrivacyConfig, PublicData, Session, WhiteNoise
-from dpkfc.app.datasets.images import BREAST, PNEUMONIA
-from dpkfc.app.datasets.sources import CIFAR10, FASHION_MNIST, MNIST, load_pixels
+from dpkfc.app.datasets.sources import BREAST, CIFAR10, FASHION_MNIST, MNIST, PNEUMONIA, load_pixels
 from dpkfc.app.datasets.text import IMDB, hashed_texts, load_texts
 from dpkfc.app.models import mnist_cnn
 from dpkfc.app.recipes.images import LinearHead

@@ -53,7 +53,7 @@ Cells = Mapping[str, Mapping[float, Sequence[float]]]  # arm to ε to accuracies
 
 def cells(results: Mapping[str, Any], recipe: str) -> Cells:
     """Accuracies on the test set by arm and ε, a value a seed."""
-    from dpkfc.app.html.read import winners_tests
+    from dpkfc.app.html import winners_tests
 
     found: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in winners_tests(results.get("rows", {}).values()):

@@ -65,8 +65,8 @@ def train_once(settings: dict[str, Any]) -> dict[str, Any]:
     from safetensors.torch import save_file
 
     from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
+    from dpkfc.app.recipes import cross_entropy, evaluate
     from dpkfc.app.recipes.catalogue import find_recipe, run_config
-    from dpkfc.app.recipes.recipe import cross_entropy, evaluate
     from dpkfc.app.results import evaluated_weights
     from dpkfc.app.train import pretrain
     from dpkfc.session import Session
@@ -114,7 +114,7 @@ def chosen_for(method: str, rate: float, sgd_rate: float) -> dict[str, Any]:
 
 
 def rates_of(method: str) -> tuple[float, ...]:
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     optimizer = METHODS[method].settings.get("optimizer", "sgd")
     rates = RATES["adam" if optimizer in ("adam", "adam-bc") else "sgd"]
@@ -122,7 +122,7 @@ def rates_of(method: str) -> tuple[float, ...]:
 
 
 def settings_of(chosen: dict[str, Any], seed: int, evaluate_on: str) -> dict[str, Any]:
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     preset = dict(METHODS[chosen["method"]].settings)
     if chosen["method"] == "dp-kfc" or chosen["method"].startswith("dp-kfc-"):
@@ -144,7 +144,7 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
     validation chose.
     """
     from common import markdown
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     rows = []
     base = results["chosen"].get("dp-sgd", {}).get("seconds")
@@ -180,7 +180,7 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
 
 def main() -> None:
     from common import hardware, now, read_json
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -359,7 +359,7 @@ def published_groups() -> str:
 def methods(page: str = "") -> str:
     """The methods on the digits, all or those of one page of docs/methods."""
     import methods as study
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     results = read_json(RESULTS / "methods.json")
     if not results:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dpkfc.app.html.read import best_trials, winners_tests
+from dpkfc.app.html import best_trials, winners_tests
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.tuning.pool import Task
-from dpkfc.app.tuning.runs import Plain, Run, Store
+from dpkfc.app.tuning.runs import Plain, Run, Store, Task
 from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_public_data, use_source
 from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text, spread
 

@@ -64,7 +64,7 @@ def reproduce(
     A stopped call goes on with the same --out. Cells that cannot be run here say why. --budget 0
     runs nothing and shows what has been run.
     """
-    from dpkfc.app.tuning.pool import minutes_left, worker_count
+    from dpkfc.app.tuning.runs import minutes_left, worker_count
     from dpkfc_papers import federated_study as federated
     from dpkfc_papers.figures import reproduce_figures
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from dpkfc.app.plots import GRID, INK, MUTED, PAPER, PLAIN, SPENT, WARNING, WHITENED
-from dpkfc.app.recipes.regression import ERROR
+from dpkfc.app.recipes.catalogue import REGRESSION_ERROR
 from dpkfc_papers.measurements import (
     LANDSCAPE_METHODS,
     NAMES,
@@ -629,7 +629,7 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
     labels = [f"{noise:g}" for noise in noises]
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
-    _draw_reference(panel, ERROR**2)
+    _draw_reference(panel, REGRESSION_ERROR**2)
     for method, style in _FILTERS.items():
         of_method = [point for point in shown if point.method == method]
         if of_method:
@@ -645,5 +645,5 @@ def _draw_losses(panel: Axes, shown: Sequence[Point], scaled_to: Sequence[Point]
     panel.set_xticks(noises, labels)
     panel.xaxis.set_minor_formatter(NullFormatter())
     highest = max(point.mean + point.std for point in scaled_to)
-    panel.set_ylim(0.8 * ERROR**2, 1.4 * highest)
+    panel.set_ylim(0.8 * REGRESSION_ERROR**2, 1.4 * highest)
     _set_decades(panel.yaxis, *panel.get_ylim())

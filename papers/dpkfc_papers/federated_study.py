@@ -28,13 +28,19 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import Examples, Normalisation, split
-from dpkfc.app.datasets.images import PNEUMONIA
-from dpkfc.app.datasets.sources import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, Source, load_pixels
+from dpkfc.app.datasets import Examples, Normalisation, split
+from dpkfc.app.datasets.sources import (
+    CIFAR10,
+    CIFAR100,
+    FASHION_MNIST,
+    MNIST,
+    PNEUMONIA,
+    Source,
+    load_pixels,
+)
 from dpkfc.app.models import resnet20, seeded
 from dpkfc.app.run_folder import placed
-from dpkfc.app.tuning.pool import Clock, TimeIsUp
-from dpkfc.app.tuning.runs import Plain, Store, StudyError, hardware
+from dpkfc.app.tuning.runs import Clock, Plain, Store, StudyError, TimeIsUp, hardware
 from dpkfc.app.tuning.search import Choice, Range, Space
 from dpkfc.app.tuning.tune import percent, settings_text, spread
 from dpkfc.curvature.kfac import KFAC

@@ -11,8 +11,7 @@ from typing import Any
 from dpkfc.app.plots import SensitivityMap, save
 from dpkfc.app.run_folder import placed
 from dpkfc.app.settings import nearest
-from dpkfc.app.tuning.pool import Console, Listed, Place, Task
-from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
+from dpkfc.app.tuning.runs import Console, Listed, Place, Plain, Run, Store, StudyError, Task
 from dpkfc_papers import measurements
 from dpkfc_papers.tables import run_cells
 

@@ -14,12 +14,23 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from dpkfc.app.html.read import best_trials
+from dpkfc.app.html import best_trials
 from dpkfc.app.recipes.catalogue import RECIPES
 from dpkfc.app.run_folder import placed
 from dpkfc.app.settings import ConfigError, nearest, tomllib
-from dpkfc.app.tuning.pool import Console, Listed, Place, StudyProgress, Task, drive, minutes_left
-from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
+from dpkfc.app.tuning.runs import (
+    Console,
+    Listed,
+    Place,
+    Plain,
+    Run,
+    Store,
+    StudyError,
+    StudyProgress,
+    Task,
+    drive,
+    minutes_left,
+)
 from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text, spread
 
 # --------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import sys
 import warnings
 from importlib import import_module
 from types import ModuleType
-from typing import Any
 
 FORMER_MODULES = {
+    "dpkfc.app.federated_demo": "dpkfc.app.demos",
+    "dpkfc.app.tuning.pool": "dpkfc.app.tuning.runs",
     "dpkfc.assurance.audit": "dpkfc.audit.audit",
     "dpkfc.assurance.subject": "dpkfc.audit.harness",
     "dpkfc.blocks": "dpkfc.linalg.blocks",
@@ -32,7 +33,7 @@ FORMER_MODULES = {
     "dpkfc.privacy.events": "dpkfc.privacy.accounting",
     "dpkfc.privacy.extra_release": "dpkfc.privacy.mechanism",
     "dpkfc.privacy.grid": "dpkfc.privacy.mechanism",
-    "dpkfc.recipes.federated_demo": "dpkfc.app.federated_demo",
+    "dpkfc.recipes.federated_demo": "dpkfc.app.demos",
     "dpkfc.report.of_session": "dpkfc.report.card",
     "dpkfc.studies.cell": "dpkfc.app.tuning.runs",
 }
@@ -45,13 +46,16 @@ class FormerModule(ModuleType):
         super().__init__(name, f"Deprecated: use `{target}`.")
         self._target = target
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Return a name of the new module, with a warning."""
         if name.startswith("__"):
             raise AttributeError(name)
         value = getattr(import_module(self._target), name)
-        message = f"{self.__name__} is now {self._target}; import {name} from there"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{self.__name__} is now {self._target}; import {name} from there",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return value
 
 

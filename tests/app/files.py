@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpkfc.app.datasets.formats import encode_delta
+from dpkfc.app.datasets import encode_delta
 
 
 def idx_bytes(array: np.ndarray) -> bytes:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.assembly import describe_choice
-from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
-from dpkfc.app.settings import RECIPE_DEFAULTS
+from dpkfc.app.settings import METHODS, RECIPE_DEFAULTS
 from dpkfc.app.train import run
 from tests.app.accounting import remembered
 

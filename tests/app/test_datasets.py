@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dpkfc.app.datasets.formats import (
+from dpkfc.app.datasets import (
     DatasetError,
     ExampleSet,
     Normalisation,

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 pytest.importorskip("sklearn")
 
+from dpkfc.app.recipes import score_classes
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.recipes.recipe import score_classes
 from dpkfc.app.run_folder import Metrics
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from dpkfc.app.encoder_training import SIDE, change_view, contrast, pretrain_encoder
+from dpkfc.app.pretrained import SIDE, change_view, contrast, pretrain_encoder
 from dpkfc.cli import app
 from dpkfc.features import SyntheticEncoder, SyntheticImages, draw_images
 from dpkfc.features.encoder import Encoder

@@ -15,10 +15,9 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
 
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer
-from dpkfc.app.methods import METHODS
+from dpkfc.app.recipes import cross_entropy
 from dpkfc.app.recipes.catalogue import run_config
-from dpkfc.app.recipes.recipe import cross_entropy
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import METHODS, ConfigError, RunConfig
 from dpkfc.app.train import prepare, resume, run
 from dpkfc.session import Session
 from tests.documents import ROOT

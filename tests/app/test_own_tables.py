@@ -16,11 +16,11 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.text import hashed_texts
+from dpkfc.app.owndata import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.files import encode_table
 from dpkfc.app.owndata.recipes import empty_schema
-from dpkfc.app.owndata.records import TEST_SHARE, UNKNOWN, Records, _place, split_records
 from dpkfc.app.owndata.schema import (
     MISSING,
     Column,

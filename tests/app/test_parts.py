@@ -14,11 +14,18 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.app.datasets.formats import DatasetError, Normalisation
-from dpkfc.app.datasets.images import SVHN, UTKFACE, read_svhn, read_utkface
-from dpkfc.app.datasets.sources import CIFAR100, CIFAR100_TASK, load_pixels
+from dpkfc.app.datasets import DatasetError, Normalisation
+from dpkfc.app.datasets.sources import (
+    CIFAR100,
+    CIFAR100_TASK,
+    SVHN,
+    UTKFACE,
+    load_pixels,
+    read_svhn,
+    read_utkface,
+)
+from dpkfc.app.recipes import image_recipe
 from dpkfc.app.recipes.catalogue import find_recipe
-from dpkfc.app.recipes.recipe import image_recipe
 from dpkfc.app.settings import RunConfig
 from tests.app.files import write_cifar
 from tests.app.planted import write_faces, write_svhn, write_utkface

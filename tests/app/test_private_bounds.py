@@ -13,20 +13,22 @@ import torch
 from typer.testing import CliRunner
 
 from dpkfc.app.audit_run import card_finding, ledger_finding
-from dpkfc.app.datasets.formats import DatasetError
-from dpkfc.app.owndata import bounds as bounds_module
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.owndata import recipes as own_recipes
-from dpkfc.app.owndata.bounds import (
+from dpkfc.app.owndata.files import encode_table
+from dpkfc.app.owndata.predictions import load_run
+from dpkfc.app.owndata.schema import (
     BINS,
-    DEFAULT,
+    DEFAULT_BOUNDS,
+    NO_BIN,
+    Column,
+    _edges_of_bin,
     bin_numbers,
     choose_bounds,
     count_bins,
     norm_of,
+    read_schema,
 )
-from dpkfc.app.owndata.files import encode_table
-from dpkfc.app.owndata.predictions import load_run
-from dpkfc.app.owndata.schema import Column, read_schema
 from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError
@@ -109,9 +111,9 @@ def test_a_bin_holds_its_numbers():
         number = float(text) if text not in ("", "NA", "x") else math.nan
         (found,) = bin_numbers(np.array([number]))
         if not math.isfinite(number):
-            assert found == bounds_module.NO_BIN
+            assert found == NO_BIN
             continue
-        least, greatest = bounds_module._edges(found)
+        least, greatest = _edges_of_bin(found)
         is_within = least <= number <= greatest
         assert is_within or abs(number) < 2.0**-20 or abs(number) >= 2.0**41
     every = bin_numbers(
@@ -170,8 +172,8 @@ def test_bounds_are_the_edges_of_what_rises_above_the_noise():
     assert found == [
         ((16.0, 128.0), "private"),
         ((-4.0, -2.0), "private"),
-        (DEFAULT, "default"),
-        (DEFAULT, "private"),
+        (DEFAULT_BOUNDS, "default"),
+        (DEFAULT_BOUNDS, "private"),
     ]
 
 

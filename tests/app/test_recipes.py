@@ -18,17 +18,20 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app import train as train_module
-from dpkfc.app.datasets.formats import DatasetError
+from dpkfc.app.datasets import DatasetError
 from dpkfc.app.datasets.text import hashed_rows, hashed_texts, word_hashes, words_of
 from dpkfc.app.pretrained import gpt2_lora
+from dpkfc.app.recipes import Judged, cap_for_smoke
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.recipes.generation import BYTES, GENERATION, IGNORED, encode_pairs
-from dpkfc.app.recipes.recipe import Judged, cap_for_smoke
 from dpkfc.app.recipes.text import (
+    BYTES,
     COMMON_WORDS,
+    GENERATION,
+    IGNORED,
     NORM,
     HashedZipf,
     ZipfBytes,
+    encode_pairs,
     english_weights,
     weighted_words,
 )

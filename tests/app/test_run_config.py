@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkfc.app.assembly import make_kfac, make_privacy_config
-from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.settings import (
+    METHODS,
     SECTIONS,
     ConfigError,
     RunConfig,

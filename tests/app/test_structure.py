@@ -17,11 +17,10 @@ from dpkfc.app.assembly import (
     measure_structure,
     undo_measurement,
 )
-from dpkfc.app.launch import _has_settings
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.run_folder import RunFolder
 from dpkfc.app.settings import ConfigError, flatten, read_toml, to_toml
-from dpkfc.app.train import prepare, resume, run
+from dpkfc.app.train import _has_settings, prepare, resume, run
 from dpkfc.report import doctor as costs
 from dpkfc.report.doctor import MeasuredStructure, SideChoice
 from tests.app.accounting import remembered

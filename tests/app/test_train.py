@@ -16,13 +16,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from dpkfc.app import demo as demo_module
 from dpkfc.app import train as train_module
-from dpkfc.app.datasets.formats import DatasetError
-from dpkfc.app.demo import demo
+from dpkfc.app.datasets import DatasetError
+from dpkfc.app.demos import COMPARED, demo
 from dpkfc.app.doctor import load_target
+from dpkfc.app.recipes import evaluate
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
-from dpkfc.app.recipes.recipe import evaluate
 from dpkfc.app.run_folder import RunFolderError
 from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml
 from dpkfc.app.train import prepare, resume, run, stop_on_signals
@@ -374,7 +373,7 @@ def test_signals_get_their_handlers_back():
 def test_the_demo_compares_two_methods(tmp_path: Path):
     settings = {key: value for key, value in QUICK.items() if key != "recipe"}
     done = demo(settings, out=str(tmp_path / "demo"))
-    assert set(done.results) == {"dp-sgd", "dp-kfc"} == set(demo_module.METHODS)
+    assert set(done.results) == {"dp-sgd", "dp-kfc"} == set(COMPARED)
     assert (tmp_path / "demo" / "comparison.png").stat().st_size > 10_000
     assert (tmp_path / "demo" / "dp-kfc" / "privacy_card.md").is_file() and not done.interrupted
     sigmas = {

@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from dpkfc.app.datasets.formats import (
+from dpkfc.app.datasets import (
     VARIABLE,
     UnpackedSizeError,
     check_unpacked_size,
     read_cifar,
     read_idx,
 )
-from dpkfc.app.datasets.images import read_medmnist, read_svhn, read_utkface
+from dpkfc.app.datasets.sources import read_medmnist, read_svhn, read_utkface
 from dpkfc.app.datasets.text import E2E, open_text
 from dpkfc.app.run_folder import Metrics, Row
 

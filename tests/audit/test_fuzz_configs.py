@@ -23,11 +23,10 @@ from hypothesis import strategies as st
 
 from dpkfc.app import train
 from dpkfc.app.assembly import learning_rate, make_augment, make_optimizer, make_plan
-from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes import images
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
 from dpkfc.app.run_folder import RunFolder
-from dpkfc.app.settings import ConfigError, RunConfig, flatten, read_toml, to_toml
+from dpkfc.app.settings import METHODS, ConfigError, RunConfig, flatten, read_toml, to_toml
 from dpkfc.cli import app
 from dpkfc.privacy import accounting
 from dpkfc.privacy.calibration import check_target

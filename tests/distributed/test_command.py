@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from dpkfc.app import launch, train
+from dpkfc.app import train
 from dpkfc.cli import app
 from dpkfc.privacy.ledger import LedgerError, verify
 from tests.distributed.cases import Case
@@ -156,7 +156,7 @@ def _elsewhere(
     rank: int, folder: Path, port: int, arguments: list[str], swapped: bool
 ) -> dict[str, Any]:
     """Two hosts without a common disk; once started again, the other one may be the first."""
-    launch._PATIENCE = 0.0
+    train._PATIENCE = 0.0
     place = folder / f"host-{rank}"
     place.mkdir(exist_ok=True)
     return command(1 - rank if swapped else rank, place, port, 2, arguments, NEVER)

@@ -100,7 +100,7 @@ def test_dropped_rounds_are_on_the_card_and_charged():
 
 def test_the_demo_leaves_a_folder_a_method(tmp_path):
     pytest.importorskip("sklearn")
-    from dpkfc.app.federated_demo import METHODS, federated_demo
+    from dpkfc.app.demos import METHODS, federated_demo
 
     chosen = tuple(METHODS)[1:]
     demo = federated_demo(str(tmp_path / "demo"), rounds=2, methods=chosen)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.app.assembly import make_plan
-from dpkfc.app.methods import METHODS
 from dpkfc.app.recipes.catalogue import RECIPES, find_recipe, run_config
-from dpkfc.app.settings import ConfigError, RunConfig
+from dpkfc.app.settings import METHODS, ConfigError, RunConfig
 
 PATH = Path(__file__).parent / "plans.json"
 DATASET_SIZE = 60_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import read_all
+from dpkfc.app.html import read_all
 from dpkfc.app.html.render import build, write_page
 from dpkfc.app.run_folder import RunFolderError
 from tests.report.page_cases import FIGURES, HOSTILE, chart, row, run_folder, study, tuning

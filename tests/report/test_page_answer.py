@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dpkfc.app.html.answer import Answer, answer_panels, difference, interval
-from dpkfc.app.html.read import comparable_panels, group_runs, read_all
-from dpkfc.app.html.render import build
+from dpkfc.app.html import comparable_panels, group_runs, read_all
+from dpkfc.app.html.render import Answer, answer_panels, build, difference, interval
 from tests.report.page_cases import row, study
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import (
+from dpkfc.app.html import (
     assign_styles,
     command_of,
     comparable_panels,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpkfc.app.commands import _parse_settings
-from dpkfc.app.html.read import winners_tests
+from dpkfc.app.html import winners_tests
 from dpkfc.app.tuning import tune
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc.cli import app

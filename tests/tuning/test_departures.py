@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import group_runs, read_all
+from dpkfc.app.html import group_runs, read_all
 from dpkfc.app.html.render import build
 from dpkfc.app.recipes.catalogue import run_config
 from dpkfc.app.settings import flatten, to_toml, tomllib

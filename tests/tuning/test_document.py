@@ -9,7 +9,7 @@ import re
 import statistics
 from pathlib import Path
 
-from dpkfc.app.html.read import best_trials
+from dpkfc.app.html import best_trials
 from dpkfc.app.tuning.runs import Store
 
 ROOT = Path(__file__).resolve().parents[2]

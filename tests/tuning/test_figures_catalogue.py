@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import read_all
+from dpkfc.app.html import read_all
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc.cli import app
 from dpkfc_papers import figures as catalogue

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from dpkfc.app.html.read import best_trials, winners_tests
+from dpkfc.app.html import best_trials, winners_tests
 from dpkfc.app.tuning.runs import Store
 from dpkfc.app.tuning.search import Search, arm_of, is_in_best_third, is_rung
 from dpkfc.app.tuning.tune import Trials

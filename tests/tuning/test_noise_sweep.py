@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from dpkfc.app.methods import LABELS
+from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.app.tuning.runs import Store, StudyError
 from dpkfc_papers import commands, tables
 from dpkfc_papers.figures import FIGURES, find, reproduce_figures
@@ -49,7 +49,9 @@ def test_every_method_is_run_at_every_rate_and_noise_and_differs_in_them_alone()
     assert all(settings == common[0] for settings in common) and {
         run.config().momentum for run in runs
     } == {0.0}
-    assert {run.evaluate_on for run in runs} == {"validation"} and set(SWEEP_METHODS) <= set(LABELS)
+    assert {run.evaluate_on for run in runs} == {"validation"} and set(SWEEP_METHODS) <= set(
+        METHOD_LABELS
+    )
     assert all(run.config().smoke for run in sweep_cells(True)) and len(sweep_cells(True)) < 20
 
 

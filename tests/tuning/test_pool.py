@@ -14,11 +14,12 @@ import pytest
 
 from dpkfc.app.run_folder import RunFolderError, placed
 from dpkfc.app.settings import ConfigError
-from dpkfc.app.tuning import pool
-from dpkfc.app.tuning import pool as worker
-from dpkfc.app.tuning.pool import (
+from dpkfc.app.tuning import runs as pool
+from dpkfc.app.tuning.runs import (
     Clock,
     Place,
+    Run,
+    StudyError,
     StudyProgress,
     Task,
     TimeIsUp,
@@ -27,7 +28,6 @@ from dpkfc.app.tuning.pool import (
     minutes_left,
     worker_count,
 )
-from dpkfc.app.tuning.runs import Run, StudyError
 from dpkfc.checkpoint import CheckpointError
 
 
@@ -170,7 +170,7 @@ def test_what_the_machine_does_is_told_from_what_is_wrong_with_a_cell(
         raise error
 
     monkeypatch.setattr(Run, "measuring", lambda self: cell)
-    assert worker._outcome(RUNS[0], False, None, tmp_path, "")[0] == kind
+    assert pool._outcome(RUNS[0], False, None, tmp_path, "")[0] == kind
 
 
 def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path):
@@ -179,13 +179,13 @@ def test_a_full_disk_is_seen_behind_the_error_that_was_made_of_it(tmp_path):
 
     with pytest.raises(RunFolderError) as told:
         placed(tmp_path / "file", write)
-    assert worker._is_full(told.value)
+    assert pool._is_full(told.value)
     with pytest.raises(CheckpointError) as told:
         try:
             write(tmp_path)
         except OSError as error:
             raise CheckpointError("cannot write the checkpoint") from error
-    assert worker._is_full(told.value) and not worker._is_full(
+    assert pool._is_full(told.value) and not pool._is_full(
         CheckpointError("cannot write the checkpoint")
     )
 

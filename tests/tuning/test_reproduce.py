@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dpkfc.app.html.read import winners_tests
+from dpkfc.app.html import winners_tests
 from dpkfc.app.recipes.catalogue import RECIPES, run_config
-from dpkfc.app.tuning import pool
+from dpkfc.app.tuning import runs as pool
 from dpkfc.app.tuning.runs import Run, Store, StudyError
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probes import PinkNoise

@@ -219,7 +219,7 @@ def test_an_optimizer_that_is_asked_for_brings_its_ranges():
 
 
 def test_every_method_has_a_space_that_its_recipe_takes():
-    from dpkfc.app.methods import METHODS
+    from dpkfc.app.settings import METHODS
 
     for name in METHODS:
         arm = arm_of("mnist-cnn", name)
@@ -505,7 +505,7 @@ def test_a_choice_and_the_training_with_it_are_composed_on_one_accountant():
 
 
 def test_the_number_of_random_trials_is_told_to_the_operator_alone(tmp_path, monkeypatch):
-    from dpkfc.app.html.read import _read_tuning
+    from dpkfc.app.html import _read_tuning
 
     monkeypatch.setattr(tune, "draw", lambda law: 13)
     monkeypatch.setattr(tune, "drive", answered)

@@ -14,12 +14,11 @@ from torch import nn
 
 from dpkfc.app import plots
 from dpkfc.app.assembly import Prepared, describe_choice, make_kfac
-from dpkfc.app.datasets.formats import Examples
-from dpkfc.app.methods import LABELS
+from dpkfc.app.datasets import Examples
 from dpkfc.app.plots import FILE, Curve, Figures, LayerSignal, LayerSpectra
-from dpkfc.app.recipes.recipe import ClassScore
+from dpkfc.app.recipes import ClassScore
 from dpkfc.app.run_folder import LAST_PLOT, Metrics, Row, RunFolder, not_private
-from dpkfc.app.settings import RunConfig
+from dpkfc.app.settings import METHOD_LABELS, RunConfig
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC, signal_to_noise
 from dpkfc.gradients.clipped_sum import capture
@@ -164,7 +163,7 @@ def _scores(prepared: Prepared, last: Row, classes: Sequence[ClassScore]) -> dic
 def _card_settings(config: RunConfig) -> dict[str, Any]:
     """Return the settings that the card lists as hyper-parameters."""
     settings: dict[str, Any] = {
-        "method": LABELS[config.method],
+        "method": METHOD_LABELS[config.method],
         "optimizer": config.optimizer,
         "lr": config.lr,
     }
@@ -179,7 +178,7 @@ def _card_settings(config: RunConfig) -> dict[str, Any]:
 
 
 def _title(prepared: Prepared) -> str:
-    title = f"{LABELS[prepared.config.method]} on {prepared.recipe.title}"
+    title = f"{METHOD_LABELS[prepared.config.method]} on {prepared.recipe.title}"
     if prepared.config.smoke:
         title += ", smoke run: a few steps on a slice of the data"
     return title

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dpkfc.app.datasets.formats import UnpackedSizeError, check_unpacked_size
+from dpkfc.app.datasets import UnpackedSizeError, check_unpacked_size
 from dpkfc.checkpoint import CheckpointError, place_file, weights_record_path
 
 # The file that a finished run writes last.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -14,11 +15,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from dpkfc import checkpoint
 from dpkfc.app.assembly import (
     Prepared,
     describe_structure,
@@ -28,24 +31,16 @@ from dpkfc.app.assembly import (
     make_plan,
     measure_structure,
     read_public_data,
+    undo_measurement,
 )
-from dpkfc.app.datasets.formats import ExampleSet
-from dpkfc.app.launch import (
-    align_processes,
-    check_named,
-    check_same_settings,
-    check_visible,
-    is_started,
-    processes,
-    use_own_device,
-)
-from dpkfc.app.methods import LABELS
+from dpkfc.app.datasets import ExampleSet
 from dpkfc.app.models import seeded
+from dpkfc.app.recipes import Recipe, evaluate
 from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.recipe import Recipe, evaluate
 from dpkfc.app.results import Result, curve_of, evaluated_weights, write_results
-from dpkfc.app.run_folder import Metrics, Row, RunFolder
+from dpkfc.app.run_folder import Metrics, Row, RunFolder, RunFolderError
 from dpkfc.app.settings import (
+    METHOD_LABELS,
     ConfigError,
     RunConfig,
     check_unchanged,
@@ -55,10 +50,11 @@ from dpkfc.app.settings import (
     to_toml,
 )
 from dpkfc.callbacks import PURPOSE, EarlyStopping, PrivateEarlyStopping, wrong_answers
-from dpkfc.distributed import DistributedContext
+from dpkfc.distributed import DistributedContext, is_launched
 from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
+from dpkfc.privacy.ledger import verify
 from dpkfc.report.card import stamp
 from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
@@ -278,6 +274,148 @@ def stop_on_signals() -> Iterator[StopRequest]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# --------------------------------------------------------------------------------------------------
+# The processes of torchrun: one group, one run folder, one budget over all restarts.
+
+# Seconds until a network disk must show a new folder.
+_PATIENCE = 20.0
+
+
+@contextmanager
+def processes() -> Iterator[DistributedContext]:
+    """Yield the processes of a run: those of torchrun, those of a group that exists, or this one.
+
+    The processes of torchrun are joined, and the group is left at the end. An error ends the
+    process, and torchrun ends the others.
+    """
+    joins = is_launched() and not dist.is_initialized()
+    if joins:
+        # gloo between CPUs, NCCL between GPUs.
+        dist.init_process_group()
+    yield DistributedContext.current()
+    if joins:
+        dist.destroy_process_group()
+
+
+def check_named(config: RunConfig) -> None:
+    """Refuse a command that could not find its run when torchrun starts it again.
+
+    Raises:
+        ConfigError: the command names no folder, so that it would start a second run with a budget
+            of its own, or it names one device for all processes.
+    """
+    if not is_launched():
+        return
+    if not config.out:
+        raise ConfigError(
+            "torchrun may start this command again, as a second run with its own budget; name the "
+            "run folder with --out: the same command continues it"
+        )
+    if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 and ":" in config.device:
+        raise ConfigError(
+            f"device = {config.device!r} would be used by all processes of a host; give its kind "
+            "alone, as cuda"
+        )
+
+
+def check_same_settings(config: RunConfig, ranks: DistributedContext) -> None:
+    """Refuse processes with different settings, which would wait for one another.
+
+    Raises:
+        RuntimeError: naming a process and the first setting that differs.
+    """
+    values = {f"setting {n}": (repr(value), None) for n, value in deciding_settings(config).items()}
+    ranks.check_consistent(lambda: values)
+
+
+def is_started(config: RunConfig, ranks: DistributedContext) -> bool:
+    """Return whether torchrun has started this command before.
+
+    Then its folder holds a run of the same settings. A run that was cut off before its first
+    checkpoint, which comes before the first release, is removed and started anew.
+
+    Raises:
+        RunFolderError: the run there has other settings, or only some processes see it.
+    """
+    folder = RunFolder.locate(config.out)
+
+    def look() -> tuple[bool, bool]:
+        if not (is_launched() and folder.config.is_file()):
+            return False, False
+        if not _has_settings(folder, config):
+            raise RunFolderError(
+                f"run folder {config.out} holds a run of other settings: give those of its "
+                "config.toml to continue it, or another --out"
+            )
+        return True, not checkpoint.exists(folder.checkpoint) and not _has_releases(folder)
+
+    answers = ranks.all_gather(ranks.run_on_all(look))
+    if len(set(answers)) > 1:
+        raise _not_shared(config.out)
+    is_there, is_cut_off = answers[0]
+    if is_cut_off:
+        ranks.broadcast_from_rank0(folder.take_away, "cut off")
+    return is_there and not is_cut_off
+
+
+def _has_settings(folder: RunFolder, config: RunConfig) -> bool:
+    """Return whether a run folder was started with these settings."""
+    written = RunConfig(**flatten(read_toml(folder.config), str(folder.config)))
+    # A file does not hold the folder that it lies in.
+    return replace(undo_measurement(written, config), out=config.out) == config
+
+
+def _has_releases(folder: RunFolder) -> bool:
+    """Return whether the ledger of a run holds a release."""
+    ledger = folder.ledger
+    return ledger.is_file() and ledger.stat().st_size > 0 and bool(verify(ledger).releases)
+
+
+def check_visible(folder: RunFolder, ranks: DistributedContext) -> None:
+    """Refuse a run folder that some process does not see: a restart may make another host first.
+
+    Raises:
+        RunFolderError: some processes do not see the folder that the first process has made.
+    """
+    until = time.monotonic() + _PATIENCE
+    while not folder.config.is_file() and time.monotonic() < until:
+        time.sleep(0.2)
+    if not all(ranks.all_gather(folder.config.is_file())):
+        raise _not_shared(str(folder.path))
+
+
+def _not_shared(path: str) -> RunFolderError:
+    return RunFolderError(
+        f"not every process sees the run in {path}: --out must be on a disk that all hosts share, "
+        "since a restart may make another host the first"
+    )
+
+
+def use_own_device(config: RunConfig) -> RunConfig:
+    """Return the settings of this process: each process takes its own accelerator of the host."""
+    if not (is_launched() and config.device in ("cuda", "xpu")):
+        return config
+    return replace(config, device=f"{config.device}:{os.environ.get('LOCAL_RANK', '0')}")
+
+
+def align_processes(ranks: DistributedContext, prepared: Prepared) -> None:
+    """Give several processes equal weights and different random numbers.
+
+    The random numbers are those of dropout and augmentation.
+    """
+    if ranks.world_size == 1:
+        return
+    torch.manual_seed(torch.initial_seed() + ranks.rank)
+    if not prepared.start:
+        return
+    # Every process has pre-trained, and its threads may have rounded differently.
+    parameters = dict(prepared.model.named_parameters())
+    device = next(iter(parameters.values())).device
+    with torch.no_grad():
+        for name, value in ranks.broadcast_tensors(parameters, parameters, device).items():
+            parameters[name].copy_(value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -635,7 +773,7 @@ def _train(
             plan.steps,
             done=session.steps_done,
             console=console if ranks.is_rank0 else None,
-            label=LABELS[config.method],
+            label=METHOD_LABELS[config.method],
         ) as progress:
             interrupted = loop.run(progress)
         ranks.run_on_all(lambda: check_finite(session.layers))

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpkfc.app.datasets.formats import (
+from dpkfc.app.datasets import (
     BoundedStream,
     DatasetError,
     ExampleSet,

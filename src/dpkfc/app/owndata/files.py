@@ -19,14 +19,14 @@ import pyarrow.feather as pa_feather
 import pyarrow.parquet as pa_parquet
 import torch
 
-from dpkfc.app.datasets.formats import (
+from dpkfc.app.datasets import (
     DatasetError,
     check_unpacked_size,
     damaged_error,
     unreadable_error,
 )
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.records import UNKNOWN, Figures, Records, number_equal
+from dpkfc.app.owndata import UNKNOWN, Figures, Records, number_equal
 from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words

@@ -12,10 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import DatasetError, Examples, damaged_error
-from dpkfc.app.owndata.records import Records
-from dpkfc.app.recipes.catalogue import recipe_of
-from dpkfc.app.recipes.recipe import (
+from dpkfc.app.datasets import DatasetError, Examples, damaged_error
+from dpkfc.app.owndata import Records
+from dpkfc.app.recipes import (
     CLASSIFICATION,
     Judged,
     Recipe,
@@ -23,6 +22,7 @@ from dpkfc.app.recipes.recipe import (
     model_outputs,
     score_classes,
 )
+from dpkfc.app.recipes.catalogue import recipe_of
 from dpkfc.app.run_folder import RunFolder, RunFolderError, placed
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.app.train import read_settings

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from dpkfc.app.datasets.formats import DatasetError, ExampleSet, unreadable_error
-from dpkfc.app.owndata.bounds import choose_bounds, count_bins
+from dpkfc.app.datasets import DatasetError, ExampleSet, unreadable_error
+from dpkfc.app.owndata import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.files import (
     TABLE_SUFFIXES,
     TEXT_SUFFIXES,
@@ -23,11 +23,12 @@ from dpkfc.app.owndata.files import (
     read_header,
     text_width,
 )
-from dpkfc.app.owndata.records import TEST_SHARE, Records, split_records
 from dpkfc.app.owndata.schema import (
     Schema,
     SchemaNoise,
     check_schema,
+    choose_bounds,
+    count_bins,
     public_facts,
     read_schema,
     schema_toml,
@@ -35,8 +36,8 @@ from dpkfc.app.owndata.schema import (
     template,
 )
 from dpkfc.app.owndata.tasks import Task, judgement, load_task, task_examples
+from dpkfc.app.recipes import Recipe
 from dpkfc.app.recipes.images import image_features, use_features
-from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.recipes.text import HashedZipf, ZipfWords
 from dpkfc.app.settings import ConfigError, RunConfig
 from dpkfc.config import Plan

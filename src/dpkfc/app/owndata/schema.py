@@ -18,14 +18,14 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc.app.datasets.formats import Examples
+from dpkfc.app.datasets import Examples
 from dpkfc.app.datasets.text import hashed_texts
-from dpkfc.app.owndata.bounds import bin_numbers
-from dpkfc.app.owndata.records import UNKNOWN, Figures
-from dpkfc.app.recipes.recipe import CLASSIFICATION, Judged, Task, model_outputs, squared_error
+from dpkfc.app.owndata import UNKNOWN, Figures
+from dpkfc.app.recipes import CLASSIFICATION, Judged, Task, model_outputs, squared_error
 from dpkfc.app.settings import ConfigError, nearest, read_toml
 from dpkfc.curvature.probes import Probe, Sample
 
@@ -65,6 +65,114 @@ def is_identifier(name: str) -> bool:
 def is_free_text(name: str) -> bool:
     """Return whether a column is named like free text."""
     return bool(_words_of_name(name) & _FREE_TEXT)
+
+
+# --------------------------------------------------------------------------------------------------
+# Bounds of numbers that a schema leaves out, found by one release of noisy counts over public bins.
+#
+# The bins of a column are powers of two of the magnitude, with a sign, and zero. They are the same
+# for every file. A record counts once in each column, or not at all where it holds no finite
+# number.
+
+# Magnitudes from 2⁻²⁰ to 2⁴¹; smaller ones count as zero, larger ones as the largest.
+_LEAST_POWER, _GREATEST_POWER = -20, 40
+_ZERO_BIN = _GREATEST_POWER - _LEAST_POWER + 1
+BINS = 2 * _ZERO_BIN + 1
+# The bin of an infinite number, which is not counted.
+NO_BIN = -1
+DEFAULT_BOUNDS = (-1.0, 1.0)
+# Most chance that the noise of any empty bin exceeds the threshold, and widens bounds.
+_FALSE_ALARM = 1e-3
+# Weights are multiples of this, so that float64 adds them without rounding.
+_WEIGHT = 2**20
+
+
+def bin_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the bin of each number, `NO_BIN` for an infinite one or for none.
+
+    Each number is looked at by itself.
+    """
+    is_finite = np.isfinite(values)
+    finite = np.where(is_finite, values, 0.0)
+    _, exponents = np.frexp(finite)
+    smallest = _LEAST_POWER - 1
+    magnitudes = np.clip(exponents - 1, smallest, _GREATEST_POWER) - smallest
+    magnitudes = np.where(finite == 0.0, 0, magnitudes)
+    signs = np.sign(finite).astype(np.int64)
+    bins = _ZERO_BIN + signs * magnitudes
+    return np.where(is_finite, bins, NO_BIN)
+
+
+def count_bins(
+    inputs: Tensor, places: Sequence[int], units: Tensor | None = None
+) -> NDArray[np.float64]:
+    """Return the counts of all bins of some columns. PRIVATE.
+
+    Args:
+        inputs: encoded records `[N, width]`: a bin at each place, and an indicator of a missing
+            value behind it.
+        places: of the columns.
+        units: the unit of each record `[N]`. A unit counts once in each column, in parts where it
+            has several records.
+
+    Returns:
+        Counts `[len(places) · BINS]`. One record or unit more changes them by at most
+        `norm_of(len(places))`, in the L2 norm.
+    """
+    weights = np.full(len(inputs), 1.0)
+    if units is not None:
+        _, numbers, sizes = np.unique(units.numpy(), return_inverse=True, return_counts=True)
+        weights = (_WEIGHT // sizes[numbers]) / _WEIGHT
+    counts = []
+    for place in places:
+        bins = inputs[:, place].numpy().astype(np.int64)
+        is_present = inputs[:, place + 1].numpy() == 0
+        is_counted = (bins != NO_BIN) & is_present
+        counted = bins[is_counted]
+        counts.append(np.bincount(counted, weights[is_counted], BINS))
+    return np.concatenate(counts)
+
+
+def norm_of(columns: int) -> float:
+    """Return the most that one record or unit changes the counts of so many columns."""
+    return math.nextafter(math.sqrt(columns), math.inf)
+
+
+def choose_bounds(
+    noisy: NDArray[np.float64], stddev: float
+) -> list[tuple[tuple[float, float], str]]:
+    """Return bounds for each column, and "private", or "default" where no bin rises above noise.
+
+    Args:
+        noisy: released counts `[columns · BINS]`.
+        stddev: of their noise.
+    """
+    deviations = math.sqrt(2 * math.log(len(noisy) / _FALSE_ALARM))
+    threshold = stddev * deviations
+    found = []
+    for column in noisy.reshape(-1, BINS):
+        filled = np.flatnonzero(column > threshold)
+        if not len(filled):
+            found.append((DEFAULT_BOUNDS, "default"))
+            continue
+        least, _ = _edges_of_bin(filled[0])
+        _, greatest = _edges_of_bin(filled[-1])
+        if least == greatest:
+            # Only zeros: any interval around them maps them to its middle.
+            least, greatest = DEFAULT_BOUNDS
+        found.append(((least, greatest), "private"))
+    return found
+
+
+def _edges_of_bin(number: int) -> tuple[float, float]:
+    """Return the least and the greatest number of a bin."""
+    magnitude = abs(int(number) - _ZERO_BIN) + _LEAST_POWER - 1
+    if magnitude < _LEAST_POWER:
+        return 0.0, 0.0
+    low = math.ldexp(1.0, magnitude)
+    if number > _ZERO_BIN:
+        return low, 2 * low
+    return -2 * low, -low
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,13 +8,17 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from dpkfc.app.datasets.formats import ExampleSet, Normalisation, Pixels, read_digits
-from dpkfc.app.datasets.images import BREAST, PATH, PNEUMONIA, SVHN, UTKFACE
+from dpkfc.app.datasets import ExampleSet, Normalisation, Pixels, read_digits
 from dpkfc.app.datasets.sources import (
+    BREAST,
     CIFAR10,
     CIFAR100_TASK,
     FASHION_MNIST,
     MNIST,
+    PATH,
+    PNEUMONIA,
+    SVHN,
+    UTKFACE,
     Source,
     load_pixels,
 )
@@ -29,7 +33,7 @@ from dpkfc.app.models import (
     wide_resnet,
 )
 from dpkfc.app.pretrained import check_timm, timm_model
-from dpkfc.app.recipes.recipe import Recipe, image_recipe
+from dpkfc.app.recipes import Recipe, image_recipe
 from dpkfc.app.settings import RunConfig
 from dpkfc.curvature.probes import Probe
 from dpkfc.features import (

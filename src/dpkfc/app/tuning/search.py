@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dpkfc.app.methods import METHODS
-from dpkfc.app.settings import nearest
+from dpkfc.app.settings import METHODS, nearest
 from dpkfc.app.tuning.runs import Plain, Run, StudyError
 
 # --------------------------------------------------------------------------------------------------

@@ -22,8 +22,18 @@ import dp_accounting
 from dp_accounting import dp_event, rdp
 
 from dpkfc.app.run_folder import RunFolderError, placed
-from dpkfc.app.tuning.pool import Console, Place, StudyProgress, Task, drive, minutes_left
-from dpkfc.app.tuning.runs import Plain, Run, Store, StudyError
+from dpkfc.app.tuning.runs import (
+    Console,
+    Place,
+    Plain,
+    Run,
+    Store,
+    StudyError,
+    StudyProgress,
+    Task,
+    drive,
+    minutes_left,
+)
 from dpkfc.app.tuning.search import (
     ADAPTIVE,
     SEARCHES,

@@ -1,17 +1,13 @@
-"""DP-FedGD, DP-FedSOFIM and federated DP-KFC on the digits, for ten clients with different labels.
-
-`APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts
-(examples/federated), unchanged.
-"""
+"""Demonstrations on the digits of scikit-learn: methods side by side under the same budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,8 +17,9 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from dpkfc.app import plots
-from dpkfc.app.datasets.formats import read_digits
+from dpkfc.app.datasets import read_digits
 from dpkfc.app.run_folder import RunFolder
+from dpkfc.app.settings import METHOD_LABELS
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.federated.flower import App, Settings
@@ -30,6 +27,76 @@ from dpkfc.federated.plan import FederatedConfig, FederatedPlan, FedGD, FedSOFIM
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
 from dpkfc.report.numbers import rounded_up
+
+if TYPE_CHECKING:
+    from dpkfc.app.results import Result
+
+# --------------------------------------------------------------------------------------------------
+# DP-SGD and DP-KFC on one machine.
+
+COMPARED = ("dp-sgd", "dp-kfc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Result of the demo.
+
+    Attributes:
+        folder: holds one run folder for each method, and the comparison.
+        results: method to result.
+    """
+
+    folder: Path
+    results: dict[str, Result]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it was stopped."""
+        return any(result.interrupted for result in self.results.values())
+
+
+def demo(chosen: dict[str, Any], out: str = "", console: Console | None = None) -> Demo:
+    """Train both methods on the digits that come with scikit-learn.
+
+    Args:
+        chosen: settings that replace the recipe's defaults for both methods.
+        out: folder; empty for a new one below runs/.
+        console: where progress is drawn.
+
+    Raises:
+        DatasetError: scikit-learn is not installed.
+        RunFolderError: the folder cannot be written.
+    """
+    from dpkfc.app.recipes.catalogue import run_config
+    from dpkfc.app.train import run
+
+    folder = (
+        RunFolder.create(out)
+        if out
+        else RunFolder.fresh("runs", f"demo-{datetime.now():%Y%m%d-%H%M%S}")
+    )
+    results: dict[str, Result] = {}
+    for method in COMPARED:
+        run_folder = str(folder.path / method)
+        settings = {"recipe": "digits", **chosen, "method": method, "out": run_folder}
+        results[method] = run(run_config(settings), console)
+        if results[method].interrupted:
+            return Demo(folder=folder.path, results=results)
+    curves = []
+    for method, result in results.items():
+        caption = f"digits: {result.curve.caption}"
+        curves.append(replace(result.curve, label=METHOD_LABELS[method], caption=caption))
+    title = "The same privacy budget, with and without the preconditioner"
+    figure = plots.comparison(curves, title, curves[0].caption)
+    plots.save(figure, folder.path / "comparison.png")
+    return Demo(folder=folder.path, results=results)
+
+
+# --------------------------------------------------------------------------------------------------
+# DP-FedGD, DP-FedSOFIM and federated DP-KFC, for ten clients with different labels.
+#
+# `APP` runs inside one process, in Flower's simulation, and with `flwr run` on separate hosts
+# (examples/federated), unchanged.
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
 HERE, FLOWER = ENGINES = ("here", "flower")
