@@ -25,10 +25,9 @@ FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
 LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
 LIBRARY |= {"callbacks"}
-EVERYWHERE = {"_checks", "_former_names"}
+EVERYWHERE = {"_checks"}
 ALLOWED = {
     "_checks": set(),
-    "_former_names": set(),
     "linalg": set(),
     "tracking": set(),
     "checkpoint": set(),

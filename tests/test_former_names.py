@@ -6,8 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from dpkfc import checkpoint
-from dpkfc._former_names import FORMER_MODULES
+from dpkfc import FORMER_MODULES, checkpoint
 
 
 @pytest.mark.parametrize("name", FORMER_MODULES)
