@@ -47,7 +47,7 @@ from dpkfc.postprocess import (
 )
 from dpkfc.privacy.ledger import BudgetExhausted
 from dpkfc.session import Session
-from dpkfc.tracking.batch_rules import register_batch_rule
+from dpkfc.tracking import register_batch_rule
 
 __version__ = "0.1.0"
 
@@ -119,6 +119,8 @@ FORMER_MODULES = {
     "dpkfc.recipes.federated_demo": "dpkfc.app.federated_demo",
     "dpkfc.report.of_session": "dpkfc.report.card",
     "dpkfc.studies.cell": "dpkfc.app.tuning.runs",
+    "dpkfc.tracking.batch_rules": "dpkfc.tracking",
+    "dpkfc.tracking.tracker": "dpkfc.tracking",
 }
 
 

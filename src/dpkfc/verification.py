@@ -39,8 +39,7 @@ from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
-from dpkfc.tracking.batch_rules import Unknown
-from dpkfc.tracking.tracker import UnknownOperation
+from dpkfc.tracking import Unknown, UnknownOperation
 
 # --------------------------------------------------------------------------------------------------
 # Public rows: records with the types and shapes of one record, and numbers of a fixed seed.

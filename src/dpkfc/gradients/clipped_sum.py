@@ -36,8 +36,7 @@ from dpkfc.gradients.tape import Tape, check_losses
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Metric, NamedTensors
 from dpkfc.rng_state import device_of, randomize_generators, restarter
-from dpkfc.tracking.batch_rules import Unknown
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import Tracker, Unknown
 
 LossFn = Callable[[nn.Module, Any], Tensor]
 """Maps the model and a batch to one loss a row `[n]`."""

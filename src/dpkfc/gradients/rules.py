@@ -26,7 +26,7 @@ from dpkfc.linalg.blocks import (
     join_uses,
     raise_precision,
 )
-from dpkfc.tracking.batch_rules import example_first
+from dpkfc.tracking import example_first
 
 
 class LayerRule(Protocol):

@@ -24,8 +24,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from dpkfc.gradients.layers import name_arguments
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, example_first, tensors_in
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, example_first, tensors_in
 
 _ELEMENTWISE = frozenset(
     (

@@ -26,8 +26,7 @@ from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.layers import Call, Calls, Layer, name_arguments
 from dpkfc.gradients.shared_parameters import Meeting, SharedUses, WeightUse, pulled_back
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking.batch_rules import PARAMETRIC, BatchAxis, Unknown
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import PARAMETRIC, BatchAxis, Tracker, Unknown
 
 
 def is_in_backward() -> bool:

@@ -32,8 +32,7 @@ from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.batch_rules import BatchAxis, State, Total, Unknown, example_first
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
 
 # --------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import check_recorded_weights, record_weights
-from dpkfc.tracking.batch_rules import Unknown
+from dpkfc.tracking import Unknown
 
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState

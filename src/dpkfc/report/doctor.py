@@ -38,8 +38,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Outer
 from dpkfc.linalg.metric import Dense, Entry, Kronecker, LowRank, Side
 from dpkfc.linalg.norms import METHODS, Choice, choice_for, per_example_norms
-from dpkfc.tracking.batch_rules import Unknown
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import Tracker, Unknown
 
 _EXAMPLES = 4
 
