@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.fsdp import trainable_tensors
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from dpkfc.fsdp import local, trainable_tensors
+from dpkfc.distributed import local, trainable_tensors
 from dpkfc.gradients.clipping import Clip, ClippedSummer, Groups
 from dpkfc.gradients.fallback import blocks_of_one, gradient_of
 from dpkfc.gradients.internals import has_batch_in_place

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dpkfc.fsdp import find_graph_tensor, trainable_tensors
+from dpkfc.distributed import find_graph_tensor, trainable_tensors
 from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
 from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
 from dpkfc.gradients.layers import Call, Calls, Layer, name_arguments
