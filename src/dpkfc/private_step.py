@@ -29,8 +29,7 @@ from dpkfc.distributed import (
     is_divided,
     reshard,
 )
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import diagonal_metric
+from dpkfc.gradients.clipped_sum import capture, diagonal_metric
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize

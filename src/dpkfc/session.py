@@ -45,8 +45,7 @@ from dpkfc.gradients.state import (
     traces,
 )
 from dpkfc.memory import MicroBatchSize
-from dpkfc.postprocess.optimizers import WeightAverage
-from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
+from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check_with_optimizer
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector

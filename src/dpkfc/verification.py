@@ -27,10 +27,11 @@ from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,
     follow_pass,
+    full_precision,
     losses_of,
     move_batch,
+    split_sum,
 )
-from dpkfc.gradients.clipping import full_precision, split_sum
 from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of

@@ -39,9 +39,8 @@ from dpkfc.curvature.probes import (
     WhiteNoise,
 )
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
-from dpkfc.postprocess.filters import EMA, DiSK, LowPass
-from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
-from dpkfc.postprocess.pipeline import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
+from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import doctor

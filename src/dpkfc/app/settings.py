@@ -23,11 +23,10 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
 from dpkfc.curvature.probe_pass import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
-from dpkfc.gradients.clipping import CLIPPINGS
+from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.integrations.loggers import LOGGERS
-from dpkfc.postprocess.filters import DiSK
-from dpkfc.postprocess.optimizers import SOFIM, AdamBC
 from dpkfc.postprocess.pipeline import READOUTS
+from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
 from dpkfc.privacy.mechanism import NOISES
 from dpkfc.report.officer import Declared

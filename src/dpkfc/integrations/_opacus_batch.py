@@ -25,8 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
-from dpkfc.gradients.clipped_sum import batch_tracker
-from dpkfc.gradients.clipping import ClippedSummer
+from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
-from dpkfc.gradients.clipping import ClippedSummer
+from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
     AttributeSnapshot,

@@ -45,7 +45,7 @@ from dpkfc._checks import check_integer, check_positive
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
-from dpkfc.gradients.clipping import CLIPPINGS
+from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.integrations._common import refuse
 from dpkfc.integrations._opacus_loader import (

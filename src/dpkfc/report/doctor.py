@@ -29,8 +29,7 @@ from dpkfc.curvature.kfac import KFAC, side_name
 from dpkfc.curvature.probe_pass import logits_of, public_generator
 from dpkfc.curvature.probes import call, move_to_model, preserve_model
 from dpkfc.data.loading import Part, layout
-from dpkfc.gradients.clipped_sum import batch_tracker, capture, clipped_sum
-from dpkfc.gradients.clipping import Clip, full_precision
+from dpkfc.gradients.clipped_sum import Clip, batch_tracker, capture, clipped_sum, full_precision
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
