@@ -22,9 +22,8 @@ from dpkfc.app.recipes.recipe import Recipe
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD

@@ -16,8 +16,7 @@ from typing import Any
 
 from dpkfc.app.methods import METHODS, Method
 from dpkfc.config import SAMPLERS, PrivacyConfig
-from dpkfc.curvature.adadps import AdaDPS
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
