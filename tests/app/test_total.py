@@ -16,8 +16,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.federated import FederatedConfig, LocalGradient
 from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.report.total import to_json, total_of_ledgers
-from dpkfc.report.verify import verify_ledger
+from dpkfc.report.verify import to_json, total_of_ledgers, verify_ledger
 from tests.app.finished import call
 
 RUN = ("train", "--recipe", "digits", "--method", "dp-sgd", "--steps", "3", "--quiet")
