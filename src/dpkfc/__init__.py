@@ -99,7 +99,7 @@ FORMER_MODULES = {
     "dpkfc.curvature.damping": "dpkfc.curvature.kfac",
     "dpkfc.curvature.diagnostics": "dpkfc.curvature.probes",
     "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
-    "dpkfc.curvature.probe_loss": "dpkfc.curvature.probe_pass",
+    "dpkfc.curvature.probe_loss": "dpkfc.curvature.refresh",
     "dpkfc.curvature.text_probes": "dpkfc.curvature.probes",
     "dpkfc.data.public": "dpkfc.data.checks",
     "dpkfc.data.units": "dpkfc.data.sampling",

@@ -228,12 +228,12 @@ def total(
 
     Each ledger is verified, and what was released is counted, not what was planned.
     """
-    from dpkfc.report.verify import to_json, total_of_ledgers, total_table
+    from dpkfc.report.verify import describe_total, total_of_ledgers, total_table
 
     composed = total_of_ledgers(runs, delta)
     console = open_console()
     if as_json:
-        text = json.dumps(to_json(composed), indent=1, ensure_ascii=False)
+        text = json.dumps(describe_total(composed), indent=1, ensure_ascii=False)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
     for doubt in composed.doubts:

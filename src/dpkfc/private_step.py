@@ -17,9 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.probe_pass import Capture, digest_of_probes, run_probe
 from dpkfc.curvature.probes import preserve_model
-from dpkfc.curvature.refresh import SCALE_SIZE, check_same_probe, copy_to_device
+from dpkfc.curvature.refresh import (
+    SCALE_SIZE,
+    Capture,
+    check_same_probe,
+    copy_to_device,
+    digest_of_probes,
+    run_probe,
+)
 from dpkfc.distributed import (
     DistributedContext,
     RankLost,

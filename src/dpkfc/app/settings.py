@@ -20,8 +20,8 @@ from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probe_pass import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
+from dpkfc.curvature.refresh import LABELS, LIKELIHOODS
 from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.integrations.loggers import LOGGERS
 from dpkfc.postprocess.pipeline import READOUTS

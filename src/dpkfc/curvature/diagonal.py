@@ -45,9 +45,16 @@ from dpkfc.curvature.ngd import (
     squared_gradients,
     summed_gradients,
 )
-from dpkfc.curvature.probe_pass import LABELS, Capture, ProbeMicrobatch, ProbeSpec, run_probe
 from dpkfc.curvature.probes import Probe, preserve_model
-from dpkfc.curvature.refresh import probe_scale, scale_microbatch
+from dpkfc.curvature.refresh import (
+    LABELS,
+    Capture,
+    ProbeMicrobatch,
+    ProbeSpec,
+    probe_scale,
+    run_probe,
+    scale_microbatch,
+)
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Entry, Metric, scale_metric
 

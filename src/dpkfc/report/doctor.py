@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC, side_name
-from dpkfc.curvature.probe_pass import logits_of, public_generator
 from dpkfc.curvature.probes import call, move_to_model, preserve_model
+from dpkfc.curvature.refresh import logits_of, public_generator
 from dpkfc.data.loading import Part, layout
 from dpkfc.gradients.clipped_sum import Clip, batch_tracker, capture, clipped_sum, full_precision
 from dpkfc.gradients.discovery import find_layers

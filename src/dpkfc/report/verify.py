@@ -1,4 +1,4 @@
-"""Verify a ledger against the card, the checkpoint and the weights beside it; add up several ledgers."""
+"""Verify a ledger against what lies beside it, and add up several ledgers."""
 
 from __future__ import annotations
 
@@ -732,7 +732,7 @@ def _check_same(rows: Sequence[LedgerCost]) -> None:
                 )
 
 
-def to_json(total: Total) -> dict[str, Any]:
+def describe_total(total: Total) -> dict[str, Any]:
     """Return a total as plain values that JSON can hold."""
     runs = []
     for row in total.rows:
