@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from dpkfc.distributed import check_single
 from dpkfc.memory import keep_freed_memory
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report import rounded_up
 from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
 
 # Errors whose message is written for users.

@@ -29,7 +29,7 @@ from dpkfc.federated.flower import App, Settings
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan, FedGD, FedSOFIM, SecureAggregation
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report import rounded_up
 
 CLIENTS, ROUNDS, ALPHA, DELTA = 10, 40, 0.5, 1e-4
 HERE, FLOWER = ENGINES = ("here", "flower")

@@ -45,7 +45,7 @@ from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.report.numbers import json_number
+from dpkfc.report import json_number
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
-from dpkfc.report.numbers import json_number
+from dpkfc.report import json_number
 from dpkfc.session import Session
 
 

@@ -34,6 +34,7 @@ from dpkfc.privacy.accounting import (
 )
 from dpkfc.privacy.budget import Budget, unit_of
 from dpkfc.privacy.ledger import Verified, verify
+from dpkfc.report import ensure_mapping, json_number, rounded_up
 from dpkfc.report.card import (
     CARD,
     LAYOUT,
@@ -45,7 +46,6 @@ from dpkfc.report.card import (
     to_json,
     to_markdown,
 )
-from dpkfc.report.numbers import ensure_mapping, json_number, rounded_up
 from dpkfc.report.officer import explain_guarantee, registry_record
 
 if TYPE_CHECKING:
