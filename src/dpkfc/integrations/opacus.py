@@ -47,7 +47,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.integrations._common import refuse
+from dpkfc.integrations import refuse
 from dpkfc.integrations._opacus_loader import (
     LogicalBatchSampler,
     PrivateLoader,
