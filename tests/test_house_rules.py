@@ -38,7 +38,6 @@ BOUNDS = {
 SINGLE_IMPORTERS = {
     "audit.attacks",  # one-run audit and membership inference, beside the audit of a step
     "audit.statistics",  # statistical tests of noise and sampler
-    "integrations._opacus_loader",  # the loader, whose batches a plan draws
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.
 DISPATCHES = 5
