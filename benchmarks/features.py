@@ -38,8 +38,7 @@ from dpkfc.app.models import mnist_cnn
 from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.text import NORM, HashedZipf, ZipfWords, english_weights
 from dpkfc.curvature import Probe
-from dpkfc.features import Scattering, SyntheticEncoder, SyntheticImages, standardise
-from dpkfc.features.joined import ENERGY
+from dpkfc.features import ENERGY, Scattering, SyntheticEncoder, SyntheticImages, standardise
 from dpkfc.postprocess import WeightEMA
 
 SOURCES = {

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from dpkfc.curvature import Probe
-from dpkfc.features.joined import Standardised
+from dpkfc.features import Standardised
 from tests.app.accounting import remembered
 from tests.app.finished import finished_run
 

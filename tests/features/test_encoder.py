@@ -12,6 +12,7 @@ from torch import nn
 
 from dpkfc.curvature import DeadLeaves, PublicData
 from dpkfc.features import (
+    ENERGY,
     FeaturesOf,
     JoinedFeatures,
     Scattering,
@@ -19,7 +20,6 @@ from dpkfc.features import (
     SyntheticImages,
     encoder,
 )
-from dpkfc.features.joined import ENERGY
 
 SHAPE = (1, 16, 16)
 
