@@ -101,7 +101,7 @@ FORMER_MODULES = {
     "dpkfc.curvature.preconditioner": "dpkfc.curvature.kfac",
     "dpkfc.curvature.probe_loss": "dpkfc.curvature.refresh",
     "dpkfc.curvature.text_probes": "dpkfc.curvature.probes",
-    "dpkfc.data.public": "dpkfc.data.checks",
+    "dpkfc.data.public": "dpkfc.data.loading",
     "dpkfc.data.units": "dpkfc.data.sampling",
     "dpkfc.early_stopping": "dpkfc.callbacks",
     "dpkfc.entropy": "dpkfc.privacy.rng",

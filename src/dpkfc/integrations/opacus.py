@@ -52,8 +52,7 @@ from dpkfc import checkpoint
 from dpkfc._checks import check_integer, check_positive
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.data.checks import check_once
-from dpkfc.data.loading import Collate, split
+from dpkfc.data.loading import Collate, check_once, split
 from dpkfc.distributed import DistributedContext
 from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.gradients.discovery import find_layers
