@@ -101,7 +101,7 @@ class Plan(PlanBase):
         """The public divisor of every noisy sum, which does not depend on the sampled batch."""
         return self.config.expected_batch_size
 
-    @property
+    @cached_property
     def sensitivity(self) -> float:
         """Return the largest change of the clipped sum between neighbouring datasets.
 
