@@ -37,8 +37,9 @@ BOUNDS = {
 # Modules that one module of their folder imports, each an idea of its own.
 SINGLE_IMPORTERS = {
     "audit.attacks",  # one-run audit and membership inference, beside the audit of a step
-    "features.scattering",  # wavelet scattering, a map without weights
     "audit.statistics",  # statistical tests of noise and sampler
+    "features.scattering",  # wavelet scattering, a map without weights
+    "integrations._opacus_step",  # the step behind a script's optimizer
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.
 DISPATCHES = 5
