@@ -38,13 +38,13 @@ from dpkfc.app.recipes.images import LinearHead
 from dpkfc.app.recipes.text import NORM, HashedZipf, ZipfWords, english_weights
 from dpkfc.curvature import Probe
 from dpkfc.features import (
+    ENERGY,
     JoinedFeatures,
     Scattering,
     SyntheticEncoder,
     SyntheticImages,
     standardise,
 )
-from dpkfc.features.joined import ENERGY
 from dpkfc.postprocess import WeightEMA
 
 SOURCES = {

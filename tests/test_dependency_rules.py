@@ -20,27 +20,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "dpkfc"
 
-MACHINE = {"fsdp", "distributed", "memory", "rng_state"}
+MACHINE = {"distributed", "memory", "rng_state"}
 FOUR = {"privacy", "gradients", "curvature", "data"}
 LIBRARY = MACHINE | FOUR | {"linalg", "tracking", "verification", "postprocess"}
 LIBRARY |= {"features", "private_step", "checkpoint", "config", "session"}
 LIBRARY |= {"callbacks"}
-EVERYWHERE = {"_checks", "_former_names"}
+EVERYWHERE = {"_checks"}
 ALLOWED = {
     "_checks": set(),
-    "_former_names": set(),
     "linalg": set(),
     "tracking": set(),
     "checkpoint": set(),
     "terminal": set(),
     "data": set(),
-    "fsdp": {"gradients"},  # for types only
     "rng_state": {"privacy", "gradients"},  # fresh keys; layers for types only
-    "distributed": {"fsdp"},
+    "distributed": {"gradients"},  # for types only
     "memory": {"distributed"},
     "privacy": set(),
-    "gradients": {"linalg", "tracking", "fsdp", "memory", "rng_state"},
-    "verification": {"linalg", "tracking", "gradients", "fsdp", "memory", "rng_state"},
+    "gradients": {"linalg", "tracking", "distributed", "memory", "rng_state"},
+    "verification": {"linalg", "tracking", "gradients", "distributed", "memory", "rng_state"},
     "curvature": {"linalg", "memory"},
     "features": {"curvature"},
     "postprocess": {"linalg", "privacy", "gradients"},

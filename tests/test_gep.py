@@ -16,11 +16,11 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.gradients.clipping import spread
+from dpkfc.gradients.clipped_sum import spread
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import EMBEDDING, Subspace
-from dpkfc.postprocess.optimizers import AdamBC
 from dpkfc.postprocess.pipeline import read_out
+from dpkfc.postprocess.steps import AdamBC
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import ClippedSum, Released, release
 from dpkfc.session import Session

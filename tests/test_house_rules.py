@@ -38,8 +38,8 @@ BOUNDS = {
 SINGLE_IMPORTERS = {
     "audit.attacks",  # one-run audit and membership inference, beside the audit of a step
     "audit.statistics",  # statistical tests of noise and sampler
-    "gradients.shared_parameters",  # parameters that meet the examples outside of a layer
-    "integrations._opacus_loader",  # the loader, whose batches a plan draws
+    "features.scattering",  # wavelet scattering, a map without weights
+    "integrations._opacus_step",  # the step behind a script's optimizer
 }
 # Calls of isinstance or match on blocks and metric entries outside of linalg.
 DISPATCHES = 5

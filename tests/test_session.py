@@ -15,7 +15,7 @@ from dpkfc.checkpoint import CheckpointError, digest_weights, read_weights_recor
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
-from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy import Budget, BudgetError
 from dpkfc.privacy.ledger import BudgetExhausted, LedgerError
 from dpkfc.session import Session

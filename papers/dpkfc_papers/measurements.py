@@ -29,7 +29,6 @@ from dpkfc.app.tuning.runs import Ended, Plain, Run, hardware, resolved
 from dpkfc.curvature.factors import DiagonalFactor, Eigen, Factor, inner_product
 from dpkfc.curvature.kfac import KFAC, randomize_directions, signal_to_noise
 from dpkfc.curvature.layer_factors import LayerFactors
-from dpkfc.curvature.probe_pass import ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import (
     FeatureNoise,
     PinkNoise,
@@ -40,6 +39,7 @@ from dpkfc.curvature.probes import (
     examples,
     preserve_model,
 )
+from dpkfc.curvature.refresh import ProbeSpec, public_generator, run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.blocks import Outer

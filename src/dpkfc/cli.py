@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from dpkfc.distributed import check_single
 from dpkfc.memory import keep_freed_memory
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report import rounded_up
 from dpkfc.terminal import INTERRUPTED, open_console, print_error, quiet_libraries
 
 # Errors whose message is written for users.
@@ -127,7 +127,7 @@ def calibrate(
 ) -> None:
     """Compute the noise multiplier σ that spends a budget, from (ε, δ), N, B and epochs."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.total import plan_table
+    from dpkfc.report.verify import plan_table
 
     config = PrivacyConfig(
         expected_batch_size=batch_size,
@@ -156,7 +156,7 @@ def epsilon(
 ) -> None:
     """Compute the ε of a noise multiplier, by PLD and by RDP."""
     from dpkfc.config import PrivacyConfig
-    from dpkfc.report.total import plan_table, rate_table
+    from dpkfc.report.verify import plan_table, rate_table
 
     if sample_rate:
         if sampler != "poisson" or dataset_size or batch_size:
@@ -228,12 +228,12 @@ def total(
 
     Each ledger is verified, and what was released is counted, not what was planned.
     """
-    from dpkfc.report.total import to_json, total_of_ledgers, total_table
+    from dpkfc.report.verify import describe_total, total_of_ledgers, total_table
 
     composed = total_of_ledgers(runs, delta)
     console = open_console()
     if as_json:
-        text = json.dumps(to_json(composed), indent=1, ensure_ascii=False)
+        text = json.dumps(describe_total(composed), indent=1, ensure_ascii=False)
         console.print(text, markup=False, highlight=False, soft_wrap=True)
         return
     for doubt in composed.doubts:
@@ -261,7 +261,7 @@ def budget(
 
     Runs charge it with `dpkfc train --budget FILE`, or with `dpkfc.privacy.Budget` in a script.
     """
-    from dpkfc.report.total import budget_table
+    from dpkfc.report.verify import budget_table
 
     open_console().print(budget_table(path, epsilon, delta, people, moved))
 

@@ -21,10 +21,9 @@ from dpkfc._checks import (
 )
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import FixedSize, Poisson, Sampler, Shuffle, TruncatedPoisson
-from dpkfc.gradients.clipping import SPLIT, Clip, contribution_bound
+from dpkfc.gradients.clipped_sum import SPLIT, Clip, contribution_bound
 from dpkfc.linalg.norms import check_methods
-from dpkfc.postprocess.optimizers import WeightEMA, check_fields
-from dpkfc.postprocess.pipeline import PostProcess, check_pipeline
+from dpkfc.postprocess.pipeline import PostProcess, WeightEMA, check_fields, check_pipeline
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import ACCOUNTANTS, NEGLIGIBLE_NOISE, EpsilonCurve
 from dpkfc.privacy.calibration import PlanBase, calibrate_noise_multiplier, check_target
@@ -102,7 +101,7 @@ class Plan(PlanBase):
         """The public divisor of every noisy sum, which does not depend on the sampled batch."""
         return self.config.expected_batch_size
 
-    @property
+    @cached_property
     def sensitivity(self) -> float:
         """Return the largest change of the clipped sum between neighbouring datasets.
 

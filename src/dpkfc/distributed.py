@@ -12,18 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
 
-from dpkfc.fsdp import is_divided, reshard
+if TYPE_CHECKING:
+    from dpkfc.gradients.layers import Layer
 
 # --------------------------------------------------------------------------------------------------
 # What torchrun tells the processes that it starts. All of it is read from the environment.
@@ -594,3 +598,312 @@ def _describe_optimizer(optimizer: Any) -> str:
     ]
     sizes = [len(group["params"]) for group in groups]
     return f"{type(optimizer).__name__} {settings} of {sizes} parameters"
+
+
+# --------------------------------------------------------------------------------------------------
+# Models that the user has sharded with FSDP2 (`torch.distributed.fsdp.fully_shard`).
+#
+# Between passes every parameter is a DTensor, of which a process holds one part. FSDP2 gathers the
+# parameters of a module before it runs and frees them afterwards. All other code reads and writes
+# parameters through the functions below. Gathering is an exchange: all processes must do it equally
+# often and in the same order, so each of them makes as many passes as any other.
+#
+# For a model that is not sharded, everything here is the identity.
+
+
+_FIX = "use plain fully_shard(module) over all processes, or leave the model whole on every process"
+# Prefixes of names of parameters: in a state dict, in the state of a look-ahead filter, in an
+# average.
+_PREFIXES = ("", "before.", "average.")
+# A sharded parameter to the tensor that takes its place while a module runs.
+_gathered = WeakIdKeyDictionary()
+# A module to the module that gathers its parameters.
+_gathered_by: WeakKeyDictionary[nn.Module, ref[Any]] = WeakKeyDictionary()
+
+
+def is_divided(x: Any) -> bool:
+    """Return whether a tensor, or a parameter of a model between passes, is sharded."""
+    if isinstance(x, nn.Module):
+        return any(is_divided(p) for p in x.parameters())
+    return isinstance(x, Tensor) and hasattr(x, "placements")
+
+
+def _units(model: nn.Module) -> list[Any]:
+    """Return the modules that `fully_shard` was applied to, outer ones first."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    # fully_shard makes a subclass of every class that it is applied to.
+    if kind is None or not kind.__subclasses__():
+        return []
+    return [module for module in model.modules() if isinstance(module, kind)]
+
+
+def reshard(model: nn.Module) -> None:
+    """Free gathered parameters.
+
+    After a forward pass without a backward pass, FSDP2 keeps those of the outermost module.
+    """
+    for unit in _units(model):
+        unit.reshard()
+
+
+@contextmanager
+def resharded(model: nn.Module, work: AbstractContextManager[None]) -> Iterator[None]:
+    """Run a context that writes parameters, each time into parts that FSDP2 gathers anew."""
+    reshard(model)
+    try:
+        with work:
+            yield
+    finally:
+        reshard(model)
+
+
+def prepare(model: nn.Module, world_size: int, *, automatic: bool = False) -> bool:
+    """Check how a model is sharded, and record the tensors that replace its parameters in a pass.
+
+    Args:
+        model: as `fully_shard` has left it.
+        world_size: the processes of the run.
+        automatic: the size of micro-batches is to be found by trying.
+
+    Returns:
+        Whether the model is sharded.
+
+    Raises:
+        ValueError: the model is sharded in a way that is not known to work, by name of a parameter.
+    """
+    units = _units(model)
+    reshard(model)
+    for name, p in model.named_parameters():
+        if is_divided(p):
+            _check_placement(name, p, world_size, bool(units))
+    if not is_divided(model):
+        return False
+    if automatic:
+        raise ValueError(
+            "max_physical_batch_size='auto' tries again on one process, but processes of a sharded"
+            " model must make the same passes; give max_physical_batch_size as a number"
+        )
+    names = {id(p): name for name, p in model.named_parameters()}
+    for unit in units:
+        _record_gathered(unit, names)
+    for name, p in model.named_parameters():
+        if is_divided(p) and p not in _gathered:
+            raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
+    return True
+
+
+def _record_gathered(unit: Any, names: Mapping[int, str]) -> None:
+    """Gather the parameters of a unit once, and record the tensors that replace them.
+
+    Args:
+        unit: a module that `fully_shard` was applied to.
+        names: of the model's parameters, by their id.
+    """
+    sharded = []
+    for module in unit.modules():
+        for leaf, p in module._parameters.items():
+            if is_divided(p):
+                sharded.append((module, leaf, p))
+    unit.unshard()
+    try:
+        for module, leaf, p in sharded:
+            whole = module._parameters[leaf]
+            if whole is None or whole is p:
+                continue  # an inner unit gathers it
+            if whole.dtype != p.dtype:
+                raise _refusal(
+                    names[id(p)],
+                    f"is computed with in {whole.dtype} and kept in {p.dtype} (mp_policy)",
+                )
+            _gathered[p] = whole
+            _gathered_by[module] = ref(unit)
+    finally:
+        unit.reshard()
+
+
+def _check_placement(name: str, p: Any, world_size: int, sharded: bool) -> None:
+    mesh = p.device_mesh
+    if not sharded:
+        raise _refusal(name, "is a DTensor that no fully_shard gathers (tensor parallelism?)")
+    if mesh.ndim != 1 or mesh.size() != world_size:
+        shape = tuple(mesh.shape)
+        raise _refusal(name, f"is divided over a mesh of shape {shape} in {world_size} processes")
+    if not all(x.is_shard(0) for x in p.placements):
+        raise _refusal(name, f"is divided as {p.placements}")
+    kept = local(p).device.type
+    used = mesh.device_type
+    if kept != used:
+        raise _refusal(name, f"is kept on {kept} and computed with on {used} (an offload policy)")
+
+
+def _refusal(name: str, what: str) -> ValueError:
+    return ValueError(f"parameter '{name}' {what}, which a session does not take; {_FIX}")
+
+
+def refuse_layers(layers: Iterable[Layer]) -> None:
+    """Refuse a sharded module that runs again for single examples, where FSDP2 would gather inside.
+
+    Raises:
+        ValueError: naming the module.
+    """
+    for layer in layers:
+        if not _runs_again(layer):
+            continue
+        if any(_units(module) for module in layer.modules):
+            kind = type(layer.module).__name__
+            raise ValueError(
+                f"fully_shard was applied to the module '{layer.display_name}' ({kind}), which runs"
+                " again for single examples; apply fully_shard to modules around it"
+            )
+
+
+def _runs_again(layer: Layer) -> bool:
+    return layer.rule in ("fallback", "recurrent", "computed", "custom") or bool(layer.paths)
+
+
+@contextmanager
+def gathered(layer: Layer) -> Iterator[None]:
+    """Gather the parameters of a layer whose module runs again after the pass.
+
+    This is an exchange if the parameters are sharded.
+    """
+    units: list[Any] = []
+    if _gathered_by and _runs_again(layer):
+        for module in layer.modules:
+            units += [_gathered_by[x]() for x in module.modules() if x in _gathered_by]
+        units = list(dict.fromkeys(units))
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.reshard()
+
+
+def refuse_let_go(layer: Layer, inputs: Any) -> None:
+    """Refuse a layer that was called with a parameter, which FSDP2 has freed before the gradient.
+
+    Raises:
+        ValueError: naming the layer.
+    """
+    if not _gathered_by:
+        return
+    for x in tree_flatten(inputs)[0]:
+        if isinstance(x, Tensor) and x.numel() and not x.untyped_storage().nbytes():
+            raise ValueError(
+                f"layer '{layer.display_name}' is called with a parameter as its input, which "
+                "fully_shard frees after the pass; pass parameter.clone(), or use ignored_params="
+            )
+
+
+def find_graph_tensor(p: Tensor) -> Tensor:
+    """Return the tensor of a parameter in the graph of autograd: the gathered one if sharded."""
+    tensor: Tensor = _gathered.get(p, p) if _gathered else p
+    return tensor
+
+
+def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return name to tensor of every trainable parameter, as a forward pass reads it."""
+    named = model.named_parameters()
+    return {name: find_graph_tensor(p) for name, p in named if p.requires_grad}
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def local(x: Tensor) -> Tensor:
+    """Return the part of a tensor on this process, without a copy or an exchange; may be empty."""
+    detached: Any = x.detach()
+    part: Tensor = detached.to_local() if is_divided(x) else detached
+    return part
+
+
+def whole(tree: Any, keep: bool = True) -> Any:
+    """Return dicts, lists and tuples with whole tensors on the CPU in place of sharded ones.
+
+    Each sharded tensor is an exchange.
+
+    Args:
+        tree: the same structure on every process.
+        keep: whether this process keeps the tensors. Others hold one at a time.
+    """
+    if not _gathered:  # no model is sharded
+        return tree
+
+    def gather(x: Any) -> Any:
+        if not is_divided(x):
+            return x
+        full = x.detach().full_tensor()
+        return full.cpu() if keep else torch.empty(0, dtype=x.dtype)
+
+    return tree_map(gather, tree)
+
+
+def divided_as(full: Tensor, like: Any) -> Tensor:
+    """Return a whole tensor sharded like another one of its shape; no tensor is sent."""
+    if not is_divided(like) or is_divided(full):
+        return full
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements
+    size = -(-full.shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * size, full.shape[0])
+    # A copy lets the whole tensor be freed.
+    part = full[start : start + size].to(local(like).device, copy=True)
+    return DTensor.from_local(
+        part, mesh, placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict of a sharded model; tied parameters keep their first name only."""
+    reshard(model)
+    first_names: dict[int, str] = {}
+    repeated = set()
+    for name, p in model.named_parameters(remove_duplicate=False):
+        if first_names.setdefault(id(p), name) != name:
+            repeated.add(name)
+    state = model.state_dict().items()
+    return {name: x for name, x in state if name not in repeated and isinstance(x, Tensor)}
+
+
+def divided_state(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return named whole tensors, sharded if they are values of a sharded parameter.
+
+    The value may be the parameter's own, an earlier one or an average.
+    """
+    parameters: dict[str, Any] = {}
+    for name, p in model.named_parameters():
+        if is_divided(p):
+            parameters |= {prefix + name: p for prefix in _PREFIXES}
+    sharded = {}
+    for name, x in state.items():
+        sharded[name] = divided_as(x, parameters[name]) if name in parameters else x
+    return sharded
+
+
+def divided_optimizer_state(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the state of an optimizer, with tensors of a parameter's shape sharded like it.
+
+    Raises:
+        KeyError, IndexError: the state of an optimizer of other parameters.
+    """
+    own_parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(is_divided(p) for p in own_parameters):
+        return dict(state)
+    numbers = [i for group in state["param_groups"] for i in group["params"]]
+    parameters = dict(zip(numbers, own_parameters, strict=False))
+
+    def shard(x: Any, parameter: Any) -> Any:
+        if not isinstance(x, Tensor) or parameter is None or x.shape != parameter.shape:
+            return x
+        return divided_as(x, parameter)
+
+    states = {}
+    for i, values in state["state"].items():
+        parameter = parameters.get(i)
+        states[i] = {name: shard(x, parameter) for name, x in values.items()}
+    return {**state, "state": states}

@@ -17,13 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.probe_pass import Capture, digest_of_probes, run_probe
 from dpkfc.curvature.probes import preserve_model
-from dpkfc.curvature.refresh import SCALE_SIZE, check_same_probe, copy_to_device
-from dpkfc.distributed import DistributedContext, RankLost, advice, check_in_step
-from dpkfc.fsdp import divided_as, is_divided, reshard
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import diagonal_metric
+from dpkfc.curvature.refresh import (
+    SCALE_SIZE,
+    Capture,
+    check_same_probe,
+    copy_to_device,
+    digest_of_probes,
+    run_probe,
+)
+from dpkfc.distributed import (
+    DistributedContext,
+    RankLost,
+    advice,
+    check_in_step,
+    divided_as,
+    is_divided,
+    reshard,
+)
+from dpkfc.gradients.clipped_sum import capture, diagonal_metric
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Metric
 from dpkfc.memory import MicroBatchSize

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from dpkfc import checkpoint, fsdp
+from dpkfc import checkpoint, distributed
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
@@ -45,8 +45,7 @@ from dpkfc.gradients.state import (
     traces,
 )
 from dpkfc.memory import MicroBatchSize
-from dpkfc.postprocess.optimizers import WeightAverage
-from dpkfc.postprocess.pipeline import PostprocessPipeline, check_with_optimizer
+from dpkfc.postprocess.pipeline import PostprocessPipeline, WeightAverage, check_with_optimizer
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import BudgetExhausted, Ledger, LedgerError, verify
 from dpkfc.privacy.mechanism import ClippedSum, Released, charge_extra, release_vector
@@ -382,9 +381,9 @@ class Session:
             },
         )
         world_size = self._ranks.world_size
-        self._is_sharded = fsdp.prepare(model, world_size, automatic=config.micro_batch[1])
+        self._is_sharded = distributed.prepare(model, world_size, automatic=config.micro_batch[1])
         self.layers: list[Layer] = find_layers(model)
-        fsdp.refuse_layers(self.layers)
+        distributed.refuse_layers(self.layers)
         self._parameters: Tensors = {
             name: p for name, p in model.named_parameters() if p.requires_grad
         }
@@ -766,7 +765,7 @@ class Session:
             RuntimeError: the plan keeps no average (`PrivacyConfig.weight_average`), or the average
                 is in the model already.
         """
-        return fsdp.resharded(self.model, self._weights.wrap(self._average.swap_in()))
+        return distributed.resharded(self.model, self._weights.wrap(self._average.swap_in()))
 
     def accept_weights(self) -> None:
         """Continue from weights that you have written between two releases.
@@ -891,7 +890,7 @@ class Session:
         has_average = self.plan.config.weight_average
         with self.averaged_weights() if has_average else nullcontext():
             state = self._model_state() if self._is_sharded else self.model.state_dict()
-            tensors = checkpoint.copy_tensors(fsdp.whole(state, keep=self._ranks.is_rank0))
+            tensors = checkpoint.copy_tensors(distributed.whole(state, keep=self._ranks.is_rank0))
         self._released.check_names(tensors)
         return tensors
 
@@ -927,7 +926,7 @@ class Session:
             lambda: checkpoint.keep_of_others(folder, self._other_releases, self.ledger.contains)
         )
         state = (self._checkpoint_tensors(), self._checkpoint_meta(extra))
-        tensors, meta = fsdp.whole(state, keep=self._ranks.is_rank0)
+        tensors, meta = distributed.whole(state, keep=self._ranks.is_rank0)
         self._ranks.broadcast_from_rank0(lambda: checkpoint.write(folder, tensors, meta))
 
     def _checkpoint_tensors(self) -> checkpoint.Groups:
@@ -970,7 +969,7 @@ class Session:
 
     def _model_state(self) -> Tensors:
         if self._is_sharded:
-            return fsdp.model_state(self.model)
+            return distributed.model_state(self.model)
         return checkpoint.unique_tensors(self.model.state_dict())
 
     def restore(self, folder: StrPath, *, any_world_size: bool = False) -> Any:
@@ -1019,12 +1018,12 @@ class Session:
         preconditioner = None
         if "preconditioner" in tensors:
             preconditioner = preconditioning.restore(tensors["preconditioner"])
-        optimizer_state = fsdp.divided_optimizer_state(self.optimizer, meta["optimizer"])
+        optimizer_state = distributed.divided_optimizer_state(self.optimizer, meta["optimizer"])
         checkpoint.load_optimizer(self.optimizer, optimizer_state)
         self._pipeline.postprocess.load_state_dict(self._place(tensors.get("filters", {})))
         preconditioning.past = self._place(tensors.get("past", {}))
         self._average.load_state_dict(self._place(tensors.get("average", {})))
-        model_state = fsdp.divided_state(tensors["model"], self.model)
+        model_state = distributed.divided_state(tensors["model"], self.model)
         self.model.load_state_dict(model_state | meta.get("plain", {}), strict=False)
         if "torch_rng" in meta:
             states = meta["torch_rng"].view(meta["world_size"], -1)
@@ -1044,7 +1043,7 @@ class Session:
     def _place(self, state: Mapping[str, Tensor]) -> Tensors:
         """Return a state on the device and in the sharding of the model."""
         moved = {name: x.to(self._device) for name, x in state.items()}
-        return fsdp.divided_state(moved, self.model)
+        return distributed.divided_state(moved, self.model)
 
     def close(self) -> None:
         """Record the weights next to the ledger and close it; no step can follow."""

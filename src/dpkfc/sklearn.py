@@ -32,7 +32,7 @@ from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.gradients.clipped_sum import LossFn
-from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.ledger import Ledger, parse
 from dpkfc.report.card import LEDGER, ledger_bytes, session_card, write_release
 from dpkfc.rng_state import preserve_generators, seed_generators

@@ -22,15 +22,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc._checks import check_one_of
-from dpkfc.fsdp import trainable_tensors
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
     follow_augmentation,
     follow_pass,
+    full_precision,
     losses_of,
     move_batch,
+    split_sum,
 )
-from dpkfc.gradients.clipping import full_precision, split_sum
 from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
@@ -39,8 +40,7 @@ from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
-from dpkfc.tracking.batch_rules import Unknown
-from dpkfc.tracking.tracker import UnknownOperation
+from dpkfc.tracking import Unknown, UnknownOperation
 
 # --------------------------------------------------------------------------------------------------
 # Public rows: records with the types and shapes of one record, and numbers of a fixed seed.

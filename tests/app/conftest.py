@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from dpkfc.curvature import Probe
-from dpkfc.features.joined import Standardised
+from dpkfc.features import Standardised
 from tests.app.accounting import remembered
 from tests.app.finished import finished_run
 
@@ -23,15 +23,15 @@ def _figures(blank_figures: None) -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _few_images() -> Iterator[None]:
     """Scales of features come from 50 synthetic images: tests/features takes more."""
-    from dpkfc.features import joined
+    from dpkfc import features as maps
 
-    measure = joined.standardise
+    measure = maps.standardise
 
     def measure_few(features: nn.Module, probe: Probe, *, size: int, seed: int) -> Standardised:
         return measure(features, probe, size=min(size, 50), seed=seed)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(joined, "standardise", measure_few)
+        patched.setattr(maps, "standardise", measure_few)
         yield
 
 

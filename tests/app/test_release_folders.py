@@ -22,7 +22,7 @@ from dpkfc.app.settings import ConfigError, read_choices, to_toml
 from dpkfc.app.train import prepare
 from dpkfc.checkpoint import CheckpointError
 from dpkfc.gradients.state import ReleasedWeights
-from dpkfc.postprocess.optimizers import WeightEMA
+from dpkfc.postprocess.pipeline import WeightEMA
 from dpkfc.privacy.ledger import encode_line, verify
 from dpkfc.report.card import session_card, to_markdown, write_card_files
 from dpkfc.report.officer import Declared

@@ -16,8 +16,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.federated import FederatedConfig, LocalGradient
 from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger import Ledger, verify
-from dpkfc.report.total import to_json, total_of_ledgers
-from dpkfc.report.verify import verify_ledger
+from dpkfc.report.verify import describe_total, total_of_ledgers, verify_ledger
 from tests.app.finished import call
 
 RUN = ("train", "--recipe", "digits", "--method", "dp-sgd", "--steps", "3", "--quiet")
@@ -111,7 +110,7 @@ def test_the_total_of_ledgers_counts_what_was_released(tmp_path: Path) -> None:
     )
     assert total_of_ledgers([first, second], 1e-6).epsilon > total.epsilon
     assert total_of_ledgers([tmp_path]).rows[0].path == first  # a folder of run folders
-    assert not total.doubts and to_json(total)["runs"][0]["ledger"] == str(first)
+    assert not total.doubts and describe_total(total)["runs"][0]["ledger"] == str(first)
 
 
 def test_a_federated_run_is_composed_with_a_central_one(tmp_path: Path) -> None:

@@ -25,8 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dpkfc.curvature import KFAC, FeatureNoise
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import Clip, ClippedSummer, clip_factors, contribution_bound
+from dpkfc.gradients.clipped_sum import (
+    Clip,
+    ClippedSummer,
+    capture,
+    clip_factors,
+    contribution_bound,
+)
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.tape import Tape

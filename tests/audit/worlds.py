@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, TokenNoise
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2
 from dpkfc.postprocess import AdamBC, DiSK, WeightEMA
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from dpkfc.curvature import AdaDPS, FeatureNoise, PinkNoise, PublicData
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probe_pass import public_generator, run_probe
 from dpkfc.curvature.probes import preserve_model
+from dpkfc.curvature.refresh import public_generator, run_probe
 from dpkfc.linalg.metric import Eigenbasis, Elementwise
 from tests.curvature.toys import CNN_SHAPE, Text, capture, cnn, mlp, rules_of, shapes_of
 

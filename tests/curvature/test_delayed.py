@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.curvature import DP2
-from dpkfc.gradients.clipping import diagonal_metric
+from dpkfc.gradients.clipped_sum import diagonal_metric
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import Released

@@ -21,8 +21,8 @@ from dpkfc import (
     TokenNoise,
 )
 from dpkfc.curvature.base import PreconditionerState
-from dpkfc.curvature.probe_pass import ProbeRandomness, ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import PrivateOracle, Probe, preserve_model
+from dpkfc.curvature.refresh import ProbeRandomness, ProbeSpec, public_generator, run_probe
 from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from dpkfc.curvature import KFAC, FeatureNoise, PreconditionerState, PublicData
 from dpkfc.curvature.factors import Eigen, FactorAccumulator, decompose_leading, eigen_of_covariance
 from dpkfc.curvature.layer_factors import probe_norms
-from dpkfc.curvature.probe_pass import run_probe
-from dpkfc.curvature.refresh import history_from_state, history_state, measure_drift
+from dpkfc.curvature.refresh import history_from_state, history_state, measure_drift, run_probe
 from tests.curvature.toys import Text, capture, mlp, rules_of
 from tests.test_session import kfac, loss_fn, net, plan, session, weights
 

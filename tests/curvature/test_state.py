@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dpkfc.curvature import KFAC, FeatureNoise, PinkNoise, PreconditionerState, PublicData
 from dpkfc.curvature.kfac import RULES
-from dpkfc.curvature.probe_pass import public_generator
+from dpkfc.curvature.refresh import public_generator
 from dpkfc.linalg import metric
 from dpkfc.linalg.metric import (
     Dense,

@@ -15,7 +15,7 @@ from dpkfc.curvature import (
     PreconditionerState,
     PublicData,
 )
-from dpkfc.data.checks import check_disjoint, shared_rows
+from dpkfc.data.loading import check_disjoint, shared_rows
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 

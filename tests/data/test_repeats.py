@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, random_split
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.data.checks import check_held_out, check_once
-from dpkfc.integrations._opacus_loader import check_loader
+from dpkfc.data.loading import check_held_out, check_once
+from dpkfc.integrations.opacus import check_loader
 from dpkfc.session import Session
 
 RECORDS = TensorDataset(torch.randn(10, 3), torch.zeros(10, dtype=torch.long))

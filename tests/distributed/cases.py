@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.adadps import AdaDPS
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD

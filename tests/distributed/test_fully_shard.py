@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dpkfc.curvature import AdaDPS
-from dpkfc.distributed import RankLost
-from dpkfc.fsdp import local
+from dpkfc.distributed import RankLost, local
 from dpkfc.gradients.clipped_sum import LossFn
 from dpkfc.postprocess import DiSK, WeightEMA
 from dpkfc.privacy.ledger import verify

@@ -22,8 +22,7 @@ from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import PinkNoise
 from dpkfc.data.loading import layout
 from dpkfc.gradients import clipped_sum as micro
-from dpkfc.gradients.clipped_sum import HERE, EvaluationPoint, clipped_sum
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import augmented
 from dpkfc.session import Session

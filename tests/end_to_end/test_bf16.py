@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import dpkfc.private_step
 from dpkfc.curvature.kfac import KFAC
-from dpkfc.gradients.clipped_sum import clipped_sum, example_gradient
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import Clip, clipped_sum, example_gradient
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.session import Session

@@ -217,7 +217,7 @@ def test_a_parameter_without_an_axis_behind_a_filter():
 
 def test_a_filter_of_order_two_behind_variances_that_come_and_go():
     """DP² has one number for all coordinates in its plain steps, and one for each in the others."""
-    from dpkfc.curvature.dp2 import DP2
+    from dpkfc.curvature.diagonal import DP2
     from dpkfc.postprocess import LowPass
 
     model = net(0.0)

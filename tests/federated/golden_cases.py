@@ -23,7 +23,7 @@ from dpkfc.federated import (
     TrustedServer,
     federate,
 )
-from dpkfc.postprocess.filters import EMA
+from dpkfc.postprocess.steps import EMA
 from tests.federated.worlds import datasets, head, loss_fn, plan_of
 
 STEPS = ScaffoldSteps(2, 0.1)

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from dpkfc.audit import federated_runs
-from dpkfc.audit.federated_runs import (
+from dpkfc.audit import audit
+from dpkfc.audit.audit import (
     check_client_noise,
     check_kept_messages,
     check_record_bound,
@@ -51,7 +51,7 @@ def _rare_alarms(monkeypatch: pytest.MonkeyPatch) -> None:
     """The noise is secret and another in every run: a sound client is to be suspected in one of a
     billion runs of a check.
     """
-    monkeypatch.setattr(federated_runs, "ALARM", 1e-9)
+    monkeypatch.setattr(audit, "ALARM", 1e-9)
 
 
 def wide_head() -> torch.nn.Module:

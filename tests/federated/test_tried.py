@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.audit.federated_runs import check_record_bound, round_message
+from dpkfc.audit.audit import check_record_bound, round_message
 from dpkfc.federated import (
     Client,
     ClientLevel,

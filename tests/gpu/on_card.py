@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dpkfc
-from dpkfc.curvature.adadps import AdaDPS
+from dpkfc.curvature.diagonal import AdaDPS
 from dpkfc.linalg.blocks import row_norms
-from dpkfc.postprocess.filters import DiSK
-from dpkfc.postprocess.optimizers import SOFIM, AdamBC
+from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from tests.gradients.cases import CASES, build, loss_fn
 
 CARD: Any = torch.ops.card

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Part
-from dpkfc.gradients.clipped_sum import clipped_sum
-from dpkfc.gradients.clipping import Clip, split_sum
+from dpkfc.gradients.clipped_sum import Clip, clipped_sum, split_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.tape import Tape

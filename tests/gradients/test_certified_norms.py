@@ -168,7 +168,7 @@ def test_norms_of_many_rows_equal_those_of_each(shape: tuple[int, ...], dtype: t
 
 
 def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:
-    from dpkfc.gradients.clipping import full_precision
+    from dpkfc.gradients.clipped_sum import full_precision
 
     a = torch.randn(64, 64)
     with torch.autocast("cpu", torch.bfloat16):

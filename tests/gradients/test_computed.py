@@ -13,8 +13,7 @@ from torch.nn.utils import parametrize
 from dpkfc.app.models import WeightStandardisation, standardised_conv
 from dpkfc.data.loading import layout
 from dpkfc.gradients import fallback
-from dpkfc.gradients.clipped_sum import EvaluationPoint, capture, clipped_sum
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import Clip, EvaluationPoint, capture, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.fallback import ParametrizedBlock
 from dpkfc.gradients.rules import blocks_of, joined_calls

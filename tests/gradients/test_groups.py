@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clipped_sum import clipped_sum
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import Clip, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from tests.gradients.cases import CASES, Case, build, loss_fn
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpkfc import PrivacyConfig
-from dpkfc.gradients.clipping import Clip, ClippedSummer
+from dpkfc.gradients.clipped_sum import Clip, ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import ConvBlock, MaterializedGradients, Outer

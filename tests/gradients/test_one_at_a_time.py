@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import Part
-from dpkfc.gradients.clipped_sum import HERE, EvaluationPoint, Proof, clipped_sum
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, Proof, clipped_sum
 from dpkfc.gradients.discovery import find_layers
-from dpkfc.tracking.batch_rules import Unknown
+from dpkfc.tracking import Unknown
 
 N = 4
 ALONE = Unknown("test", "as if nothing were proved")

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import Clip, ClippedSummer
+from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.tape import Tape
 from tests.gradients.loop import assert_equals_a_loop, examples, taped

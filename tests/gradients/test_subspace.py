@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.probes import PublicData
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import (
+from dpkfc.gradients.clipped_sum import (
     SPLIT,
     Clip,
     ClippedSummer,
     Groups,
+    capture,
     clip_factors,
     contribution_bound,
     spread,

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import Clip, ClippedSummer, clip_factors
+from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import restored_state
 from dpkfc.gradients.tape import Tape

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from dpkfc import session
 from dpkfc.data.loading import Part
-from dpkfc.gradients import clipping
-from dpkfc.gradients import clipping as accumulate
-from dpkfc.gradients import clipping as subspace
-from dpkfc.gradients.clipping import ClippedSummer, Groups
+from dpkfc.gradients import clipped_sum as sums
+from dpkfc.gradients.clipped_sum import ClippedSummer, Groups
 from dpkfc.linalg import blocks as row_lengths
 from dpkfc.linalg import norms
 from dpkfc.linalg import norms as gram
@@ -30,7 +28,7 @@ from tests.injected_bugs.subjects import C
 
 def after_noise(m: pytest.MonkeyPatch) -> None:
     """Examples are summed as they are, and the noisy sum is clipped."""
-    m.setattr(accumulate, "clip_factors", lambda found, *_: torch.isfinite(found).to(found))
+    m.setattr(sums, "clip_factors", lambda found, *_: torch.isfinite(found).to(found))
 
     def make(real: Any) -> Any:
         def release(tensors: Any, stddev: float, divisor: float, normal: Any) -> Any:
@@ -52,7 +50,7 @@ def norms_of(change: Callable[[Any, Any, Any], Tensor]) -> Patch:
                 real(block, metric, *more), norms=change(block, metric, real)
             )
 
-        swapped(m, accumulate, "per_example_norms", make)
+        swapped(m, sums, "per_example_norms", make)
 
     return patch
 
@@ -154,7 +152,7 @@ def by_the_median(m: pytest.MonkeyPatch) -> None:
     """Adaptive clipping without noise: C is the median norm of the micro-batch."""
     swapped(
         m,
-        accumulate,
+        sums,
         "clip_factors",
         lambda real: (
             lambda found, c, *rest: real(
@@ -169,7 +167,7 @@ def c_for_every_layer(m: pytest.MonkeyPatch) -> None:
         ClippedSummer,
         "_factors",
         lambda self, own, found: {
-            n: clipping.clip_factors(x, C) * torch.isfinite(found) for n, x in own.items()
+            n: sums.clip_factors(x, C) * torch.isfinite(found) for n, x in own.items()
         },
     )
 
@@ -177,7 +175,7 @@ def c_for_every_layer(m: pytest.MonkeyPatch) -> None:
 def residual_unclipped(m: pytest.MonkeyPatch) -> None:
     swapped(
         m,
-        subspace,
+        sums,
         "clip_factors",
         lambda real: (
             lambda found, c: real(found, c) if c == 0.5 else torch.isfinite(found).to(found)
@@ -227,7 +225,7 @@ def switched_precision(m: pytest.MonkeyPatch) -> None:
 
 
 def denormal_factors(m: pytest.MonkeyPatch) -> None:
-    m.setattr(clipping, "_LEAST", 0.0)
+    m.setattr(sums, "_LEAST", 0.0)
 
 
 def not_neutralised(m: pytest.MonkeyPatch) -> None:
@@ -255,7 +253,7 @@ def late_rows_unclipped(m: pytest.MonkeyPatch) -> None:
 
         return clip_factors
 
-    swapped(m, accumulate, "clip_factors", make)
+    swapped(m, sums, "clip_factors", make)
 
 
 REPLAY, SHARES = ("replay",), ("shares", "replay")

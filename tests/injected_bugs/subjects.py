@@ -16,7 +16,7 @@ from dpkfc.audit.canaries import Canaries
 from dpkfc.audit.harness import Subject
 from dpkfc.config import PrivacyConfig
 from dpkfc.curvature import GEP, KFAC, NGD, FeatureNoise, PublicData
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2
 from dpkfc.postprocess import DiSK
 from tests.audit.sizes import size
 

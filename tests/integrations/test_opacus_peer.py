@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from dpkfc.config import PrivacyConfig
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2
 from dpkfc.integrations.opacus import PrivacyEngine
 from dpkfc.session import Session
 from tests.integrations.opacus_cases import (

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc.data.loading import layout
-from dpkfc.gradients.clipped_sum import HERE, EvaluationPoint, clipped_sum
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import HERE, Clip, EvaluationPoint, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.postprocess import EMA, DiSK
-from dpkfc.postprocess.filters import kalman_gain
 from dpkfc.postprocess.pipeline import AT_PARAMETERS
+from dpkfc.postprocess.steps import kalman_gain
 from tests.mutation_cases import N, loss_fn, net, plan, session, weights
 from tests.postprocess.cases import noise_gain, run
 from tests.recording import Heard

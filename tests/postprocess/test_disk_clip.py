@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from dpkfc.data.loading import Part, layout
-from dpkfc.gradients.clipped_sum import EvaluationPoint, clipped_sum
-from dpkfc.gradients.clipping import Clip
+from dpkfc.gradients.clipped_sum import Clip, EvaluationPoint, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.linalg.metric import Metric
 from dpkfc.postprocess import DiSK

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import scipy
 
-from dpkfc.privacy.accounting import epsilon
-from dpkfc.privacy.tradeoff import attack_rates, bound_found, bound_right, group_epsilon
+from dpkfc.privacy.accounting import attack_rates, bound_found, bound_right, epsilon, group_epsilon
 
 Gaussian, Poisson = dp_accounting.GaussianDpEvent, dp_accounting.PoissonSampledDpEvent
 Fixed = dp_accounting.SampledWithoutReplacementDpEvent

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown
-from dpkfc.tracking.batch_rules import rule_name, tensors_in
+from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, rule_name, tensors_in
 
 Draw = Callable[[Sequence[int]], Tensor]
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dpkfc.tracking import BatchAxis, Tracker, Unknown
-from dpkfc.tracking.batch_rules import PARAMETRIC, Total
+from dpkfc.tracking import PARAMETRIC, BatchAxis, Total, Tracker, Unknown
 
 N, T, D = 3, 4, 2
 

@@ -29,7 +29,7 @@ from dpkfc.app.tuning.tune import (
     draw,
     trial_law,
 )
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report import rounded_up
 from dpkfc_papers import accuracy
 from dpkfc_papers.accuracy import AccuracyStudy
 

@@ -22,9 +22,8 @@ from dpkfc.app.recipes.catalogue import recipe_of, run_config
 from dpkfc.app.settings import RECIPE_DEFAULTS, ConfigError, RunConfig, library_values
 from dpkfc.callbacks import NORM, PURPOSE, EarlyStopping, PrivateEarlyStopping
 from dpkfc.config import Plan, PrivacyConfig
-from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
@@ -39,9 +38,8 @@ from dpkfc.curvature.probes import (
     WhiteNoise,
 )
 from dpkfc.data.augment import Augment, horizontal_flip, random_crop, reflect_pad_crop_flip
-from dpkfc.postprocess.filters import EMA, DiSK, LowPass
-from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
-from dpkfc.postprocess.pipeline import PostProcess
+from dpkfc.postprocess.pipeline import PostProcess, WeightEMA
+from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 from dpkfc.privacy.calibration import share_noise
 from dpkfc.privacy.mechanism import ExtraRelease
 from dpkfc.report import doctor

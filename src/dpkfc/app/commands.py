@@ -30,8 +30,8 @@ from dpkfc.app.settings import (
 )
 from dpkfc.app.tuning.runs import StudyError
 from dpkfc.distributed import is_first, is_launched
+from dpkfc.report import plain, rounded_up
 from dpkfc.report.card import CARD, LAYOUT, LEDGER, to_markdown, write_card_files
-from dpkfc.report.numbers import plain, rounded_up
 from dpkfc.report.officer import Declared
 from dpkfc.report.verify import Card, CardError, explain_ledger, read_card, verify_ledger
 from dpkfc.terminal import INTERRUPTED, make_table, open_console, print_error, resumable

@@ -26,7 +26,7 @@ from dpkfc.federated.flower import App, Settings
 from dpkfc.federated.plan import FederatedConfig, FederatedPlan, FedGD, FedSOFIM, SecureAggregation
 from dpkfc.federated.server import RoundRecord
 from dpkfc.federated.simulation import Partition, Run, dirichlet, parts
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report import rounded_up
 
 if TYPE_CHECKING:
     from dpkfc.app.results import Result

@@ -27,7 +27,7 @@ from matplotlib.ticker import (
 from numpy.typing import ArrayLike, NDArray
 
 from dpkfc.app.run_folder import placed
-from dpkfc.report.numbers import number, plain, rounded_up
+from dpkfc.report import number, plain, rounded_up
 
 INK = "#22303c"
 MUTED = "#6b7886"

@@ -25,8 +25,8 @@ from dpkfc.gradients.clipped_sum import capture
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.private_step import refresh_microbatch_size
+from dpkfc.report import rounded_up
 from dpkfc.report.card import CardFacts, build_card, dataset_size, stamp, write_release
-from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Session
 
 _EPSILON_POINTS = 32

@@ -16,18 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from dpkfc.config import SAMPLERS, PrivacyConfig
-from dpkfc.curvature.adadps import AdaDPS
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD
-from dpkfc.curvature.probe_pass import LABELS, LIKELIHOODS
 from dpkfc.curvature.probes import DeadLeaves, PinkNoise
-from dpkfc.gradients.clipping import CLIPPINGS
+from dpkfc.curvature.refresh import LABELS, LIKELIHOODS
+from dpkfc.gradients.clipped_sum import CLIPPINGS
 from dpkfc.integrations.loggers import LOGGERS
-from dpkfc.postprocess.filters import DiSK
-from dpkfc.postprocess.optimizers import SOFIM, AdamBC
 from dpkfc.postprocess.pipeline import READOUTS
+from dpkfc.postprocess.steps import SOFIM, AdamBC, DiSK
 from dpkfc.privacy.accounting import ACCOUNTANTS
 from dpkfc.privacy.mechanism import NOISES
 from dpkfc.report.officer import Declared

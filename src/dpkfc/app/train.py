@@ -55,8 +55,8 @@ from dpkfc.gradients.state import check_finite
 from dpkfc.integrations.loggers import Logger, check_logger, make_logger
 from dpkfc.privacy.budget import Budget, Receipt
 from dpkfc.privacy.ledger import verify
+from dpkfc.report import rounded_up
 from dpkfc.report.card import stamp
-from dpkfc.report.numbers import rounded_up
 from dpkfc.session import Batch, Session, StepRecord
 
 # --------------------------------------------------------------------------------------------------

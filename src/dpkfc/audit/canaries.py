@@ -34,7 +34,7 @@ from dpkfc.audit.harness import (
     script_plan,
 )
 from dpkfc.config import Plan
-from dpkfc.gradients.clipping import SPLIT, matrix_of
+from dpkfc.gradients.clipped_sum import SPLIT, matrix_of
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.linalg.metric import Entry, Kronecker, Metric

@@ -5,9 +5,8 @@ No function here takes private data: entry points take a probe, a model and a `c
 
 from __future__ import annotations
 
-from dpkfc.curvature.adadps import AdaDPS
 from dpkfc.curvature.base import Preconditioner, PreconditionerState
-from dpkfc.curvature.dp2 import DP2
+from dpkfc.curvature.diagonal import DP2, AdaDPS
 from dpkfc.curvature.gep import GEP
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.ngd import NGD

@@ -12,9 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from dpkfc._checks import check_integer, check_one_of
-from dpkfc.curvature.probe_pass import LABELS, LIKELIHOODS, Capture, ProbeSpec
 from dpkfc.curvature.probes import Probe
-from dpkfc.curvature.refresh import History, copy_to_device, history_from_state, history_state
+from dpkfc.curvature.refresh import (
+    LABELS,
+    LIKELIHOODS,
+    Capture,
+    History,
+    ProbeSpec,
+    copy_to_device,
+    history_from_state,
+    history_state,
+)
 from dpkfc.linalg.metric import Metric, mismatch, pack, unpack
 
 DEFAULT_EXAMPLES = 256
@@ -413,7 +421,7 @@ def _qualified_name(function: Callable[..., Any]) -> str:
     """Return module and name of a function; its owner keeps its contents fixed."""
     named = function if hasattr(function, "__qualname__") else type(function)
     # Hashes of plans hold this name, so a module keeps its first name in them.
-    module = named.__module__.replace("dpkfc.curvature.probe_pass", "dpkfc.curvature.likelihood")
+    module = named.__module__.replace("dpkfc.curvature.refresh", "dpkfc.curvature.likelihood")
     return f"{module}.{named.__qualname__}"
 
 

@@ -32,8 +32,8 @@ from dpkfc.curvature.base import (
     identity_row,
     probe_examples,
 )
-from dpkfc.curvature.probe_pass import Capture, public_generator, run_probe
 from dpkfc.curvature.probes import Probe, preserve_model
+from dpkfc.curvature.refresh import Capture, public_generator, run_probe
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import Elementwise, Span, Subspace, clipping_of, pack, unpack
 
@@ -128,7 +128,7 @@ class GEP(ProbePreconditioner):
         chunk: public examples in one forward pass; bounds memory.
         labels: `uniform` at random (the paper's), `given` takes the probe's, `model` draws them
             from the model's predictions.
-        likelihood: categorical, gaussian or bernoulli; see `probe_pass`.
+        likelihood: categorical, gaussian or bernoulli; see `refresh`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         seed: of the public random stream, one stream a step.
     """

@@ -42,10 +42,11 @@ from dpkfc.curvature.layer_factors import (
     LayerFactors,
     fill_empty_sides,
 )
-from dpkfc.curvature.probe_pass import Capture, ProbeSpec, public_generator, run_probe
 from dpkfc.curvature.probes import Probe, preserve_model
 from dpkfc.curvature.refresh import (
+    Capture,
     History,
+    ProbeSpec,
     ProbeStatistics,
     RefreshGroup,
     decompose_layers,
@@ -53,6 +54,8 @@ from dpkfc.curvature.refresh import (
     measure,
     measure_drift,
     probe_scale,
+    public_generator,
+    run_probe,
 )
 from dpkfc.linalg.blocks import Block
 from dpkfc.linalg.metric import (
@@ -482,7 +485,7 @@ class KFAC(ProbePreconditioner):
         labels: `model` draws labels from the model's predictive distribution (Fisher), `uniform`
             draws them at random, `given` takes the probe's. Given labels that do not fit the head
             are replaced by drawn ones, and the privacy card says so.
-        likelihood: categorical, gaussian or bernoulli; see `probe_pass`.
+        likelihood: categorical, gaussian or bernoulli; see `refresh`.
         loss: maps (model output, generator) to losses `[N]`, instead of a likelihood.
         sides: input (A only), both (the DP-KFC paper) or output (G only). The other side becomes
             the identity times the value of its mean eigenvalue. Every layer then keeps its scale

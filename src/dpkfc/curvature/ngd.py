@@ -37,13 +37,17 @@ from dpkfc.curvature.layer_factors import (
     LayerFactors,
     RowSubsampler,
 )
-from dpkfc.curvature.probe_pass import Capture, ProbeSpec, probe_digest, public_generator, run_probe
 from dpkfc.curvature.probes import Inputs, Probe, device_of, preserve_model
 from dpkfc.curvature.refresh import (
+    Capture,
+    ProbeSpec,
     RefreshGroup,
     check_same_probe,
     finish_on_owners,
+    probe_digest,
+    public_generator,
     rows_of_process,
+    run_probe,
     sum_parts,
 )
 from dpkfc.linalg.blocks import Block

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from dpkfc._checks import check_not_negative
-from dpkfc.data.checks import check_once
+from dpkfc.data.loading import check_once
 
 if TYPE_CHECKING:
     import dp_accounting

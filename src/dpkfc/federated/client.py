@@ -70,8 +70,7 @@ from dpkfc.federated.secure_aggregation import (
     round_scope,
     seal_shares,
 )
-from dpkfc.gradients.clipped_sum import LossFn, Proof, clipped_sum
-from dpkfc.gradients.clipping import Clip, clip_factors
+from dpkfc.gradients.clipped_sum import Clip, LossFn, Proof, clip_factors, clipped_sum
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import make_stateless
 from dpkfc.postprocess.pipeline import PostprocessPipeline

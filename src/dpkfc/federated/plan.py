@@ -37,15 +37,15 @@ from dpkfc.checkpoint import StrPath
 from dpkfc.config import PlanBase
 from dpkfc.curvature.base import Preconditioner
 from dpkfc.data.sampling import ADD_OR_REMOVE_ONE, REPLACE_ONE, Poisson
-from dpkfc.postprocess.optimizers import SOFIM
 from dpkfc.postprocess.pipeline import PostProcess, PostprocessPipeline
+from dpkfc.postprocess.steps import SOFIM
 from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import EpsilonCurve
 from dpkfc.privacy.calibration import calibrate_noise_multiplier, check_target
 from dpkfc.privacy.ledger import Ledger
 from dpkfc.privacy.mechanism import GAUSSIAN, NOISES, ROUNDED, grid_of, widened
 from dpkfc.privacy.rng import NoiseStream, SamplingStream
-from dpkfc.report.numbers import json_number
+from dpkfc.report import json_number
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dpkfc.gradients.clipped_sum import capture
-from dpkfc.gradients.clipping import Clip, ClippedSummer, clip_factors
+from dpkfc.gradients.clipped_sum import Clip, ClippedSummer, capture, clip_factors
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import LayerRule, register_layer_rule

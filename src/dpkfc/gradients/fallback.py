@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from dpkfc.fsdp import trainable_tensors
+from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.layers import MATRICES, Call, Calls, Layer
 from dpkfc.linalg.blocks import (
     ConvBlock,
@@ -37,7 +37,7 @@ from dpkfc.linalg.blocks import (
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import are_states_equal, random_states
-from dpkfc.tracking.batch_rules import BatchAxis
+from dpkfc.tracking import BatchAxis
 
 _log = logging.getLogger(__name__)
 _CHUNK_ELEMENTS = 1 << 24  # of gradients held at once

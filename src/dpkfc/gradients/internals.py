@@ -25,7 +25,7 @@ from dpkfc.gradients.fallback import differentiate
 from dpkfc.gradients.layers import Call, Layer, name_arguments
 from dpkfc.linalg.blocks import raise_precision
 from dpkfc.rng_state import random_states, restore_states
-from dpkfc.tracking.batch_rules import BatchAxis
+from dpkfc.tracking import BatchAxis
 
 ARGUMENTS = (
     "query",

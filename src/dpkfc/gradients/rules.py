@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_unflatten
 
-from dpkfc.fsdp import gathered, refuse_let_go
+from dpkfc.distributed import gathered, refuse_let_go
 from dpkfc.gradients.fallback import ParametrizedBlock, fallback_gradients, pulls_of
 from dpkfc.gradients.internals import recurrent_gradients
 from dpkfc.gradients.layers import NEEDS_PARAMETERS, Call, Calls, Layer
@@ -26,7 +26,7 @@ from dpkfc.linalg.blocks import (
     join_uses,
     raise_precision,
 )
-from dpkfc.tracking.batch_rules import example_first
+from dpkfc.tracking import example_first
 
 
 class LayerRule(Protocol):

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_flatten
 
-from dpkfc.fsdp import is_divided, local, reshard
+from dpkfc.distributed import is_divided, local, reshard
 from dpkfc.gradients.layers import Layer, named_tensors
 from dpkfc.linalg.blocks import is_on_accelerator
 from dpkfc.linalg.metric import NamedTensors

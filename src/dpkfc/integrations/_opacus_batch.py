@@ -25,15 +25,13 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data import DataLoader
 
-from dpkfc.gradients.clipped_sum import batch_tracker
-from dpkfc.gradients.clipping import ClippedSummer
+from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
 from dpkfc.gradients.tape import Tape, custom_function, nodes_of
 from dpkfc.memory import is_out_of_memory
-from dpkfc.tracking.batch_rules import BatchAxis, State, Total, Unknown, example_first
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
 
 # --------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import copy_tensors
 from dpkfc.config import Plan
-from dpkfc.gradients.clipping import ClippedSummer
+from dpkfc.gradients.clipped_sum import ClippedSummer
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.state import (
     AttributeSnapshot,
@@ -54,7 +54,7 @@ from dpkfc.privacy.mechanism import ClippedSum
 from dpkfc.private_step import PreconditionerManager, ReleasePipeline, set_gradients
 from dpkfc.rng_state import preserve_generators, renew
 from dpkfc.session import check_recorded_weights, record_weights
-from dpkfc.tracking.batch_rules import Unknown
+from dpkfc.tracking import Unknown
 
 if TYPE_CHECKING:
     from dpkfc.curvature.base import PreconditionerState

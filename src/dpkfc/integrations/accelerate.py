@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
-from dpkfc.integrations._common import refuse, refuse_unreleased_steps
+from dpkfc.integrations import refuse, refuse_unreleased_steps
 from dpkfc.session import Session
 
 __all__ = ["guard"]

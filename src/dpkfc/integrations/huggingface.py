@@ -39,10 +39,9 @@ from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
-from dpkfc.data.checks import check_held_out
-from dpkfc.data.loading import Collate
+from dpkfc.data.loading import Collate, check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
-from dpkfc.integrations._common import (
+from dpkfc.integrations import (
     refuse,
     refuse_unreleased_steps,
     steps_per_epoch,

@@ -32,7 +32,7 @@ from torch import Tensor
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
-from dpkfc.integrations._common import (
+from dpkfc.integrations import (
     refuse,
     refuse_unreleased_steps,
     steps_per_epoch,

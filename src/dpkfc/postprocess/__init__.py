@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dpkfc.postprocess.filters import EMA, DiSK, LowPass
-from dpkfc.postprocess.optimizers import SOFIM, AdamBC, WeightEMA
-from dpkfc.postprocess.pipeline import PostProcess, PostProcessBase
+from dpkfc.postprocess.pipeline import PostProcess, PostProcessBase, WeightEMA
+from dpkfc.postprocess.steps import EMA, SOFIM, AdamBC, DiSK, LowPass
 
 __all__ = [
     "EMA",

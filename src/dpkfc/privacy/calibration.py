@@ -268,12 +268,12 @@ class PlanBase:
         """Return the kinds of releases beside the steps."""
         return ()
 
-    @property
+    @functools.cached_property
     def stddev(self) -> float:
         """Return the standard deviation of the noise on a sum: noise_multiplier · sensitivity."""
         return self.noise_multiplier * self.sensitivity
 
-    @property
+    @functools.cached_property
     def test_mode(self) -> bool:
         """Return whether the random streams are repeatable; such a run is not private."""
         return self.config.test_mode_seed is not None

@@ -34,7 +34,7 @@ from dpkfc.privacy import accounting
 from dpkfc.privacy.accounting import describe_extra
 from dpkfc.privacy.budget import Receipt
 from dpkfc.privacy.ledger import Ledger, LedgerError, encode_line, verify
-from dpkfc.report.numbers import ensure_mapping, json_number, number, plain, rounded_up
+from dpkfc.report import ensure_mapping, json_number, number, plain, rounded_up
 from dpkfc.report.officer import (
     Declared,
     explain_guarantee,

@@ -26,11 +26,10 @@ from torch import Tensor, nn
 
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.curvature.kfac import KFAC, side_name
-from dpkfc.curvature.probe_pass import logits_of, public_generator
 from dpkfc.curvature.probes import call, move_to_model, preserve_model
+from dpkfc.curvature.refresh import logits_of, public_generator
 from dpkfc.data.loading import Part, layout
-from dpkfc.gradients.clipped_sum import batch_tracker, capture, clipped_sum
-from dpkfc.gradients.clipping import Clip, full_precision
+from dpkfc.gradients.clipped_sum import Clip, batch_tracker, capture, clipped_sum, full_precision
 from dpkfc.gradients.discovery import find_layers
 from dpkfc.gradients.layers import Layer
 from dpkfc.gradients.rules import blocks_of
@@ -38,8 +37,7 @@ from dpkfc.gradients.tape import Tape
 from dpkfc.linalg.blocks import AnyBlock, ConvBlock, Outer
 from dpkfc.linalg.metric import Dense, Entry, Kronecker, LowRank, Side
 from dpkfc.linalg.norms import METHODS, Choice, choice_for, per_example_norms
-from dpkfc.tracking.batch_rules import Unknown
-from dpkfc.tracking.tracker import Tracker
+from dpkfc.tracking import Tracker, Unknown
 
 _EXAMPLES = 4
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
-from dpkfc.privacy.tradeoff import attack_rates, group_epsilon
-from dpkfc.report.numbers import is_visible, json_number, number, plain, rounded_up
+from dpkfc.privacy.accounting import attack_rates, group_epsilon
+from dpkfc.report import is_visible, json_number, number, plain, rounded_up
 
 if TYPE_CHECKING:
     import dp_accounting

@@ -24,8 +24,8 @@ from dpkfc.app.datasets import UnpackedSizeError
 from dpkfc.app.plots import Figures, SensitivityMap, read_map
 from dpkfc.app.run_folder import Metrics, RunFolder
 from dpkfc.app.settings import known_settings
+from dpkfc.report import ensure_mapping, is_visible, number, plain, rounded_up
 from dpkfc.report.card import failed_checks
-from dpkfc.report.numbers import ensure_mapping, is_visible, number, plain, rounded_up
 
 if sys.version_info >= (3, 11):
     import tomllib

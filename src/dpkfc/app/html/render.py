@@ -38,8 +38,8 @@ from dpkfc.app.html import (
 from dpkfc.app.plots import Figures, LayerSignal, LayerSpectra, SensitivityMap
 from dpkfc.app.run_folder import RunFolderError, placed
 from dpkfc.privacy.ledger import version
+from dpkfc.report import ensure_mapping, plain
 from dpkfc.report.card import audit_rows, audit_summary, failed_checks
-from dpkfc.report.numbers import ensure_mapping, plain
 
 # --------------------------------------------------------------------------------------------------
 # The answer of a page: which method is best at each ε, what it costs, and who may be as good.

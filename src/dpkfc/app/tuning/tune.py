@@ -46,7 +46,7 @@ from dpkfc.app.tuning.search import (
 from dpkfc.privacy import ledger
 from dpkfc.privacy.accounting import EpsilonCurve, event_from_dict, quiet_accountants, total_epsilon
 from dpkfc.privacy.ledger import LedgerError, Verified
-from dpkfc.report.numbers import rounded_up
+from dpkfc.report import rounded_up
 
 # --------------------------------------------------------------------------------------------------
 # What tuning costs: ε of a random search whose number of trials is random, and the composition of
