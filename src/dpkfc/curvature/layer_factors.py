@@ -48,20 +48,21 @@ class RowSubsample:
     """Rows of a layer's `[n * groups, T, d]`, flattened over its first two axes.
 
     Attributes:
+        active: positions of the whole that count.
         index: rows `[m]`, None for all.
         weight: weight of each row's outer product, `[m]`, None for 1.
         share: rows in this sum for each row of the whole, if all weights agree.
-        active: positions of the whole that count.
     """
 
-    index: Tensor | None
-    weight: Tensor | None
-    share: float
     active: float
+    index: Tensor | None = None
+    weight: Tensor | None = None
+    share: float = 1.0
 
     def select_weighted(self, x: Tensor) -> Tensor:
         """Return the rows `[m, d]` of x `[n * groups, T, d]`, scaled to carry the weights."""
-        return self.weigh(self.select(x))
+        rows = self.select(x)
+        return self.weigh(rows)
 
     def select(self, x: Tensor) -> Tensor:
         """Return the rows `[m, d]` of x `[n * groups, T, d]` as they are."""
@@ -125,7 +126,8 @@ class RowSubsampler:
         wanted, pairs = self._wanted(positions, groups, dim, most)
         key = (positions, groups, wanted, pairs)
         if key not in self._subsamples:
-            self._subsamples[key] = self._choose(positions, groups, wanted, pairs, x.device)
+            chosen = self._choose(positions, groups, wanted, pairs, x.device)
+            self._subsamples[key] = chosen
         return self._subsamples[key]
 
     def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
@@ -149,7 +151,7 @@ class RowSubsampler:
         mask = self.mask_of(positions)
         fraction = pairs / (self._size * groups)
         if wanted == positions and mask is None and fraction == 1:
-            return RowSubsample(None, None, 1.0, float(n * groups * positions))
+            return RowSubsample(n * groups * positions)
         active = torch.full((n,), positions)
         keys = self._keys_of(positions)[self._rows]
         if mask is not None:
@@ -175,13 +177,15 @@ class RowSubsampler:
         elif fraction < 1 or bool((active > wanted).any()):
             weight = active.double() / taken.clamp(min=1) / fraction
             weights = weight.view(n, 1, 1).expand(shape)[valid].to(device)
-        return RowSubsample(index, weights, share, float(active.sum()) * groups)
+        total = float(active.sum()) * groups
+        return RowSubsample(total, index, weights, share)
 
     def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
         """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
         keys = torch.rand(self._size * groups, generator=self._stream(-groups))
+        sampled = keys.argsort()[:pairs]
         is_sampled = torch.zeros(len(keys), dtype=torch.bool)
-        is_sampled[keys.argsort()[:pairs]] = True
+        is_sampled[sampled] = True
         return is_sampled.view(self._size, groups)
 
     def _keys_of(self, positions: int) -> Tensor:
@@ -282,8 +286,8 @@ class LayerFactors:
     sides: Mapping[str, Factor]
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
-    device: torch.device = torch.device("cpu")
-    notes: Mapping[str, str] = field(default_factory=dict)
+    device: torch.device
+    notes: Mapping[str, str]
 
     def kind_of(self, side: str) -> str:
         """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
@@ -293,7 +297,9 @@ class LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
         sides: dict[str, Factor] = {}
         for name, factor in self.sides.items():
-            sides[name] = factor if is_empty(factor) else factor.scaled(1 / factor.mean)
+            sides[name] = factor
+            if not is_empty(factor):
+                sides[name] = factor.scaled(1 / factor.mean)
         return replace(self, sides=sides)
 
 
@@ -309,8 +315,12 @@ def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
     for factors in layers.values():
         for side, factor in factors.sides.items():
             if not is_empty(factor):
-                logarithms[factors.kind_of(side)].append(math.log(factor.mean))
-    means = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in logarithms.items()}
+                kind = factors.kind_of(side)
+                logarithms[kind].append(math.log(factor.mean))
+    means = {}
+    for kind, values in logarithms.items():
+        mean = sum(values) / len(values)
+        means[kind] = math.exp(mean)
     filled: dict[str, LayerFactors] = {}
     for name, factors in layers.items():
         sides = dict(factors.sides)
@@ -341,8 +351,8 @@ class LayerAccumulator:
         self,
         block: Block,
         options: FactorOptions,
-        rule: str | None = None,
-        subsampler: RowSubsampler | None = None,
+        rule: str | None,
+        subsampler: RowSubsampler | None,
         shared: FactorCache | None = None,
     ) -> None:
         self._options = options
@@ -420,7 +430,7 @@ class LayerAccumulator:
             uses: how often rows are added for one parameter.
         """
         if self._subsampler is None:
-            return RowSubsample(None, None, 1.0, float(x.shape[0] * x.shape[1]))
+            return RowSubsample(x.shape[0] * x.shape[1])
         accumulator = self._sides[side]
         most = accumulator.most_rows
         if most is not None:
@@ -456,7 +466,8 @@ class LayerAccumulator:
             rows, share = self._limit(mean, block.groups, "input")
             return rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
-        rows = raise_precision(block.input_rows(subsample.index))
+        rows = block.input_rows(subsample.index)
+        rows = raise_precision(rows)
         return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
@@ -502,12 +513,15 @@ class LayerAccumulator:
         if self._options.sharing == "reduce":
             # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
             if c.shape[1]:
-                pieces.append(self._limit(self._sum(c), 1, "input", uses=2))
+                table = self._sum(c)
+                pieces.append(self._limit(table, 1, "input", uses=2))
             if a.shape[1]:
-                head = self._mean(a) * _norms(self._sum(b))
+                total = self._sum(b)
+                head = self._mean(a) * _norms(total)
                 pieces.append(self._limit(head, 1, "input", uses=2))
         else:
-            for x in (c, a * _norms(b)):
+            head = a * _norms(b)
+            for x in (c, head):
                 if x.shape[1]:
                     subsample = self._subsample(x, 1, "input", uses=2)
                     pieces.append((subsample.select_weighted(x), subsample.share))
@@ -518,14 +532,18 @@ class LayerAccumulator:
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
-        return (x if weights is None else x * weights).sum(1)
+        if weights is not None:
+            x = x * weights
+        return x.sum(1)
 
     def _mean(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return mean_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
         if weights is None:
             return x.mean(1)
-        return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        total = (x * weights).sum(1)
+        count = weights.sum(1).clamp(min=1)
+        return total / count
 
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""
@@ -587,7 +605,8 @@ class LayerAccumulator:
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":
-            sides["input"] = _smooth_reads(sides["input"], self._sides["input"].reads)
+            reads = self._sides["input"].reads
+            sides["input"] = _smooth_reads(sides["input"], reads)
         return LayerFactors(
             kind=self.kind,
             sides=sides,
