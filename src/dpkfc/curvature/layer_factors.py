@@ -343,7 +343,7 @@ class LayerAccumulator:
         block: the first block; it is not added yet.
         options: how factors are formed.
         rule: the layer's kind, None if it does not matter.
-        subsampler: the rows to use; None for all.
+        subsampler: the rows to use.
         shared: results that several layers share; None shares nothing.
     """
 
@@ -352,19 +352,19 @@ class LayerAccumulator:
         block: Block,
         options: FactorOptions,
         rule: str | None,
-        subsampler: RowSubsampler | None,
+        subsampler: RowSubsampler,
         shared: FactorCache | None = None,
     ) -> None:
         self._options = options
-        self._subsampler = subsampler
+        self._subsampler: RowSubsampler | None = subsampler
         self._shared = shared
         self._dtype = torch.float32
         self._device = torch.device("cpu")
         self.kind = block.kind
         self._shapes = block.side_shapes
-        self._sides: dict[str, FactorAccumulator] = {}
+        self.sides: dict[str, FactorAccumulator] = {}
         for side, shape in self._shapes.items():
-            self._sides[side] = self._make_side(side, math.prod(shape), rule)
+            self.sides[side] = self._make_side(side, math.prod(shape), rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
         """Return an empty sum for a side: full, diagonal, or isotropic if it is not asked for."""
@@ -398,12 +398,12 @@ class LayerAccumulator:
         if self.kind == "elementwise":
             for role, g in block.grads.items():
                 rows = raise_precision(g).reshape(len(g), -1)
-                self._sides[role].add(rows, block.batch_size)
+                self.sides[role].add(rows, block.batch_size)
         elif self.kind == "tied":
             self._add_tied(block)
         else:
             rows, count = self._output_rows(block.b, block.groups)
-            self._sides["output"].add(rows, count)
+            self.sides["output"].add(rows, count)
 
     def add_inputs(self, block: Any) -> None:
         """Add the inputs of the layer in a probe micro-batch that was not differentiated.
@@ -415,10 +415,10 @@ class LayerAccumulator:
         self._device = block.like.device
         if self.kind == "lookup":
             counts, reads = self._reads(block)
-            self._sides["input"].add_diagonal(counts, block.batch_size, reads)
+            self.sides["input"].add_diagonal(counts, block.batch_size, reads)
         elif self.kind == "outer":
             rows, count = self._input_rows(block)
-            self._sides["input"].add(rows, count)
+            self.sides["input"].add(rows, count)
 
     def _subsample(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
         """Return the rows that a side is formed of.
@@ -429,9 +429,9 @@ class LayerAccumulator:
             side: of the layer.
             uses: how often rows are added for one parameter.
         """
-        if self._subsampler is None:
-            return RowSubsample(x.shape[0] * x.shape[1])
-        accumulator = self._sides[side]
+        # A copy for another process adds no blocks.
+        assert self._subsampler is not None
+        accumulator = self.sides[side]
         most = accumulator.most_rows
         if most is not None:
             most = max(1, most // uses)
@@ -439,7 +439,7 @@ class LayerAccumulator:
 
     def _limit(self, rows: Tensor, groups: int, side: str, uses: int = 1) -> tuple[Tensor, float]:
         """Return rows of `[n * groups, d]` and their share: all, unless a side may keep fewer."""
-        if self._sides[side].most_rows is None:
+        if self.sides[side].most_rows is None:
             return rows, 1.0
         rows = rows.unsqueeze(1)
         subsample = self._subsample(rows, groups, side, uses)
@@ -447,9 +447,8 @@ class LayerAccumulator:
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
         """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
-        mask = None
-        if self._subsampler is not None:
-            mask = self._subsampler.mask_of(x.shape[1])
+        assert self._subsampler is not None
+        mask = self._subsampler.mask_of(x.shape[1])
         if mask is None:
             return None
         is_text = mask.repeat_interleave(groups, 0)
@@ -508,7 +507,7 @@ class LayerAccumulator:
         b = raise_precision(block.outer.b)
         vocabulary = block.lookup.num_rows
         even = b.new_full((vocabulary,), 1 / vocabulary)
-        self._sides["output"].add_diagonal(even, 1.0)
+        self.sides["output"].add_diagonal(even, 1.0)
         pieces = []
         if self._options.sharing == "reduce":
             # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
@@ -527,7 +526,7 @@ class LayerAccumulator:
                     pieces.append((subsample.select_weighted(x), subsample.share))
         if pieces:
             scaled = [rows / math.sqrt(share) for rows, share in pieces]
-            self._sides["input"].add(torch.cat(scaled), float(block.batch_size))
+            self.sides["input"].add(torch.cat(scaled), float(block.batch_size))
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""
@@ -550,40 +549,35 @@ class LayerAccumulator:
         twin = copy.copy(self)
         twin._subsampler = None
         twin._shared = shared
-        twin._sides = {}
-        for name, side in self._sides.items():
-            twin._sides[name] = side.detached_copy(_cache_of(name, shared))
+        twin.sides = {}
+        for name, side in self.sides.items():
+            twin.sides[name] = side.detached_copy(_cache_of(name, shared))
         return twin
 
     def merge(self, other: LayerAccumulator) -> None:
         """Add the sums of another accumulator of the layer, as if its blocks had come later."""
-        for name, side in self._sides.items():
-            side.merge(other._sides[name])
-
-    @property
-    def sides(self) -> Mapping[str, FactorAccumulator]:
-        """Side, or role of an elementwise layer, to its sums."""
-        return self._sides
+        for name, side in self.sides.items():
+            side.merge(other.sides[name])
 
     def merge_history(
         self, past: Mapping[str, FactorAccumulator], share: float
     ) -> LayerAccumulator:
         """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
         twin = copy.copy(self)
-        twin._sides = {}
-        for name, side in self._sides.items():
+        twin.sides = {}
+        for name, side in self.sides.items():
             shared = _cache_of(name, self._shared)
             if name in past:
                 total = past[name].decayed(share, shared)
                 total.merge(side)
             else:
                 total = side.detached_copy(shared)
-            twin._sides[name] = total
+            twin.sides[name] = total
         return twin
 
     def cost(self, parts: int) -> float:
         """Return the multiplications of all decompositions after so many parts are joined."""
-        return 1.0 + sum(side.cost(parts) for side in self._sides.values())
+        return 1.0 + sum(side.cost(parts) for side in self.sides.values())
 
     @property
     def full_cost(self) -> float:
@@ -599,13 +593,13 @@ class LayerAccumulator:
         """
         sides: dict[str, Factor] = {}
         notes: dict[str, str] = {}
-        for name, side in self._sides.items():
+        for name, side in self.sides.items():
             rank = None if keep is None else keep(name)
             sides[name] = side.result(rank)
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":
-            reads = self._sides["input"].reads
+            reads = self.sides["input"].reads
             sides["input"] = _smooth_reads(sides["input"], reads)
         return LayerFactors(
             kind=self.kind,

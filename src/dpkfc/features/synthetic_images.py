@@ -173,16 +173,16 @@ def _draw_noise(side: int, draw: Draw) -> Tensor:
     angle = draw.between(0, math.pi)
     stretch = torch.exp(0.6 * draw.normal())
     along, beside = _turn(across, down, angle)
-    along = along * stretch
-    beside = beside / stretch
+    along *= stretch
+    beside /= stretch
     squared = along.square() + beside.square()
     frequency = squared.sqrt().clamp_min(1 / side)
     exponent = draw.between(0.5, 2.0)
     spectrum = torch.fft.fft2(white)
-    spectrum = spectrum / frequency**exponent
+    spectrum /= frequency**exponent
     x = torch.fft.ifft2(spectrum).real
     deviation = x.std((1, 2, 3), keepdim=True)
-    x = x - x.mean((2, 3), keepdim=True)
+    x -= x.mean((2, 3), keepdim=True)
     contrast = 0.22 * (x / deviation)
     return draw.colours() + contrast
 

@@ -699,7 +699,7 @@ class Lookup(_Block):
 
     def join(self, others: Sequence[Any]) -> Lookup:
         """Return several uses of one table as one block, with their positions concatenated."""
-        lookups: list[Lookup] = [self, *others]
+        lookups = [self, *others]
         ids = torch.cat([x.ids for x in lookups], 1)
         b = torch.cat([x.b for x in lookups], 1)
         return Lookup(ids, b, self.num_rows)
@@ -957,7 +957,7 @@ class Tied(_Block):
         positions = outer.a.shape[1]
         if positions == 0:
             return squares
-        squares = squares + outer._mapped_squares(sides)
+        squares += outer._mapped_squares(sides)
 
         def multiply_uses(part: Tied) -> Tensor:
             a = sides.input.apply(part.outer.a).double()
@@ -967,7 +967,7 @@ class Tied(_Block):
 
         size = positions * max(1, lookup.ids.shape[1])
         inner_products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
-        squares = squares + 2 * sides.output.factor**2 * inner_products
+        squares += 2 * sides.output.factor**2 * inner_products
         return squares.clamp(min=0)
 
     def read_outputs(self) -> Tensor:
@@ -1267,7 +1267,7 @@ class ConvBlock(_Block):
         outputs = torch.linalg.vector_norm(outputs.view(by_view), dim=1)
         squares = inputs.square() * math.prod(self.kernel) * self.weight
         if self.bias:
-            squares = squares + positions
+            squares += positions
         return squares.sqrt() * outputs, positions
 
     def count_positions(self) -> Tensor:

@@ -347,10 +347,9 @@ class _Entry:
         """Return the map of gradients by role; a map of matrices returns them as they are."""
         return gradients
 
-    def compact(self: Any) -> Entry:
+    def compact(self: Any) -> Any:
         """Return the same map up to rounding, in a form with cheaper norms where one is known."""
-        entry: Entry = self
-        return entry
+        return self
 
 
 @dataclass(frozen=True)
@@ -367,7 +366,7 @@ class Kronecker(_Entry):
     @property
     def is_identity(self) -> bool:
         """Return whether the map changes nothing."""
-        return self.input == Identity() and self.output == Identity()
+        return self == Kronecker()
 
     @property
     def operator_norm(self) -> float:

@@ -82,18 +82,20 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     """
     a = block.explicit().a[:, 0]
     b = block.b[:, 0]
+    u = roundoff(b)
     norms_a = exact_row_norms(a)
     norms_b = exact_row_norms(b)
-    squares_a = _rotate_unit_rows(a, norms_a, metric.input).square()
-    squares_b = _rotate_unit_rows(b, norms_b, metric.output).square()
+    a = _unit_rows(a, norms_a)
+    b = _unit_rows(b, norms_b)
+    b, a, _ = metric.map_factors(b, a)
     bound = metric.operator_norm
     relative_scale = metric.scale / bound
-    terms = (squares_b @ relative_scale.square()) * squares_a
+    terms = b.square() @ relative_scale.square()
+    terms *= a.square()
     fraction = terms.double().sum(1).sqrt()
-    u = roundoff(b)
     d_out, d_in = metric.scale.shape
-    fraction = fraction * (1 + (d_in + d_out + 8) * u)
-    fraction = fraction + rank_one_rotation_error(d_out, d_in, metric) * u
+    fraction *= 1 + (d_in + d_out + 8) * u
+    fraction += rank_one_rotation_error(d_out, d_in, metric) * u
     return fraction * bound * norms_a * norms_b
 
 
@@ -132,11 +134,10 @@ def split_rows(block: Outer, metric: Eigenbasis) -> tuple[Tensor, Outer]:
     return _matrix_norms(inside), replace(explicit, a=complement)
 
 
-def _rotate_unit_rows(rows: Tensor, norms: Tensor, basis: Tensor | None) -> Tensor:
-    """Return rows of unit length in a basis. Zero and NaN stay what they are."""
+def _unit_rows(rows: Tensor, norms: Tensor) -> Tensor:
+    """Return rows of unit length. Zero and NaN stay what they are."""
     divisors = norms.clamp(min=1e-300).unsqueeze(1)
-    unit = (rows / divisors).to(rows.dtype)
-    return unit if basis is None else unit @ basis
+    return (rows / divisors).to(rows.dtype)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def tied_choice(block: Tied, metric: Kronecker) -> Choice:
     gram = whitening + products
     materialised = t * v * d + v * row + v * d
     method = "materialised" if v * d <= _SMALL_TABLE else "gram"
-    return Choice(method, float(gram), float(materialised))
+    return Choice(method, gram, materialised)
 
 
 def tied_norms(block: Tied, metric: Kronecker, method: str) -> LayerNorms:
@@ -251,7 +252,7 @@ def _tied_gram_squares(block: Tied) -> Tensor:
     squares = _sum_products(lookup_products)
     outer_products = torch.bmm(a, a.mT)
     outer_products *= torch.bmm(b, b.mT)
-    squares = squares + _sum_products(outer_products)
+    squares += _sum_products(outer_products)
     mixed_products = torch.bmm(a, c.mT)
     mixed_products *= block.read_outputs()
     return squares + 2 * _sum_products(mixed_products)
@@ -363,7 +364,7 @@ def choose_method(
     cost_out = metric.output.cost(d_out)
     products = positions * (cost_in + cost_out) + positions**2 * (d_in + d_out)
     gram = products + patches * positions * d_in * 8.0
-    materialised = float(positions * d_in * d_out + d_out * cost_in + d_in * cost_out)
+    materialised = positions * d_in * d_out + d_out * cost_in + d_in * cost_out
     if positions == 1:
         rank_one = cost_in + cost_out + d_in + d_out
         return Choice("rank-one", rank_one, materialised, "one position")
@@ -677,7 +678,7 @@ def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNo
         z = metric.apply(z.mT).mT if block.crosswise else metric.apply(z)
     norms = _matrix_norms(z, block.groups)
     fraction_lost = 2 * math.sqrt(block.num_entries) * roundoff(z)
-    norms = norms * (1 + fraction_lost)
+    norms *= 1 + fraction_lost
     mapped = replace(block, gradients=z)
     return LayerNorms(norms, mapped, True)
 
@@ -702,7 +703,7 @@ def _row_norms_of_block(
     if not metric.is_identity:
         # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
         magnitudes = explicit.magnitudes()[0]
-        slack = slack + _rounding_of_whitening(block, metric, magnitudes)
+        slack += _rounding_of_whitening(block, metric, magnitudes)
     return LayerNorms(norms + slack, block)
 
 
@@ -871,8 +872,7 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     if cost_of_rows >= cost_of_gradients:
         return metric.rotate(block.per_example())
     rows = block.outer().explicit()
-    a = rows.a if metric.input is None else rows.a @ metric.input
-    b = rows.b if metric.output is None else rows.b @ metric.output
+    b, a, _ = metric.map_factors(rows.b, rows.a)
     return b.mT @ a
 
 
