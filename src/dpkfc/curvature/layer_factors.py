@@ -364,7 +364,8 @@ class LayerAccumulator:
         self._shapes = block.side_shapes
         self.sides: dict[str, FactorAccumulator] = {}
         for side, shape in self._shapes.items():
-            self.sides[side] = self._make_side(side, math.prod(shape), rule)
+            dim = math.prod(shape)
+            self.sides[side] = self._make_side(side, dim, rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
         """Return an empty sum for a side: full, diagonal, or isotropic if it is not asked for."""
@@ -523,10 +524,12 @@ class LayerAccumulator:
             for x in (c, head):
                 if x.shape[1]:
                     subsample = self._subsample(x, 1, "input", uses=2)
-                    pieces.append((subsample.select_weighted(x), subsample.share))
+                    rows = subsample.select_weighted(x)
+                    pieces.append((rows, subsample.share))
         if pieces:
             scaled = [rows / math.sqrt(share) for rows, share in pieces]
-            self.sides["input"].add(torch.cat(scaled), float(block.batch_size))
+            stacked = torch.cat(scaled)
+            self.sides["input"].add(stacked, float(block.batch_size))
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""
@@ -551,7 +554,8 @@ class LayerAccumulator:
         twin._shared = shared
         twin.sides = {}
         for name, side in self.sides.items():
-            twin.sides[name] = side.detached_copy(_cache_of(name, shared))
+            cache = _cache_of(name, shared)
+            twin.sides[name] = side.detached_copy(cache)
         return twin
 
     def merge(self, other: LayerAccumulator) -> None:

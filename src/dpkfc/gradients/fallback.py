@@ -157,7 +157,8 @@ class _RepeatedCall:
         """Return role to gradient of one example."""
         copies = {role: p.clone().requires_grad_() for role, p in self.parameters.items()}
         outputs = self._outputs(copies, rows)
-        result = differentiate(outputs, gradients, list(copies.values()))
+        inputs = list(copies.values())
+        result = differentiate(outputs, gradients, inputs)
         return dict(zip(copies, result, strict=True))
 
     def _vectorised(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
@@ -284,8 +285,9 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     Parameters that the number does not depend on are absent.
     """
     parameters = trainable_tensors(model)
+    tensors = list(parameters.values())
     with torch.autocast(total.device.type, enabled=False):
-        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        gradients = torch.autograd.grad(total, tensors, allow_unused=True)
     pairs = zip(parameters, gradients, strict=True)
     return {name: _dense(g) for name, g in pairs if g is not None}
 

@@ -150,12 +150,8 @@ def _block_of_calls(
 ) -> AnyBlock | ParametrizedBlock:
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
-    if layer.rule == "fallback":
-        gradients = [fallback_gradients(layer, call, batch_size) for call in calls]
-        return _join([PerExample(by_role) for by_role in gradients])
-    if layer.rule == "custom":
-        return _join([_custom(layer, call, batch_size) for call in calls])
-    calls = [_example_first(layer, call, batch_size) for call in calls]
+    if layer.rule not in ("fallback", "custom"):
+        calls = [_example_first(layer, call, batch_size) for call in calls]
     if layer.rule == "tied":
         return _tied(layer, calls, batch_size)
     if layer.rule == "computed":
@@ -215,7 +211,8 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     module: Any = call.module
     b = call.gradient
-    block = conv_block(module, call.input.to(b.dtype), b)
+    x = call.input.to(b.dtype)
+    block = conv_block(module, x, b)
     return replace(block, views=len(b) // batch_size)
 
 
@@ -300,14 +297,6 @@ def _normalise_channels(module: Any, x: Tensor) -> Tensor:
     return F.instance_norm(x, eps=module.eps)
 
 
-_RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
-    "linear": _linear,
-    "conv": _conv,
-    "embedding": _embedding,
-    "norm": _norm,
-}
-
-
 def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     """Return the gradients of a registered rule, which `torch.vmap` runs on each example alone.
 
@@ -347,6 +336,21 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
         g = gradients[role].detach()
         by_role[role] = raise_precision(g)
     return PerExample(by_role)
+
+
+def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    gradients = fallback_gradients(layer, call, batch_size)
+    return PerExample(gradients)
+
+
+_RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
+    "linear": _linear,
+    "conv": _conv,
+    "embedding": _embedding,
+    "norm": _norm,
+    "custom": _custom,
+    "fallback": _fallback,
+}
 
 
 def _rows_of_gradients(call: Call, batch_size: int) -> list[Tensor | None]:

@@ -1186,7 +1186,8 @@ class ConvBlock(_Block):
         outer_strides, steps = x.stride()[:2], x.stride()[2:]
         kernel_strides = map(operator.mul, steps, self.dilation)
         position_strides = map(operator.mul, steps, self.stride)
-        return x.as_strided(shape, (*outer_strides, *kernel_strides, *position_strides))
+        strides = (*outer_strides, *kernel_strides, *position_strides)
+        return x.as_strided(shape, strides)
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution.
@@ -1231,7 +1232,8 @@ class ConvBlock(_Block):
         parts = []
         if self.weight:
             x = _mask(self.x, excluded, self.views)
-            parts.append(self._weight_gradient(x, b, 1).flatten(1))
+            gradient = self._weight_gradient(x, b, 1)
+            parts.append(gradient.flatten(1))
         if self.bias:
             sums = b.flatten(2).sum((0, 2))
             parts.append(sums.unsqueeze(-1))

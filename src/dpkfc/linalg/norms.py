@@ -486,7 +486,8 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     outputs = _row_products(block.b)
     magnitudes = (into * out).sum(1)
     positions = (out > 0).sum(1)
-    square = (inputs * outputs).sum((1, 2)).double()
+    products = inputs * outputs
+    square = products.sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return square, magnitudes, positions
     most = _DEPTH + 2
