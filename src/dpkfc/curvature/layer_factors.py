@@ -61,12 +61,8 @@ class RowSubsample:
 
     def select_weighted(self, x: Tensor) -> Tensor:
         """Return the rows `[m, d]` of x `[n * groups, T, d]`, scaled to carry the weights."""
-        rows = self.select(x)
+        rows = pick_rows(x, self.index)
         return self.weigh(rows)
-
-    def select(self, x: Tensor) -> Tensor:
-        """Return the rows `[m, d]` of x `[n * groups, T, d]` as they are."""
-        return pick_rows(x, self.index)
 
     def weigh(self, rows: Tensor) -> Tensor:
         """Return rows `[m, d]` scaled so that their outer products carry the weights."""

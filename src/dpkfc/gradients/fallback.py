@@ -271,7 +271,8 @@ def block_of_gradients(
     columns = []
     if "weight" in by_role:
         weight = by_role["weight"]
-        columns.append(weight.mT if layer.transposed else weight.flatten(2))
+        weight = weight.mT if layer.transposed else weight.flatten(2)
+        columns.append(weight)
     if "bias" in by_role:
         columns.append(by_role["bias"].unsqueeze(2))
     matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
@@ -369,7 +370,8 @@ class ParametrizedBlock:
     def merge_rows(self, count: int, size: int) -> PerExample:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
         parts = [(block.merge_rows(count, size), pulls) for block, pulls in self.parts]
-        return ParametrizedBlock(tuple(parts)).per_example()
+        merged = ParametrizedBlock(tuple(parts))
+        return merged.per_example()
 
     def per_example(self) -> PerExample:
         """Return materialised gradients, formed and pulled back a few examples at a time."""

@@ -293,7 +293,8 @@ def _normalise_channels(module: Any, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
         mean = module.running_mean.view(shape)
         variance = module.running_var.view(shape)
-        return (x - mean) * torch.rsqrt(variance + module.eps)
+        scale = torch.rsqrt(variance + module.eps)
+        return (x - mean) * scale
     return F.instance_norm(x, eps=module.eps)
 
 

@@ -447,7 +447,8 @@ class Outer(_Block):
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
-        return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
+        a = self.explicit().a
+        return torch.bmm(self.b.transpose(1, 2), a)
 
     def merge_rows(self, count: int, size: int) -> Outer:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -497,7 +498,8 @@ class Outer(_Block):
     def count_terms(self) -> tuple[Tensor, Tensor]:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
         terms = count_moved(self.b).double()
-        return self.exact_magnitudes(), terms.view(-1, self.groups).amax(1)
+        positions = terms.view(-1, self.groups).amax(1)
+        return self.exact_magnitudes(), positions
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
@@ -711,8 +713,9 @@ class Lookup(_Block):
 
     def add_weighted_sum(self, total: Tensor, weights: Tensor, excluded: Tensor | None) -> Tensor:
         """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
+        ids = self.ids.flatten()
         rows = _weigh(self.b, weights, excluded)
-        return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+        return total.index_add_(0, ids, rows.flatten(0, 1))
 
     def drop_row(self, row: int | None) -> Lookup:
         """Return the block without the gradients of one row, such as that of padding."""
@@ -730,7 +733,8 @@ class Lookup(_Block):
         if metric.input is not None:
             raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
         b = self.b if metric.output is None else self.b @ metric.output
-        return replace(self, b=b * metric.scale.T[self.ids])
+        scale = metric.scale.T[self.ids]
+        return replace(self, b=b * scale)
 
     def _rotated_squares(self, entry: Eigenbasis) -> Tensor:
         return self.scale_rows(entry)._mapped_squares(Kronecker())
@@ -759,8 +763,9 @@ class Lookup(_Block):
 
     def add_sum(self, total: Tensor) -> Tensor:
         """Add Σ_n g_n to a float64 `[num_rows, d_out]` in place, and return it."""
+        ids = self.ids.flatten()
         rows = self.b.double().flatten(0, 1)
-        return total.index_add_(0, self.ids.flatten(), rows)
+        return total.index_add_(0, ids, rows)
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[num_rows, d_out]` in float64.
@@ -1282,7 +1287,8 @@ class ConvBlock(_Block):
         else:
             # Three times as fast as any(), and NaN is not zero.
             sizes = self.b.abs().amax(1).flatten(1)
-        return _sum_groups((sizes != 0).sum(1), self.views)
+        counts = (sizes != 0).sum(1)
+        return _sum_groups(counts, self.views)
 
 
 Block = Outer | Patched | Lookup | PerExample | Tied
@@ -1376,14 +1382,14 @@ def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) 
     elif isinstance(module.padding, str):
         x = F.pad(x, module._reversed_padding_repeated_twice)
     else:
-        padding = tuple(module.padding)
+        padding = module.padding
     return ConvBlock(
         x=x,
         b=b,
-        kernel=tuple(module.kernel_size),
-        stride=tuple(module.stride),
+        kernel=module.kernel_size,
+        stride=module.stride,
         padding=padding,
-        dilation=tuple(module.dilation),
+        dilation=module.dilation,
         groups=module.groups,
         weight=module.weight.requires_grad,
         bias=module.bias is not None and module.bias.requires_grad,
