@@ -83,7 +83,7 @@ _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
 
 def chunks(count: int, elements_each: int, most: int | None = None) -> Iterator[slice]:
-    """Yield slices of 0 … count of at most so many elements, or one entry."""
+    """Yield slices that cover 0 … count, of at most so many elements each, or one entry."""
     most = most or _CHUNK_ELEMENTS
     size = max(1, most // max(1, elements_each))
     for start in range(0, count, size):
