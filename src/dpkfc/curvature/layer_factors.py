@@ -179,9 +179,8 @@ class RowSubsampler:
     def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
         """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
         keys = torch.rand(self._size * groups, generator=self._stream(-groups))
-        sampled = keys.argsort()[:pairs]
         is_sampled = torch.zeros(len(keys), dtype=torch.bool)
-        is_sampled[sampled] = True
+        is_sampled[keys.argsort()[:pairs]] = True
         return is_sampled.view(self._size, groups)
 
     def _keys_of(self, positions: int) -> Tensor:
@@ -339,7 +338,7 @@ class LayerAccumulator:
         block: the first block; it is not added yet.
         options: how factors are formed.
         rule: the layer's kind, None if it does not matter.
-        subsampler: the rows to use.
+        subsampler: the rows to use; None for all.
         shared: results that several layers share; None shares nothing.
     """
 
@@ -347,12 +346,12 @@ class LayerAccumulator:
         self,
         block: Block,
         options: FactorOptions,
-        rule: str | None,
-        subsampler: RowSubsampler,
+        rule: str | None = None,
+        subsampler: RowSubsampler | None = None,
         shared: FactorCache | None = None,
     ) -> None:
         self._options = options
-        self._subsampler: RowSubsampler | None = subsampler
+        self._subsampler = subsampler
         self._shared = shared
         self._dtype = torch.float32
         self._device = torch.device("cpu")
@@ -426,8 +425,8 @@ class LayerAccumulator:
             side: of the layer.
             uses: how often rows are added for one parameter.
         """
-        # A copy for another process adds no blocks.
-        assert self._subsampler is not None
+        if self._subsampler is None:
+            return RowSubsample(x.shape[0] * x.shape[1])
         accumulator = self.sides[side]
         most = accumulator.most_rows
         if most is not None:
@@ -444,8 +443,9 @@ class LayerAccumulator:
 
     def _weights(self, x: Tensor, groups: int = 1) -> Tensor | None:
         """Return 1 at text positions of x `[n * groups, T, d]` and 0 elsewhere; None for all 1."""
-        assert self._subsampler is not None
-        mask = self._subsampler.mask_of(x.shape[1])
+        mask = None
+        if self._subsampler is not None:
+            mask = self._subsampler.mask_of(x.shape[1])
         if mask is None:
             return None
         is_text = mask.repeat_interleave(groups, 0)
@@ -550,8 +550,7 @@ class LayerAccumulator:
         twin._shared = shared
         twin.sides = {}
         for name, side in self.sides.items():
-            cache = _cache_of(name, shared)
-            twin.sides[name] = side.detached_copy(cache)
+            twin.sides[name] = side.detached_copy(_cache_of(name, shared))
         return twin
 
     def merge(self, other: LayerAccumulator) -> None:

@@ -442,8 +442,7 @@ class Outer(_Block):
 
     def double(self) -> Outer:
         """Return the block in float64."""
-        a = self.a.double()
-        return replace(self, a=a, b=self.b.double())
+        return replace(self, a=self.a.double(), b=self.b.double())
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
@@ -616,7 +615,7 @@ class Patched(_Block):
         """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
         rows_in_all = self.b.shape[0] * self.b.shape[1]
         if index is None or _DENSE_FRACTION * len(index) > rows_in_all:
-            return pick_rows(self.explicit().a, index)
+            return self.explicit().input_rows(index)
         first_position = 4 + self._axes
         positions = []
         # The last axis runs fastest in the row number.
@@ -763,9 +762,8 @@ class Lookup(_Block):
 
     def add_sum(self, total: Tensor) -> Tensor:
         """Add Σ_n g_n to a float64 `[num_rows, d_out]` in place, and return it."""
-        ids = self.ids.flatten()
         rows = self.b.double().flatten(0, 1)
-        return total.index_add_(0, ids, rows)
+        return total.index_add_(0, self.ids.flatten(), rows)
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[num_rows, d_out]` in float64.
@@ -940,8 +938,7 @@ class Tied(_Block):
 
     def select(self, rows: Rows) -> Tied:
         """Return the block of the examples start … stop."""
-        lookup = self.lookup.select(rows)
-        return Tied(lookup, self.outer.select(rows))
+        return Tied(self.lookup.select(rows), self.outer.select(rows))
 
     def merge_rows(self, count: int, size: int) -> Tied:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -1287,8 +1284,7 @@ class ConvBlock(_Block):
         else:
             # Three times as fast as any(), and NaN is not zero.
             sizes = self.b.abs().amax(1).flatten(1)
-        counts = (sizes != 0).sum(1)
-        return _sum_groups(counts, self.views)
+        return _sum_groups((sizes != 0).sum(1), self.views)
 
 
 Block = Outer | Patched | Lookup | PerExample | Tied

@@ -307,7 +307,7 @@ def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     norms = block.map_examples(square, block.num_entries).sqrt()
     magnitudes, positions = block.outer.magnitudes()
     lookup_norms = row_norms(block.lookup.b)
-    magnitudes = magnitudes + lookup_norms.sum(1)
+    magnitudes += lookup_norms.sum(1)
     uses = positions + (lookup_norms > 0).sum(1)
     terms = uses + 8 * math.sqrt(block.d_in + block.d_out)
     slack = terms * roundoff(block.outer.b) * metric.operator_norm * magnitudes
