@@ -732,8 +732,7 @@ class Lookup(_Block):
         if metric.input is not None:
             raise ValueError("the input side of an embedding cannot be rotated; use a diagonal one")
         b = self.b if metric.output is None else self.b @ metric.output
-        scale = metric.scale.T[self.ids]
-        return replace(self, b=b * scale)
+        return replace(self, b=b * metric.scale.T[self.ids])
 
     def _rotated_squares(self, entry: Eigenbasis) -> Tensor:
         return self.scale_rows(entry)._mapped_squares(Kronecker())
@@ -980,8 +979,7 @@ class Tied(_Block):
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[V, d]` in float64."""
-        total = self.outer.sum_gradients()[0]
-        return self.lookup.add_sum(total)
+        return self.lookup.add_sum(self.outer.sum_gradients()[0])
 
     def sum_squares(self) -> Tensor:
         """Return Σ_n g_n², entry by entry, `[V, d]` in float64."""

@@ -482,10 +482,10 @@ class Eigenbasis(_TensorFields, _Entry):
 
     def apply(self, g: Tensor) -> Tensor:
         """Return the map of g `[..., d_out, d_in]`."""
-        rotated = self.rotate(g)
         if self.rest is None:
-            return self.rotate_back(rotated * self.scale)
-        rotated = rotated * (self.scale - self.rest)
+            rotated = self.rotate(g) * self.scale
+            return self.rotate_back(rotated)
+        rotated = self.rotate(g) * (self.scale - self.rest)
         return g * self.rest + self.rotate_back(rotated)
 
     def apply_(self, g: Tensor) -> None:

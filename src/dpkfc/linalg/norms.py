@@ -486,8 +486,7 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     outputs = _row_products(block.b)
     magnitudes = (into * out).sum(1)
     positions = (out > 0).sum(1)
-    products = inputs * outputs
-    square = products.sum((1, 2)).double()
+    square = (inputs * outputs).sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return square, magnitudes, positions
     most = _DEPTH + 2
