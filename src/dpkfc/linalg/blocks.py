@@ -603,8 +603,7 @@ class Patched(_Block):
     @property
     def d_in(self) -> int:
         """Return the input features, the homogeneous coordinate included."""
-        patch = self.view.shape[3 : 4 + self._axes]
-        return math.prod(patch) + self.homogeneous
+        return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
 
     @property
     def _axes(self) -> int:
@@ -941,8 +940,7 @@ class Tied(_Block):
 
     def merge_rows(self, count: int, size: int) -> Tied:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        lookup = self.lookup.merge_rows(count, size)
-        return Tied(lookup, self.outer.merge_rows(count, size))
+        return Tied(self.lookup.merge_rows(count, size), self.outer.merge_rows(count, size))
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[V, d]`."""

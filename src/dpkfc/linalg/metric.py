@@ -366,7 +366,7 @@ class Kronecker(_Entry):
     @property
     def is_identity(self) -> bool:
         """Return whether the map changes nothing."""
-        return self == Kronecker()
+        return self.input == Identity() and self.output == Identity()
 
     @property
     def operator_norm(self) -> float:
