@@ -47,7 +47,12 @@ def _small_cnn(
 
 def digits_mlp(num_classes: int = 10) -> nn.Sequential:
     """Build one hidden layer of 64. Input `[N, 1, 8, 8]`, output `[N, num_classes]`."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_classes))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(64, 64),
+        nn.ReLU(),
+        nn.Linear(64, num_classes),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -77,9 +82,10 @@ class WeightStandardisation(nn.Module):
         filters = weight.flatten(1)
         centred = filters - filters.mean(1, keepdim=True)
         variance = centred.square().mean(1)
-        scale = (variance * filters.shape[1]).clamp(min=1e-4).rsqrt()
-        gain = (self.gain * scale).unsqueeze(1)
-        return (centred * gain).view_as(weight)
+        total = variance * filters.shape[1]
+        gain = self.gain * total.clamp(min=1e-4).rsqrt()
+        filters = centred * gain.unsqueeze(1)
+        return filters.view_as(weight)
 
 
 def standardised_conv(
@@ -164,9 +170,10 @@ class WideResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits of images."""
-        hidden = self.blocks(self.stem(x))
-        features = self.last(hidden)
-        return self.head(features.mean((2, 3)))
+        x = self.stem(x)
+        x = self.blocks(x)
+        features = self.last(x).mean((2, 3))
+        return self.head(features)
 
 
 def wide_resnet(num_classes: int = 10) -> WideResNet:
@@ -203,9 +210,10 @@ class _ResidualBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pixels = x[:, :, :: self.stride, :: self.stride]
         skip = F.pad(pixels, (0, 0, 0, 0, 0, self.added))
-        hidden = F.relu(self.first_norm(self.first(x)))
-        residual = self.second_norm(self.second(hidden))
-        return F.relu(residual + skip)
+        x = self.first_norm(self.first(x))
+        x = self.second(F.relu(x))
+        x = self.second_norm(x)
+        return F.relu(x + skip)
 
 
 def resnet20(num_classes: int = 10) -> nn.Sequential:
@@ -217,9 +225,11 @@ def resnet20(num_classes: int = 10) -> nn.Sequential:
     blocks: list[nn.Module] = []
     channels = 16
     for stride, wide in ((1, 16), (2, 32), (2, 64)):
-        blocks.append(_ResidualBlock(channels, wide, stride))
-        blocks.append(_ResidualBlock(wide, wide, 1))
-        blocks.append(_ResidualBlock(wide, wide, 1))
+        blocks += [
+            _ResidualBlock(channels, wide, stride),
+            _ResidualBlock(wide, wide, 1),
+            _ResidualBlock(wide, wide, 1),
+        ]
         channels = wide
     return nn.Sequential(
         _conv(3, 16),
@@ -260,8 +270,8 @@ class _TransformerBlock(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, value)
         merged = mixed.transpose(1, 2).flatten(2)
         x = x + self.out(merged)
-        hidden = F.gelu(self.wide(self.map_norm(x)))
-        return x + self.narrow(hidden)
+        hidden = self.wide(self.map_norm(x))
+        return x + self.narrow(F.gelu(hidden))
 
     def _split(self, x: Tensor) -> Tensor:
         """Map `[N, T, width]` to `[N, heads, T, width / heads]`."""
@@ -305,9 +315,10 @@ class VisionTransformer(nn.Module):
         patches = F.unfold(x, self.patch, stride=self.patch).transpose(1, 2)
         places = torch.arange(patches.shape[1], device=x.device)
         positions = self.positions(places.expand(len(x), -1))
-        tokens = self.embed(patches) + positions
-        features = self.norm(self.blocks(tokens))
-        return self.head(features.mean(1))
+        x = self.embed(patches) + positions
+        x = self.blocks(x)
+        features = self.norm(x).mean(1)
+        return self.head(features)
 
 
 def mnist_vit(num_classes: int = 10) -> VisionTransformer:
@@ -363,7 +374,8 @@ def mnist_cnn(
     This is the network of the DP-KFC experiments on MNIST. Input `[N, channels, 28, 28]`, output
     `[N, num_classes]`. Channels lie last in memory.
     """
-    return channels_last(_small_cnn(channels, 32 * 7 * 7, 128, num_classes, activation))
+    network = _small_cnn(channels, 32 * 7 * 7, 128, num_classes, activation)
+    return channels_last(network)
 
 
 def mnist_mlp(num_classes: int = 10) -> nn.Sequential:

@@ -48,24 +48,21 @@ class RowSubsample:
     """Rows of a layer's `[n * groups, T, d]`, flattened over its first two axes.
 
     Attributes:
+        active: positions of the whole that count.
         index: rows `[m]`, None for all.
         weight: weight of each row's outer product, `[m]`, None for 1.
         share: rows in this sum for each row of the whole, if all weights agree.
-        active: positions of the whole that count.
     """
 
-    index: Tensor | None
-    weight: Tensor | None
-    share: float
     active: float
+    index: Tensor | None = None
+    weight: Tensor | None = None
+    share: float = 1.0
 
     def select_weighted(self, x: Tensor) -> Tensor:
         """Return the rows `[m, d]` of x `[n * groups, T, d]`, scaled to carry the weights."""
-        return self.weigh(self.select(x))
-
-    def select(self, x: Tensor) -> Tensor:
-        """Return the rows `[m, d]` of x `[n * groups, T, d]` as they are."""
-        return pick_rows(x, self.index)
+        rows = pick_rows(x, self.index)
+        return self.weigh(rows)
 
     def weigh(self, rows: Tensor) -> Tensor:
         """Return rows `[m, d]` scaled so that their outer products carry the weights."""
@@ -125,7 +122,8 @@ class RowSubsampler:
         wanted, pairs = self._wanted(positions, groups, dim, most)
         key = (positions, groups, wanted, pairs)
         if key not in self._subsamples:
-            self._subsamples[key] = self._choose(positions, groups, wanted, pairs, x.device)
+            chosen = self._choose(positions, groups, wanted, pairs, x.device)
+            self._subsamples[key] = chosen
         return self._subsamples[key]
 
     def _wanted(self, positions: int, groups: int, dim: int, most: int | None) -> tuple[int, int]:
@@ -149,7 +147,7 @@ class RowSubsampler:
         mask = self.mask_of(positions)
         fraction = pairs / (self._size * groups)
         if wanted == positions and mask is None and fraction == 1:
-            return RowSubsample(None, None, 1.0, float(n * groups * positions))
+            return RowSubsample(n * groups * positions)
         active = torch.full((n,), positions)
         keys = self._keys_of(positions)[self._rows]
         if mask is not None:
@@ -175,7 +173,8 @@ class RowSubsampler:
         elif fraction < 1 or bool((active > wanted).any()):
             weight = active.double() / taken.clamp(min=1) / fraction
             weights = weight.view(n, 1, 1).expand(shape)[valid].to(device)
-        return RowSubsample(index, weights, share, float(active.sum()) * groups)
+        total = float(active.sum()) * groups
+        return RowSubsample(total, index, weights, share)
 
     def _sample_pairs(self, groups: int, pairs: int) -> Tensor:
         """Return which pairs of example and group are sampled, True or False `[size, groups]`."""
@@ -282,8 +281,8 @@ class LayerFactors:
     sides: Mapping[str, Factor]
     shapes: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
-    device: torch.device = torch.device("cpu")
-    notes: Mapping[str, str] = field(default_factory=dict)
+    device: torch.device
+    notes: Mapping[str, str]
 
     def kind_of(self, side: str) -> str:
         """Return the kind of a side, among whose sides mean eigenvalues are comparable."""
@@ -293,7 +292,9 @@ class LayerFactors:
         """Return factors divided by their mean eigenvalues; an empty factor stays as it is."""
         sides: dict[str, Factor] = {}
         for name, factor in self.sides.items():
-            sides[name] = factor if is_empty(factor) else factor.scaled(1 / factor.mean)
+            sides[name] = factor
+            if not is_empty(factor):
+                sides[name] = factor.scaled(1 / factor.mean)
         return replace(self, sides=sides)
 
 
@@ -309,8 +310,12 @@ def fill_empty_sides(layers: Mapping[str, LayerFactors]) -> dict[str, LayerFacto
     for factors in layers.values():
         for side, factor in factors.sides.items():
             if not is_empty(factor):
-                logarithms[factors.kind_of(side)].append(math.log(factor.mean))
-    means = {kind: math.exp(sum(logs) / len(logs)) for kind, logs in logarithms.items()}
+                kind = factors.kind_of(side)
+                logarithms[kind].append(math.log(factor.mean))
+    means = {}
+    for kind, values in logarithms.items():
+        mean = sum(values) / len(values)
+        means[kind] = math.exp(mean)
     filled: dict[str, LayerFactors] = {}
     for name, factors in layers.items():
         sides = dict(factors.sides)
@@ -352,9 +357,10 @@ class LayerAccumulator:
         self._device = torch.device("cpu")
         self.kind = block.kind
         self._shapes = block.side_shapes
-        self._sides: dict[str, FactorAccumulator] = {}
+        self.sides: dict[str, FactorAccumulator] = {}
         for side, shape in self._shapes.items():
-            self._sides[side] = self._make_side(side, math.prod(shape), rule)
+            dim = math.prod(shape)
+            self.sides[side] = self._make_side(side, dim, rule)
 
     def _make_side(self, name: str, dim: int, rule: str | None) -> FactorAccumulator:
         """Return an empty sum for a side: full, diagonal, or isotropic if it is not asked for."""
@@ -388,12 +394,12 @@ class LayerAccumulator:
         if self.kind == "elementwise":
             for role, g in block.grads.items():
                 rows = raise_precision(g).reshape(len(g), -1)
-                self._sides[role].add(rows, block.batch_size)
+                self.sides[role].add(rows, block.batch_size)
         elif self.kind == "tied":
             self._add_tied(block)
         else:
             rows, count = self._output_rows(block.b, block.groups)
-            self._sides["output"].add(rows, count)
+            self.sides["output"].add(rows, count)
 
     def add_inputs(self, block: Any) -> None:
         """Add the inputs of the layer in a probe micro-batch that was not differentiated.
@@ -405,10 +411,10 @@ class LayerAccumulator:
         self._device = block.like.device
         if self.kind == "lookup":
             counts, reads = self._reads(block)
-            self._sides["input"].add_diagonal(counts, block.batch_size, reads)
+            self.sides["input"].add_diagonal(counts, block.batch_size, reads)
         elif self.kind == "outer":
             rows, count = self._input_rows(block)
-            self._sides["input"].add(rows, count)
+            self.sides["input"].add(rows, count)
 
     def _subsample(self, x: Tensor, groups: int, side: str, uses: int = 1) -> RowSubsample:
         """Return the rows that a side is formed of.
@@ -420,8 +426,8 @@ class LayerAccumulator:
             uses: how often rows are added for one parameter.
         """
         if self._subsampler is None:
-            return RowSubsample(None, None, 1.0, float(x.shape[0] * x.shape[1]))
-        accumulator = self._sides[side]
+            return RowSubsample(x.shape[0] * x.shape[1])
+        accumulator = self.sides[side]
         most = accumulator.most_rows
         if most is not None:
             most = max(1, most // uses)
@@ -429,7 +435,7 @@ class LayerAccumulator:
 
     def _limit(self, rows: Tensor, groups: int, side: str, uses: int = 1) -> tuple[Tensor, float]:
         """Return rows of `[n * groups, d]` and their share: all, unless a side may keep fewer."""
-        if self._sides[side].most_rows is None:
+        if self.sides[side].most_rows is None:
             return rows, 1.0
         rows = rows.unsqueeze(1)
         subsample = self._subsample(rows, groups, side, uses)
@@ -456,7 +462,8 @@ class LayerAccumulator:
             rows, share = self._limit(mean, block.groups, "input")
             return rows, len(block.b) * share
         subsample = self._subsample(block.b, block.groups, "input")
-        rows = raise_precision(block.input_rows(subsample.index))
+        rows = block.input_rows(subsample.index)
+        rows = raise_precision(rows)
         return subsample.weigh(rows), len(block.b) * subsample.share
 
     def _output_rows(self, b: Tensor, groups: int) -> tuple[Tensor, float]:
@@ -497,75 +504,79 @@ class LayerAccumulator:
         b = raise_precision(block.outer.b)
         vocabulary = block.lookup.num_rows
         even = b.new_full((vocabulary,), 1 / vocabulary)
-        self._sides["output"].add_diagonal(even, 1.0)
+        self.sides["output"].add_diagonal(even, 1.0)
         pieces = []
         if self._options.sharing == "reduce":
             # The gradient of both sums over positions: Σ c, and (Σ b) ⊗ (mean a) for the head.
             if c.shape[1]:
-                pieces.append(self._limit(self._sum(c), 1, "input", uses=2))
+                table = self._sum(c)
+                pieces.append(self._limit(table, 1, "input", uses=2))
             if a.shape[1]:
-                head = self._mean(a) * _norms(self._sum(b))
+                total = self._sum(b)
+                head = self._mean(a) * _norms(total)
                 pieces.append(self._limit(head, 1, "input", uses=2))
         else:
-            for x in (c, a * _norms(b)):
+            head = a * _norms(b)
+            for x in (c, head):
                 if x.shape[1]:
                     subsample = self._subsample(x, 1, "input", uses=2)
-                    pieces.append((subsample.select_weighted(x), subsample.share))
+                    rows = subsample.select_weighted(x)
+                    pieces.append((rows, subsample.share))
         if pieces:
             scaled = [rows / math.sqrt(share) for rows, share in pieces]
-            self._sides["input"].add(torch.cat(scaled), float(block.batch_size))
+            stacked = torch.cat(scaled)
+            self.sides["input"].add(stacked, float(block.batch_size))
 
     def _sum(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return Σ_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
-        return (x if weights is None else x * weights).sum(1)
+        if weights is not None:
+            x = x * weights
+        return x.sum(1)
 
     def _mean(self, x: Tensor, groups: int = 1) -> Tensor:
         """Return mean_t x over the text, `[n * groups, d]`."""
         weights = self._weights(x, groups)
         if weights is None:
             return x.mean(1)
-        return (x * weights).sum(1) / weights.sum(1).clamp(min=1)
+        total = (x * weights).sum(1)
+        count = weights.sum(1).clamp(min=1)
+        return total / count
 
     def detached_copy(self, shared: FactorCache | None = None) -> LayerAccumulator:
         """Return a copy that can go to another process: without subsampler, with this cache."""
         twin = copy.copy(self)
         twin._subsampler = None
         twin._shared = shared
-        twin._sides = {}
-        for name, side in self._sides.items():
-            twin._sides[name] = side.detached_copy(_cache_of(name, shared))
+        twin.sides = {}
+        for name, side in self.sides.items():
+            twin.sides[name] = side.detached_copy(_cache_of(name, shared))
         return twin
 
     def merge(self, other: LayerAccumulator) -> None:
         """Add the sums of another accumulator of the layer, as if its blocks had come later."""
-        for name, side in self._sides.items():
-            side.merge(other._sides[name])
-
-    @property
-    def sides(self) -> Mapping[str, FactorAccumulator]:
-        """Side, or role of an elementwise layer, to its sums."""
-        return self._sides
+        for name, side in self.sides.items():
+            side.merge(other.sides[name])
 
     def merge_history(
         self, past: Mapping[str, FactorAccumulator], share: float
     ) -> LayerAccumulator:
         """Return a copy that adds the sums of earlier refreshes, with the weight `share`."""
         twin = copy.copy(self)
-        twin._sides = {}
-        for name, side in self._sides.items():
+        twin.sides = {}
+        for name, side in self.sides.items():
             shared = _cache_of(name, self._shared)
             if name in past:
                 total = past[name].decayed(share, shared)
                 total.merge(side)
             else:
                 total = side.detached_copy(shared)
-            twin._sides[name] = total
+            twin.sides[name] = total
         return twin
 
     def cost(self, parts: int) -> float:
         """Return the multiplications of all decompositions after so many parts are joined."""
-        return 1.0 + sum(side.cost(parts) for side in self._sides.values())
+        return 1.0 + sum(side.cost(parts) for side in self.sides.values())
 
     @property
     def full_cost(self) -> float:
@@ -581,13 +592,14 @@ class LayerAccumulator:
         """
         sides: dict[str, Factor] = {}
         notes: dict[str, str] = {}
-        for name, side in self._sides.items():
+        for name, side in self.sides.items():
             rank = None if keep is None else keep(name)
             sides[name] = side.result(rank)
             if side.note:
                 notes[name] = side.note
         if self.kind == "lookup":
-            sides["input"] = _smooth_reads(sides["input"], self._sides["input"].reads)
+            reads = self.sides["input"].reads
+            sides["input"] = _smooth_reads(sides["input"], reads)
         return LayerFactors(
             kind=self.kind,
             sides=sides,

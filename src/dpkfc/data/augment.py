@@ -103,20 +103,24 @@ def _crop(x: Tensor, pad: int, mode: str) -> Tensor:
         raise ValueError(
             f"pad={pad} must be less than height and width of the images, {height}×{width}"
         )
-    padded = F.pad(x, (pad, pad, pad, pad), mode=mode)
+    padded = F.pad(x, [pad] * 4, mode=mode)
     places = 2 * pad + 1
-    top = torch.randint(places, (n, 1)).to(x.device)
-    left = torch.randint(places, (n, 1)).to(x.device)
-    rows = top + torch.arange(height, device=x.device)
-    columns = left + torch.arange(width, device=x.device)
-    images = torch.arange(n, device=x.device).view(n, 1, 1)
-    channels_last = padded.permute(0, 2, 3, 1)
+    device = x.device
+    top = torch.randint(places, (n, 1)).to(device)
+    left = torch.randint(places, (n, 1)).to(device)
+    rows = top + torch.arange(height, device=device)
     rows = rows.unsqueeze(2)
+    columns = left + torch.arange(width, device=device)
     columns = columns.unsqueeze(1)
+    images = torch.arange(n, device=device)
+    images = images.view(n, 1, 1)
+    channels_last = padded.permute(0, 2, 3, 1)
     cropped = channels_last[images, rows, columns]
     return cropped.permute(0, 3, 1, 2).contiguous()
 
 
 def _flip(x: Tensor, p: float) -> Tensor:
-    is_mirrored = (torch.rand(len(x)) < p).to(x.device)
-    return torch.where(is_mirrored.view(-1, 1, 1, 1), x.flip(3), x)
+    is_mirrored = torch.rand(len(x)) < p
+    is_mirrored = is_mirrored.view(-1, 1, 1, 1).to(x.device)
+    mirrored = x.flip(3)
+    return torch.where(is_mirrored, mirrored, x)

@@ -71,7 +71,8 @@ class Draw:
 
     def between(self, low: float | Tensor, high: float | Tensor) -> Tensor:
         """Return numbers in [low, high), `[n, 1, 1, 1]`."""
-        return low + (high - low) * self.uniform()
+        width = high - low
+        return low + width * self.uniform()
 
     def angle(self, *before: int) -> Tensor:
         """Return angles in [0, 2π), `[*before, n, 1, 1, 1]`."""
@@ -103,7 +104,8 @@ def _turn(across: Tensor, down: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
 def _draw_leaves(side: int, draw: Draw) -> Tensor:
     """Return images of leaves over a ground of one colour."""
     pixels = torch.arange(side, device=draw.generator.device)
-    down, across = _axes((pixels + 0.5) / side)
+    places = (pixels + 0.5) / side
+    down, across = _axes(places)
     ground = draw.colours()
     images = ground.expand(-1, -1, side, side)
     # Images differ in how many leaves they have and how large these are.
@@ -116,21 +118,24 @@ def _draw_leaves(side: int, draw: Draw) -> Tensor:
         place = draw.uniform(2) * 1.4 - 0.2
         angle = draw.angle()
         stretch = torch.exp(0.5 * draw.normal())
-        along, beside = _turn(across - place[0], down - place[1], angle)
+        x = across - place[0]
+        y = down - place[1]
+        along, beside = _turn(x, y, angle)
         along = along * stretch / radius
         beside = beside / (stretch * radius)
         is_inside = _is_inside(along, beside, draw.uniform())
-        colours = draw.colours()
-        grating = _draw_grating(along, beside, draw)
+        paint = draw.colours()
+        paint = paint + _draw_grating(along, beside, draw)
         is_painted = is_inside & (leaf < wanted)
-        images = torch.where(is_painted, colours + grating, images)
+        images = torch.where(is_painted, paint, images)
     return images
 
 
 def _is_inside(along: Tensor, beside: Tensor, kind: Tensor) -> Tensor:
     """Return the pixels inside of a disc, a box or a triangle of radius one."""
     width = along.abs()
-    disc = along.square() + beside.square() <= 1
+    distance = along.square() + beside.square()
+    disc = distance <= 1
     box = torch.maximum(width, beside.abs()) <= 0.9
     is_above_base = beside >= -0.6
     is_below_top = beside + 1.7 * width <= 1.1
@@ -168,14 +173,18 @@ def _draw_noise(side: int, draw: Draw) -> Tensor:
     angle = draw.between(0, math.pi)
     stretch = torch.exp(0.6 * draw.normal())
     along, beside = _turn(across, down, angle)
-    squared = (along * stretch).square() + (beside / stretch).square()
+    along *= stretch
+    beside /= stretch
+    squared = along.square() + beside.square()
     frequency = squared.sqrt().clamp_min(1 / side)
     exponent = draw.between(0.5, 2.0)
-    spectrum = torch.fft.fft2(white) / frequency**exponent
+    spectrum = torch.fft.fft2(white)
+    spectrum /= frequency**exponent
     x = torch.fft.ifft2(spectrum).real
     deviation = x.std((1, 2, 3), keepdim=True)
-    centred = x - x.mean((2, 3), keepdim=True)
-    return draw.colours() + 0.22 * (centred / deviation)
+    x -= x.mean((2, 3), keepdim=True)
+    contrast = 0.22 * (x / deviation)
+    return draw.colours() + contrast
 
 
 @dataclass(frozen=True)

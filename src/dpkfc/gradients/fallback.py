@@ -83,9 +83,10 @@ def _one_example_a_row(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
 
     The batch dimension is kept.
     """
-    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
-    rows = parts.movedim(axis.dim + 1, 0)
-    return rows.flatten(axis.dim + 1, axis.dim + 2)
+    dim = axis.dim
+    parts = x.unflatten(dim, (axis.pre, size, axis.post))
+    rows = parts.movedim(dim + 1, 0)
+    return rows.flatten(dim + 1, dim + 2)
 
 
 def _widen(x: Any, dtype: torch.dtype) -> Any:
@@ -139,7 +140,8 @@ class _RepeatedCall:
         examples = []
         for i in range(size):
             row = [x[i] for x in rows]
-            examples.append(self._gradient(row, [g[i] for g in gradients]))
+            row_gradients = [g[i] for g in gradients]
+            examples.append(self._gradient(row, row_gradients))
         return _stack_examples(examples)
 
     def _outputs(self, parameters: NamedTensors, rows: list[Tensor]) -> list[Tensor]:
@@ -155,7 +157,8 @@ class _RepeatedCall:
         """Return role to gradient of one example."""
         copies = {role: p.clone().requires_grad_() for role, p in self.parameters.items()}
         outputs = self._outputs(copies, rows)
-        result = differentiate(outputs, gradients, list(copies.values()))
+        inputs = list(copies.values())
+        result = differentiate(outputs, gradients, inputs)
         return dict(zip(copies, result, strict=True))
 
     def _vectorised(self, rows: list[Tensor], gradients: list[Tensor]) -> NamedTensors:
@@ -163,20 +166,26 @@ class _RepeatedCall:
 
         def gradient(row: list[Tensor], row_gradients: list[Tensor]) -> NamedTensors:
             outputs, pull = vjp(lambda own: self._outputs(own, row), self.parameters)[:2]
-            starts = [g.to(y.dtype) for g, y in zip(row_gradients, outputs, strict=True)]
+            pairs = zip(row_gradients, outputs, strict=True)
+            starts = [g.to(y.dtype) for g, y in pairs]
             return pull(starts)[0]
 
         elements = sum(p.numel() for p in self.parameters.values())
         examples_at_once = max(1, _CHUNK_ELEMENTS // max(1, elements))
+        run_all = vmap(gradient, chunk_size=examples_at_once)
         # The fused kernels of attention have no batching rule.
         with sdpa_kernel([SDPBackend.MATH]):
-            result = vmap(gradient, chunk_size=examples_at_once)(rows, gradients)
+            result = run_all(rows, gradients)
         return {role: g.detach() for role, g in result.items()}
 
 
 def _stack_examples(examples: Sequence[NamedTensors]) -> NamedTensors:
     """Return name to the values of all examples."""
-    return {name: torch.stack([x[name] for x in examples]) for name in examples[0]}
+    stacked = {}
+    for name in examples[0]:
+        values = [x[name] for x in examples]
+        stacked[name] = torch.stack(values)
+    return stacked
 
 
 def differentiate(
@@ -193,7 +202,8 @@ def differentiate(
         Dense tensors, also of `nn.EmbeddingBag(sparse=True)`, zeros where no output depends on an
         input.
     """
-    targets, starts = list[Tensor](), list[Tensor]()
+    targets: list[Tensor] = []
+    starts: list[Tensor] = []
     for y, g in zip(outputs, gradients, strict=True):
         if g is not None and y.requires_grad:
             targets.append(y)
@@ -203,7 +213,8 @@ def differentiate(
         arrived = torch.autograd.grad(targets, inputs, starts, allow_unused=True)
     result = []
     for x, g in zip(inputs, arrived, strict=True):
-        result.append(torch.zeros_like(x) if g is None else _dense(g))
+        gradient = torch.zeros_like(x) if g is None else _dense(g)
+        result.append(gradient)
     return result
 
 
@@ -260,7 +271,8 @@ def block_of_gradients(
     columns = []
     if "weight" in by_role:
         weight = by_role["weight"]
-        columns.append(weight.mT if layer.transposed else weight.flatten(2))
+        weight = weight.mT if layer.transposed else weight.flatten(2)
+        columns.append(weight)
     if "bias" in by_role:
         columns.append(by_role["bias"].unsqueeze(2))
     matrix = torch.cat(columns, 2) if len(columns) > 1 else columns[0]
@@ -274,8 +286,9 @@ def gradient_of(model: nn.Module, total: Tensor) -> NamedTensors:
     Parameters that the number does not depend on are absent.
     """
     parameters = trainable_tensors(model)
+    tensors = list(parameters.values())
     with torch.autocast(total.device.type, enabled=False):
-        gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+        gradients = torch.autograd.grad(total, tensors, allow_unused=True)
     pairs = zip(parameters, gradients, strict=True)
     return {name: _dense(g) for name, g in pairs if g is not None}
 
@@ -306,7 +319,8 @@ def blocks_of_one(layers: Sequence[Layer], gradient: Mapping[str, Tensor]) -> Ca
         gradient: parameter name to gradient.
     """
     calls: Calls = {}
-    add_blocks(layers, {name: g.unsqueeze(0) for name, g in gradient.items()}, calls)
+    rows = {name: g.unsqueeze(0) for name, g in gradient.items()}
+    add_blocks(layers, rows, calls)
     return calls
 
 
@@ -356,7 +370,8 @@ class ParametrizedBlock:
     def merge_rows(self, count: int, size: int) -> PerExample:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
         parts = [(block.merge_rows(count, size), pulls) for block, pulls in self.parts]
-        return ParametrizedBlock(tuple(parts)).per_example()
+        merged = ParametrizedBlock(tuple(parts))
+        return merged.per_example()
 
     def per_example(self) -> PerExample:
         """Return materialised gradients, formed and pulled back a few examples at a time."""
@@ -449,7 +464,8 @@ def _pull_of(module: nn.Module, name: str, paths: list[str], prefix: str) -> Pul
 
     def apply(g: Tensor) -> NamedTensors:
         with torch.no_grad():
-            gradients = vectorised(lambda one: pull(one)[0], g.to(value.dtype))
+            rows = g.to(value.dtype)
+            gradients = vectorised(lambda one: pull(one)[0], rows)
         return {prefix + path: x.to(g.dtype) for path, x in gradients.items()}
 
     return Pull(tuple(value.shape), apply)

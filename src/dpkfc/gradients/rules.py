@@ -85,9 +85,10 @@ def settled(layers: Sequence[Layer], calls: Calls, batch_size: int) -> Calls:
     """Return the calls, with blocks in place of those that depend on the present parameters."""
     result: Calls = dict(calls)
     for layer in layers:
-        depends = layer.rule in NEEDS_PARAMETERS or bool(layer.paths)
+        depends = layer.rule in NEEDS_PARAMETERS or layer.paths
         if depends and layer.name in calls:
-            result[layer.name] = [joined_calls(layer, calls[layer.name], batch_size)]
+            joined = joined_calls(layer, calls[layer.name], batch_size)
+            result[layer.name] = [joined]
     return result
 
 
@@ -96,7 +97,8 @@ def blocks_of(layer: Layer, calls: Sequence[Any], batch_size: int) -> AnyBlock:
 
     The gradient is the SUM over calls. Arguments and errors are those of `joined_calls`.
     """
-    return _pull_back(joined_calls(layer, calls, batch_size))
+    joined = joined_calls(layer, calls, batch_size)
+    return _pull_back(joined)
 
 
 def joined_calls(
@@ -130,16 +132,17 @@ def _join(blocks: Sequence[Any]) -> Any:
         return blocks[0]
     parametrized = [block for block in blocks if isinstance(block, ParametrizedBlock)]
     if len(parametrized) == len(blocks):
-        parts = [part for block in parametrized for part in block.parts]
+        parts: list[Any] = []
+        for block in parametrized:
+            parts += block.parts
         return ParametrizedBlock(tuple(parts))
     return join_uses([_pull_back(block) for block in blocks])
 
 
-def _pull_back(block: Any) -> AnyBlock:
-    plain: AnyBlock = block
+def _pull_back(block: AnyBlock | ParametrizedBlock) -> AnyBlock:
     if isinstance(block, ParametrizedBlock):
-        plain = block.per_example()
-    return plain
+        return block.per_example()
+    return block
 
 
 def _block_of_calls(
@@ -147,12 +150,8 @@ def _block_of_calls(
 ) -> AnyBlock | ParametrizedBlock:
     if layer.rule == "recurrent":
         return PerExample(recurrent_gradients(layer, calls, batch_size))
-    if layer.rule == "fallback":
-        gradients = [fallback_gradients(layer, call, batch_size) for call in calls]
-        return _join([PerExample(by_role) for by_role in gradients])
-    if layer.rule == "custom":
-        return _join([_custom(layer, call, batch_size) for call in calls])
-    calls = [_example_first(layer, call, batch_size) for call in calls]
+    if layer.rule not in ("fallback", "custom"):
+        calls = [_example_first(layer, call, batch_size) for call in calls]
     if layer.rule == "tied":
         return _tied(layer, calls, batch_size)
     if layer.rule == "computed":
@@ -193,7 +192,8 @@ _WITHOUT_CHANNELS = (nn.Linear, nn.LayerNorm, nn.RMSNorm)
 
 def _plain_call(call: Call, x: Tensor, b: Tensor) -> Call:
     """Return a call with one input and the gradient at its one output."""
-    return replace(call, args=(x,), kwargs={}, output_gradients=[raise_precision(b)])
+    gradients = [raise_precision(b)]
+    return replace(call, args=(x,), kwargs={}, output_gradients=gradients)
 
 
 def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
@@ -201,7 +201,8 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
     b = b.reshape(batch_size, -1, b.shape[-1])
     if "weight" not in layer.parameters:
         # Only the bias trains: the input is the homogeneous coordinate alone.
-        return Outer(b.new_ones(*b.shape[:2], 1), b)
+        ones = b.new_ones(*b.shape[:2], 1)
+        return Outer(ones, b)
     x = call.input.to(b.dtype)
     a = x.reshape(batch_size, -1, x.shape[-1])
     return Outer(a, b, homogeneous="bias" in layer.parameters)
@@ -210,7 +211,8 @@ def _linear(layer: Layer, call: Call, batch_size: int) -> Outer:
 def _conv(layer: Layer, call: Call, batch_size: int) -> ConvBlock:
     module: Any = call.module
     b = call.gradient
-    block = conv_block(module, call.input.to(b.dtype), b)
+    x = call.input.to(b.dtype)
+    block = conv_block(module, x, b)
     return replace(block, views=len(b) // batch_size)
 
 
@@ -232,7 +234,8 @@ def _embedding(layer: Layer, call: Call, batch_size: int) -> Lookup:
     module: Any = call.module
     ids = call.input.reshape(batch_size, -1).long()
     b = call.gradient.reshape(batch_size, ids.shape[1], -1)
-    return Lookup(ids, b, module.num_embeddings).drop_row(module.padding_idx)
+    lookup = Lookup(ids, b, module.num_embeddings)
+    return lookup.drop_row(module.padding_idx)
 
 
 def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
@@ -240,14 +243,15 @@ def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
 
     Either use may be missing in a forward pass.
     """
-    lookups, outers = list[Lookup](), list[Outer]()
+    lookups: list[Lookup] = []
+    outers: list[Outer] = []
     for call in calls:
         if isinstance(call.module, nn.Embedding):
             lookups.append(_embedding(layer, call, batch_size))
         else:
             outers.append(_linear(layer, call, batch_size))
     rows, d = layer.tensor("weight").shape
-    like = (lookups[0] if lookups else outers[0]).b
+    like = calls[0].gradient
     no_features = like.new_zeros(batch_size, 0, d)
     if not lookups:
         no_ids = like.new_zeros(batch_size, 0, dtype=torch.long)
@@ -259,7 +263,8 @@ def _tied(layer: Layer, calls: Sequence[Call], batch_size: int) -> Tied:
 
 
 def _norm(layer: Layer, call: Call, batch_size: int) -> PerExample:
-    module, b = call.module, call.gradient
+    module = call.module
+    b = call.gradient
     x = call.input.to(b.dtype)
     if isinstance(module, nn.LayerNorm | nn.RMSNorm):
         normalise: Any = F.layer_norm if isinstance(module, nn.LayerNorm) else F.rms_norm
@@ -288,16 +293,9 @@ def _normalise_channels(module: Any, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
         mean = module.running_mean.view(shape)
         variance = module.running_var.view(shape)
-        return (x - mean) * torch.rsqrt(variance + module.eps)
+        scale = torch.rsqrt(variance + module.eps)
+        return (x - mean) * scale
     return F.instance_norm(x, eps=module.eps)
-
-
-_RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
-    "linear": _linear,
-    "conv": _conv,
-    "embedding": _embedding,
-    "norm": _norm,
-}
 
 
 def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
@@ -308,8 +306,9 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     """
     rule = _layer_rules[type(call.module)]
     inputs, spec, axes = call.batched_leaves()
-    input_axes = [0 if i in axes else None for i in range(len(inputs))]
+    input_axes: list[int | None] = [None] * len(inputs)
     for i, axis in axes.items():
+        input_axes[i] = 0
         inputs[i] = example_first(inputs[i], axis, batch_size)
     for i, x in enumerate(inputs):
         if isinstance(x, Tensor) and x.is_floating_point():
@@ -327,14 +326,32 @@ def _custom(layer: Layer, call: Call, batch_size: int) -> PerExample:
     by_role = {}
     for role in layer.parameters:
         expected = tuple(layer.tensor(role).shape)
-        actual = tuple(gradients[role].shape[1:]) if role in gradients else None
+        actual = None
+        if role in gradients:
+            actual = tuple(gradients[role].shape[1:])
         if actual != expected:
             raise ValueError(
                 f"the rule of layer '{layer.display_name}' returned {actual} for '{role}'; "
                 f"return the gradient of one example, of shape {expected}"
             )
-        by_role[role] = raise_precision(gradients[role].detach())
+        g = gradients[role].detach()
+        by_role[role] = raise_precision(g)
     return PerExample(by_role)
+
+
+def _fallback(layer: Layer, call: Call, batch_size: int) -> PerExample:
+    gradients = fallback_gradients(layer, call, batch_size)
+    return PerExample(gradients)
+
+
+_RULES: dict[str, Callable[[Layer, Call, int], AnyBlock]] = {
+    "linear": _linear,
+    "conv": _conv,
+    "embedding": _embedding,
+    "norm": _norm,
+    "custom": _custom,
+    "fallback": _fallback,
+}
 
 
 def _rows_of_gradients(call: Call, batch_size: int) -> list[Tensor | None]:

@@ -83,10 +83,11 @@ _CURVATURE_ELEMENTS = 1 << 22  # in float64, next to a probe
 
 
 def chunks(count: int, elements_each: int, most: int | None = None) -> Iterator[slice]:
-    """Yield slices of 0 … count of at most so many elements, or one entry."""
-    size = max(1, (most or _CHUNK_ELEMENTS) // max(1, elements_each))
+    """Yield slices that cover 0 … count, of at most so many elements each, or one entry."""
+    most = most or _CHUNK_ELEMENTS
+    size = max(1, most // max(1, elements_each))
     for start in range(0, count, size):
-        yield slice(start, min(count, start + size))
+        yield slice(start, start + size)
 
 
 def pick_rows(x: Tensor, index: Tensor | None) -> Tensor:
@@ -133,16 +134,21 @@ def row_norms(x: Tensor) -> Tensor:
         return exact_row_norms(x)
     if d > _SHORT:
         parts = [row_norms(part) for part in x.split(_SHORT, -1)]
-        return torch.linalg.vector_norm(torch.stack(parts, -1), dim=-1)
-    square = torch.linalg.vector_norm(x, dim=-1).double().square()
+        norms = torch.stack(parts, -1)
+        return torch.linalg.vector_norm(norms, dim=-1)
+    norms = torch.linalg.vector_norm(x, dim=-1)
+    square = norms.double().square()
     fraction_lost = (d + 2) * torch.finfo(x.dtype).eps
     norms = (square * (1 + fraction_lost)).sqrt()
-    out_of_range = ~((square >= TINY) & (square < math.inf))
+    # False for NaN.
+    is_in_range = (square >= TINY) & (square < math.inf)
     if d and is_on_accelerator(x):
         largest = torch.linalg.vector_norm(x, math.inf, dim=-1)
-        return torch.where(out_of_range, largest.double() * math.sqrt(d), norms)
-    if bool(out_of_range.any()):
-        norms[out_of_range] = exact_row_norms(x[out_of_range])
+        bounds = largest.double() * math.sqrt(d)
+        return torch.where(is_in_range, norms, bounds)
+    if not is_in_range.all():
+        unsafe = ~is_in_range
+        norms[unsafe] = exact_row_norms(x[unsafe])
     return norms
 
 
@@ -151,12 +157,13 @@ def exact_row_norms(x: Tensor) -> Tensor:
     if x.numel() <= _CACHED or x.dtype == torch.float64 or is_on_accelerator(x):
         return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float64)
     # A few rows at a time: a copy of all rows in float64 would leave the caches of a processor.
-    rows = x.reshape(-1, x.shape[-1])
-    parts = [
-        torch.linalg.vector_norm(part.double(), dim=-1)
-        for part in rows.split(max(1, _CACHED // x.shape[-1]))
-    ]
-    return torch.cat(parts).view(x.shape[:-1])
+    d = x.shape[-1]
+    rows = x.reshape(-1, d)
+    rows_at_once = max(1, _CACHED // d)
+    norms = []
+    for part in rows.split(rows_at_once):
+        norms.append(torch.linalg.vector_norm(part.double(), dim=-1))
+    return torch.cat(norms).view(x.shape[:-1])
 
 
 def limit_inputs(norms: Tensor, inputs: Tensor) -> Tensor:
@@ -186,18 +193,21 @@ def _mask(x: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x with the rows of excluded examples set to zero, `each` rows an example."""
     if excluded is None:
         return x
-    return x.masked_fill(_align(excluded.repeat_interleave(each), x), 0)
+    is_excluded = excluded.repeat_interleave(each)
+    return x.masked_fill(_align(is_excluded, x), 0)
 
 
 def _weigh(x: Tensor, weights: Tensor, excluded: Tensor | None, each: int = 1) -> Tensor:
     """Return x times the weights of its examples, `each` rows an example, and 0 for excluded."""
     weights = weights.to(x.dtype).repeat_interleave(each)
-    return _mask(x, excluded, each) * _align(weights, x)
+    x = _mask(x, excluded, each)
+    return x * _align(weights, x)
 
 
 def _align(values: Tensor, x: Tensor) -> Tensor:
     """Return one value a row of x `[n, ...]` in a shape that broadcasts over x."""
-    return values.view(-1, *[1] * (x.dim() - 1))
+    ones = [1] * (x.dim() - 1)
+    return values.view(-1, *ones)
 
 
 def _sum_groups(x: Tensor, groups: int) -> Tensor:
@@ -255,19 +265,24 @@ class _Block:
         selected: _Form = replace(block, **parts)
         return selected
 
-    def make_factor_block(self) -> Any:
-        """Return the block as factors are computed from it."""
-        return self
-
     def explicit(self) -> Any:
         """Return the same block with everything written out that its form implies."""
         return self
+
+    def make_factor_block(self) -> Any:
+        """Return the block as factors are computed from it."""
+        return self.explicit()
 
     @property
     def like(self: Any) -> Tensor:
         """Return a tensor with the type and the device of the gradients."""
         gradients: Tensor = self.b
         return gradients
+
+    @property
+    def batch_size(self: Any) -> int:
+        """Return the number of examples N."""
+        return len(self.b) // self.groups
 
     @property
     def d_out(self) -> int:
@@ -307,9 +322,11 @@ class _Block:
             entry: None for the identity, as is an entry for another kind of layer.
         """
         if isinstance(entry, Eigenbasis):
-            norms: Tensor = self._rotated_squares(entry.complete_basis())
+            basis = entry.complete_basis()
+            norms: Tensor = self._rotated_squares(basis)
         else:
-            norms = self._mapped_squares(entry if isinstance(entry, Kronecker) else Kronecker())
+            sides = entry if isinstance(entry, Kronecker) else Kronecker()
+            norms = self._mapped_squares(sides)
         return norms
 
     def map_examples(
@@ -338,8 +355,10 @@ class _Block:
         """Return ‖z_n‖² from materialised gradients."""
 
         def square(part: Any) -> Tensor:
-            z = entry.rotate(part.per_example()) * entry.scale
-            return _sum_groups(sum_squares(z.flatten(1)), self.groups)
+            g = part.per_example()
+            z = entry.rotate(g) * entry.scale
+            squares = sum_squares(z.flatten(1))
+            return _sum_groups(squares, self.groups)
 
         squares: Tensor = self.map_examples(square, entry.scale.numel(), _CURVATURE_ELEMENTS)
         return squares
@@ -403,11 +422,6 @@ class Outer(_Block):
         return self.a.shape[2] + self.homogeneous
 
     @property
-    def batch_size(self) -> int:
-        """Return the number of examples N."""
-        return self.a.shape[0] // self.groups
-
-    @property
     def dimensions(self) -> tuple[int, int, int]:
         """Return positions T, input features d_in and output features d_out."""
         return self.a.shape[1], self.d_in, self.d_out
@@ -430,13 +444,10 @@ class Outer(_Block):
         """Return the block in float64."""
         return replace(self, a=self.a.double(), b=self.b.double())
 
-    def make_factor_block(self) -> Outer:
-        """Return the block as factors are computed from it."""
-        return self.explicit()
-
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]`."""
-        return torch.bmm(self.b.transpose(1, 2), self.explicit().a)
+        a = self.explicit().a
+        return torch.bmm(self.b.transpose(1, 2), a)
 
     def merge_rows(self, count: int, size: int) -> Outer:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
@@ -463,7 +474,8 @@ class Outer(_Block):
         rows = b.flatten(0, 1)
         total = rows.T @ a.flatten(0, 1)
         if self.homogeneous:
-            total = torch.cat([total, rows.sum(0).unsqueeze(1)], 1)
+            bias = rows.sum(0).unsqueeze(1)
+            total = torch.cat([total, bias], 1)
         return total
 
     def inner_products(self, span: Span) -> Tensor:
@@ -474,9 +486,10 @@ class Outer(_Block):
         directions = span.vectors[""].to(self.a.dtype).view(k * d_out, d_in)
 
         def multiply(part: Outer) -> Tensor:
-            mapped = part.explicit().a[:, 0] @ directions.T
+            a = part.explicit().a[:, 0]
             b = part.b[:, 0].unsqueeze(2)
-            products = torch.bmm(mapped.view(-1, k, d_out), b)
+            mapped = (a @ directions.T).view(-1, k, d_out)
+            products = torch.bmm(mapped, b)
             return products[:, :, 0].double()
 
         return self.map_examples(multiply, k * d_out, shape=(k,))
@@ -484,15 +497,17 @@ class Outer(_Block):
     def count_terms(self) -> tuple[Tensor, Tensor]:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, and the positions with a gradient, `[N]`."""
         terms = count_moved(self.b).double()
-        return self.exact_magnitudes(), terms.view(-1, self.groups).amax(1)
+        positions = terms.view(-1, self.groups).amax(1)
+        return self.exact_magnitudes(), positions
 
     def _mapped_squares(self, sides: Kronecker) -> Tensor:
         """Return ‖z_n‖² from Gram matrices or materialised gradients, whichever costs less."""
         inputs, outputs = self.explicit().a, self.b
         positions, d_in, d_out = self.dimensions
         if positions == 1:
-            squares = sum_squares(sides.input.apply(inputs[:, 0]))
-            squares = squares * sum_squares(sides.output.apply(outputs[:, 0]))
+            a = sides.input.apply(inputs[:, 0])
+            b = sides.output.apply(outputs[:, 0])
+            squares = sum_squares(a) * sum_squares(b)
             return _sum_groups(squares, self.groups)
         size = d_in * d_out
         has_small_gram = positions * (d_in + d_out) < size
@@ -505,10 +520,12 @@ class Outer(_Block):
             if has_small_gram:
                 a = sides.input.apply(a)
                 b = sides.output.apply(b)
-                products = torch.bmm(a, a.mT).double() * torch.bmm(b, b.mT).double()
+                products = torch.bmm(a, a.mT).double()
+                products *= torch.bmm(b, b.mT)
                 squares = products.sum((1, 2)).clamp(min=0)
             else:
-                z = sides.apply(torch.bmm(b.mT, a))
+                g = torch.bmm(b.mT, a)
+                z = sides.apply(g)
                 squares = sum_squares(z.flatten(1))
             pieces.append(squares)
         return _sum_groups(torch.cat(pieces), self.groups)
@@ -539,14 +556,15 @@ class Outer(_Block):
 
     def exact_magnitudes(self) -> Tensor:
         """Return Σ_t ‖a_t‖ ‖b_t‖ over groups too, `[N]`, from norms in float64."""
-        squares = exact_row_norms(self.a).square() + float(self.homogeneous)
+        squares = exact_row_norms(self.a).square() + self.homogeneous
         products = squares.sqrt() * exact_row_norms(self.b)
         return _sum_groups(products.sum(1), self.groups)
 
     def input_squares(self) -> Tensor:
         """Return ‖a_t‖² with the implied coordinate, `[N * groups, T]`, rounded up."""
-        norms = limit_inputs(row_norms(self.a), self.a)
-        return norms.square() + float(self.homogeneous)
+        norms = row_norms(self.a)
+        norms = limit_inputs(norms, self.a)
+        return norms.square() + self.homogeneous
 
     def row_magnitudes(self) -> tuple[Tensor, Tensor]:
         """Return upper bounds of Σ_t ‖a_t‖‖b_t‖ and how many b_t are not 0, `[N * groups]`."""
@@ -583,11 +601,6 @@ class Patched(_Block):
         return self.view.shape[2]
 
     @property
-    def batch_size(self) -> int:
-        """Return the number of examples N."""
-        return self.view.shape[0]
-
-    @property
     def d_in(self) -> int:
         """Return the input features, the homogeneous coordinate included."""
         return math.prod(self.view.shape[3 : 4 + self._axes]) + self.homogeneous
@@ -601,7 +614,7 @@ class Patched(_Block):
         """Return rows `[m, d_in]` of the inputs flattened over their first axes, None for all."""
         rows_in_all = self.b.shape[0] * self.b.shape[1]
         if index is None or _DENSE_FRACTION * len(index) > rows_in_all:
-            return pick_rows(self.explicit().a, index)
+            return self.explicit().input_rows(index)
         first_position = 4 + self._axes
         positions = []
         # The last axis runs fastest in the row number.
@@ -666,15 +679,11 @@ class Lookup(_Block):
         """Return the rows of the table."""
         return self.num_rows
 
-    @property
-    def batch_size(self) -> int:
-        """Return the number of examples N."""
-        return self.ids.shape[0]
-
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N, num_rows, d_out]`, oriented as the table."""
         n, _, d = self.b.shape
-        return self.add_per_example(self.b.new_zeros(n, self.num_rows, d))
+        zeros = self.b.new_zeros(n, self.num_rows, d)
+        return self.add_per_example(zeros)
 
     def add_per_example(self, total: Tensor) -> Tensor:
         """Add the materialised gradients to `[N, num_rows, d_out]` in place, and return it."""
@@ -683,27 +692,28 @@ class Lookup(_Block):
 
     def merge_rows(self, count: int, size: int) -> Lookup:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""
-        positions, d = self.ids.shape[1], self.b.shape[-1]
-        ids = self.ids[: count * size].reshape(count, size * positions)
-        b = self.b[: count * size].reshape(count, size * positions, d)
+        rows = count * size
+        ids = self.ids[:rows].reshape(count, size * self.ids.shape[1])
+        b = self.b[:rows].reshape(*ids.shape, self.d_out)
         return replace(self, ids=ids, b=b)
 
     def join(self, others: Sequence[Any]) -> Lookup:
         """Return several uses of one table as one block, with their positions concatenated."""
-        lookups: list[Lookup] = [self, *others]
+        lookups = [self, *others]
         ids = torch.cat([x.ids for x in lookups], 1)
         b = torch.cat([x.b for x in lookups], 1)
         return Lookup(ids, b, self.num_rows)
 
     def weighted_sum(self, weights: Tensor, excluded: Tensor | None = None) -> Tensor:
         """Return Σ_n weights_n g_n as `[num_rows, d_out]`."""
-        total = self.b.new_zeros(self.num_rows, self.b.shape[-1])
+        total = self.b.new_zeros(self.num_rows, self.d_out)
         return self.add_weighted_sum(total, weights, excluded)
 
     def add_weighted_sum(self, total: Tensor, weights: Tensor, excluded: Tensor | None) -> Tensor:
         """Add Σ_n weights_n g_n to `[num_rows, d_out]` in place, and return it."""
+        ids = self.ids.flatten()
         rows = _weigh(self.b, weights, excluded)
-        return total.index_add_(0, self.ids.flatten(), rows.flatten(0, 1))
+        return total.index_add_(0, ids, rows.flatten(0, 1))
 
     def drop_row(self, row: int | None) -> Lookup:
         """Return the block without the gradients of one row, such as that of padding."""
@@ -736,7 +746,8 @@ class Lookup(_Block):
             return products.sum((1, 2)).clamp(min=0)
 
         mapped = replace(self, b=b)
-        return mapped.map_examples(square, self.ids.shape[1] ** 2, _CURVATURE_ELEMENTS)
+        pairs = self.ids.shape[1] ** 2
+        return mapped.map_examples(square, pairs, _CURVATURE_ELEMENTS)
 
     def find_same_ids(self) -> Tensor:
         """Return which two positions of an example read the same row, `[N, T, T]`."""
@@ -744,7 +755,7 @@ class Lookup(_Block):
 
     def sum_gradients(self) -> Tensor:
         """Return Σ_n g_n `[num_rows, d_out]` in float64."""
-        zeros = self.b.new_zeros(self.num_rows, self.b.shape[-1], dtype=torch.float64)
+        zeros = self.b.new_zeros(self.num_rows, self.d_out, dtype=torch.float64)
         return self.add_sum(zeros)
 
     def add_sum(self, total: Tensor) -> Tensor:
@@ -761,7 +772,8 @@ class Lookup(_Block):
         total = b.new_zeros(self.num_rows, b.shape[1])
         examples = torch.arange(self.batch_size, device=self.ids.device)
         first_keys = examples.unsqueeze(1) * self.num_rows
-        keys, inverse = torch.unique((self.ids + first_keys).flatten(), return_inverse=True)
+        read_keys = (self.ids + first_keys).flatten()
+        keys, inverse = torch.unique(read_keys, return_inverse=True)
         sums = b.new_zeros(len(keys), b.shape[1])
         sums.index_add_(0, inverse, b)
         return total.index_add_(0, keys % self.num_rows, sums.square())
@@ -775,13 +787,14 @@ class Lookup(_Block):
             gathered = vectors[:, part.ids]
             return torch.einsum("kntd,ntd->nk", gathered, part.b).double()
 
-        return self.map_examples(multiply, span.rank * positions * d, shape=(span.rank,))
+        k = span.rank
+        return self.map_examples(multiply, k * positions * d, shape=(k,))
 
     def product_error(self, span: Span, norms: Tensor, gain: float) -> Tensor:
         """Return an upper bound `[N]` of the rounding of `inner_products`."""
         terms = count_moved(self.b).double()
         magnitudes = exact_row_norms(self.b).sum(1)
-        length = terms * self.b.shape[-1]
+        length = terms * self.d_out
         rounding = torch.minimum(length, 4 * length.sqrt())
         units = rounding * span.length + 2 * terms * gain
         return roundoff(self.b) * units * magnitudes
@@ -857,7 +870,9 @@ class PerExample(_Block):
         """Return role to Σ_n weights_n g_n."""
 
         def add(g: Tensor) -> Tensor:
-            return torch.tensordot(weights.to(g.dtype), _mask(g, excluded), dims=1)
+            w = weights.to(g.dtype)
+            g = _mask(g, excluded)
+            return torch.tensordot(w, g, dims=1)
 
         return self._map_roles(add)
 
@@ -941,7 +956,7 @@ class Tied(_Block):
         positions = outer.a.shape[1]
         if positions == 0:
             return squares
-        squares = squares + outer._mapped_squares(sides)
+        squares += outer._mapped_squares(sides)
 
         def multiply_uses(part: Tied) -> Tensor:
             a = sides.input.apply(part.outer.a).double()
@@ -951,7 +966,7 @@ class Tied(_Block):
 
         size = positions * max(1, lookup.ids.shape[1])
         inner_products = self.map_examples(multiply_uses, size, _CURVATURE_ELEMENTS)
-        squares = squares + 2 * sides.output.factor**2 * inner_products
+        squares += 2 * sides.output.factor**2 * inner_products
         return squares.clamp(min=0)
 
     def read_outputs(self) -> Tensor:
@@ -1169,7 +1184,8 @@ class ConvBlock(_Block):
         outer_strides, steps = x.stride()[:2], x.stride()[2:]
         kernel_strides = map(operator.mul, steps, self.dilation)
         position_strides = map(operator.mul, steps, self.stride)
-        return x.as_strided(shape, (*outer_strides, *kernel_strides, *position_strides))
+        strides = (*outer_strides, *kernel_strides, *position_strides)
+        return x.as_strided(shape, strides)
 
     def per_example(self) -> Tensor:
         """Return materialised gradients `[N * groups, d_out, d_in]` by one grouped convolution.
@@ -1214,7 +1230,8 @@ class ConvBlock(_Block):
         parts = []
         if self.weight:
             x = _mask(self.x, excluded, self.views)
-            parts.append(self._weight_gradient(x, b, 1).flatten(1))
+            gradient = self._weight_gradient(x, b, 1)
+            parts.append(gradient.flatten(1))
         if self.bias:
             sums = b.flatten(2).sum((0, 2))
             parts.append(sums.unsqueeze(-1))
@@ -1244,12 +1261,13 @@ class ConvBlock(_Block):
         positions = self.count_positions()
         by_view = (self.batch_size, self.views)
         inputs = row_norms(_rows_in_memory_order(self.x))
-        outputs = row_norms(_rows_in_memory_order(self.b))
         inputs = limit_inputs(inputs, self.x).view(by_view)
         inputs = torch.linalg.vector_norm(inputs, dim=1)
+        outputs = row_norms(_rows_in_memory_order(self.b))
         outputs = torch.linalg.vector_norm(outputs.view(by_view), dim=1)
-        ones = positions if self.bias else 0.0
-        squares = inputs.square() * math.prod(self.kernel) * self.weight + ones
+        squares = inputs.square() * math.prod(self.kernel) * self.weight
+        if self.bias:
+            squares += positions
         return squares.sqrt() * outputs, positions
 
     def count_positions(self) -> Tensor:
@@ -1257,7 +1275,8 @@ class ConvBlock(_Block):
         if _is_channels_last(self.b):
             # Reductions over a short last axis are slow. A sum of |b| is 0 where all of b is.
             rows = self.b.movedim(1, -1).flatten(0, -2).abs()
-            sizes = torch.mv(rows, rows.new_ones(rows.shape[1])).view(len(self.b), -1)
+            ones = rows.new_ones(rows.shape[1])
+            sizes = torch.mv(rows, ones).view(len(self.b), -1)
         else:
             # Three times as fast as any(), and NaN is not zero.
             sizes = self.b.abs().amax(1).flatten(1)
@@ -1290,7 +1309,8 @@ def _concatenate(parts: list[Tensor]) -> Tensor:
 
 def _append_ones(rows: Tensor) -> Tensor:
     """Return `[..., d + 1]` from `[..., d]`, the homogeneous coordinate last."""
-    return torch.cat([rows, rows.new_ones(*rows.shape[:-1], 1)], -1)
+    ones = rows.new_ones(*rows.shape[:-1], 1)
+    return torch.cat([rows, ones], -1)
 
 
 def _is_channels_last(x: Tensor) -> bool:
@@ -1326,15 +1346,16 @@ def interleave_calls(blocks: Sequence[Any]) -> ConvBlock | None:
     The calls become views of the block.
     """
     first = blocks[0]
-    if any(block.settings != first.settings for block in blocks):
-        return None
-
-    def interleave(parts: list[Tensor]) -> Tensor:
-        by_view = [part.unflatten(0, (first.batch_size, first.views)) for part in parts]
-        return torch.cat(by_view, 1).flatten(0, 1)
-
-    x = interleave([block.x for block in blocks])
-    b = interleave([block.b for block in blocks])
+    by_view = (first.batch_size, first.views)
+    inputs = []
+    outputs = []
+    for block in blocks:
+        if block.settings != first.settings:
+            return None
+        inputs.append(block.x.unflatten(0, by_view))
+        outputs.append(block.b.unflatten(0, by_view))
+    x = torch.cat(inputs, 1).flatten(0, 1)
+    b = torch.cat(outputs, 1).flatten(0, 1)
     views = first.views * len(blocks)
     return replace(first, x=x, b=b, views=views)
 
@@ -1353,14 +1374,14 @@ def conv_block(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, b: Tensor) 
     elif isinstance(module.padding, str):
         x = F.pad(x, module._reversed_padding_repeated_twice)
     else:
-        padding = tuple(module.padding)
+        padding = module.padding
     return ConvBlock(
         x=x,
         b=b,
-        kernel=tuple(module.kernel_size),
-        stride=tuple(module.stride),
+        kernel=module.kernel_size,
+        stride=module.stride,
         padding=padding,
-        dilation=tuple(module.dilation),
+        dilation=module.dilation,
         groups=module.groups,
         weight=module.weight.requires_grad,
         bias=module.bias is not None and module.bias.requires_grad,

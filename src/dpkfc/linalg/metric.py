@@ -39,7 +39,9 @@ class _TensorFields:
         values = {}
         for f in fields(self):  # type: ignore[arg-type]
             value = getattr(self, f.name)
-            values[f.name] = function(f.name, value) if isinstance(value, Tensor) else value
+            if isinstance(value, Tensor):
+                value = function(f.name, value)
+            values[f.name] = value
         return values
 
 
@@ -50,9 +52,11 @@ def _unpack_fields(
     values = {}
     for f in fields(kind):  # type: ignore[arg-type]
         value = packed[f.name]
-        is_absent = value is None and "None" in str(f.type)
-        is_tensor = "Tensor" in str(f.type) and not is_absent
-        values[f.name] = tensors[value] if is_tensor else value
+        declared = str(f.type)
+        is_absent = value is None and "None" in declared
+        if "Tensor" in declared and not is_absent:
+            value = tensors[value]
+        values[f.name] = value
     return kind(**values)
 
 
@@ -78,7 +82,8 @@ class _Side(_TensorFields):
     def apply_homogeneous(self, x: Tensor) -> Tensor:
         """Map (x, 1) for x `[..., d - 1]`."""
         ones = x.new_ones(*x.shape[:-1], 1)
-        return self.apply(torch.cat([x, ones], -1))
+        homogeneous = torch.cat([x, ones], -1)
+        return self.apply(homogeneous)
 
     def apply_at(self, x: Tensor, index: Tensor) -> Tensor:
         """Map rows x `[..., n]` that stand at the coordinates `index` `[...]` of this side.
@@ -249,7 +254,8 @@ class LowRank(_Side):
 
     def apply(self, x: Tensor) -> Tensor:
         """Map the last axis of x `[..., d]`."""
-        coordinates = (x @ self.vectors) * (self.scale - self.tail)
+        coordinates = x @ self.vectors
+        coordinates *= self.scale - self.tail
         rows = x.reshape(-1, x.shape[-1])
         coordinates = coordinates.reshape(-1, coordinates.shape[-1])
         mapped = torch.addmm(rows, coordinates, self.vectors.T, beta=self.tail)
@@ -258,7 +264,8 @@ class LowRank(_Side):
     def apply_(self, x: Tensor) -> Tensor:
         """Map the last axis of a contiguous x `[..., d]` in its own memory."""
         rows = x.view(-1, x.shape[-1])
-        coordinates = (rows @ self.vectors).mul_(self.scale - self.tail)
+        coordinates = rows @ self.vectors
+        coordinates *= self.scale - self.tail
         rows.addmm_(coordinates, self.vectors.T, beta=self.tail)
         return x
 
@@ -267,15 +274,17 @@ class LowRank(_Side):
         d = x.shape[-1]
         rows = x.reshape(-1, d)
         coordinates = torch.addmm(self.vectors[-1], rows, self.vectors[:-1])
-        out = coordinates.mul_(self.scale - self.tail) @ self.vectors.T
+        coordinates *= self.scale - self.tail
+        out = coordinates @ self.vectors.T
         out[:, :d].add_(rows, alpha=self.tail)
         out[:, d] += self.tail
         return out.view(*x.shape[:-1], d + 1)
 
     def apply_left(self, x: Tensor) -> Tensor:
         """Map the second-last axis of x `[..., d, n]`: U x without a transposed copy."""
-        scale = (self.scale - self.tail).unsqueeze(-1)
-        coordinates = scale * (self.vectors.T @ x)
+        scale = self.scale - self.tail
+        coordinates = self.vectors.T @ x
+        coordinates *= scale.unsqueeze(-1)
         return self.tail * x + self.vectors @ coordinates
 
     def cost(self, d: int) -> int:
@@ -286,9 +295,10 @@ class LowRank(_Side):
     @cached_property
     def operator_norm(self) -> float:
         """Return the operator norm of U."""
-        if not self.scale.numel():
-            return abs(self.tail)
-        return max(abs(self.tail), float(self.scale.abs().max()))
+        largest = abs(self.tail)
+        if self.scale.numel():
+            largest = max(largest, float(self.scale.abs().max()))
+        return largest
 
     def scaled(self, factor: float) -> LowRank:
         """Return the side `factor · U`."""
@@ -301,7 +311,8 @@ class LowRank(_Side):
     def square_diagonal(self) -> Tensor:
         """Return the diagonal of U² `[d]`."""
         tail = self.tail**2
-        return tail + self.vectors.square() @ (self.scale.square() - tail)
+        excess = self.scale.square() - tail
+        return tail + self.vectors.square() @ excess
 
 
 Side = Identity | Diagonal | Dense | LowRank
@@ -336,10 +347,9 @@ class _Entry:
         """Return the map of gradients by role; a map of matrices returns them as they are."""
         return gradients
 
-    def compact(self: Any) -> Entry:
+    def compact(self: Any) -> Any:
         """Return the same map up to rounding, in a form with cheaper norms where one is known."""
-        entry: Entry = self
-        return entry
+        return self
 
 
 @dataclass(frozen=True)
@@ -377,7 +387,8 @@ class Kronecker(_Entry):
     def apply(self, g: Tensor) -> Tensor:
         """Return z for g `[..., d_out, d_in]`."""
         sides = self.merge_scalar()
-        return sides.output.apply_left(sides.input.apply(g))
+        mapped = sides.input.apply(g)
+        return sides.output.apply_left(mapped)
 
     def apply_(self, g: Tensor) -> None:
         """Put z into the memory of g `[n, d_out, d_in]`."""
@@ -472,7 +483,8 @@ class Eigenbasis(_TensorFields, _Entry):
     def apply(self, g: Tensor) -> Tensor:
         """Return the map of g `[..., d_out, d_in]`."""
         if self.rest is None:
-            return self.rotate_back(self.rotate(g) * self.scale)
+            rotated = self.rotate(g) * self.scale
+            return self.rotate_back(rotated)
         rotated = self.rotate(g) * (self.scale - self.rest)
         return g * self.rest + self.rotate_back(rotated)
 
@@ -539,11 +551,12 @@ class Eigenbasis(_TensorFields, _Entry):
         if self.rest is None or self.input is None:
             return self
         d_out, k = self.scale.shape
-        basis = torch.linalg.qr(self.input.double(), mode="complete").Q
-        complement = basis[:, k:].to(self.input)
+        complete = torch.linalg.qr(self.input.double(), mode="complete").Q
+        complement = complete[:, k:].to(self.input)
+        basis = torch.cat([self.input, complement], 1)
         rest = self.scale.new_full((d_out, complement.shape[1]), self.rest)
         scale = torch.cat([self.scale, rest], 1)
-        return Eigenbasis(scale, torch.cat([self.input, complement], 1), self.output)
+        return Eigenbasis(scale, basis, self.output)
 
     def scaled(self, factor: float) -> Eigenbasis:
         """Return the map `factor · z`."""
@@ -797,13 +810,15 @@ def pack(
     tensors = TensorStore()
     entries = []
     for i, (name, entry) in enumerate(metric.items()):
-        entries.append({"layer": name, **entry.pack(f"metric.{i}", tensors)})
+        packed = entry.pack(f"metric.{i}", tensors)
+        entries.append({"layer": name, **packed})
     curves: list[list[str]] = []
     for i, (name, sides) in enumerate(spectra.items()):
         for side, values in sides.items():
-            key = f"spectrum.{i}.{len(curves)}"
-            curves.append([name, side, tensors.put(key, values)])
-    text = json.dumps({"metric": entries, "spectra": curves, "rest": dict(rest)})
+            key = tensors.put(f"spectrum.{i}.{len(curves)}", values)
+            curves.append([name, side, key])
+    state = {"metric": entries, "spectra": curves, "rest": dict(rest)}
+    text = json.dumps(state)
     data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
     tensors.put(_META, data.clone())
     return tensors.values
@@ -853,9 +868,11 @@ def _unpack_entry(entry: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> En
         return Elementwise({role: tensors[key] for role, key in keys.items()})
     if "eigenbasis" in entry:
         # States written before the field `rest` existed do not have it.
-        return _unpack_fields(Eigenbasis, {"rest": None, **entry["eigenbasis"]}, tensors)
-    sides = {name: _unpack_side(entry[name], tensors) for name in ("input", "output")}
-    return Kronecker(**sides)
+        packed = {"rest": None, **entry["eigenbasis"]}
+        return _unpack_fields(Eigenbasis, packed, tensors)
+    into = _unpack_side(entry["input"], tensors)
+    output = _unpack_side(entry["output"], tensors)
+    return Kronecker(into, output)
 
 
 def _unpack_side(side: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Side:
@@ -884,7 +901,8 @@ def mismatch(shape: Mapping[str, Any], roles: Mapping[str, tuple[int, ...]]) -> 
             return None
         return f"parameters {dict(roles)}, the preconditioner {expected}"
     d_in, d_out = shape["input"][0], shape["output"][0]
-    weight = roles.get("weight", (*roles.get("bias", (0,)), 0))
+    no_weight = (*roles.get("bias", (0,)), 0)
+    weight = roles.get("weight", no_weight)
     if kind in ("lookup", "tied"):
         table = (d_in, d_out) if kind == "lookup" else (d_out, d_in)
         if (weight[0], weight[-1]) == table:

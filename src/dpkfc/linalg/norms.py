@@ -82,18 +82,20 @@ def rank_one_norms(block: Outer, metric: Eigenbasis) -> Tensor:
     """
     a = block.explicit().a[:, 0]
     b = block.b[:, 0]
+    u = roundoff(b)
     norms_a = exact_row_norms(a)
     norms_b = exact_row_norms(b)
-    squares_a = _rotate_unit_rows(a, norms_a, metric.input).square()
-    squares_b = _rotate_unit_rows(b, norms_b, metric.output).square()
+    a = _unit_rows(a, norms_a)
+    b = _unit_rows(b, norms_b)
+    b, a, _ = metric.map_factors(b, a)
     bound = metric.operator_norm
     relative_scale = metric.scale / bound
-    terms = (squares_b @ relative_scale.square()) * squares_a
+    terms = b.square() @ relative_scale.square()
+    terms *= a.square()
     fraction = terms.double().sum(1).sqrt()
-    u = roundoff(b)
     d_out, d_in = metric.scale.shape
-    fraction = fraction * (1 + (d_in + d_out + 8) * u)
-    fraction = fraction + rank_one_rotation_error(d_out, d_in, metric) * u
+    fraction *= 1 + (d_in + d_out + 8) * u
+    fraction += rank_one_rotation_error(d_out, d_in, metric) * u
     return fraction * bound * norms_a * norms_b
 
 
@@ -132,11 +134,10 @@ def split_rows(block: Outer, metric: Eigenbasis) -> tuple[Tensor, Outer]:
     return _matrix_norms(inside), replace(explicit, a=complement)
 
 
-def _rotate_unit_rows(rows: Tensor, norms: Tensor, basis: Tensor | None) -> Tensor:
-    """Return rows of unit length in a basis. Zero and NaN stay what they are."""
+def _unit_rows(rows: Tensor, norms: Tensor) -> Tensor:
+    """Return rows of unit length. Zero and NaN stay what they are."""
     divisors = norms.clamp(min=1e-300).unsqueeze(1)
-    unit = (rows / divisors).to(rows.dtype)
-    return unit if basis is None else unit @ basis
+    return (rows / divisors).to(rows.dtype)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,16 +173,16 @@ def tied_choice(block: Tied, metric: Kronecker) -> Choice:
     gram = whitening + products
     materialised = t * v * d + v * row + v * d
     method = "materialised" if v * d <= _SMALL_TABLE else "gram"
-    return Choice(method, float(gram), float(materialised))
+    return Choice(method, gram, materialised)
 
 
-def tied_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms:
+def tied_norms(block: Tied, metric: Kronecker, method: str) -> LayerNorms:
     """Return the norms of ‖U_out g_n U_in‖ and the block to sum.
 
     Args:
         block: the uses of the weight.
         metric: input side over d, output side over V.
-        method: gram or materialised to overrule the cost rule.
+        method: gram or materialised.
 
     Raises:
         ValueError: an output side that is neither diagonal nor the identity.
@@ -191,10 +192,12 @@ def tied_norms(block: Tied, metric: Kronecker, method: str | None) -> LayerNorms
             "the output side of a tied embedding runs over its rows and must be diagonal or the "
             f"identity, not {type(metric.output).__name__}"
         )
-    if (method or tied_choice(block, metric).method) == "materialised":
-        return LayerNorms(_materialised_tied_norms(block, metric), block, False)
+    if method == "materialised":
+        norms = _materialised_tied_norms(block, metric)
+        return LayerNorms(norms, block)
     rows = _whiten_tied(block, metric)
-    return LayerNorms(_gram_tied_norms(rows), rows, True, lambda: _gram_tied_norms(rows))
+    norms = _gram_tied_norms(rows)
+    return LayerNorms(norms, rows, True, lambda: _gram_tied_norms(rows))
 
 
 def _whiten_tied(block: Tied, metric: Kronecker) -> Tied:
@@ -224,10 +227,11 @@ def _gram_tied_norms(block: Tied) -> Tensor:
         sizes = rows_together + part.count_uses()
         lost = (d + v) * tiny * sizes.square()
         # Where positions cancel, rounding follows the shapes, and with them the other examples.
-        unsure = ~(slack <= _CANCELS * square) | (square <= lost / _CANCELS)
+        unsure = _is_unsure(square, slack, lost, _CANCELS)
         unsure &= magnitudes > 0
         if part.outer.b.dtype == torch.float32 and is_any_set(unsure):
-            square[unsure] = _tied_gram_squares(part.select(unsure).double())
+            exact = part.select(unsure).double()
+            square[unsure] = _tied_gram_squares(exact)
         return _root(square, slack)
 
     return block.map_examples(bound, (s + t) ** 2)
@@ -246,9 +250,11 @@ def _tied_gram_squares(block: Tied) -> Tensor:
     c = block.lookup.b
     lookup_products = torch.bmm(c, c.mT) * block.lookup.find_same_ids()
     squares = _sum_products(lookup_products)
-    outer_products = torch.bmm(a, a.mT).mul_(torch.bmm(b, b.mT))
-    squares = squares + _sum_products(outer_products)
-    mixed_products = torch.bmm(a, c.mT).mul_(block.read_outputs())
+    outer_products = torch.bmm(a, a.mT)
+    outer_products *= torch.bmm(b, b.mT)
+    squares += _sum_products(outer_products)
+    mixed_products = torch.bmm(a, c.mT)
+    mixed_products *= block.read_outputs()
     return squares + 2 * _sum_products(mixed_products)
 
 
@@ -270,7 +276,8 @@ def _materialised_tied_norms(block: Tied, metric: Kronecker) -> Tensor:
         plain = exact_row_norms(g.flatten(1))
         norms = plain
         if not metric.is_identity:
-            norms = exact_row_norms(metric.apply(g).flatten(1))
+            z = metric.apply(g)
+            norms = exact_row_norms(z.flatten(1))
         magnitudes = _tied_magnitudes(part)[0]
         positions = part.count_uses()
         slack = positions * magnitudes + terms * plain
@@ -286,7 +293,9 @@ def _tied_magnitudes(block: Tied) -> tuple[Tensor, Tensor]:
     """Return Σ_s ‖c_s‖ + Σ_t ‖a_t‖‖b_t‖ and Σ_s ‖c_s‖ + Σ_t (‖a_t‖ + ‖b_t‖), each `[N]`."""
     c = exact_row_norms(block.lookup.b).sum(1)
     b = exact_row_norms(block.outer.b)
-    a = limit_inputs(exact_row_norms(block.outer.a), block.outer.a)
+    inputs = block.outer.a
+    a = exact_row_norms(inputs)
+    a = limit_inputs(a, inputs)
     return c + (a * b).sum(1), c + (a + b).sum(1)
 
 
@@ -298,7 +307,7 @@ def _eigenbasis_tied_norms(block: Tied, metric: Eigenbasis) -> Tensor:
     norms = block.map_examples(square, block.num_entries).sqrt()
     magnitudes, positions = block.outer.magnitudes()
     lookup_norms = row_norms(block.lookup.b)
-    magnitudes = magnitudes + lookup_norms.sum(1)
+    magnitudes += lookup_norms.sum(1)
     uses = positions + (lookup_norms > 0).sum(1)
     terms = uses + 8 * math.sqrt(block.d_in + block.d_out)
     slack = terms * roundoff(block.outer.b) * metric.operator_norm * magnitudes
@@ -355,7 +364,7 @@ def choose_method(
     cost_out = metric.output.cost(d_out)
     products = positions * (cost_in + cost_out) + positions**2 * (d_in + d_out)
     gram = products + patches * positions * d_in * 8.0
-    materialised = float(positions * d_in * d_out + d_out * cost_in + d_in * cost_out)
+    materialised = positions * d_in * d_out + d_out * cost_in + d_in * cost_out
     if positions == 1:
         rank_one = cost_in + cost_out + d_in + d_out
         return Choice("rank-one", rank_one, materialised, "one position")
@@ -384,7 +393,9 @@ def check_methods(methods: Mapping[str, str], layers: Iterable[str] | None = Non
         if method not in METHODS:
             choices = " or ".join(METHODS)
             raise ValueError(f"norm_methods: layer '{layer}' can use {choices}, not {method!r}")
-    unknown = sorted(set(methods) - set(methods if layers is None else layers))
+    if layers is None:
+        return
+    unknown = sorted(set(methods) - set(layers))
     if unknown:
         names = ", ".join(unknown)
         raise ValueError(
@@ -458,9 +469,10 @@ def gram_norms(block: Outer, cache: InputCache | None = None) -> Tensor:
     for rows in chunks(block.a.shape[0], positions * positions):
         part = replace(block, a=block.a[rows], b=block.b[rows])
         square, magnitudes, moved = _gram_squares(part, cache or InputCache())
-        square = torch.where(moved == 1, magnitudes.square(), square)
+        largest = magnitudes.square()
+        square = torch.where(moved == 1, largest, square)
         terms = moved + (d_in + d_out)
-        rounding = terms * roundoff(block.a) * magnitudes.square()
+        rounding = terms * roundoff(block.a) * largest
         pieces.append(_root(square, rounding))
     return torch.cat(pieces)
 
@@ -477,7 +489,8 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     square = (inputs * outputs).sum((1, 2)).double()
     if block.b.dtype != torch.float32:
         return square, magnitudes, positions
-    widths = (min(block.d_in, _DEPTH + 2), min(block.d_out, _DEPTH + 2))
+    most = _DEPTH + 2
+    widths = (min(block.d_in, most), min(block.d_out, most))
     size = sum(widths) + 2 * math.log2(block.a.shape[1]) + 8
     # Products of tiny rows may vanish, and are multiplied with those of huge rows.
     terms = size + block.d_in + block.d_out
@@ -488,16 +501,22 @@ def _gram_squares(block: Outer, cache: InputCache) -> tuple[Tensor, Tensor, Tens
     if is_any_set(unsure):
         rows = unsure.nonzero()[:, 0]
         closer = _gram_rounding(inputs[rows], outputs[rows], into[rows], out[rows], widths)
-        rows = rows[_is_unsure(square[rows], closer, lost[rows])]
+        is_unsure = _is_unsure(square[rows], closer, lost[rows])
+        rows = rows[is_unsure]
         if len(rows):
-            exact = replace(block, a=block.a[rows], b=block.b[rows]).double()
-            square[rows] = _gram_squares(exact, InputCache())[0]
+            part = replace(block, a=block.a[rows], b=block.b[rows])
+            square[rows] = _gram_squares(part.double(), InputCache())[0]
     return square, magnitudes, positions
 
 
-def _is_unsure(square: Tensor, rounding: Tensor, lost: Tensor) -> Tensor:
-    """Return which squares rounding, or products that vanish, may have moved too far."""
-    return ~(rounding <= SURE * square) | (square <= lost / SURE)
+def _is_unsure(square: Tensor, rounding: Tensor, lost: Tensor, most: float = SURE) -> Tensor:
+    """Return which squares rounding, or products that vanish, may have moved too far.
+
+    They may move a square by the fraction `most`.
+    """
+    # False for NaN.
+    is_sure = rounding <= most * square
+    return ~is_sure | (square <= lost / most)
 
 
 def _input_products(block: Outer) -> Tensor:
@@ -553,7 +572,8 @@ def lookup_squares(block: Lookup) -> tuple[Tensor, Tensor]:
     unsure &= magnitudes > 0
     if b.dtype == torch.float32 and is_any_set(unsure):
         part = block.select(unsure)
-        square[unsure] = lookup_squares(replace(part, b=part.b.double()))[0]
+        exact = replace(part, b=part.b.double())
+        square[unsure] = lookup_squares(exact)[0]
     return square, slack
 
 
@@ -576,7 +596,7 @@ class LayerNorms:
 
     norms: Tensor
     block: AnyBlock
-    whitened: bool
+    whitened: bool = False
     recompute: Callable[[], Tensor] | None = None
 
 
@@ -629,7 +649,8 @@ def _compute_norms(
     block: AnyBlock, metric: Entry | None, method: str | None, cache: InputCache | None = None
 ) -> LayerNorms:
     if isinstance(block, PerExample):
-        return LayerNorms(_elementwise_norms(block, metric), block, False)
+        norms = _elementwise_norms(block, metric)
+        return LayerNorms(norms, block)
     if isinstance(block, MaterializedGradients):
         return _formed_norms(block, metric)
     if isinstance(metric, Eigenbasis):
@@ -640,10 +661,11 @@ def _compute_norms(
             "this layer needs a Kronecker metric, but the preconditioner holds an elementwise one"
         )
     if isinstance(block, Lookup):
-        return LayerNorms(_lookup_norms(block, sides), block, False)
+        norms = _lookup_norms(block, sides)
+        return LayerNorms(norms, block)
+    method = method or choice_for(block, sides).method
     if isinstance(block, Tied):
         return tied_norms(block, sides, method)
-    method = method or choice_for(block, sides).method
     if method == "materialised":
         return _materialised_norms(block, sides)
     return _row_norms_of_block(block, sides, method == "rank-one", cache or InputCache())
@@ -655,9 +677,10 @@ def _formed_norms(block: MaterializedGradients, metric: Entry | None) -> LayerNo
     if isinstance(metric, MatrixMap) and not metric.is_identity:
         z = metric.apply(z.mT).mT if block.crosswise else metric.apply(z)
     norms = _matrix_norms(z, block.groups)
-    size = z[0].numel() * block.groups if len(z) else 0
-    norms = norms * (1 + 2 * math.sqrt(size) * roundoff(z))
-    return LayerNorms(norms, replace(block, gradients=z), True)
+    fraction_lost = 2 * math.sqrt(block.num_entries) * roundoff(z)
+    norms *= 1 + fraction_lost
+    mapped = replace(block, gradients=z)
+    return LayerNorms(norms, mapped, True)
 
 
 def _row_norms_of_block(
@@ -679,8 +702,9 @@ def _row_norms_of_block(
     slack = _rounding_of_second_pass(block, metric, plain)
     if not metric.is_identity:
         # Rounding is relative to ‖g‖, which may be far above its part along a flat direction.
-        slack = slack + _rounding_of_whitening(block, metric, explicit.magnitudes()[0])
-    return LayerNorms(norms + slack, block, False)
+        magnitudes = explicit.magnitudes()[0]
+        slack += _rounding_of_whitening(block, metric, magnitudes)
+    return LayerNorms(norms + slack, block)
 
 
 def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbasis) -> LayerNorms:
@@ -689,16 +713,19 @@ def _eigenbasis_norms(block: Outer | Lookup | Tied | ConvBlock, metric: Eigenbas
     With one position they come from squares, otherwise from materialised gradients.
     """
     if isinstance(block, Lookup):
-        return LayerNorms(_eigenbasis_lookup_norms(block, metric), block, False)
+        norms = _eigenbasis_lookup_norms(block, metric)
+        return LayerNorms(norms, block)
     if isinstance(block, Tied):
-        return LayerNorms(_eigenbasis_tied_norms(block, metric), block, False)
+        norms = _eigenbasis_tied_norms(block, metric)
+        return LayerNorms(norms, block)
     if metric.rest is not None:
         return _low_rank_layer_norms(block, metric)
     if isinstance(block, Outer) and block.a.shape[1] == 1 and block.groups == 1:
         # With one position the magnitude is the norm of the gradient itself.
         plain = block.magnitudes()[0]
         slack = _rounding_of_second_pass(block, metric, plain)
-        return LayerNorms(rank_one_norms(block, metric) + slack, block, False)
+        norms = rank_one_norms(block, metric)
+        return LayerNorms(norms + slack, block)
     return _materialised_norms(block, metric)
 
 
@@ -707,8 +734,9 @@ def _eigenbasis_lookup_norms(block: Lookup, metric: Eigenbasis) -> Tensor:
     if metric.output is not None:
         slack = 8 * math.sqrt(block.d_out) * metric.operator_norm * roundoff(block.b)
     plain = block.scale_rows(metric)
+    norms = _lookup_norms(plain, _IDENTITY)
     magnitudes = torch.linalg.vector_norm(block.b, dim=-1).sum(1)
-    return _lookup_norms(plain, _IDENTITY) + slack * magnitudes
+    return norms + slack * magnitudes
 
 
 def _low_rank_layer_norms(block: MatrixBlock, metric: Eigenbasis) -> LayerNorms:
@@ -727,8 +755,9 @@ def _low_rank_layer_norms(block: MatrixBlock, metric: Eigenbasis) -> LayerNorms:
             lambda part: low_rank_norms(part.per_example(), metric), block.num_entries
         )
     norms = _add_groups(norms, block.groups)
-    norms = _round_up(norms, block.b, block.magnitudes()[0], block, metric)
-    return LayerNorms(norms, summed, False)
+    magnitudes = block.magnitudes()[0]
+    norms = _round_up(norms, block.b, magnitudes, block, metric)
+    return LayerNorms(norms, summed)
 
 
 def _materialised_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
@@ -756,7 +785,8 @@ def _is_kept(block: MatrixBlock, metric: MatrixMap) -> bool:
 def _add_groups(norms: Tensor, groups: int) -> Tensor:
     if groups == 1:
         return norms
-    return norms.view(-1, groups).square().sum(1).sqrt()
+    by_group = norms.view(-1, groups)
+    return by_group.square().sum(1).sqrt()
 
 
 def _whiten_rows(block: Outer, metric: Kronecker, cache: InputCache) -> Outer:
@@ -784,25 +814,30 @@ def _rank_one_norms(block: Outer) -> Tensor:
     _, d_in, d_out = block.dimensions
     u = roundoff(block.b)
     if is_materialised(d_in, d_out, False):
-        into = limit_inputs(exact_row_norms(block.a[:, 0]), block.a)
-        into = (into.square() + float(block.homogeneous)).sqrt()
+        into = exact_row_norms(block.a[:, 0])
+        into = limit_inputs(into, block.a)
+        squares = into.square() + block.homogeneous
         out = exact_row_norms(block.b[:, 0])
         fraction_lost = 2 * math.sqrt(d_in * d_out) * u
-        return into * out * (1 + fraction_lost)
+        return squares.sqrt() * out * (1 + fraction_lost)
     fraction_lost = (1 + d_in + d_out) * u
-    return block.row_magnitudes()[0] * math.sqrt(1 + fraction_lost)
+    magnitudes = block.row_magnitudes()[0]
+    return magnitudes * math.sqrt(1 + fraction_lost)
 
 
 def _compute_kept_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
     """Return norms of gradients that are formed and whitened once, and kept for the sum."""
     z = block.per_example()
     plain = _matrix_norms(z, block.groups)
-    if len(z) and not metric.is_identity:
+    if not metric.is_identity:
+        size = math.prod(z.shape[1:])
         # A few at a time: the products need no second copy of all.
-        for rows in chunks(len(z), 64 * z[0].numel()):
+        for rows in chunks(len(z), 64 * size):
             metric.apply_(z[rows])
-    norms = _round_up(_matrix_norms(z, block.groups), z, plain, block, metric)
-    return LayerNorms(norms, MaterializedGradients(z, block.groups), True)
+    norms = _matrix_norms(z, block.groups)
+    norms = _round_up(norms, z, plain, block, metric)
+    summed = MaterializedGradients(z, block.groups)
+    return LayerNorms(norms, summed, True)
 
 
 def _formed_twice_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
@@ -816,9 +851,11 @@ def _formed_twice_norms(block: MatrixBlock, metric: MatrixMap) -> LayerNorms:
             g = part.per_example()
             z = metric.apply(g)
         plain = _matrix_norms(g, block.groups)
-        return _round_up(_matrix_norms(z, block.groups), z, plain, part, metric)
+        norms = _matrix_norms(z, block.groups)
+        return _round_up(norms, z, plain, part, metric)
 
-    return LayerNorms(block.map_examples(bound, block.num_entries), block, False)
+    norms = block.map_examples(bound, block.num_entries)
+    return LayerNorms(norms, block)
 
 
 def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
@@ -835,8 +872,7 @@ def _rotate(block: MatrixBlock, metric: Eigenbasis) -> Tensor:
     if cost_of_rows >= cost_of_gradients:
         return metric.rotate(block.per_example())
     rows = block.outer().explicit()
-    a = rows.a if metric.input is None else rows.a @ metric.input
-    b = rows.b if metric.output is None else rows.b @ metric.output
+    b, a, _ = metric.map_factors(rows.b, rows.a)
     return b.mT @ a
 
 
@@ -930,7 +966,8 @@ def _lookup_norms(block: Lookup, metric: Kronecker) -> Tensor:
     if not isinstance(metric.output, Identity):
         whitening = 4 * math.sqrt(d) * metric.output.operator_norm
     whitened = replace(block, b=b)
-    norms = whitened.map_examples(lambda part: _root(*lookup_squares(part)), positions * positions)
+    pairs = positions * positions
+    norms = whitened.map_examples(lambda part: _root(*lookup_squares(part)), pairs)
     plain = row_norms(block.b).sum(1) * metric.input.operator_norm
     return norms + whitening * roundoff(b) * plain
 
@@ -941,7 +978,11 @@ def _elementwise_norms(block: PerExample, metric: Entry | None) -> Tensor:
             "this layer needs an elementwise metric, but the preconditioner holds a Kronecker one"
         )
     mapped = block.grads if metric is None else metric.apply_roles(block.grads)
-    # An axis more: a parameter may have no axis of its own.
-    squares = [_matrix_norms(z.unsqueeze(-1)).square() for z in mapped.values()]
+    squares = []
+    for z in mapped.values():
+        # An axis more: a parameter may have no axis of its own.
+        norms = _matrix_norms(z.unsqueeze(-1))
+        squares.append(norms.square())
     fraction_lost = 2 * math.sqrt(block.num_entries) * roundoff(block.like)
-    return reduce(torch.add, squares).sqrt() * (1 + fraction_lost)
+    total = reduce(torch.add, squares)
+    return total.sqrt() * (1 + fraction_lost)
