@@ -290,13 +290,15 @@ def layout(
         if table.ndim == 1:
             table = table[:, None]
         table = np.repeat(table, views, axis=1)
+    # A row alone takes another path than rows together. So it is alone in every batch, or in none.
+    least = 1 if bound == 1 else 2
     if table.ndim == 1:
         runs = split(table, bound)
         if multiple is not None:
             # Full micro-batches, and a smaller last one.
             step = bound or max(1, table.size)
             runs = [table[i : i + step] for i in range(0, table.size, step)]
-        return [_part(run[:, None], multiple, reduction, 1) for run in runs]
+        return [_part(run[:, None], multiple, least, reduction, 1) for run in runs]
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
     order = np.argsort(-counts, kind="stable")
@@ -305,13 +307,16 @@ def layout(
     while start < len(order):
         width = int(counts[order[start]])
         end = len(order) if bound is None else start + max(1, bound // width)
-        parts.append(_part(table[order[start:end], :width], multiple, reduction, views))
+        units = table[order[start:end], :width]
+        parts.append(_part(units, multiple, least, reduction, views))
         start = end
     return parts
 
 
-def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views: int) -> Part:
-    """Return the part of units `[u, k]`.
+def _part(
+    table: NDArray[np.int64], multiple: int | None, least: int, reduction: str, views: int
+) -> Part:
+    """Return the part of units `[u, k]`, of at least `least` rows.
 
     Short units are filled with their first record. Padding repeats the first record of the part.
     """
@@ -319,7 +324,7 @@ def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views:
     divisor = is_record.sum(1, keepdims=True) if reduction == "mean" else views
     records = np.where(is_record, table, table[:, :1]).ravel()
     weights = (is_record / divisor).ravel()
-    padding = -records.size % multiple if multiple else 0
+    padding = max(-records.size % (multiple or 1), least - records.size)
     records = np.concatenate([records, np.repeat(records[:1], padding)])
     weights = np.concatenate([weights, np.zeros(padding)])
     has_weights = not bool((weights == 1).all())
