@@ -198,9 +198,9 @@ class AdaDPS(ProbePreconditioner):
             if self.as_released is None and self.scale == "probe":
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
-        spectra: dict[str, dict[str, Tensor]] = {}
-        shapes: dict[str, dict[str, Any]] = {}
-        report: list[dict[str, Any]] = []
+        spectra = {}
+        shapes = {}
+        report = []
         for name, layer in layers.items():
             spectra[name] = {role: x.flatten().cpu() for role, x in values[name].items()}
             shapes[name] = layer.shapes
@@ -256,7 +256,7 @@ class AdaDPS(ProbePreconditioner):
         if previous is None or not self.decay or name not in previous.spectra:
             return new.mean
         before = eigenvalues(previous.metric[name], previous.spectra[name])
-        average: dict[str, Tensor] = {}
+        average = {}
         for role, x in new.mean.items():
             past = self.decay * before[role].to(x)
             average[role] = past + (1 - self.decay) * x
@@ -267,7 +267,7 @@ class AdaDPS(ProbePreconditioner):
         inside, outside = shift, 0.0
         if self.as_released is not None:
             inside, outside, _ = _RELEASED[self.as_released]
-        roots: dict[str, Tensor] = {}
+        roots = {}
         for role, v in values.items():
             root = (v + inside).sqrt() + outside
             roots[role] = 1 / root
@@ -413,7 +413,7 @@ class DP2(Preconditioner):
         zero = torch.zeros((), dtype=torch.float64)
         count = past.get("count", zero) + 1
         kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
-        sums: dict[str, Tensor] = {}
+        sums = {}
         for name, gradient in released.gradients.items():
             key = f"sum/{name}"
             sums[key] = gradient.detach() + past.get(key, 0.0)
@@ -482,7 +482,7 @@ class DP2(Preconditioner):
         size = sum(x.numel() for x in v.values())
         mean = sum(float(x.sum(dtype=torch.float64)) for x in v.values()) / size
         least = max(self.floor * mean, 1e-300)
-        moments: dict[str, Tensor] = {}
+        moments = {}
         total = 0.0
         floored = 0
         for name, x in v.items():
@@ -491,7 +491,7 @@ class DP2(Preconditioner):
             total += float(moment.sum())
             floored += int((moment <= least).sum())
         unit = math.sqrt(total / size) if self.scale == "unit" else 1.0
-        roots: dict[str, Tensor] = {}
+        roots = {}
         for name, moment in moments.items():
             root = moment.sqrt() / unit
             roots[name] = root.to(v[name].dtype)

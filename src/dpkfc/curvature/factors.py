@@ -761,7 +761,7 @@ class FactorAccumulator:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON-able values, from which `restore` restores the sum."""
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         if self._sum is not None:
             tensors["sum"] = self._sum
         if self._rows:

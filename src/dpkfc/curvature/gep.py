@@ -50,8 +50,8 @@ class Basis(PreconditionerState):
     def state_dict(self) -> dict[str, Tensor]:
         """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         metric = self.metric
-        entries: dict[str, Elementwise] = {}
-        places: dict[str, list[Any]] = {}
+        entries = {}
+        places = {}
         for name, span in metric.spans.items():
             entries[name] = Elementwise(span.vectors)
             places[name] = [span.start, span.length]
@@ -75,7 +75,7 @@ class Basis(PreconditionerState):
             raise ValueError(
                 "not the state of a public subspace: it was written by another preconditioner"
             )
-        spans: dict[str, Span] = {}
+        spans = {}
         for name, entry in entries.items():
             # Tensors read from a file can begin anywhere in memory, and a product of unaligned
             # tensors can differ in its last bit.
@@ -259,7 +259,7 @@ class _Group:
 
     def columns(self) -> dict[str, slice]:
         """Return layer name to its columns in Lᵀ `[k, p]`."""
-        columns: dict[str, slice] = {}
+        columns = {}
         start = 0
         for name, shapes in self.layers.items():
             stop = start + _size(shapes)
@@ -269,8 +269,8 @@ class _Group:
 
     def add_image(self, blocks: Mapping[str, Block], basis: Tensor, image: Tensor) -> None:
         """Add Lᵀ Ĝᵀ Ĝ over some public examples to `image` `[k, p]`."""
-        gradients: list[tuple[slice, Tensor]] = []
-        projections: list[Tensor] = []
+        gradients = []
+        projections = []
         for name, columns in self.columns().items():
             if name in blocks:
                 gradient = blocks[name].flatten()
@@ -321,7 +321,7 @@ class _Group:
 
 def _known_blocks(blocks: Mapping[str, Block]) -> dict[str, Block]:
     """Return the blocks whose gradients can be formed, formed one after another."""
-    known: dict[str, Block] = {}
+    known = {}
     for name in blocks:
         block = blocks[name].explicit()
         if block.kind is not None:
@@ -379,7 +379,7 @@ def _gaussian_starts(
     groups: Sequence[_Group], blocks: Mapping[str, Block], generator: torch.Generator
 ) -> list[tuple[_Group, Tensor]]:
     """Return groups with Gaussian starts `[k, p]` in the dtype and on the device of gradients."""
-    subspaces: list[tuple[_Group, Tensor]] = []
+    subspaces = []
     for group in groups:
         block = blocks[next(iter(group.layers))]
         gradient = block.select(slice(0, 1)).flatten()
@@ -390,14 +390,14 @@ def _gaussian_starts(
 
 def _make_spans(subspaces: Sequence[tuple[_Group, Tensor]]) -> dict[str, Span]:
     """Return layer name to its rows of the basis."""
-    spans: dict[str, Span] = {}
+    spans = {}
     start = 0
     for group, basis in subspaces:
         for name, columns in group.columns().items():
             shapes = group.layers[name]
             sizes = [math.prod(shape) for shape in shapes.values()]
             own = basis[:, columns]
-            vectors: dict[str, Tensor] = {}
+            vectors = {}
             for role, piece in zip(shapes, own.split(sizes, 1), strict=True):
                 vectors[role] = piece.reshape(group.rank, *shapes[role]).contiguous()
             norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))

@@ -372,7 +372,7 @@ def form_metric(
         rank: maps layer and side to the eigenpairs kept of the side, 0 for all; None for the rule
             of `damping`.
     """
-    known: dict[tuple[int, float, int | None], Side] = {}
+    known = {}
 
     def make_side(name: str, side: str, factors: LayerFactors) -> Side:
         factor = factors.sides[side]
@@ -389,7 +389,7 @@ def form_metric(
     metric: dict[str, Kronecker | Elementwise] = {}
     for name, factors in layers.items():
         if factors.kind == "elementwise":
-            scales: dict[str, Tensor] = {}
+            scales = {}
             for role, factor in factors.sides.items():
                 scale = elementwise_scale(factor, damping, factors.shapes[role], factors.dtype)
                 scales[role] = scale.to(factors.device)
@@ -737,9 +737,9 @@ class KFAC(ProbePreconditioner):
                 last = statistics[0].last
                 scale = probe_scale(model, capture, specs[0], metric, last=last, team=team)
                 metric = scale_metric(metric, scale)
-        report: list[dict[str, Any]] = []
-        spectra: dict[str, dict[str, Tensor]] = {}
-        shapes: dict[str, dict[str, Any]] = {}
+        report = []
+        spectra = {}
+        shapes = {}
         for name, layer in factors.items():
             report += layer_rows(name, layer, used[name], metric[name], damping)
             sides = layer.sides
@@ -766,8 +766,8 @@ class KFAC(ProbePreconditioner):
         team: RefreshGroup | None,
     ) -> tuple[Mapping[str, LayerFactors], tuple[History, ...]]:
         """Return the factors of all layers, and what the next refresh needs of each probe."""
-        by_probe: list[Mapping[str, LayerFactors]] = []
-        histories: list[History] = []
+        by_probe = []
+        histories = []
         for layers, history in zip(sums, past, strict=True):
             factors, kept = decompose_layers(
                 layers,
@@ -831,8 +831,8 @@ def combine_factors(
         combined[name] = second
         if first.kind not in ("outer", "lookup"):
             continue
-        sides: dict[str, Factor] = {}
-        notes: dict[str, str] = {}
+        sides = {}
+        notes = {}
         for side, factors in (("input", first), ("output", second)):
             sides[side] = factors.sides[side]
             if side in factors.notes:
@@ -848,7 +848,7 @@ def randomize_directions(layers: Mapping[str, LayerFactors], seed: int) -> dict[
     the same spectrum. The directions are those of the seed at every refresh.
     """
     generator = public_generator(seed, 0, "control")
-    randomized: dict[str, LayerFactors] = {}
+    randomized = {}
     for name, factors in layers.items():
         sides = {side: _randomize_factor(x, generator) for side, x in factors.sides.items()}
         randomized[name] = replace(factors, sides=sides)
@@ -919,7 +919,7 @@ def signal_to_noise(
     check_positive("noise_multiplier", noise_multiplier)
     plain: dict[str, float] = defaultdict(float)
     mapped: dict[str, float] = defaultdict(float)
-    sizes: dict[str, int] = {}
+    sizes = {}
     with preserve_model(model), torch.no_grad():
         for microbatch in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
             blocks = {name: x for name, x in microbatch.blocks.items() if x.kind is not None}
@@ -928,7 +928,7 @@ def signal_to_noise(
             for name, block in blocks.items():
                 sizes[name] = block.num_entries
     variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
-    ratios: dict[str, SignalToNoise] = {}
+    ratios = {}
     for name, size in sizes.items():
         noise = variance * size
         ratios[name] = SignalToNoise(

@@ -258,7 +258,7 @@ def _measure_own(
     options = FactorOptions(max_factor_size=max_factor_size)
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, None)
-    factors: dict[str, LayerAccumulator] = {}
+    factors = {}
     moments: dict[str, Moments] = {}
     note = digest = ""
 
@@ -291,8 +291,8 @@ def _measure_own(
 
 def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
     """Return layers from the sums of every process, in the order of the processes."""
-    factors: dict[str, Any] = {}
-    diagonals: dict[str, LayerFisher] = {}
+    factors = {}
+    diagonals = {}
     sums: Any
     for name, sums in parts.items():
         if isinstance(sums[0], Moments):
@@ -319,8 +319,8 @@ def _product_fisher(accumulator: LayerAccumulator) -> LayerFisher:
 
 
 def _diagonal_fisher(moments: Moments) -> LayerFisher:
-    ones: dict[str, Tensor] = {}
-    spectrum: dict[str, Tensor] = {}
+    ones = {}
+    spectrum = {}
     for role, x in moments.mean.items():
         ones[role] = torch.ones_like(x)
         spectrum[role] = x.flatten().cpu()
@@ -364,7 +364,7 @@ def clamp_eigenvalues(
         floor: λ, positive.
         exponent: 1/2 whitens, 1 gives the natural gradient.
     """
-    scales: dict[str, Tensor] = {}
+    scales = {}
     for role, values in eigenvalues(entry, spectrum).items():
         roots = values.clamp(min=floor).pow(-exponent)
         scales[role] = roots.to(entry.scales[role])
@@ -554,10 +554,10 @@ class NGD(ProbePreconditioner):
                 "absolute, so they would be in other units; freeze them or use another probe"
             )
         floor = self.floor(step)
-        metric: dict[str, Entry] = {}
-        report: list[dict[str, Any]] = []
-        spectra: dict[str, Mapping[str, Tensor]] = {}
-        shapes: dict[str, Mapping[str, Any]] = {}
+        metric = {}
+        report = []
+        spectra = {}
+        shapes = {}
         for name, layer in layers.items():
             metric[name] = clamp_eigenvalues(layer.entry, layer.spectrum, floor, self.exponent)
             report += _report(name, layer, floor)
@@ -575,7 +575,7 @@ class NGD(ProbePreconditioner):
     def metric_at(self, state: PreconditionerState, step: int) -> Metric:
         """Return the metric of a step: the eigenvalues of the state under this step's floor."""
         floor = self.floor(step)
-        metric: dict[str, Entry] = {}
+        metric = {}
         bases: Mapping[str, Any] = state.metric
         for name, entry in bases.items():
             clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent).compact()

@@ -457,7 +457,7 @@ class PublicData(Probe):
             chosen = torch.randperm(size, generator=generator)[:n]
         else:
             chosen = torch.randint(size, (n,), generator=generator)
-        sampled: dict[str, Tensor] = {}
+        sampled = {}
         for name, x in tensors(self.inputs):
             rows = x.detach().cpu()[chosen]
             sampled[name] = rows.float() if rows.is_floating_point() else rows

@@ -780,7 +780,7 @@ def assign_owners(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
     total = sum(known.values())
     processes = len(costs)
     done = 0.0
-    owners: dict[str, int] = {}
+    owners = {}
     for name, cost in known.items():
         middle = done + cost / 2
         owner = int(processes * middle / total) if total > 0 else 0
@@ -794,7 +794,7 @@ def copy_to_device(value: T, device: torch.device) -> T:
 
     An object that several parts of the value hold stays one object.
     """
-    known: dict[int, Any] = {}
+    known = {}
 
     def copy_once(x: Any) -> Any:
         if id(x) not in known:
@@ -904,7 +904,7 @@ def measure_drift(
 
 def history_state(histories: Sequence[History]) -> tuple[dict[str, Tensor], list[list[Any]]]:
     """Return tensors and JSON-able values for the state of a preconditioner, one entry a probe."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     values: list[list[Any]] = []
     for probe, layers in enumerate(histories):
         for name, sides in layers.items():
@@ -1009,7 +1009,7 @@ def _measure_own(
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim)
     cache = FactorCache()
-    layers: dict[str, LayerAccumulator] = {}
+    layers = {}
     unknown: dict[str, str] = {}
     last = None
     note = digest = ""
@@ -1090,8 +1090,8 @@ def decompose_layers(
     """
 
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals: dict[str, LayerAccumulator] = {}
-        factors: dict[str, LayerFactors] = {}
+        totals = {}
+        factors = {}
         for name, layer in layers.items():
             total = layer.merge_history(past[name], share) if name in past else layer
             totals[name] = total
@@ -1110,7 +1110,7 @@ def decompose_layers(
 def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
     """Return layer name to the sum of its parts."""
     cache = FactorCache()
-    sums: dict[str, LayerAccumulator] = {}
+    sums = {}
     for name, (first, *others) in parts.items():
         sums[name] = first.detached_copy(cache)
         for other in others:

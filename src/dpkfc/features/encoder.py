@@ -169,7 +169,7 @@ class Encoder(nn.Module):
         super().__init__()
         channels = [16, 16 * width, 32 * width, 64 * width]
         self.stem = nn.Conv2d(3, channels[0], 3, 1, 1, bias=False)
-        blocks: list[nn.Module] = []
+        blocks = []
         for stage in range(3):
             inputs, outputs = channels[stage], channels[stage + 1]
             for number in range((depth - 4) // 6):

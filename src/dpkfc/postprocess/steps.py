@@ -131,7 +131,7 @@ def filter_release(
     memories = {}
     for name, g in released.gradients.items():
         outputs[name], memories[name] = recursion.advance(g, get_tensor(state, "memory", name))
-    variances: dict[str, Tensor] = {}
+    variances = {}
     covariances = {}
     for name, v in noise_variances(released, state).items():
         covariance = get_tensor(state, "covariance", name)

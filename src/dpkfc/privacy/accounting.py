@@ -271,7 +271,7 @@ def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float
 
     counts: Counter[str] = Counter()
     # A composed event holds a list, which has no hash.
-    events: dict[str, dp_accounting.DpEvent] = {}
+    events = {}
     precision = 0.0
     for event, count in _single_events(charges):
         if count and is_gaussian(event) and not has_no_noise(event):
