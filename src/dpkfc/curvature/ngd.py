@@ -86,8 +86,11 @@ class Sums:
 
     def __add__(self: _Added, other: _Added) -> _Added:
         """Return the sums of both."""
-        values = {role: x + other.values[role] for role, x in self.values.items()}
-        return replace(self, values=values, count=self.count + other.count)
+        count = self.count + other.count
+        values = {}
+        for role, x in self.values.items():
+            values[role] = x + other.values[role]
+        return replace(self, values=values, count=count)
 
     def squared(self, size: int) -> Moments:
         """Return the moments of one mini-batch: the square of its mean gradient.
@@ -98,7 +101,10 @@ class Sums:
         Raises:
             ValueError: a gradient that is not finite.
         """
-        squares = {role: (x / size).square() for role, x in self.values.items()}
+        squares = {}
+        for role, x in self.values.items():
+            mean = x / size
+            squares[role] = mean.square()
         return _moments(self.kind, squares, 1, self.dtype)
 
 
@@ -116,7 +122,10 @@ class Moments(Sums):
 
     def entry(self, scale: Mapping[str, Tensor]) -> Eigenbasis | Elementwise:
         """Return the diagonal map with these factors, in the layout of `values`."""
-        typed = {role: x.to(self.dtype).contiguous() for role, x in scale.items()}
+        typed = {}
+        for role, x in scale.items():
+            factors = x.to(self.dtype)
+            typed[role] = factors.contiguous()
         if self.kind == "elementwise":
             return Elementwise(typed)
         return Eigenbasis(typed[_ROLE])
@@ -137,8 +146,8 @@ class Moments(Sums):
 def summed_gradients(block: Block) -> Sums:
     """Return the sum of one layer's gradients over the examples of a block."""
     with torch.no_grad():
-        sums = _by_role(block.explicit().sum_gradients())
-    return Sums(block.kind, sums, block.batch_size, _dtype(block))
+        sums = block.explicit().sum_gradients()
+    return Sums(block.kind, _by_role(sums), block.batch_size, _dtype(block))
 
 
 def squared_gradients(block: Block) -> Moments:
@@ -151,14 +160,15 @@ def squared_gradients(block: Block) -> Moments:
         ValueError: a gradient that is not finite.
     """
     with torch.no_grad():
-        squares = _by_role(block.explicit().sum_squares())
-    return _moments(block.kind, squares, block.batch_size, _dtype(block))
+        squares = block.explicit().sum_squares()
+    return _moments(block.kind, _by_role(squares), block.batch_size, _dtype(block))
 
 
 def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Moments:
     """Return moments in their layout from squares in the layout of the gradients."""
     if kind == "outer":
-        squares = {_ROLE: squares[_ROLE].mean(0)}
+        mean = squares[_ROLE].mean(0)
+        squares = {_ROLE: mean}
     elif kind == "lookup":
         squares = {_ROLE: squares[_ROLE].T}
     for x in squares.values():
@@ -296,15 +306,17 @@ def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
     sums: Any
     for name, sums in parts.items():
         if isinstance(sums[0], Moments):
-            diagonals[name] = _diagonal_fisher(reduce(Moments.__add__, sums))
+            total = reduce(Moments.__add__, sums)
+            diagonals[name] = _diagonal_fisher(total)
         else:
             factors[name] = sums
-    layers = {name: _product_fisher(layer) for name, layer in sum_parts(factors).items()}
+    layers = {}
+    for name, layer in sum_parts(factors).items():
+        layers[name] = _product_fisher(layer.result())
     return layers | diagonals
 
 
-def _product_fisher(accumulator: LayerAccumulator) -> LayerFisher:
-    layer = accumulator.result()
+def _product_fisher(layer: LayerFactors) -> LayerFisher:
     input_basis, input_values = _complete_basis(layer.sides["input"], layer)
     output_basis, output_values = _complete_basis(layer.sides["output"], layer)
     sizes = (len(output_values), len(input_values))
@@ -313,7 +325,8 @@ def _product_fisher(accumulator: LayerAccumulator) -> LayerFisher:
     shapes: dict[str, Any] = {"kind": "outer"}
     for side, shape in layer.shapes.items():
         shapes[side] = list(shape)
-    note = "; ".join(f"{side}: {text}" for side, text in layer.notes.items())
+    notes = [f"{side}: {text}" for side, text in layer.notes.items()]
+    note = "; ".join(notes)
     spectrum = {"A": input_values, "G": output_values}
     return LayerFisher(entry, spectrum, shapes, note)
 
@@ -323,8 +336,10 @@ def _diagonal_fisher(moments: Moments) -> LayerFisher:
     spectrum = {}
     for role, x in moments.mean.items():
         ones[role] = torch.ones_like(x)
-        spectrum[role] = x.flatten().cpu()
-    return LayerFisher(moments.entry(ones), spectrum, moments.shapes)
+        flat = x.flatten()
+        spectrum[role] = flat.cpu()
+    entry = moments.entry(ones)
+    return LayerFisher(entry, spectrum, moments.shapes)
 
 
 def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None, Tensor]:
@@ -333,24 +348,32 @@ def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None,
         case DiagonalFactor():
             return None, factor.values.cpu()
         case IsotropicFactor():
-            return None, torch.full((factor.dim,), factor.mean, dtype=torch.float64)
+            values = factor.values
+            return None, values.repeat(factor.dim)
         case Eigen():
             basis = factor.vectors
-            missing = factor.dim - basis.shape[1]
-            values = torch.cat([factor.values.cpu(), torch.zeros(missing, dtype=torch.float64)])
-            if missing:
-                basis = torch.linalg.qr(basis.double(), mode="complete").Q.contiguous()
+            values = torch.zeros(factor.dim, dtype=torch.float64)
+            known = basis.shape[1]
+            values[:known] = factor.values
+            if known < factor.dim:
+                basis, _ = torch.linalg.qr(basis.double(), mode="complete")
+                basis = basis.contiguous()
             return basis.to(layer.device, layer.dtype), values
 
 
 def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
     scales = entry.scales
-    device = next(iter(scales.values())).device
-    own = {role: x.to(device) for role, x in spectrum.items()}
-    if "A" in own:
-        return {_ROLE: torch.outer(own["G"], own["A"])}
-    return {role: own[role].view(x.shape) for role, x in scales.items()}
+    if "A" in spectrum:
+        device = scales[_ROLE].device
+        a = spectrum["A"].to(device)
+        g = spectrum["G"].to(device)
+        return {_ROLE: torch.outer(g, a)}
+    values = {}
+    for role, x in scales.items():
+        own = spectrum[role].to(x.device)
+        values[role] = own.view(x.shape)
+    return values
 
 
 def clamp_eigenvalues(
@@ -366,17 +389,23 @@ def clamp_eigenvalues(
     """
     scales = {}
     for role, values in eigenvalues(entry, spectrum).items():
-        roots = values.clamp(min=floor).pow(-exponent)
+        clamped = values.clamp(min=floor)
+        roots = clamped.pow(-exponent)
         scales[role] = roots.to(entry.scales[role])
     return entry.replace_scales(scales)
 
 
 def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:
     """Return largest ÷ smallest eigenvalue with a floor; infinite if the smallest is zero."""
-    smallest = max(floor, min(float(x.min()) for x in values.values()))
+    smallest = math.inf
+    largest = floor
+    for x in values.values():
+        smallest = min(smallest, float(x.min()))
+        largest = max(largest, float(x.max()))
+    smallest = max(floor, smallest)
     if not smallest > 0:
         return math.inf
-    return max(floor, *(float(x.max()) for x in values.values())) / smallest
+    return largest / smallest
 
 
 # --------------------------------------------------------------------------------------------------
@@ -472,7 +501,8 @@ class NGD(ProbePreconditioner):
         numbers = {"eta": eta, "clip": clip, "eta_sgd": eta_sgd, "clip_sgd": clip_sgd}
         for name, value in numbers.items():
             check_positive(name, value)
-        ratio = eta * clip / (eta_sgd * clip_sgd)
+        step = eta * clip
+        ratio = step / (eta_sgd * clip_sgd)
         return cls(lambda_safe=ratio**2, **settings)
 
     @property
@@ -493,7 +523,8 @@ class NGD(ProbePreconditioner):
         warm = self.warm * self.steps
         if step < warm:
             return self.lambda_safe - height * step / warm
-        progress = min(1.0, (step - warm) / (self.steps - warm))
+        progress = (step - warm) / (self.steps - warm)
+        progress = min(1.0, progress)
         return self.base + height * progress**self.power
 
     def describe(self) -> dict[str, Any]:
@@ -578,18 +609,25 @@ class NGD(ProbePreconditioner):
         metric = {}
         bases: Mapping[str, Any] = state.metric
         for name, entry in bases.items():
-            clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent).compact()
-            metric[name] = AfterClip(back=clamped) if self.order == "before" else clamped
+            clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent)
+            metric[name] = clamped.compact()
+            if self.order == "before":
+                metric[name] = AfterClip(back=metric[name])
         return metric
 
 
 def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]:
     """Return one row a side, with the condition number of the layer before and after the clamp."""
     values = eigenvalues(layer.entry, layer.spectrum)
-    is_low = torch.cat([x.flatten() <= floor for x in values.values()])
-    fraction = int(is_low.sum()) / is_low.numel()
-    notes = [layer.note] if layer.note else []
-    notes.append(f"{fraction:.0%} of the eigenvalues at the floor {floor:.3g}")
+    low = 0
+    count = 0
+    for x in values.values():
+        is_low = x <= floor
+        low += int(is_low.sum())
+        count += x.numel()
+    note = f"{low / count:.0%} of the eigenvalues at the floor {floor:.3g}"
+    if layer.note:
+        note = f"{layer.note}; {note}"
     sides = {"A": "input", "G": "output"}
     rows = []
     for side, spectrum in layer.spectrum.items():
@@ -603,7 +641,7 @@ def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]
                 "trace": float(spectrum.sum()),
                 "condition_before": condition(values),
                 "condition_after": condition(values, floor),
-                "note": "; ".join(notes),
+                "note": note,
             }
         )
     return rows
