@@ -175,7 +175,7 @@ def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
     for name, g in released.gradients.items():
         v = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
         ones = [1] * (g.dim() - v.dim())
-        variances[name] = v.reshape(*ones, *v.shape)
+        variances[name] = v.reshape((*ones, *v.shape))
     return variances
 
 
@@ -454,8 +454,8 @@ class LowPass(PostProcess):
             steps = min(100_000, steps)
         answer = lfilter(self.b, self.a, np.ones(steps))
         limit = sum(self.b) / sum(self.a)
-        least = 1e-9 * abs(answer).max()
-        if min(answer * math.copysign(1, limit)) <= least:
+        smallest = min(answer * math.copysign(1, limit))
+        if not smallest > 1e-9 * abs(answer).max():
             raise ValueError(
                 "the filter's answer to a constant vanishes or turns its sign, so it cannot be"
                 " divided out; use LowPass.first_order(0.1) or LowPass.butterworth()"
