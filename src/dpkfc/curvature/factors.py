@@ -266,8 +266,9 @@ def gram(rows: Tensor) -> Tensor:
     for start in range(0, d, _COLUMNS):
         stop = min(d, start + _COLUMNS)
         columns = rows[:, start:stop]
-        torch.matmul(columns.T, rows[:, start:], out=out[start:stop, start:])
-        out[stop:, start:stop] = out[start:stop, stop:].T
+        part = out[start:stop]
+        torch.matmul(columns.T, rows[:, start:], out=part[:, start:])
+        out[stop:, start:stop] = part[:, stop:].T
     return out
 
 
@@ -431,8 +432,9 @@ def inner_product(first: Factor, second: Factor) -> float:
             s = second.floor
             above = (first.values - f) @ overlap @ (second.values - s)
             # tr(F S) is tr(F' S') and this, for F = F' + f I and S = S' + s I.
-            whole = f * s * first.dim
-            rest = f * (second.trace - s * first.dim) + s * (first.trace - f * first.dim) + whole
+            rest = f * (second.trace - s * first.dim)
+            rest += s * (first.trace - f * first.dim)
+            rest += f * s * first.dim
             return float(above) + rest
         case Eigen(), DiagonalFactor():
             squares = first.vectors.double().square()
@@ -697,7 +699,8 @@ class FactorAccumulator:
         twin.count = share * self.count
         twin.reads = share * self.reads
         twin._rows = [math.sqrt(share) * rows for rows in self._rows]
-        twin._sum = None if self._sum is None else share * self._sum
+        if self._sum is not None:
+            twin._sum = share * self._sum
         return twin
 
     def _project_into(self, twin: FactorAccumulator, vectors: Tensor, share: float) -> None:

@@ -746,7 +746,8 @@ class KFAC(ProbePreconditioner):
                 drift = max(drifts)
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
-            factors, histories = self._decompose(sums, past or ({},) * len(sums), model, team)
+            past = past or ({},) * len(sums)
+            factors, histories = self._decompose(sums, past, model, team)
             used = self._prepare(factors)
             damping = self._damping()
             sides_of = {name: layer.sides for name, layer in used.items()}
@@ -762,9 +763,10 @@ class KFAC(ProbePreconditioner):
         shapes = {}
         for name, layer in factors.items():
             report += layer_rows(name, layer, used[name], metric[name], damping)
-            spectra[name] = {}
+            spectrum = {}
             for side, factor in layer.sides.items():
-                spectra[name][SHORT.get(side, side)] = factor.spectrum.cpu()
+                spectrum[SHORT.get(side, side)] = factor.spectrum.cpu()
+            spectra[name] = spectrum
             shapes[name] = describe_shapes(model, name, layer)
         report += report_identity_layers(metric, statistics[0].unknown, rules or {})
         return PreconditionerState(

@@ -217,7 +217,7 @@ def measure_fisher(
     capture: Capture,
     spec: ProbeSpec,
     max_factor_size: int,
-    team: RefreshGroup | None = None,
+    team: RefreshGroup | None,
 ) -> tuple[dict[str, LayerFisher], str]:
     """Run the probe once; of several processes, each runs its examples and decomposes its layers.
 

@@ -99,7 +99,9 @@ def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
     dtype = next(floating, torch.float32)
 
     def move(x: Tensor) -> Tensor:
-        return x.to(device, dtype if x.is_floating_point() else x.dtype)
+        if x.is_floating_point():
+            return x.to(device, dtype)
+        return x.to(device)
 
     if isinstance(inputs, Tensor):
         return move(inputs)
@@ -178,7 +180,7 @@ def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) 
     return set(names) <= known
 
 
-def padding_mask(inputs: Inputs, padding: int | None = None) -> Tensor | None:
+def padding_mask(inputs: Inputs, padding: int | None) -> Tensor | None:
     """Return True `[N, T]` at the positions that are text, or None if the inputs do not say.
 
     Args:
@@ -287,14 +289,23 @@ class _SyntheticProbe(Probe):
         return own
 
 
-def _correlate(own: Tensor, common: Tensor, correlation: float) -> Tensor:
-    """Return channels of unit variance with this correlation.
+def _draw_channels(
+    size: Sequence[int], axis: int, correlation: float, generator: torch.Generator
+) -> Tensor:
+    """Return standard normal numbers, float64, whose channels have this correlation.
 
     Args:
-        own: independent draws of every channel.
-        common: an independent draw that all channels share.
+        size: of the result.
+        axis: of the channels.
         correlation: in [0, 1].
+        generator: what draws.
     """
+    own = torch.randn(size, generator=generator, dtype=torch.float64)
+    if correlation == 0:
+        return own
+    one_channel = list(size)
+    one_channel[axis] = 1
+    common = torch.randn(one_channel, generator=generator, dtype=torch.float64)
     own = math.sqrt(1 - correlation) * own
     return own + math.sqrt(correlation) * common
 
@@ -349,10 +360,7 @@ class PinkNoise(_SyntheticProbe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
-        x = torch.randn(n, *self.shape, generator=generator, dtype=torch.float64)
-        if self.channel_correlation > 0:
-            common = torch.randn(n, 1, *self.shape[1:], generator=generator, dtype=torch.float64)
-            x = _correlate(x, common, self.channel_correlation)
+        x = _draw_channels((n, *self.shape), 1, self.channel_correlation, generator)
         axes = tuple(range(2, x.dim()))
         spectrum = torch.fft.fftn(x, dim=axes)
         spectrum = spectrum * self._amplitude()
@@ -361,7 +369,9 @@ class PinkNoise(_SyntheticProbe):
 
     def _amplitude(self) -> Tensor:
         """Return the amplitude of every frequency, `[*spatial]`."""
-        axes = [torch.fft.fftfreq(size, dtype=torch.float64) for size in self.shape[1:]]
+        axes = []
+        for size in self.shape[1:]:
+            axes.append(torch.fft.fftfreq(size, dtype=torch.float64))
         grid = torch.meshgrid(*axes, indexing="ij")
         squares = torch.stack(grid).square()
         radius = squares.sum(0).sqrt()
@@ -508,7 +518,9 @@ class PublicData(Probe):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: provenance, sizes and a hash of the contents."""
-        shapes = {name: list(x.shape[1:]) for name, x in tensors(self.inputs)}
+        shapes = {}
+        for name, x in tensors(self.inputs):
+            shapes[name] = list(x.shape[1:])
         return {
             "kind": type(self).__name__,
             "source": "public",
@@ -590,13 +602,9 @@ class DeadLeaves(_SyntheticProbe):
         diameter = 2 * radius
         down_centre = place[0] * (height + diameter) - radius
         across_centre = place[1] * (width + diameter) - radius
-        size = (self.leaves + 1, n)
-        level = torch.randn(*size, channels, generator=generator, dtype=torch.float64)
-        if self.channel_correlation > 0:
-            common = torch.randn(*size, 1, generator=generator, dtype=torch.float64)
-            level = _correlate(level, common, self.channel_correlation)
         # The last three axes stand for the channels, the height and the width.
-        ground, *colours = level.view(*size, channels, 1, 1)
+        size = (self.leaves + 1, n, channels, 1, 1)
+        ground, *colours = _draw_channels(size, 2, self.channel_correlation, generator)
         x = ground.repeat(1, 1, height, width)
         down = torch.arange(height) + 0.5
         down = down.view(-1, 1)
@@ -930,23 +938,24 @@ class TokenNoise(Probe):
         lengths = torch.randint(self._shortest, self.length + 1, (n, 1), generator=generator)
         place = torch.arange(self.length)
         ids = self._tokens(n, generator)
-        types = torch.zeros(n, self.length, dtype=torch.int64)
+        last = lengths - 1
+        is_text = place <= last
+        mask = is_text.long()
+        types = torch.zeros_like(mask)
         if self.segments == 2:
             # The first separator stands anywhere that leaves each text a token.
             first = 1 + (self.cls_id is not None)
-            choices = lengths - 2 - first
+            choices = last - first - 1
             uniform = torch.rand(n, 1, generator=generator, dtype=torch.float64)
             offset = (uniform * choices).long()
             middle = first + torch.minimum(offset, choices - 1)
             ids = torch.where(place == middle, self.sep_id or 0, ids)
-            is_second = (place > middle) & (place < lengths)
+            is_second = is_text & (place > middle)
             types = is_second.long()
         if self.sep_id is not None:
-            ids = torch.where(place == lengths - 1, self.sep_id, ids)
+            ids = torch.where(place == last, self.sep_id, ids)
         if self.cls_id is not None:
             ids[:, 0] = self.cls_id
-        is_text = place < lengths
-        mask = is_text.long()
         ids = torch.where(is_text, ids, self.pad_id or 0)
         if self.bare:
             return ids, None
@@ -962,7 +971,8 @@ class TokenNoise(Probe):
         uniform = uniform * cumulative[-1]
         # With `right` a token of weight zero is never drawn: the first entry above the number is a
         # token with a positive weight.
-        return torch.searchsorted(cumulative, uniform, right=True).clamp(max=self._last)
+        tokens = torch.searchsorted(cumulative, uniform, right=True)
+        return tokens.clamp(max=self._last)
 
     @functools.cached_property
     def _last(self) -> int:
@@ -987,7 +997,8 @@ class TokenNoise(Probe):
         return isinstance(other, TokenNoise) and self.describe() == other.describe()
 
     def __hash__(self) -> int:
-        return hash(repr(sorted(self.describe().items(), key=lambda item: item[0])))
+        items = sorted(self.describe().items())
+        return hash(repr(items))
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:
@@ -1097,7 +1108,8 @@ def generated_text(
     if end_id is not None:
         ended = (ids[:, 1:] == end_id).long().cumsum(1)
         # The end itself is part of the text.
-        mask[:, 2:] = (ended[:, :-1] == 0).long()
+        is_text = ended[:, :-1] == 0
+        mask[:, 2:] = is_text.long()
         ids = torch.where(mask == 1, ids, end_id if pad_id is None else pad_id)
     origin = f"written by {type(model).__name__}"
     if provenance:

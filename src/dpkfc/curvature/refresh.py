@@ -193,9 +193,8 @@ def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
     if given.is_floating_point() or given.shape[1:] != logits.shape[1:-1]:
         return False
     counted = given[given != _IGNORED]
-    if not counted.numel():
-        return True
-    return 0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1]
+    is_class = (counted >= 0) & (counted < logits.shape[-1])
+    return bool(is_class.all())
 
 
 def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
@@ -215,8 +214,8 @@ def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor
     counted = target != _IGNORED
     if mask is not None:
         counted = counted & mask.to(target.device)
-    flat = logits.reshape(-1, classes)
-    losses: Tensor = _CrossEntropy.apply(flat, target.reshape(-1), counted.reshape(-1))
+    rows = (logits.reshape(-1, classes), target.reshape(-1), counted.reshape(-1))
+    losses: Tensor = _CrossEntropy.apply(*rows)
     losses = losses.view(target.shape)
     if target.dim() == 1:
         return losses
@@ -313,7 +312,8 @@ def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     else:
         noise = source.numbers("normal", logits).to(logits.dtype)
         target = logits.detach() + noise
-    return _mean_over_outputs(0.5 * (logits - target).square(), mask)
+    squares = (logits - target).square()
+    return _mean_over_outputs(0.5 * squares, mask)
 
 
 def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
@@ -321,8 +321,11 @@ def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
         target = _match_shape(source.given, logits)
     else:
         uniform = source.numbers("uniform", logits)
-        one = torch.sigmoid(logits.detach().double()) if source.kind == "model" else 0.5
-        target = (uniform < one).to(logits.dtype)
+        is_one = uniform < 0.5
+        if source.kind == "model":
+            probability = torch.sigmoid(logits.detach().double())
+            is_one = uniform < probability
+        target = is_one.to(logits.dtype)
     losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     return _mean_over_outputs(losses, mask)
 
@@ -780,7 +783,8 @@ def send_to_owners(
     cpu = torch.device("cpu")
     for owner in range(team.world_size):
         sent = {name: part for name, part in parts.items() if owners[name] == owner}
-        received = team.gather(copy_to_device(sent, cpu), owner)
+        sent = copy_to_device(sent, cpu)
+        received = team.gather(sent, owner)
         for of_process in received or ():
             for name, part in of_process.items():
                 own[name].append(part)
@@ -1095,14 +1099,15 @@ def _measure_own(
 
 
 def gather_layers(
-    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None = None
+    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None
 ) -> Mapping[str, LayerAccumulator]:
     """Return the sums of all processes for the layers that this one owns, on the model's device."""
     if team is None:
         return layers
     own = {name: layer.detached_copy() for name, layer in layers.items()}
+    device = device_of(model)
     parts = send_to_owners(team, own, lambda layer: layer.cost(team.world_size))
-    return team.run_on_all(lambda: sum_parts(copy_to_device(parts, device_of(model))))
+    return team.run_on_all(lambda: sum_parts(copy_to_device(parts, device)))
 
 
 def decompose_layers(
@@ -1196,7 +1201,7 @@ def probe_scale(
     if not plain.numel():
         return 1.0
     ratio = _median(plain) / max(_median(mapped), 1e-300)
-    return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
+    return ratio if 0 < ratio < math.inf else 1.0
 
 
 def scale_microbatch(part: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch | None:
@@ -1220,16 +1225,19 @@ def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> list
     mapped: list[Tensor] = [torch.zeros(0)]
     for part in parts:
         # Without blocks every parameter is used outside of layers and keeps the identity.
-        if not part.blocks:
-            continue
-        start = max(first, part.rows.start)
-        count = part.rows.stop - start
-        last = None if count == part.size else count
-        norms = probe_norms(part.blocks, {}, metric, last=last)
-        plain.append(norms[0])
-        mapped.append(norms[1])
+        if part.blocks:
+            start = max(first, part.rows.start)
+            count = part.rows.stop - start
+            last = None if count == part.size else count
+            norms = probe_norms(part.blocks, {}, metric, last=last)
+            plain.append(norms[0])
+            mapped.append(norms[1])
         del part
-    return [torch.cat([x.to(norms[-1]) for x in norms]) for norms in (plain, mapped)]
+    joined = []
+    for norms in (plain, mapped):
+        like = norms[-1]
+        joined.append(torch.cat([x.to(like) for x in norms]))
+    return joined
 
 
 def _median(norms: Tensor) -> float:

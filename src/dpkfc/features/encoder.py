@@ -84,7 +84,7 @@ class SyntheticEncoder:
         }
 
 
-def read_weights(path: str = "") -> dict[str, Tensor]:
+def read_weights(path: str) -> dict[str, Tensor]:
     """Return the weights of an encoder; "" reads those of the package and checks their SHA-256.
 
     Raises:

@@ -149,35 +149,35 @@ class ScatteringTransform(nn.Module):
         check_images(x, self.settings.shape)
         padded = x[..., self._rows, self._columns]
         image = torch.fft.fft2(padded)
+        scales = self.settings.scales
         features = [self._smooth(image, 0)]
-        for scale in range(self.settings.scales):
-            first = self._modulus(image, scale, 0, scale)
+        for scale in range(scales):
+            first = self._modulus(image, 0, scale)
             features.append(self._smooth(first, scale))
             if self.settings.order == 1:
                 continue
-            for next_scale in range(scale + 1, self.settings.scales):
-                second = self._modulus(first, next_scale, scale, next_scale)
+            for next_scale in range(scale + 1, scales):
+                second = self._modulus(first, scale, next_scale)
                 features.append(self._smooth(second, next_scale))
         _, height, width = self.settings.feature_shape
         size = (len(x), x.shape[1], -1, height, width)
         merged = [feature.reshape(size) for feature in features]
         return torch.cat(merged, dim=2).flatten(1, 2)
 
-    def _modulus(self, spectrum: Tensor, scale: int, at: int, to: int) -> Tensor:
+    def _modulus(self, spectrum: Tensor, at: int, scale: int) -> Tensor:
         """Return the spectra of |signal ∗ ψ(scale, θ)| for all θ.
 
         Args:
             spectrum: of signals `[..., H / 2^at, W / 2^at]`.
-            scale: of the wavelets.
             at: the signals are read at every 2^at-th pixel of the padded image.
-            to: the results are read at every 2^to-th pixel.
+            scale: j of the wavelets; the results are read at every 2^j-th pixel.
 
         Returns:
-            `[..., L, H / 2^to, W / 2^to]`.
+            `[..., L, H / 2^j, W / 2^j]`.
         """
         filters = _subsample_filter(self._wavelets[scale], at)
         product = spectrum.unsqueeze(-3) * filters
-        factor = 2 ** (to - at)
+        factor = 2 ** (scale - at)
         folded = _fold(product, factor)
         signals = torch.fft.ifft2(folded)
         return torch.fft.fft2(signals.abs())

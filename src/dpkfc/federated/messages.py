@@ -104,7 +104,10 @@ def total_norm(tensors: Mapping[str, Tensor]) -> float:
 
 def shapes_of(model: nn.Module) -> Shapes:
     """Return the shape of each trained parameter, by name."""
-    return {name: tuple(p.shape) for name, p in trained_parameters(model).items()}
+    shapes = {}
+    for name, p in trained_parameters(model).items():
+        shapes[name] = tuple(p.shape)
+    return shapes
 
 
 def contract_of(plan_hash: str, model: nn.Module) -> str:
@@ -116,7 +119,8 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
     digest = hashlib.sha256(plan_hash.encode())
     trained = trained_parameters(model)
     frozen = {name: x for name, x in model.state_dict().items() if name not in trained}
-    for name, x in [*sorted(trained.items()), *sorted(frozen.items())]:
+    tensors = [*sorted(trained.items()), *sorted(frozen.items())]
+    for name, x in tensors:
         form = f"{name} {tuple(x.shape)} {x.dtype}\n"
         digest.update(form.encode())
         if name in frozen and x.numel():

@@ -355,10 +355,6 @@ class DiSK(PostProcess):
             return (point,)
         return (point, EvaluationPoint(0.0, 1 - self.weight))
 
-    @property
-    def _average(self) -> EMA:
-        return EMA(self.kappa, self.init)
-
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
         return {
@@ -371,7 +367,8 @@ class DiSK(PostProcess):
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the average of the combined gradients with the variance of its noise."""
-        return self._average.apply(released, state)
+        average = EMA(self.kappa, self.init)
+        return average.apply(released, state)
 
 
 def kalman_gain(ratio: float) -> float:

@@ -699,17 +699,19 @@ class EpsilonCurve:
         event = self.event
         if is_truncated(event):
             # Where full batches are rare enough, δ may cover everything that they reveal.
-            shares = [two_parts(neighbour)[0] for neighbour in neighbouring_sizes(event)]
-            full = count * max(shares)
+            parts = [two_parts(neighbour) for neighbour in neighbouring_sizes(event)]
+            full = count * max(share for share, _, _ in parts)
             if full <= _RARE * self.delta:
-                _, ordinary, _ = two_parts(event)
-                return epsilon(ordinary, count, self.delta - full, self.accountant, self.relation)
+                _, ordinary, _ = parts[0]
+                delta = self.delta - full
+                return epsilon(ordinary, count, delta, self.accountant, self.relation)
         is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent)
+        is_sampled = is_poisson or is_truncated(event)
         with quiet_accountants():
-            if self.accountant == "pld" and is_gaussian(event):
-                noise = event.noise_multiplier / math.sqrt(count)
-                return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
-            if self.accountant == "pld" and not (is_poisson or is_truncated(event)):
+            if self.accountant == "pld" and not is_sampled:
+                if is_gaussian(event):
+                    noise = event.noise_multiplier / math.sqrt(count)
+                    return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
                 composed = _accountant("pld", self.relation).compose(event, count)
                 delta = self._resolved_delta(count)
                 return float(composed.get_epsilon(delta))

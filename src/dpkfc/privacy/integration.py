@@ -188,7 +188,7 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     wanted = min(1e-3, spread / 100, finest)
     h = max(width / MOST_POINTS, wanted)
     first, mass = _move_to_grid(relevant.loss, relevant.mass, h)
-    places = np.arange(mass.size)
+    places = np.arange(mass.size, dtype=np.float64)
     moved = Losses(h * (first + places), mass)
     scale = moved.cumulant(tilt)
     tilted = mass * np.exp(tilt * moved.loss - scale)

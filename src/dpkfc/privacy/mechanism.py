@@ -138,7 +138,8 @@ def compute_keystream(
     Source:
         RFC 8439, section 2.3.
     """
-    if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= counter + blocks <= 1 << 32:
+    stop = counter + blocks
+    if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= stop <= 1 << 32:
         raise ValueError(
             "ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got"
             f" {len(key)}, {len(nonce)} and {counter} + {blocks}"

@@ -99,8 +99,8 @@ _RARE_FINE = 1 << 45
 
 def _test_words(count: int, seed: int, domain: str, *numbers: int) -> NDArray[Any]:
     """Return words of the test mode; every domain has its own."""
-    number = _DOMAINS[domain]
-    sequence = np.random.SeedSequence(entropy=seed, spawn_key=(number, *numbers))
+    place = (_DOMAINS[domain], *numbers)
+    sequence = np.random.SeedSequence(entropy=seed, spawn_key=place)
     return sequence.generate_state(count, np.uint64)
 
 
