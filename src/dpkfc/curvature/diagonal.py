@@ -129,7 +129,9 @@ class AdaDPS(ProbePreconditioner):
         """Where labels come from."""
         if self.labels is not None:
             return self.labels
-        return "given" if self.probe.describe().get("labelled") else "model"
+        if self.probe.describe().get("labelled"):
+            return "given"
+        return "model"
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
@@ -477,7 +479,9 @@ class DP2(Preconditioner):
             if kind == "v":
                 moments[parameter] = x
         if not is_adaptive or not moments:
-            why = "no release of a plain phase was seen" if is_adaptive else "plain phase"
+            why = "plain phase"
+            if is_adaptive:
+                why = "no release of a plain phase was seen"
             report = tuple(identity_row(name, why) for name in rules or {})
             return PreconditionerState(metric={}, step=step, report=report)
         roots, floored = self._roots(moments, past)

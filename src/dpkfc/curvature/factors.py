@@ -386,7 +386,9 @@ class IsotropicFactor:
     @property
     def rank(self) -> int:
         """d, or 0 for the zero factor."""
-        return self.dim if self.mean > 0 else 0
+        if self.mean > 0:
+            return self.dim
+        return 0
 
     @property
     def trace(self) -> float:
@@ -569,8 +571,10 @@ class FactorAccumulator:
         """
         if self.shape != "full" or self.oversize != "low_rank" or self.dim <= self.max_size:
             return None
-        past = self.max_size // _PAST if self._decays else 0
-        return max(1, self.max_size - past)
+        most = self.max_size
+        if self._decays:
+            most -= self.max_size // _PAST
+        return max(1, most)
 
     def add(self, rows: Tensor, count: float) -> None:
         """Add rows `[m, d]` of `count` samples, the divisor of their sum of outer products.
@@ -660,8 +664,9 @@ class FactorAccumulator:
         if self.shape == "full":
             return gram(unit)
         squares = unit.square()
-        total = squares.sum(0) if self.shape == "diagonal" else squares.sum()
-        return total.double()
+        if self.shape == "diagonal":
+            return squares.sum(0).double()
+        return squares.sum().double()
 
     def detached_copy(self, shared: FactorCache | None = None) -> FactorAccumulator:
         """Return a copy with a cache of its own."""
@@ -767,7 +772,10 @@ class FactorAccumulator:
         if other._sum is None:
             for rows in other._rows:
                 wide = rows.double()
-                image = wide @ mine if mine.dim() == 2 else wide * mine
+                if mine.dim() == 2:
+                    image = wide @ mine
+                else:
+                    image = wide * mine
                 product = image * wide
                 total += float(product.sum())
             return total * self.scale**2
@@ -886,7 +894,9 @@ class FactorAccumulator:
 
 def _diagonal(x: Tensor) -> Tensor:
     """Return the diagonal of a matrix; a vector or a number is one already."""
-    return x.diagonal() if x.dim() == 2 else x
+    if x.dim() == 2:
+        return x.diagonal()
+    return x
 
 
 def _largest(rows: Tensor) -> float:

@@ -168,7 +168,9 @@ class GEP(ProbePreconditioner):
     @property
     def name(self) -> str:
         """Short name: gep, or b-gep without the residual."""
-        return "b-gep" if self.residual_norm is None else "gep"
+        if self.residual_norm is None:
+            return "b-gep"
+        return "gep"
 
     @property
     def required_clipping(self) -> str:

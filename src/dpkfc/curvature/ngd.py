@@ -178,7 +178,9 @@ def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.
 
 
 def _by_role(gradients: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    return gradients if isinstance(gradients, dict) else {_ROLE: gradients}
+    if isinstance(gradients, dict):
+        return gradients
+    return {_ROLE: gradients}
 
 
 def _dtype(block: Block) -> torch.dtype:
@@ -254,7 +256,9 @@ _Part = LayerAccumulator | Moments
 
 def _cost(part: _Part) -> float:
     """Return the cost of two complete bases; that of a diagonal is negligible."""
-    return part.full_cost if isinstance(part, LayerAccumulator) else 1.0
+    if isinstance(part, LayerAccumulator):
+        return part.full_cost
+    return 1.0
 
 
 def _measure_own(
@@ -285,7 +289,9 @@ def _measure_own(
             factors[name].add(block)
         else:
             new = squared_gradients(block)
-            moments[name] = moments[name] + new if name in moments else new
+            if name in moments:
+                new = moments[name] + new
+            moments[name] = new
 
     rows = rows_of_process(team, spec.size)
     on_sample = None if team is None else take_digest
@@ -319,8 +325,8 @@ def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
 def _product_fisher(layer: LayerFactors) -> LayerFisher:
     input_basis, input_values = _complete_basis(layer.sides["input"], layer)
     output_basis, output_values = _complete_basis(layer.sides["output"], layer)
-    sizes = (len(output_values), len(input_values))
-    ones = torch.ones(sizes, dtype=layer.dtype, device=layer.device)
+    size = (len(output_values), len(input_values))
+    ones = torch.ones(size, dtype=layer.dtype, device=layer.device)
     entry = Eigenbasis(ones, input_basis, output_basis)
     shapes: dict[str, Any] = {"kind": "outer"}
     for side, shape in layer.shapes.items():
@@ -515,7 +521,9 @@ class NGD(ProbePreconditioner):
     @property
     def exponent(self) -> float:
         """Power of F̃⁻¹ in one application of the map."""
-        return 0.5 if self.order == "split" else 1.0
+        if self.order == "split":
+            return 0.5
+        return 1.0
 
     def floor(self, step: int) -> float:
         """Return λ_t before a step (from 0); λ_safe from step T on (Eq. 18)."""
@@ -529,7 +537,9 @@ class NGD(ProbePreconditioner):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
-        name = "ngd" if self.order == "split" else f"ngd-{self.order}"
+        name = "ngd"
+        if self.order != "split":
+            name = f"ngd-{self.order}"
         return self._describe(name, lambda_base=self.base)
 
     def check_plan(self, steps: int, readout: str) -> None:

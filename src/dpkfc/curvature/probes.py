@@ -89,7 +89,9 @@ def hash_tensor(digest: Any, name: str, x: Tensor) -> None:
 
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the first parameter."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    for parameter in model.parameters():
+        return parameter.device
+    return torch.device("cpu")
 
 
 def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
@@ -222,7 +224,9 @@ class Probe(ABC):
         The default is the attribute `labels`.
         """
         labels = getattr(self, "labels", None)
-        return labels if isinstance(labels, Tensor) else None
+        if isinstance(labels, Tensor):
+            return labels
+        return None
 
     @property
     def padding_id(self) -> int | None:
@@ -737,7 +741,8 @@ class Refined(Probe):
         size = squares.mean(1).sqrt()
         ones = [1] * (gradient.dim() - 1)
         size = size.view(-1, *ones)
-        return torch.where(size > 0, gradient / size, 0.0)
+        unit = gradient / size
+        return torch.where(size > 0, unit, 0.0)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: those of the other probe, and how its inputs are moved."""
@@ -892,7 +897,9 @@ class TokenNoise(Probe):
     @property
     def padding_id(self) -> int | None:
         """The id that fills bare ids, None if a special token has the same id."""
-        return None if self.pad_id in (self.cls_id, self.sep_id) else self.pad_id
+        if self.pad_id in (self.cls_id, self.sep_id):
+            return None
+        return self.pad_id
 
     @property
     def call_hint(self) -> str:
@@ -907,7 +914,10 @@ class TokenNoise(Probe):
     @property
     def _specials(self) -> int:
         """Number of special tokens in a text."""
-        return (self.cls_id is not None) + max(1, self.segments) * (self.sep_id is not None)
+        count = int(self.cls_id is not None)
+        if self.sep_id is not None:
+            count += max(1, self.segments)
+        return count
 
     @property
     def _shortest(self) -> int:
@@ -923,7 +933,9 @@ class TokenNoise(Probe):
             weights = self.frequencies / largest
         else:
             rank = torch.arange(self.vocab_size, dtype=torch.float64) - self.first_id + 1
-            weights = rank.clamp(min=1).pow(-(self.zipf_exponent or 0.0))
+            rank = rank.clamp(min=1)
+            exponent = self.zipf_exponent or 0.0
+            weights = rank.pow(-exponent)
         weights[: self.first_id] = 0
         for special in (self.cls_id, self.sep_id, self.pad_id, *self.exclude):
             if special is not None:
@@ -1038,11 +1050,13 @@ def _split_special_tokens(
     whole: Sequence[int], inner: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return the items before and after `inner` in `whole`."""
-    for start in range(len(whole) - len(inner) + 1):
-        stop = start + len(inner)
-        if list(whole[start:stop]) == list(inner):
-            return list(whole[:start]), list(whole[stop:])
-    return list(whole), []
+    own = list(whole)
+    wanted = list(inner)
+    for start in range(len(own) - len(wanted) + 1):
+        stop = start + len(wanted)
+        if own[start:stop] == wanted:
+            return own[:start], own[stop:]
+    return own, []
 
 
 # --------------------------------------------------------------------------------------------------

@@ -782,12 +782,16 @@ def send_to_owners(
     own: dict[str, list[P]] = defaultdict(list)
     cpu = torch.device("cpu")
     for owner in range(team.world_size):
-        sent = {name: part for name, part in parts.items() if owners[name] == owner}
+        sent = {}
+        for name, part in parts.items():
+            if owners[name] == owner:
+                sent[name] = part
         sent = copy_to_device(sent, cpu)
         received = team.gather(sent, owner)
         for of_process in received or ():
             for name, part in of_process.items():
                 own[name].append(part)
+    # In the order of the layers.
     return {name: own[name] for name in owners if name in own}
 
 
@@ -859,7 +863,8 @@ def _copy_value(x: Any, device: torch.device, copy_part: Callable[[Any], Any]) -
     if isinstance(x, Mapping):
         return {key: copy_part(part) for key, part in x.items()}
     if isinstance(x, (list, tuple)):
-        return type(x)(copy_part(part) for part in x)
+        parts = map(copy_part, x)
+        return type(x)(parts)
     return x
 
 

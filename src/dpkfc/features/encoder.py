@@ -205,7 +205,9 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.norm1(x))
-        residual = x if self.shortcut is None else self.shortcut(y)
+        residual = x
+        if self.shortcut is not None:
+            residual = self.shortcut(y)
         z = self.norm2(self.conv1(y))
         change: Tensor = self.conv2(functional.relu(z))
         return residual + change

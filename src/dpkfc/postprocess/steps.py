@@ -335,7 +335,9 @@ class DiSK(PostProcess):
             return (1 - self.kappa) / self.kappa
         if self.mode == "storm":
             return -1.0
-        return _DEFAULT_GAMMA if self.gamma is None else self.gamma
+        if self.gamma is None:
+            return _DEFAULT_GAMMA
+        return self.gamma
 
     @property
     def weight(self) -> float:
@@ -343,7 +345,9 @@ class DiSK(PostProcess):
         if self.kappa == 1:
             return 0.0
         c = (1 - self.kappa) / (self.kappa * self._lookahead)
-        return 1.0 if math.isclose(c, 1.0, rel_tol=1e-12) else c
+        if math.isclose(c, 1.0, rel_tol=1e-12):
+            return 1.0
+        return c
 
     @property
     def evaluations(self) -> tuple[EvaluationPoint, ...]:
@@ -724,7 +728,9 @@ class SOFIM(PostProcess):
         """Return the steps from the uncorrected M, ‖M‖² and Mᵀg."""
         if t <= self.warmup:
             return {name: torch.zeros_like(g) for name, g in gradients.items()}
-        correction = 1 - self.beta**t if self.bias_correction else 1.0
+        correction = 1.0
+        if self.bias_correction:
+            correction -= self.beta**t
         squared_norm /= correction**2
         product /= correction
         if self.direction == "momentum":

@@ -140,7 +140,9 @@ def convolutions(event: dp_accounting.DpEvent) -> int:
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return sum(map(convolutions, event.events))
     # Gaussian losses add up in closed form.
-    return 0 if is_gaussian(event) else 1
+    if is_gaussian(event):
+        return 0
+    return 1
 
 
 def is_gaussian(event: dp_accounting.DpEvent) -> bool:
@@ -439,7 +441,9 @@ def relation_of(event: dp_accounting.DpEvent) -> str:
 
     kind = dp_accounting.SampledWithoutReplacementDpEvent
     replaces = any(isinstance(part, kind) for part in events_in(event))
-    return "replace_one" if replaces else "add_or_remove_one"
+    if replaces:
+        return "replace_one"
+    return "add_or_remove_one"
 
 
 def deltas_of_epsilons(
@@ -1041,9 +1045,9 @@ def _losses_of_group(rate: float, stddev: float, size: int) -> tuple[Losses, Los
     log_ratios = shifts * centred / stddev**2
     loss = scipy.special.logsumexp(log_weights + log_ratios, axis=0)
     unit = x / stddev
-    log_density = -0.5 * unit**2 + math.log(cell)
-    present = Losses(loss, np.exp(log_density + loss))
-    absent = Losses(-loss, np.exp(log_density))
+    log_mass = -0.5 * unit**2 + math.log(cell)
+    present = Losses(loss, np.exp(log_mass + loss))
+    absent = Losses(-loss, np.exp(log_mass))
     return present, absent
 
 

@@ -627,7 +627,9 @@ def rounded_release(
             pieces = normal(sum(sizes), torch.float64).split(sizes)
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            device = "cpu" if z is None else z.device
+            device = torch.device("cpu")
+            if z is not None:
+                device = z.device
             steps = x.detach().to(device, torch.float64, copy=True)
             steps.div_(grid)
             steps.round_()

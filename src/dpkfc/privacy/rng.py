@@ -243,7 +243,8 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
 
     def make_chunk(chunk: int) -> NDArray[Any]:
         remaining = size - chunk * CHUNK
-        out = np.empty(min(CHUNK, remaining), dtype=dtype)
+        length = min(CHUNK, remaining)
+        out = np.empty(length, dtype=dtype)
         _fill_chunks(out, key, draw, range(chunk, chunk + 1), chunk)
         return out
 
@@ -253,9 +254,11 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pending = deque(pool.submit(make_chunk, chunk) for chunk in range(ahead))
         for following in range(ahead, chunks + ahead):
-            yield pending.popleft().result()
+            oldest = pending.popleft()
+            yield oldest.result()
             if following < chunks:
-                pending.append(pool.submit(make_chunk, following))
+                task = pool.submit(make_chunk, following)
+                pending.append(task)
 
 
 def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
