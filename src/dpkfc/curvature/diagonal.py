@@ -129,7 +129,9 @@ class AdaDPS(ProbePreconditioner):
         """Where labels come from."""
         if self.labels is not None:
             return self.labels
-        return "given" if self.probe.describe().get("labelled") else "model"
+        if self.probe.describe().get("labelled"):
+            return "given"
+        return "model"
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
@@ -153,9 +155,10 @@ class AdaDPS(ProbePreconditioner):
         """Return what a refresh runs, in whole mini-batches."""
         spec = super().probe_spec(step)
         batch = min(spec.size, self.batch_size or spec.size)
+        whole = spec.size // batch
         return replace(
             spec,
-            size=spec.size // batch * batch,
+            size=whole * batch,
             chunk=min(batch, self.chunk),
             labels=self.resolved_labels,
             within=batch,
@@ -183,28 +186,35 @@ class AdaDPS(ProbePreconditioner):
         """
         with preserve_model(model), torch.no_grad():
             layers, last, note = self._measure(model, capture, step)
-            values = {name: self._average(name, new, previous) for name, new in layers.items()}
+            values = {}
+            for name, layer in layers.items():
+                values[name] = self._average(name, layer, previous)
             shift = self.floor * _mean(values)
             if not shift > 0:
                 raise ValueError(
                     "no parameter has a gradient on the probe; check its labels and the model's "
                     "output on it"
                 )
-            metric: Metric = {
-                name: layer.entry(self._roots(values[name], shift))
-                for name, layer in layers.items()
-            }
+            entries = {}
+            for name, layer in layers.items():
+                roots = self._roots(values[name], shift)
+                entries[name] = layer.entry(roots)
+            metric: Metric = entries
             scale = 1.0
             if self.as_released is None and self.scale == "probe":
                 scale = probe_scale(model, capture, self.probe_spec(step), metric, last=last)
                 metric = scale_metric(metric, scale)
-        spectra: dict[str, dict[str, Tensor]] = {}
-        shapes: dict[str, dict[str, Any]] = {}
-        report: list[dict[str, Any]] = []
+        spectra = {}
+        shapes = {}
+        report = []
         for name, layer in layers.items():
-            spectra[name] = {role: x.flatten().cpu() for role, x in values[name].items()}
+            spectrum = {}
+            for role, x in values[name].items():
+                flat = x.flatten()
+                spectrum[role] = flat.cpu()
+            spectra[name] = spectrum
             shapes[name] = layer.shapes
-            report += _report(name, metric[name], spectra[name], shift)
+            report += _report(name, metric[name], spectrum, shift)
         report += [identity_row(name) for name in rules or {} if name not in metric]
         return PreconditionerState(
             metric=metric,
@@ -256,7 +266,7 @@ class AdaDPS(ProbePreconditioner):
         if previous is None or not self.decay or name not in previous.spectra:
             return new.mean
         before = eigenvalues(previous.metric[name], previous.spectra[name])
-        average: dict[str, Tensor] = {}
+        average = {}
         for role, x in new.mean.items():
             past = self.decay * before[role].to(x)
             average[role] = past + (1 - self.decay) * x
@@ -267,7 +277,7 @@ class AdaDPS(ProbePreconditioner):
         inside, outside = shift, 0.0
         if self.as_released is not None:
             inside, outside, _ = _RELEASED[self.as_released]
-        roots: dict[str, Tensor] = {}
+        roots = {}
         for role, v in values.items():
             root = (v + inside).sqrt() + outside
             roots[role] = 1 / root
@@ -278,7 +288,9 @@ _Added = TypeVar("_Added", bound=Sums)
 
 
 def _add(totals: dict[str, _Added], name: str, new: _Added) -> None:
-    totals[name] = totals[name] + new if name in totals else new
+    if name in totals:
+        new = totals[name] + new
+    totals[name] = new
 
 
 def _mean(values: Mapping[str, Mapping[str, Tensor]]) -> float:
@@ -299,7 +311,8 @@ def _report(
     for role, v in eigenvalues(entry, spectrum).items():
         note = ""
         if not bool((v > 0).all()):
-            note = f"{float((v == 0).double().mean()):.0%} without a gradient on the probe"
+            is_zero = (v == 0).double()
+            note = f"{float(is_zero.mean()):.0%} without a gradient on the probe"
         rows.append(
             {
                 "layer": name,
@@ -391,7 +404,9 @@ class DP2(Preconditioner):
         The factor is 1 in plain phases and `ratio · clip_ratio` in adaptive ones, where a release
         is C₁/C₂ times that of the paper.
         """
-        return self.ratio * self.clip_ratio if self.is_adaptive(step) else 1.0
+        if self.is_adaptive(step):
+            return self.ratio * self.clip_ratio
+        return 1.0
 
     def is_due(self, step: int) -> bool:
         """Return whether a phase begins with this step (from 0)."""
@@ -408,25 +423,26 @@ class DP2(Preconditioner):
             `sum/<parameter>` and `count` of the present plain phase; `v/<parameter>` and `updates`
             of the plain phases that have ended; `noise`, the variance of the noise in v.
         """
+        kept = dict(past)
         if self.is_adaptive(released.step):
-            return dict(past)
+            return kept
         zero = torch.zeros((), dtype=torch.float64)
         count = past.get("count", zero) + 1
-        kept = {name: x for name, x in past.items() if not name.startswith("sum/")}
-        sums: dict[str, Tensor] = {}
+        kept["count"] = count
         for name, gradient in released.gradients.items():
             key = f"sum/{name}"
-            sums[key] = gradient.detach() + past.get(key, 0.0)
+            kept[key] = gradient.detach() + past.get(key, 0.0)
         if not self.is_due(released.step + 1):
-            return kept | {"count": count} | sums
+            return kept
         variance = torch.tensor(float(released.noise_variance), dtype=torch.float64)
-        kept["noise"] = self._average(past.get("noise"), variance / count.cpu())
+        variance = variance / count.cpu()
+        kept["noise"] = self._average(past.get("noise"), variance)
         kept["updates"] = past.get("updates", zero) + 1
         kept["count"] = zero
-        for key, total in sums.items():
-            moment = key.replace("sum/", "v/", 1)
-            square = (total / float(count)).square()
-            kept[moment] = self._average(past.get(moment), square)
+        for name in released.gradients:
+            mean = kept.pop(f"sum/{name}") / float(count)
+            moment = f"v/{name}"
+            kept[moment] = self._average(past.get(moment), mean.square())
         return kept
 
     def _average(self, before: Tensor | None, new: Tensor) -> Tensor:
@@ -457,14 +473,21 @@ class DP2(Preconditioner):
             diagonal: makes a metric of positive factors, parameter name to tensor of its shape.
         """
         is_adaptive = self.is_adaptive(step)
-        moments = {name.removeprefix("v/"): x for name, x in past.items() if name.startswith("v/")}
+        moments = {}
+        for name, x in past.items():
+            kind, _, parameter = name.partition("/")
+            if kind == "v":
+                moments[parameter] = x
         if not is_adaptive or not moments:
-            why = "no release of a plain phase was seen" if is_adaptive else "plain phase"
+            why = "plain phase"
+            if is_adaptive:
+                why = "no release of a plain phase was seen"
             report = tuple(identity_row(name, why) for name in rules or {})
             return PreconditionerState(metric={}, step=step, report=report)
         roots, floored = self._roots(moments, past)
         factor = 1 / self.clip_ratio
-        metric = diagonal({name: factor / root for name, root in roots.items()})
+        factors = {name: factor / root for name, root in roots.items()}
+        metric = diagonal(factors)
         note = f"from past releases; {floored:.0%} of all entries at the floor"
         row = {"side": "weight", "kind": "diagonal"}
         report = tuple(identity_row(name, note) | row for name in metric)
@@ -479,19 +502,27 @@ class DP2(Preconditioner):
             bias = 1 - self.decay ** float(past["updates"])
             noise = float(past["noise"]) / bias
             v = {name: x / bias for name, x in v.items()}
-        size = sum(x.numel() for x in v.values())
-        mean = sum(float(x.sum(dtype=torch.float64)) for x in v.values()) / size
+        size = 0
+        total = 0.0
+        for x in v.values():
+            size += x.numel()
+            total += float(x.sum(dtype=torch.float64))
+        mean = total / size
         least = max(self.floor * mean, 1e-300)
-        moments: dict[str, Tensor] = {}
+        moments = {}
         total = 0.0
         floored = 0
         for name, x in v.items():
-            moment = (x.double() - noise).clamp(min=least)
+            moment = x.double() - noise
+            moment = moment.clamp(min=least)
             moments[name] = moment
             total += float(moment.sum())
-            floored += int((moment <= least).sum())
-        unit = math.sqrt(total / size) if self.scale == "unit" else 1.0
-        roots: dict[str, Tensor] = {}
+            is_low = moment <= least
+            floored += int(is_low.sum())
+        unit = 1.0
+        if self.scale == "unit":
+            unit = math.sqrt(total / size)
+        roots = {}
         for name, moment in moments.items():
             root = moment.sqrt() / unit
             roots[name] = root.to(v[name].dtype)

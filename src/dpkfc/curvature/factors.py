@@ -112,7 +112,8 @@ class Eigen(_FactorForm):
     @property
     def floor(self) -> float:
         """Mean of the other eigenvalues; 0 without any."""
-        return self.rest / max(1, self.dim - self.values.numel())
+        missing = self.dim - self.values.numel()
+        return self.rest / max(1, missing)
 
     @property
     def spectrum(self) -> Tensor:
@@ -129,7 +130,8 @@ class Eigen(_FactorForm):
 
     def dense(self) -> Tensor:
         """Return the matrix `[d, d]` in the dtype of the vectors."""
-        above = (self.values - self.floor).to(self.vectors.dtype)
+        above = self.values - self.floor
+        above = above.to(self.vectors.dtype)
         matrix = (self.vectors * above) @ self.vectors.T
         matrix.diagonal().add_(self.floor)
         return matrix
@@ -156,18 +158,22 @@ def eigh(matrix: Tensor) -> Eigen:
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"a factor must be a square matrix, got shape {tuple(matrix.shape)}")
     dim = matrix.shape[0]
-    scale = float(matrix.abs().max()) if matrix.numel() else 0.0
+    scale = _largest(matrix)
     if not math.isfinite(scale):
         raise ValueError(f"a factor of size {dim} contains NaN or infinity; {_CHECK}")
     if scale == 0.0:
-        basis = torch.eye(dim, dtype=matrix.dtype, device=matrix.device)
-        return Eigen(basis, torch.zeros(dim, dtype=torch.float64, device=matrix.device))
+        basis = torch.eye(dim).to(matrix)
+        zeros = torch.zeros(dim, dtype=torch.float64)
+        return Eigen(basis, zeros.to(matrix.device))
     unit = matrix.double() / scale
     unit = (unit + unit.T) / 2
+    # Ascending values `[d]` and columns `[d, d]`.
     values, vectors = _decompose(unit, matrix.dtype)
-    values = values.double().clamp(min=0).flip(0) * scale
-    vectors = vectors.flip(1).to(matrix.dtype)
-    return Eigen(vectors.contiguous(), values)
+    values = values.double()
+    values.clamp_(min=0)
+    vectors = vectors.flip(1)
+    vectors = vectors.to(matrix.dtype)
+    return Eigen(vectors.contiguous(), values.flip(0) * scale)
 
 
 def _decompose(unit: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -211,34 +217,41 @@ def decompose_leading(matrix: Tensor, keep: int, start: Tensor | None = None) ->
     Source: Halko, Martinsson and Tropp (2011), algorithm 4.4.
     """
     dim = matrix.shape[0]
-    scale = float(matrix.abs().max())
+    scale = _largest(matrix)
     unit = matrix / scale
-    mean = float(unit.diagonal().double().sum()) / dim
+    diagonal = unit.diagonal().double()
+    mean = float(diagonal.sum()) / dim
     generator = torch.Generator().manual_seed(dim)
-    columns = min(dim, keep + max(16, keep // 4))
+    spare = max(16, keep // 4)
+    columns = min(dim, keep + spare)
     basis = torch.randn(dim, columns, generator=generator, dtype=torch.float64)
     basis = basis.to(unit.device)
-    if start is not None and start.shape[0] == dim:
+    if start is not None:
         known = start[:, :keep]
         basis[:, : known.shape[1]] = known
-    basis = torch.linalg.qr(basis).Q
     for _ in range(_ITERATIONS):
-        image = (unit @ basis.to(unit.dtype)).double()
+        basis = torch.linalg.qr(basis).Q
+        image = unit @ basis.to(unit.dtype)
+        image = image.double()
         small = basis.T @ image
-        values, rotation = torch.linalg.eigh((small + small.T) / 2)
+        small = (small + small.T) / 2
+        values, rotation = torch.linalg.eigh(small)
+        # The largest eigenvalues come first.
         rotation = rotation.flip(1)
-        image = image @ rotation
-        vectors = (basis @ rotation)[:, :keep]
         wanted = values.flip(0)[:keep]
-        difference = image[:, :keep] - vectors * wanted
+        vectors = basis @ rotation
+        vectors = vectors[:, :keep]
+        basis = image @ rotation
+        difference = basis[:, :keep] - vectors * wanted
         residuals = torch.linalg.vector_norm(difference, dim=0)
-        if float(residuals.max()) <= _RESIDUAL * mean:
+        if residuals.max() <= _RESIDUAL * mean:
             break
-        basis = torch.linalg.qr(image).Q
     kept = wanted.clamp(min=0) * scale
-    rest = max(0.0, mean * dim * scale - float(kept.sum()))
-    vectors = _orthonormalize(vectors).to(matrix.dtype)
-    return Eigen(vectors.contiguous(), kept, rest)
+    trace = mean * dim * scale
+    rest = trace - float(kept.sum())
+    vectors = _orthonormalize(vectors)
+    vectors = vectors.to(matrix.dtype)
+    return Eigen(vectors.contiguous(), kept, max(0.0, rest))
 
 
 def gram(rows: Tensor) -> Tensor:
@@ -253,14 +266,10 @@ def gram(rows: Tensor) -> Tensor:
     for start in range(0, d, _COLUMNS):
         stop = min(d, start + _COLUMNS)
         columns = rows[:, start:stop]
-        torch.matmul(columns.T, rows[:, start:], out=out[start:stop, start:])
-        out[stop:, start:stop] = out[start:stop, stop:].T
+        part = out[start:stop]
+        torch.matmul(columns.T, rows[:, start:], out=part[:, start:])
+        out[stop:, start:stop] = part[:, stop:].T
     return out
-
-
-def _is_wide(dim: int, keep: int | None) -> bool:
-    """Return whether the first pairs alone are cheaper than all of them."""
-    return keep is not None and dim >= max(_SMALL, 4 * keep)
 
 
 def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eigen:
@@ -285,23 +294,28 @@ def eigen_of_rows(rows: Tensor, n_total: float, keep: int | None = None) -> Eige
         raise ValueError(f"rows must be a matrix [n, d], got shape {tuple(rows.shape)}")
     if not n_total > 0:
         raise ValueError(f"the number of samples must be positive, got {n_total}")
-    scale = float(rows.abs().max()) if rows.numel() else 0.0
+    n, d = rows.shape
+    scale = _largest(rows)
     if not math.isfinite(scale):
-        raise ValueError(f"rows of width {rows.shape[1]} contain NaN or infinity; {_CHECK}")
+        raise ValueError(f"rows of width {d} contain NaN or infinity; {_CHECK}")
     if scale == 0.0:
-        empty = torch.zeros(0, dtype=torch.float64, device=rows.device)
-        return Eigen(rows.new_zeros(rows.shape[1], 0), empty)
+        basis = rows.new_zeros(d, 0)
+        return Eigen(basis, basis.new_zeros(0, dtype=torch.float64))
     unit = rows.double() / scale
     factor = scale * scale / n_total
-    if rows.shape[0] >= rows.shape[1]:
-        covariance = gram(unit).to(rows.dtype)
+    if n >= d:
+        covariance = gram(unit)
+        covariance = covariance.to(rows.dtype)
         return eigen_of_covariance(covariance, factor, keep)
-    pairs = eigen_of_covariance(gram(unit.T), 1.0, keep)
-    kept = pairs.values > _RELATIVE_RANK * pairs.values[0]
+    products = gram(unit.T)
+    pairs = eigen_of_covariance(products, 1.0, keep)
+    least = _RELATIVE_RANK * pairs.values[0]
+    kept = pairs.values > least
     vectors = unit.T @ pairs.vectors[:, kept]
     vectors = vectors / torch.linalg.vector_norm(vectors, dim=0)
-    vectors = _orthonormalize(vectors).to(rows.dtype)
-    return Eigen(vectors, pairs.values[kept] * factor, pairs.rest * factor)
+    vectors = _orthonormalize(vectors)
+    pairs = Eigen(vectors.to(rows.dtype), pairs.values[kept], pairs.rest)
+    return pairs.scaled(factor)
 
 
 def eigen_of_covariance(
@@ -315,11 +329,14 @@ def eigen_of_covariance(
         keep: number of first pairs of a wide matrix, besides the trace of the rest; None for all.
         start: see `decompose_leading`.
     """
-    if keep is not None and _is_wide(covariance.shape[0], keep):
-        largest = float(covariance.abs().max())
-        if math.isfinite(largest) and largest > 0:
-            return decompose_leading(covariance, keep, start).scaled(factor)
-    return eigh(covariance).scaled(factor)
+    pairs = None
+    # For a wide matrix the first pairs alone are cheaper than all of them.
+    if keep is not None and covariance.shape[0] >= max(_SMALL, 4 * keep):
+        if 0 < _largest(covariance) < math.inf:
+            pairs = decompose_leading(covariance, keep, start)
+    if pairs is None:
+        pairs = eigh(covariance)
+    return pairs.scaled(factor)
 
 
 def _orthonormalize(vectors: Tensor) -> Tensor:
@@ -369,7 +386,9 @@ class IsotropicFactor:
     @property
     def rank(self) -> int:
         """d, or 0 for the zero factor."""
-        return self.dim if self.mean > 0 else 0
+        if self.mean > 0:
+            return self.dim
+        return 0
 
     @property
     def trace(self) -> float:
@@ -411,23 +430,20 @@ def inner_product(first: Factor, second: Factor) -> float:
         case Eigen(), Eigen():
             cosines = first.vectors.double().T @ second.vectors.double()
             overlap = cosines.square()
-            above = (first.values - first.floor) @ overlap @ (second.values - second.floor)
-            return float(above) + _isotropic_part(first, second)
+            f = first.floor
+            s = second.floor
+            above = (first.values - f) @ overlap @ (second.values - s)
+            # tr(F S) is tr(F' S') and this, for F = F' + f I and S = S' + s I.
+            rest = f * (second.trace - s * first.dim)
+            rest += s * (first.trace - f * first.dim)
+            rest += f * s * first.dim
+            return float(above) + rest
         case Eigen(), DiagonalFactor():
             squares = first.vectors.double().square()
             above = second.values @ squares @ (first.values - first.floor)
             return float(above) + first.floor * second.trace
         case _:
             return inner_product(second, first)
-
-
-def _isotropic_part(first: Eigen, second: Eigen) -> float:
-    """Return tr(F S) − tr(F' S') for F = F' + f I and S = S' + s I.
-
-    f and s are the means of the eigenvalues that are left out.
-    """
-    f, s, dim = first.floor, second.floor, first.dim
-    return f * (second.trace - s * dim) + s * (first.trace - f * dim) + f * s * dim
 
 
 # --------------------------------------------------------------------------------------------------
@@ -455,7 +471,8 @@ class FactorCache:
             if _are_equal(earlier, rows):
                 return earlier
         if rows.numel() <= _REMEMBERED:
-            self._rows = [rows, *self._rows[:1]]
+            last = self._rows[:1]
+            self._rows = [rows, *last]
         return rows
 
     def product(self, rows: Tensor, scale: float, make: Callable[[], Tensor]) -> Tensor:
@@ -464,7 +481,9 @@ class FactorCache:
             if known_rows is rows and known_scale == scale:
                 return product
         product = make()
-        if any(rows is known for known in self._rows):
+        # Rows that are not kept do not come again.
+        is_kept = any(rows is known for known in self._rows)
+        if is_kept:
             self._products = [(rows, scale, product), *self._products[:1]]
         return product
 
@@ -484,7 +503,9 @@ class FactorCache:
 
 
 def _are_equal(x: Tensor, y: Tensor) -> bool:
-    return x.shape == y.shape and x.dtype == y.dtype and torch.equal(x, y)
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    return torch.equal(x, y)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -550,8 +571,10 @@ class FactorAccumulator:
         """
         if self.shape != "full" or self.oversize != "low_rank" or self.dim <= self.max_size:
             return None
-        past = self.max_size // _PAST if self._decays else 0
-        return max(1, self.max_size - past)
+        most = self.max_size
+        if self._decays:
+            most -= self.max_size // _PAST
+        return max(1, most)
 
     def add(self, rows: Tensor, count: float) -> None:
         """Add rows `[m, d]` of `count` samples, the divisor of their sum of outer products.
@@ -608,15 +631,18 @@ class FactorAccumulator:
 
     def _fold_rows(self) -> None:
         """Replace the kept rows by their sum."""
-        kept, self._rows = self._rows, []
+        kept = self._rows
+        self._rows = []
         for rows in kept:
             self._accumulate(rows, _largest(rows))
 
     def _accumulate(self, rows: Tensor, largest: float) -> None:
         if largest > self.scale:
-            scale = 2.0 ** math.ceil(math.log2(largest))
+            exponent = math.ceil(math.log2(largest))
+            scale = 2.0**exponent
             if self._sum is not None:
-                self._sum = self._sum * (self.scale / scale) ** 2
+                ratio = self.scale / scale
+                self._sum = self._sum * ratio**2
             self.scale = scale
         if self._shared is not None and self.shape == "full":
             term = self._shared.product(rows, self.scale, lambda: self._term(rows))
@@ -630,13 +656,17 @@ class FactorAccumulator:
         The scale is a power of two, so the division rounds nothing.
         """
         # Denormal float32 numbers are normal in float64.
-        wide = rows if self.scale > 1e-30 else rows.double()
-        unit = (wide / (self.scale or 1.0)).to(rows.dtype)
+        wide = rows
+        if self.scale <= 1e-30:
+            wide = rows.double()
+        unit = wide / (self.scale or 1.0)
+        unit = unit.to(rows.dtype)
         if self.shape == "full":
             return gram(unit)
         squares = unit.square()
-        total = squares.sum(0) if self.shape == "diagonal" else squares.sum()
-        return total.double()
+        if self.shape == "diagonal":
+            return squares.sum(0).double()
+        return squares.sum().double()
 
     def detached_copy(self, shared: FactorCache | None = None) -> FactorAccumulator:
         """Return a copy with a cache of its own."""
@@ -674,7 +704,8 @@ class FactorAccumulator:
         twin.count = share * self.count
         twin.reads = share * self.reads
         twin._rows = [math.sqrt(share) * rows for rows in self._rows]
-        twin._sum = None if self._sum is None else share * self._sum
+        if self._sum is not None:
+            twin._sum = share * self._sum
         return twin
 
     def _project_into(self, twin: FactorAccumulator, vectors: Tensor, share: float) -> None:
@@ -682,10 +713,14 @@ class FactorAccumulator:
         # In one piece, as a checkpoint restores the rows.
         rows = torch.cat(self._rows).double()
         vectors = vectors.double()
-        along = (rows @ vectors).square().sum(0)
-        kept = (share * along).sqrt().unsqueeze(1) * vectors.T
-        outside = float(rows.square().sum()) + self._rest - float(along.sum())
-        twin._rows = [kept.to(self._rows[0].dtype)]
+        along = rows @ vectors
+        along = along.square().sum(0)
+        lengths = (share * along).sqrt()
+        kept = lengths.unsqueeze(1) * vectors.T
+        total = float(rows.square().sum()) + self._rest
+        outside = total - float(along.sum())
+        dtype = self._rows[0].dtype
+        twin._rows = [kept.to(dtype)]
         twin._rest = share * max(0.0, outside)
         twin.count = share * self.count
         twin._kept = vectors.shape[1]
@@ -696,10 +731,12 @@ class FactorAccumulator:
         The distance of two zero factors is 0, of a zero factor to another one 1.
         """
         own = self._inner(self)
-        both = self._inner(other)
         theirs = other._inner(other)
-        if own <= 0 or theirs <= 0:
-            return 0.0 if max(own, theirs) <= 0 else 1.0
+        if max(own, theirs) <= 0:
+            return 0.0
+        if min(own, theirs) <= 0:
+            return 1.0
+        both = self._inner(other)
         ratio = self._total() / other._total()
         squared = 1 - 2 * ratio * both / own + ratio**2 * theirs / own
         return math.sqrt(max(0.0, squared))
@@ -707,8 +744,11 @@ class FactorAccumulator:
     def _total(self) -> float:
         """Return the trace of the sum."""
         if self._sum is None:
-            traces = [float(rows.double().square().sum()) for rows in self._rows]
-            return sum(traces) + self._rest
+            total = 0.0
+            for rows in self._rows:
+                squares = rows.double().square()
+                total += float(squares.sum())
+            return total + self._rest
         diagonal = _diagonal(self._sum).double()
         return float(diagonal.sum()) * self.scale**2
 
@@ -732,22 +772,29 @@ class FactorAccumulator:
         if other._sum is None:
             for rows in other._rows:
                 wide = rows.double()
-                image = wide @ mine if mine.dim() == 2 else wide * mine
-                total += float((image * wide).sum())
+                if mine.dim() == 2:
+                    image = wide @ mine
+                else:
+                    image = wide * mine
+                product = image * wide
+                total += float(product.sum())
             return total * self.scale**2
         theirs = other._spread_sum()
         if mine.dim() != theirs.dim():
             mine = _diagonal(mine)
             theirs = _diagonal(theirs)
-        return float((mine * theirs).sum()) * (self.scale * other.scale) ** 2
+        product = mine * theirs
+        scale = self.scale * other.scale
+        return float(product.sum()) * scale**2
 
     def _spread_sum(self) -> Tensor:
         """Return the sum as a matrix, or as a diagonal; a trace is spread evenly."""
         assert self._sum is not None
         total = self._sum.double()
-        if total.dim():
-            return total
-        return (total / self.dim).expand(self.dim)
+        if total.dim() == 0:
+            mean = total / self.dim
+            total = mean.expand(self.dim)
+        return total
 
     def warm_start_from(self, factor: Factor) -> None:
         """Start the next decomposition of this sum from the directions of `factor`."""
@@ -761,7 +808,7 @@ class FactorAccumulator:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON-able values, from which `restore` restores the sum."""
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         if self._sum is not None:
             tensors["sum"] = self._sum
         if self._rows:
@@ -777,13 +824,15 @@ class FactorAccumulator:
     def restore(cls, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> FactorAccumulator:
         """Return the sum whose state `state` returned."""
         restored = cls(values["dim"])
-        vars(restored).update({name: values[name] for name in _STORED})
+        for name in _STORED:
+            setattr(restored, name, values[name])
         restored._rest = values.get("rest", 0.0)
         restored._sum = tensors.get("sum")
         restored._start = tensors.get("start")
-        if "rows" in tensors:
-            restored._rows = [tensors["rows"]]
-            restored._kept = tensors["rows"].shape[0]
+        rows = tensors.get("rows")
+        if rows is not None:
+            restored._rows = [rows]
+            restored._kept = len(rows)
         return restored
 
     def merge(self, other: FactorAccumulator) -> None:
@@ -823,8 +872,9 @@ class FactorAccumulator:
         if self._sum is None:
             rows = torch.cat(self._rows)
             pairs = self._eigen(rows, keep, lambda: eigen_of_rows(rows, 1.0, keep))
-            whole = replace(pairs, rest=pairs.rest + self._rest)
-            return whole.scaled(1.0 / self.count)
+            rest = pairs.rest + self._rest
+            pairs = replace(pairs, rest=rest)
+            return pairs.scaled(1.0 / self.count)
         total = self._sum
         start = self._start
         factor = self.scale**2 / self.count
@@ -833,15 +883,20 @@ class FactorAccumulator:
             return pairs.scaled(factor)
         if self.shape == "diagonal":
             return DiagonalFactor(total * factor)
-        return IsotropicFactor(self.dim, float(total) * factor / self.dim)
+        trace = float(total) * factor
+        return IsotropicFactor(self.dim, trace / self.dim)
 
     def _eigen(self, matrix: Tensor, keep: int | None, make: Callable[[], Eigen]) -> Eigen:
-        return make() if self._shared is None else self._shared.eigen(matrix, keep, make)
+        if self._shared is None:
+            return make()
+        return self._shared.eigen(matrix, keep, make)
 
 
 def _diagonal(x: Tensor) -> Tensor:
     """Return the diagonal of a matrix; a vector or a number is one already."""
-    return x.diagonal() if x.dim() == 2 else x
+    if x.dim() == 2:
+        return x.diagonal()
+    return x
 
 
 def _largest(rows: Tensor) -> float:

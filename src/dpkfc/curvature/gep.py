@@ -50,16 +50,17 @@ class Basis(PreconditionerState):
     def state_dict(self) -> dict[str, Tensor]:
         """Return flat tensors, ready for safetensors; `from_state_dict` restores every bit."""
         metric = self.metric
-        entries: dict[str, Elementwise] = {}
-        places: dict[str, list[Any]] = {}
+        entries = {}
+        places = {}
         for name, span in metric.spans.items():
             entries[name] = Elementwise(span.vectors)
             places[name] = [span.start, span.length]
+        settings = [metric.embedding_norm, metric.residual_norm, metric.share, metric.defect]
         values = {
             "step": self.step,
             "report": [dict(row) for row in self.report],
             "spans": places,
-            "settings": [metric.embedding_norm, metric.residual_norm, metric.share, metric.defect],
+            "settings": settings,
         }
         return pack(entries, {}, values)
 
@@ -75,18 +76,21 @@ class Basis(PreconditionerState):
             raise ValueError(
                 "not the state of a public subspace: it was written by another preconditioner"
             )
-        spans: dict[str, Span] = {}
+        spans = {}
         for name, entry in entries.items():
             # Tensors read from a file can begin anywhere in memory, and a product of unaligned
             # tensors can differ in its last bit.
             vectors = {role: vector.clone() for role, vector in entry.scales.items()}
-            spans[name] = Span(vectors, *values["spans"][name])
+            place = values["spans"][name]
+            spans[name] = Span(vectors, *place)
         metric = Subspace(spans, *values["settings"])
-        return cls(metric=metric, step=values["step"], report=tuple(values["report"]))
+        report = tuple(values["report"])
+        return cls(metric=metric, step=values["step"], report=report)
 
     def to(self, device: torch.device | str) -> Basis:
         """Return the same basis on another device."""
-        return replace(self, metric=self.metric.to(device))
+        metric = self.metric.to(device)
+        return replace(self, metric=metric)
 
     @property
     def _names(self) -> Collection[str]:
@@ -164,7 +168,9 @@ class GEP(ProbePreconditioner):
     @property
     def name(self) -> str:
         """Short name: gep, or b-gep without the residual."""
-        return "b-gep" if self.residual_norm is None else "gep"
+        if self.residual_norm is None:
+            return "b-gep"
+        return "gep"
 
     @property
     def required_clipping(self) -> str:
@@ -234,9 +240,11 @@ class GEP(ProbePreconditioner):
                     group.add_image(blocks, basis, image)
                 # Otherwise these stay in memory next to the next ones.
                 del microbatch, blocks
-            for i, image in enumerate(images):
-                group, _ = subspaces[i]
-                subspaces[i] = (group, group.orthonormalize(image))
+            groups = [group for group, _ in subspaces]
+            subspaces = []
+            for group, image in zip(groups, images, strict=True):
+                basis = group.orthonormalize(image)
+                subspaces.append((group, basis))
         return subspaces
 
 
@@ -259,7 +267,7 @@ class _Group:
 
     def columns(self) -> dict[str, slice]:
         """Return layer name to its columns in Lᵀ `[k, p]`."""
-        columns: dict[str, slice] = {}
+        columns = {}
         start = 0
         for name, shapes in self.layers.items():
             stop = start + _size(shapes)
@@ -269,14 +277,18 @@ class _Group:
 
     def add_image(self, blocks: Mapping[str, Block], basis: Tensor, image: Tensor) -> None:
         """Add Lᵀ Ĝᵀ Ĝ over some public examples to `image` `[k, p]`."""
-        gradients: list[tuple[slice, Tensor]] = []
-        projections: list[Tensor] = []
+        gradients = []
+        projections = []
         for name, columns in self.columns().items():
             if name in blocks:
+                # `[m, columns]`
                 gradient = blocks[name].flatten()
                 gradients.append((columns, gradient))
-                projections.append(gradient @ basis[:, columns].T)
-        products = torch.stack(projections).sum(0)
+                directions = basis[:, columns].T
+                projections.append(gradient @ directions)
+        # `[m, k]`
+        products = torch.stack(projections)
+        products = products.sum(0)
         for columns, gradient in gradients:
             image[:, columns].addmm_(products.T, gradient)
 
@@ -295,23 +307,30 @@ class _Group:
                 f"the public gradients of {self.quoted_names} contain NaN or infinity, or overflow "
                 "when squared; check the probe's scale and the model's parameters"
             )
-        unit = image / largest if largest > 0 else image
-        return torch.linalg.qr(unit.T)[0].T
+        if largest > 0:
+            image = image / largest
+        columns, _ = torch.linalg.qr(image.T)
+        return columns.T
 
     def defect(self, basis: Tensor) -> float:
         """Return an upper bound of ‖Lᵀ L − I‖: its Frobenius norm, in float64."""
-        gram = torch.zeros(self.rank, self.rank, dtype=torch.float64, device=basis.device)
+        rank = self.rank
+        gram = basis.new_zeros(rank, rank, dtype=torch.float64)
         for part in basis.split(1 << 14, 1):
             wide = part.double()
             gram.addmm_(wide, wide.T)
-        identity = torch.eye(self.rank, dtype=torch.float64, device=basis.device)
-        return float((gram - identity).norm())
+        gram.diagonal().sub_(1)
+        return float(gram.norm())
 
     def report_row(self, number: int) -> dict[str, Any]:
         """Return the row of the report."""
-        row = identity_row(", ".join(self.layers), f"{self.rank} public directions")
-        row |= {"side": f"group {number}", "kind": "subspace"}
-        return row | {"dim": self.size, "rank": self.rank}
+        names = ", ".join(self.layers)
+        row = identity_row(names, f"{self.rank} public directions")
+        row["side"] = f"group {number}"
+        row["kind"] = "subspace"
+        row["dim"] = self.size
+        row["rank"] = self.rank
+        return row
 
     @property
     def quoted_names(self) -> str:
@@ -321,7 +340,7 @@ class _Group:
 
 def _known_blocks(blocks: Mapping[str, Block]) -> dict[str, Block]:
     """Return the blocks whose gradients can be formed, formed one after another."""
-    known: dict[str, Block] = {}
+    known = {}
     for name in blocks:
         block = blocks[name].explicit()
         if block.kind is not None:
@@ -347,13 +366,16 @@ def _make_groups(blocks: Mapping[str, Block], rank: int, most: int) -> list[_Gro
     parameters: dict[int, int] = defaultdict(int)
     for name, size in sizes.items():
         middle = before + size / 2
-        number = min(most - 1, int(most * middle / total))
+        number = int(most * middle / total)
+        number = min(most - 1, number)
         layers[number][name] = shapes[name]
         parameters[number] += size
         before += size
-    ranks = _split_rank(list(parameters.values()), rank)
-    groups = [_Group(own, k) for own, k in zip(layers.values(), ranks, strict=True)]
-    for group in groups:
+    ranks = _split_rank([*parameters.values()], rank)
+    groups = []
+    for own_layers, own_rank in zip(layers.values(), ranks, strict=True):
+        group = _Group(own_layers, own_rank)
+        groups.append(group)
         if not 0 < group.rank < group.size:
             raise ValueError(
                 f"rank={rank} gives the layers {group.quoted_names} {group.rank} directions of "
@@ -369,7 +391,8 @@ def _split_rank(sizes: Sequence[int], rank: int) -> list[int]:
     exact = [rank * root / total for root in roots]
     ranks = [int(x) for x in exact]
     remaining = rank - sum(ranks)
-    by_remainder = sorted(range(len(sizes)), key=lambda i: ranks[i] - exact[i])
+    numbers = range(len(sizes))
+    by_remainder = sorted(numbers, key=lambda i: ranks[i] - exact[i])
     for i in by_remainder[:remaining]:
         ranks[i] += 1
     return ranks
@@ -379,27 +402,31 @@ def _gaussian_starts(
     groups: Sequence[_Group], blocks: Mapping[str, Block], generator: torch.Generator
 ) -> list[tuple[_Group, Tensor]]:
     """Return groups with Gaussian starts `[k, p]` in the dtype and on the device of gradients."""
-    subspaces: list[tuple[_Group, Tensor]] = []
+    subspaces = []
     for group in groups:
-        block = blocks[next(iter(group.layers))]
-        gradient = block.select(slice(0, 1)).flatten()
+        first = next(iter(group.layers))
+        example = blocks[first].select(slice(0, 1))
         start = torch.randn(group.rank, group.size, generator=generator)
-        subspaces.append((group, start.to(gradient)))
+        start = start.to(example.flatten())
+        subspaces.append((group, start))
     return subspaces
 
 
 def _make_spans(subspaces: Sequence[tuple[_Group, Tensor]]) -> dict[str, Span]:
     """Return layer name to its rows of the basis."""
-    spans: dict[str, Span] = {}
+    spans = {}
     start = 0
     for group, basis in subspaces:
         for name, columns in group.columns().items():
-            shapes = group.layers[name]
-            sizes = [math.prod(shape) for shape in shapes.values()]
             own = basis[:, columns]
-            vectors: dict[str, Tensor] = {}
-            for role, piece in zip(shapes, own.split(sizes, 1), strict=True):
-                vectors[role] = piece.reshape(group.rank, *shapes[role]).contiguous()
+            vectors = {}
+            first = 0
+            for role, shape in group.layers[name].items():
+                last = first + math.prod(shape)
+                piece = own[:, first:last]
+                piece = piece.reshape(group.rank, *shape)
+                vectors[role] = piece.contiguous()
+                first = last
             norm = float(torch.linalg.vector_norm(own, dtype=torch.float64))
             spans[name] = Span(vectors, start, norm)
         start += group.rank

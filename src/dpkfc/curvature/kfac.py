@@ -138,11 +138,14 @@ class Damping:
         """
         if self.mode == "absolute":
             return self.value + self.gamma
-        return 0.0 if is_empty(factor) else self.value * factor.mean
+        if is_empty(factor):
+            return 0.0
+        return self.value * factor.mean
 
     def root(self, values: Tensor, shift: float) -> Tensor:
         """Return (values + shift)^(−p), float64."""
-        return (values.double() + shift).pow(-self.exponent)
+        damped = values.double() + shift
+        return damped.pow(-self.exponent)
 
 
 def damp_side(
@@ -185,45 +188,51 @@ def damp_side(
 
 def _count_kept_pairs(factor: Eigen, damping: Damping, shift: float, rank: int | None) -> int:
     """Return the number of eigenpairs that a side keeps."""
+    values = factor.values
     kept = factor.rank
     if damping.rank_tolerance:
-        kept = int((factor.values >= damping.rank_tolerance * shift).sum())
-    if rank is None and damping.max_rank is not None and factor.dim >= 4 * damping.max_rank:
-        kept = min(kept, damping.max_rank)
+        is_large = values >= damping.rank_tolerance * shift
+        kept = int(is_large.sum())
+    if rank is None and damping.max_rank is not None:
+        if factor.dim >= 4 * damping.max_rank:
+            kept = min(kept, damping.max_rank)
     elif rank:
         kept = min(kept, rank)
     if damping.tail_mass:
-        left = factor.trace - factor.values.double().cumsum(0)
+        left = factor.trace - values.cumsum(0)
         is_needed = left > damping.tail_mass * factor.trace
-        kept = min(kept, 1 + int(is_needed.sum()))
+        needed = 1 + int(is_needed.sum())
+        kept = min(kept, needed)
     return kept
 
 
 def _eigen_side(
     factor: Eigen, damping: Damping, kept: int, dtype: torch.dtype, widest_dense: int
 ) -> Side:
+    values = factor.values
+    vectors = factor.vectors
     shift = damping.shift(factor)
-    dropped = float(factor.values[kept:].sum()) + factor.rest
+    if 0 < kept and factor.dim < 2 * kept and factor.dim <= widest_dense:
+        # A dense side uses all stored pairs.
+        tail = (factor.floor + shift) ** -damping.exponent
+        scale = damping.root(values, shift)
+        above = scale - tail
+        above = above.to(vectors.dtype)
+        root = (vectors * above) @ vectors.T
+        root.diagonal().add_(tail)
+        root = (root + root.T) / 2
+        norm = float(scale.max())
+        if len(scale) < factor.dim:
+            norm = max(tail, norm)
+        return Dense(root.to(dtype), norm)
+    dropped = float(values[kept:].sum()) + factor.rest
     mean = dropped / max(1, factor.dim - kept)
     tail = (mean + shift) ** -damping.exponent
     if kept == 0:
         return Identity(tail)
-    if 2 * kept <= factor.dim or factor.dim > widest_dense:
-        scale = damping.root(factor.values[:kept], shift).to(dtype)
-        vectors = factor.vectors[:, :kept].to(dtype)
-        return LowRank(vectors.contiguous(), scale, tail)
-    # A dense side uses all stored pairs.
-    tail = (factor.floor + shift) ** -damping.exponent
-    scale = damping.root(factor.values, shift)
-    vectors = factor.vectors
-    above = (scale - tail).to(vectors.dtype)
-    root = (vectors * above) @ vectors.T
-    root.diagonal().add_(tail)
-    root = (root + root.T) / 2
-    norm = float(scale.max())
-    if scale.numel() < factor.dim:
-        norm = max(tail, norm)
-    return Dense(root.to(dtype), norm)
+    scale = damping.root(values[:kept], shift)
+    vectors = vectors[:, :kept].to(dtype)
+    return LowRank(vectors.contiguous(), scale.to(dtype), tail)
 
 
 def elementwise_scale(
@@ -236,8 +245,10 @@ def elementwise_scale(
     shift = damping.shift(factor)
     if shift == 0.0:
         return torch.ones(shape, dtype=dtype, device=factor.values.device)
-    scale = damping.root(factor.values, shift).to(dtype)
-    return scale.expand(math.prod(shape)).reshape(shape).contiguous()
+    scale = damping.root(factor.values, shift)
+    scale = scale.to(dtype)
+    scale = scale.expand(math.prod(shape))
+    return scale.reshape(shape).contiguous()
 
 
 def condition_numbers(factor: Factor, damping: Damping) -> tuple[float, float]:
@@ -279,14 +290,15 @@ def check_ranks(ranks: Mapping[str, int]) -> dict[str, int]:
     Raises:
         ValueError: naming a key that is not a side, or a number that is negative or not whole.
     """
-    for side, rank in dict(ranks).items():
+    own = dict(ranks)
+    for side, rank in own.items():
         is_side = isinstance(side, str) and side.endswith((".A", ".G"))
-        if not (is_side and type(rank) is int and rank >= 0):
+        if not is_side or type(rank) is not int or rank < 0:
             raise ValueError(
                 "ranks maps sides, such as 'conv1.A', to the pairs they keep, 0 for all; "
                 f"got {side!r}: {rank!r}"
             )
-    return dict(ranks)
+    return own
 
 
 def check_sides(ranks: Mapping[str, int], layers: Mapping[str, Iterable[str]]) -> None:
@@ -345,7 +357,7 @@ def layer_rows(
                 "trace": factor.trace,
                 "condition_before": before,
                 "condition_after": after,
-                "note": "; ".join(note for note in notes if note),
+                "note": "; ".join(filter(None, notes)),
             }
         )
     return rows
@@ -372,7 +384,7 @@ def form_metric(
         rank: maps layer and side to the eigenpairs kept of the side, 0 for all; None for the rule
             of `damping`.
     """
-    known: dict[tuple[int, float, int | None], Side] = {}
+    known = {}
 
     def make_side(name: str, side: str, factors: LayerFactors) -> Side:
         factor = factors.sides[side]
@@ -389,14 +401,15 @@ def form_metric(
     metric: dict[str, Kronecker | Elementwise] = {}
     for name, factors in layers.items():
         if factors.kind == "elementwise":
-            scales: dict[str, Tensor] = {}
+            scales = {}
             for role, factor in factors.sides.items():
                 scale = elementwise_scale(factor, damping, factors.shapes[role], factors.dtype)
                 scales[role] = scale.to(factors.device)
             metric[name] = Elementwise(scales)
         else:
             first = make_side(name, "input", factors)
-            metric[name] = Kronecker(first, make_side(name, "output", factors))
+            second = make_side(name, "output", factors)
+            metric[name] = Kronecker(first, second)
     return metric
 
 
@@ -577,11 +590,12 @@ class KFAC(ProbePreconditioner):
         if self.rows_per_dim is not None:
             check_in_range("rows_per_dim", self.rows_per_dim, "[1, inf)")
         check_in_range("decay", self.decay, "[0, 1)")
-        if self.later_probe_size is not None:
-            if self.decay == 0 or self.later_probe_size > self.probe_size:
+        later = self.later_probe_size
+        if later is not None:
+            if self.decay == 0 or later > self.probe_size:
                 raise ValueError(
-                    f"later_probe_size={self.later_probe_size} needs decay above 0 (got "
-                    f"{self.decay}) and at most probe_size={self.probe_size}"
+                    f"later_probe_size={later} needs decay above 0 (got {self.decay}) and at most "
+                    f"probe_size={self.probe_size}"
                 )
         check_not_negative("drift", self.drift)
         self._damping()
@@ -612,7 +626,8 @@ class KFAC(ProbePreconditioner):
         specs = [self.probe_spec(step, later=later)]
         if self.output_probe is not None:
             labels = choose_labels(self.output_probe, self.labels)
-            specs.append(replace(specs[0], probe=self.output_probe, labels=labels))
+            second = replace(specs[0], probe=self.output_probe, labels=labels)
+            specs.append(second)
         return specs
 
     @property
@@ -717,33 +732,41 @@ class KFAC(ProbePreconditioner):
                 finite or does not fit.
         """
         with preserve_model(model), torch.no_grad():
-            past: tuple[History, ...] = () if previous is None else previous.running
+            past: tuple[History, ...] = ()
+            if previous is not None:
+                past = previous.running
             specs = self.probe_specs(step, later=any(past))
             statistics = self._measure(model, capture, specs, rules, team)
             sums = [gather_layers(own.layers, model, team) for own in statistics]
             drift = None
             if self.drift > 0 and any(past):
-                pairs = zip(sums, past, strict=True)
-                drift = max(measure_drift(layers, history, team) for layers, history in pairs)
+                drifts = []
+                for layers, history in zip(sums, past, strict=True):
+                    drifts.append(measure_drift(layers, history, team))
+                drift = max(drifts)
                 if previous is not None and drift < self.drift:
                     return replace(previous, step=step, drift=drift)
-            factors, histories = self._decompose(sums, past or ({},) * len(sums), model, team)
+            past = past or ({},) * len(sums)
+            factors, histories = self._decompose(sums, past, model, team)
             used = self._prepare(factors)
             damping = self._damping()
-            check_sides(self.ranks, {name: layer.sides for name, layer in used.items()})
+            sides_of = {name: layer.sides for name, layer in used.items()}
+            check_sides(self.ranks, sides_of)
             metric = form_metric(used, damping, self.max_factor_size, self._own_rank)
             scale = 1.0
             if self.scale in ("probe", "balanced"):
                 last = statistics[0].last
                 scale = probe_scale(model, capture, specs[0], metric, last=last, team=team)
                 metric = scale_metric(metric, scale)
-        report: list[dict[str, Any]] = []
-        spectra: dict[str, dict[str, Tensor]] = {}
-        shapes: dict[str, dict[str, Any]] = {}
+        report = []
+        spectra = {}
+        shapes = {}
         for name, layer in factors.items():
             report += layer_rows(name, layer, used[name], metric[name], damping)
-            sides = layer.sides
-            spectra[name] = {SHORT.get(s, s): sides[s].spectrum.cpu() for s in sides}
+            spectrum = {}
+            for side, factor in layer.sides.items():
+                spectrum[SHORT.get(side, side)] = factor.spectrum.cpu()
+            spectra[name] = spectrum
             shapes[name] = describe_shapes(model, name, layer)
         report += report_identity_layers(metric, statistics[0].unknown, rules or {})
         return PreconditionerState(
@@ -766,8 +789,8 @@ class KFAC(ProbePreconditioner):
         team: RefreshGroup | None,
     ) -> tuple[Mapping[str, LayerFactors], tuple[History, ...]]:
         """Return the factors of all layers, and what the next refresh needs of each probe."""
-        by_probe: list[Mapping[str, LayerFactors]] = []
-        histories: list[History] = []
+        by_probe = []
+        histories = []
         for layers, history in zip(sums, past, strict=True):
             factors, kept = decompose_layers(
                 layers,
@@ -831,8 +854,8 @@ def combine_factors(
         combined[name] = second
         if first.kind not in ("outer", "lookup"):
             continue
-        sides: dict[str, Factor] = {}
-        notes: dict[str, str] = {}
+        sides = {}
+        notes = {}
         for side, factors in (("input", first), ("output", second)):
             sides[side] = factors.sides[side]
             if side in factors.notes:
@@ -848,9 +871,11 @@ def randomize_directions(layers: Mapping[str, LayerFactors], seed: int) -> dict[
     the same spectrum. The directions are those of the seed at every refresh.
     """
     generator = public_generator(seed, 0, "control")
-    randomized: dict[str, LayerFactors] = {}
+    randomized = {}
     for name, factors in layers.items():
-        sides = {side: _randomize_factor(x, generator) for side, x in factors.sides.items()}
+        sides = {}
+        for side, factor in factors.sides.items():
+            sides[side] = _randomize_factor(factor, generator)
         randomized[name] = replace(factors, sides=sides)
     return randomized
 
@@ -858,11 +883,14 @@ def randomize_directions(layers: Mapping[str, LayerFactors], seed: int) -> dict[
 def _randomize_factor(factor: Factor, generator: torch.Generator) -> Factor:
     match factor:
         case Eigen():
-            normal = torch.randn(factor.vectors.shape, generator=generator, dtype=torch.float64)
-            vectors = torch.linalg.qr(normal).Q.to(factor.vectors).contiguous()
-            return replace(factor, vectors=vectors)
+            vectors = factor.vectors
+            normal = torch.randn(vectors.shape, generator=generator, dtype=torch.float64)
+            basis, _ = torch.linalg.qr(normal)
+            basis = basis.to(vectors)
+            return replace(factor, vectors=basis.contiguous())
         case DiagonalFactor():
-            order = torch.randperm(factor.dim, generator=generator).to(factor.values.device)
+            order = torch.randperm(factor.dim, generator=generator)
+            order = order.to(factor.values.device)
             return DiagonalFactor(factor.values[order])
         case _:
             return factor
@@ -919,21 +947,23 @@ def signal_to_noise(
     check_positive("noise_multiplier", noise_multiplier)
     plain: dict[str, float] = defaultdict(float)
     mapped: dict[str, float] = defaultdict(float)
-    sizes: dict[str, int] = {}
+    sizes = {}
     with preserve_model(model), torch.no_grad():
-        for microbatch in run_probe(model, capture, kfac.probe_spec(preconditioner.step)):
+        spec = kfac.probe_spec(preconditioner.step)
+        for microbatch in run_probe(model, capture, spec):
             blocks = {name: x for name, x in microbatch.blocks.items() if x.kind is not None}
             _add_clipped_energies(plain, blocks, {}, max_grad_norm)
             _add_clipped_energies(mapped, blocks, preconditioner.metric, max_grad_norm)
             for name, block in blocks.items():
                 sizes[name] = block.num_entries
-    variance = (noise_multiplier * max_grad_norm) ** 2 * kfac.probe_size
-    ratios: dict[str, SignalToNoise] = {}
+    stddev = noise_multiplier * max_grad_norm
+    variance = stddev**2 * kfac.probe_size
+    ratios = {}
     for name, size in sizes.items():
         noise = variance * size
-        ratios[name] = SignalToNoise(
-            plain=plain[name] / noise, preconditioned=mapped[name] / noise, parameters=size
-        )
+        before = plain[name] / noise
+        after = mapped[name] / noise
+        ratios[name] = SignalToNoise(plain=before, preconditioned=after, parameters=size)
     return ratios
 
 
@@ -941,9 +971,14 @@ def _add_clipped_energies(
     energies: dict[str, float], blocks: Mapping[str, Block], metric: Metric, clip: float
 ) -> None:
     """Add Σ_n ‖c_n P_l g_n,l‖² of each layer."""
-    squares = {name: x.squared_norms(metric.get(name)) for name, x in blocks.items()}
-    norms = torch.stack(list(squares.values())).sum(0).sqrt()
-    factors = (clip / norms.clamp(min=1e-300)).clamp(max=1.0)
+    squares = {}
+    for name, block in blocks.items():
+        squares[name] = block.squared_norms(metric.get(name))
+    total = torch.stack([*squares.values()]).sum(0)
+    norms = total.sqrt()
+    norms = norms.clamp(min=1e-300)
+    factors = clip / norms
+    factors = factors.clamp(max=1.0)
     for name, square in squares.items():
         clipped = factors.square() * square
         energies[name] += float(clipped.sum())

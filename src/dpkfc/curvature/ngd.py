@@ -86,8 +86,11 @@ class Sums:
 
     def __add__(self: _Added, other: _Added) -> _Added:
         """Return the sums of both."""
-        values = {role: x + other.values[role] for role, x in self.values.items()}
-        return replace(self, values=values, count=self.count + other.count)
+        count = self.count + other.count
+        values = {}
+        for role, x in self.values.items():
+            values[role] = x + other.values[role]
+        return replace(self, values=values, count=count)
 
     def squared(self, size: int) -> Moments:
         """Return the moments of one mini-batch: the square of its mean gradient.
@@ -98,7 +101,10 @@ class Sums:
         Raises:
             ValueError: a gradient that is not finite.
         """
-        squares = {role: (x / size).square() for role, x in self.values.items()}
+        squares = {}
+        for role, x in self.values.items():
+            mean = x / size
+            squares[role] = mean.square()
         return _moments(self.kind, squares, 1, self.dtype)
 
 
@@ -116,7 +122,10 @@ class Moments(Sums):
 
     def entry(self, scale: Mapping[str, Tensor]) -> Eigenbasis | Elementwise:
         """Return the diagonal map with these factors, in the layout of `values`."""
-        typed = {role: x.to(self.dtype).contiguous() for role, x in scale.items()}
+        typed = {}
+        for role, x in scale.items():
+            factors = x.to(self.dtype)
+            typed[role] = factors.contiguous()
         if self.kind == "elementwise":
             return Elementwise(typed)
         return Eigenbasis(typed[_ROLE])
@@ -137,8 +146,8 @@ class Moments(Sums):
 def summed_gradients(block: Block) -> Sums:
     """Return the sum of one layer's gradients over the examples of a block."""
     with torch.no_grad():
-        sums = _by_role(block.explicit().sum_gradients())
-    return Sums(block.kind, sums, block.batch_size, _dtype(block))
+        sums = block.explicit().sum_gradients()
+    return Sums(block.kind, _by_role(sums), block.batch_size, _dtype(block))
 
 
 def squared_gradients(block: Block) -> Moments:
@@ -151,14 +160,15 @@ def squared_gradients(block: Block) -> Moments:
         ValueError: a gradient that is not finite.
     """
     with torch.no_grad():
-        squares = _by_role(block.explicit().sum_squares())
-    return _moments(block.kind, squares, block.batch_size, _dtype(block))
+        squares = block.explicit().sum_squares()
+    return _moments(block.kind, _by_role(squares), block.batch_size, _dtype(block))
 
 
 def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.dtype) -> Moments:
     """Return moments in their layout from squares in the layout of the gradients."""
     if kind == "outer":
-        squares = {_ROLE: squares[_ROLE].mean(0)}
+        mean = squares[_ROLE].mean(0)
+        squares = {_ROLE: mean}
     elif kind == "lookup":
         squares = {_ROLE: squares[_ROLE].T}
     for x in squares.values():
@@ -168,7 +178,9 @@ def _moments(kind: str, squares: Mapping[str, Tensor], count: int, dtype: torch.
 
 
 def _by_role(gradients: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-    return gradients if isinstance(gradients, dict) else {_ROLE: gradients}
+    if isinstance(gradients, dict):
+        return gradients
+    return {_ROLE: gradients}
 
 
 def _dtype(block: Block) -> torch.dtype:
@@ -207,7 +219,7 @@ def measure_fisher(
     capture: Capture,
     spec: ProbeSpec,
     max_factor_size: int,
-    team: RefreshGroup | None = None,
+    team: RefreshGroup | None,
 ) -> tuple[dict[str, LayerFisher], str]:
     """Run the probe once; of several processes, each runs its examples and decomposes its layers.
 
@@ -244,7 +256,9 @@ _Part = LayerAccumulator | Moments
 
 def _cost(part: _Part) -> float:
     """Return the cost of two complete bases; that of a diagonal is negligible."""
-    return part.full_cost if isinstance(part, LayerAccumulator) else 1.0
+    if isinstance(part, LayerAccumulator):
+        return part.full_cost
+    return 1.0
 
 
 def _measure_own(
@@ -258,7 +272,7 @@ def _measure_own(
     options = FactorOptions(max_factor_size=max_factor_size)
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, None)
-    factors: dict[str, LayerAccumulator] = {}
+    factors = {}
     moments: dict[str, Moments] = {}
     note = digest = ""
 
@@ -275,7 +289,9 @@ def _measure_own(
             factors[name].add(block)
         else:
             new = squared_gradients(block)
-            moments[name] = moments[name] + new if name in moments else new
+            if name in moments:
+                new = moments[name] + new
+            moments[name] = new
 
     rows = rows_of_process(team, spec.size)
     on_sample = None if team is None else take_digest
@@ -291,40 +307,45 @@ def _measure_own(
 
 def _finish(parts: Mapping[str, list[_Part]]) -> dict[str, LayerFisher]:
     """Return layers from the sums of every process, in the order of the processes."""
-    factors: dict[str, Any] = {}
-    diagonals: dict[str, LayerFisher] = {}
+    factors = {}
+    diagonals = {}
     sums: Any
     for name, sums in parts.items():
         if isinstance(sums[0], Moments):
-            diagonals[name] = _diagonal_fisher(reduce(Moments.__add__, sums))
+            total = reduce(Moments.__add__, sums)
+            diagonals[name] = _diagonal_fisher(total)
         else:
             factors[name] = sums
-    layers = {name: _product_fisher(layer) for name, layer in sum_parts(factors).items()}
+    layers = {}
+    for name, layer in sum_parts(factors).items():
+        layers[name] = _product_fisher(layer.result())
     return layers | diagonals
 
 
-def _product_fisher(accumulator: LayerAccumulator) -> LayerFisher:
-    layer = accumulator.result()
+def _product_fisher(layer: LayerFactors) -> LayerFisher:
     input_basis, input_values = _complete_basis(layer.sides["input"], layer)
     output_basis, output_values = _complete_basis(layer.sides["output"], layer)
-    sizes = (len(output_values), len(input_values))
-    ones = torch.ones(sizes, dtype=layer.dtype, device=layer.device)
+    size = (len(output_values), len(input_values))
+    ones = torch.ones(size, dtype=layer.dtype, device=layer.device)
     entry = Eigenbasis(ones, input_basis, output_basis)
     shapes: dict[str, Any] = {"kind": "outer"}
     for side, shape in layer.shapes.items():
         shapes[side] = list(shape)
-    note = "; ".join(f"{side}: {text}" for side, text in layer.notes.items())
+    notes = [f"{side}: {text}" for side, text in layer.notes.items()]
+    note = "; ".join(notes)
     spectrum = {"A": input_values, "G": output_values}
     return LayerFisher(entry, spectrum, shapes, note)
 
 
 def _diagonal_fisher(moments: Moments) -> LayerFisher:
-    ones: dict[str, Tensor] = {}
-    spectrum: dict[str, Tensor] = {}
+    ones = {}
+    spectrum = {}
     for role, x in moments.mean.items():
         ones[role] = torch.ones_like(x)
-        spectrum[role] = x.flatten().cpu()
-    return LayerFisher(moments.entry(ones), spectrum, moments.shapes)
+        flat = x.flatten()
+        spectrum[role] = flat.cpu()
+    entry = moments.entry(ones)
+    return LayerFisher(entry, spectrum, moments.shapes)
 
 
 def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None, Tensor]:
@@ -333,24 +354,32 @@ def _complete_basis(factor: Factor, layer: LayerFactors) -> tuple[Tensor | None,
         case DiagonalFactor():
             return None, factor.values.cpu()
         case IsotropicFactor():
-            return None, torch.full((factor.dim,), factor.mean, dtype=torch.float64)
+            values = factor.values
+            return None, values.repeat(factor.dim)
         case Eigen():
             basis = factor.vectors
-            missing = factor.dim - basis.shape[1]
-            values = torch.cat([factor.values.cpu(), torch.zeros(missing, dtype=torch.float64)])
-            if missing:
-                basis = torch.linalg.qr(basis.double(), mode="complete").Q.contiguous()
+            values = torch.zeros(factor.dim, dtype=torch.float64)
+            known = basis.shape[1]
+            values[:known] = factor.values
+            if known < factor.dim:
+                basis, _ = torch.linalg.qr(basis.double(), mode="complete")
+                basis = basis.contiguous()
             return basis.to(layer.device, layer.dtype), values
 
 
 def eigenvalues(entry: Entry, spectrum: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a layer's Fisher eigenvalues in the layout of its scales, float64."""
     scales = entry.scales
-    device = next(iter(scales.values())).device
-    own = {role: x.to(device) for role, x in spectrum.items()}
-    if "A" in own:
-        return {_ROLE: torch.outer(own["G"], own["A"])}
-    return {role: own[role].view(x.shape) for role, x in scales.items()}
+    if "A" in spectrum:
+        device = scales[_ROLE].device
+        a = spectrum["A"].to(device)
+        g = spectrum["G"].to(device)
+        return {_ROLE: torch.outer(g, a)}
+    values = {}
+    for role, x in scales.items():
+        own = spectrum[role].to(x.device)
+        values[role] = own.view(x.shape)
+    return values
 
 
 def clamp_eigenvalues(
@@ -364,19 +393,25 @@ def clamp_eigenvalues(
         floor: λ, positive.
         exponent: 1/2 whitens, 1 gives the natural gradient.
     """
-    scales: dict[str, Tensor] = {}
+    scales = {}
     for role, values in eigenvalues(entry, spectrum).items():
-        roots = values.clamp(min=floor).pow(-exponent)
+        clamped = values.clamp(min=floor)
+        roots = clamped.pow(-exponent)
         scales[role] = roots.to(entry.scales[role])
     return entry.replace_scales(scales)
 
 
 def condition(values: Mapping[str, Tensor], floor: float = 0.0) -> float:
     """Return largest ÷ smallest eigenvalue with a floor; infinite if the smallest is zero."""
-    smallest = max(floor, min(float(x.min()) for x in values.values()))
+    smallest = math.inf
+    largest = floor
+    for x in values.values():
+        smallest = min(smallest, float(x.min()))
+        largest = max(largest, float(x.max()))
+    smallest = max(floor, smallest)
     if not smallest > 0:
         return math.inf
-    return max(floor, *(float(x.max()) for x in values.values())) / smallest
+    return largest / smallest
 
 
 # --------------------------------------------------------------------------------------------------
@@ -472,7 +507,8 @@ class NGD(ProbePreconditioner):
         numbers = {"eta": eta, "clip": clip, "eta_sgd": eta_sgd, "clip_sgd": clip_sgd}
         for name, value in numbers.items():
             check_positive(name, value)
-        ratio = eta * clip / (eta_sgd * clip_sgd)
+        step = eta * clip
+        ratio = step / (eta_sgd * clip_sgd)
         return cls(lambda_safe=ratio**2, **settings)
 
     @property
@@ -485,7 +521,9 @@ class NGD(ProbePreconditioner):
     @property
     def exponent(self) -> float:
         """Power of F̃⁻¹ in one application of the map."""
-        return 0.5 if self.order == "split" else 1.0
+        if self.order == "split":
+            return 0.5
+        return 1.0
 
     def floor(self, step: int) -> float:
         """Return λ_t before a step (from 0); λ_safe from step T on (Eq. 18)."""
@@ -493,12 +531,15 @@ class NGD(ProbePreconditioner):
         warm = self.warm * self.steps
         if step < warm:
             return self.lambda_safe - height * step / warm
-        progress = min(1.0, (step - warm) / (self.steps - warm))
+        progress = (step - warm) / (self.steps - warm)
+        progress = min(1.0, progress)
         return self.base + height * progress**self.power
 
     def describe(self) -> dict[str, Any]:
         """Return plain values for the plan's hash and the privacy card."""
-        name = "ngd" if self.order == "split" else f"ngd-{self.order}"
+        name = "ngd"
+        if self.order != "split":
+            name = f"ngd-{self.order}"
         return self._describe(name, lambda_base=self.base)
 
     def check_plan(self, steps: int, readout: str) -> None:
@@ -554,10 +595,10 @@ class NGD(ProbePreconditioner):
                 "absolute, so they would be in other units; freeze them or use another probe"
             )
         floor = self.floor(step)
-        metric: dict[str, Entry] = {}
-        report: list[dict[str, Any]] = []
-        spectra: dict[str, Mapping[str, Tensor]] = {}
-        shapes: dict[str, Mapping[str, Any]] = {}
+        metric = {}
+        report = []
+        spectra = {}
+        shapes = {}
         for name, layer in layers.items():
             metric[name] = clamp_eigenvalues(layer.entry, layer.spectrum, floor, self.exponent)
             report += _report(name, layer, floor)
@@ -575,21 +616,28 @@ class NGD(ProbePreconditioner):
     def metric_at(self, state: PreconditionerState, step: int) -> Metric:
         """Return the metric of a step: the eigenvalues of the state under this step's floor."""
         floor = self.floor(step)
-        metric: dict[str, Entry] = {}
+        metric = {}
         bases: Mapping[str, Any] = state.metric
         for name, entry in bases.items():
-            clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent).compact()
-            metric[name] = AfterClip(back=clamped) if self.order == "before" else clamped
+            clamped = clamp_eigenvalues(entry, state.spectra[name], floor, self.exponent)
+            metric[name] = clamped.compact()
+            if self.order == "before":
+                metric[name] = AfterClip(back=metric[name])
         return metric
 
 
 def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]:
     """Return one row a side, with the condition number of the layer before and after the clamp."""
     values = eigenvalues(layer.entry, layer.spectrum)
-    is_low = torch.cat([x.flatten() <= floor for x in values.values()])
-    fraction = int(is_low.sum()) / is_low.numel()
-    notes = [layer.note] if layer.note else []
-    notes.append(f"{fraction:.0%} of the eigenvalues at the floor {floor:.3g}")
+    low = 0
+    count = 0
+    for x in values.values():
+        is_low = x <= floor
+        low += int(is_low.sum())
+        count += x.numel()
+    note = f"{low / count:.0%} of the eigenvalues at the floor {floor:.3g}"
+    if layer.note:
+        note = f"{layer.note}; {note}"
     sides = {"A": "input", "G": "output"}
     rows = []
     for side, spectrum in layer.spectrum.items():
@@ -603,7 +651,7 @@ def _report(name: str, layer: LayerFisher, floor: float) -> list[dict[str, Any]]
                 "trace": float(spectrum.sum()),
                 "condition_before": condition(values),
                 "condition_after": condition(values, floor),
-                "note": "; ".join(notes),
+                "note": note,
             }
         )
     return rows

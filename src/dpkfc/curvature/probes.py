@@ -57,7 +57,9 @@ def examples(inputs: Inputs) -> int:
     Raises:
         ValueError: tensors that disagree about the number, or no tensor at all.
     """
-    sizes = {name: x.shape[0] if x.dim() else 0 for name, x in tensors(inputs)}
+    sizes = {}
+    for name, x in tensors(inputs):
+        sizes[name] = len(x) if x.dim() else 0
     if not sizes:
         raise ValueError(
             "inputs of a probe are an empty mapping; give for example input_ids and attention_mask"
@@ -77,9 +79,19 @@ def select(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     return {name: x[rows] for name, x in inputs.items()}
 
 
+def hash_tensor(digest: Any, name: str, x: Tensor) -> None:
+    """Add name, dtype, shape and contents of a tensor to a hash of `hashlib`."""
+    head = f"{name}{x.dtype}{tuple(x.shape)}"
+    flat = x.detach().cpu().contiguous().flatten()
+    digest.update(head.encode())
+    digest.update(flat.view(torch.uint8).numpy().tobytes())
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of the first parameter."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    for parameter in model.parameters():
+        return parameter.device
+    return torch.device("cpu")
 
 
 def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
@@ -89,7 +101,9 @@ def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
     dtype = next(floating, torch.float32)
 
     def move(x: Tensor) -> Tensor:
-        return x.to(device, dtype if x.is_floating_point() else x.dtype)
+        if x.is_floating_point():
+            return x.to(device, dtype)
+        return x.to(device)
 
     if isinstance(inputs, Tensor):
         return move(inputs)
@@ -99,11 +113,13 @@ def move_to_model(inputs: Inputs, model: nn.Module) -> Inputs:
 @contextmanager
 def preserve_model(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode inside; restore modes, buffers and the global random state afterwards."""
-    modes = [(module, module.training) for module in model.modules()]
+    modes = []
     buffers = []
     for module in model.modules():
+        modes.append((module, module.training))
         for name, buffer in module.named_buffers(recurse=False):
-            buffers.append((module, name, buffer, buffer.detach().clone()))
+            before = buffer.detach().clone()
+            buffers.append((module, name, buffer, before))
     device = device_of(model)
     devices = [device] if device.type == "cuda" else []
     try:
@@ -139,10 +155,14 @@ def call(model: nn.Module, inputs: Inputs) -> Any:
     if isinstance(inputs, Tensor):
         return model(inputs)
     names = list(inputs)
+    values = list(inputs.values())
     if names == [str(i) for i in range(len(names))]:
-        values = list(inputs.values())
-        return model(*values) if _takes(model, positional=len(values)) else model(values)
-    return model(**inputs) if _takes(model, names=names) else model(dict(inputs))
+        if _takes(model, positional=len(values)):
+            return model(*values)
+        return model(values)
+    if _takes(model, names=names):
+        return model(**inputs)
+    return model(dict(inputs))
 
 
 def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) -> bool:
@@ -151,16 +171,18 @@ def _takes(model: nn.Module, *, names: Sequence[str] = (), positional: int = 0) 
         parameters = inspect.signature(model.forward).parameters.values()
     except (TypeError, ValueError):
         return True
-    kinds = {p.kind for p in parameters}
-    known = {p.name for p in parameters}
-    ordered = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    kinds = [p.kind for p in parameters]
+    ordered = kinds.count(inspect.Parameter.POSITIONAL_ONLY)
+    ordered += kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if positional:
-        return inspect.Parameter.VAR_POSITIONAL in kinds or len(ordered) >= positional
-    is_single = len(ordered) == 1 and inspect.Parameter.VAR_KEYWORD not in kinds
-    return not is_single or set(names) <= known
+        return inspect.Parameter.VAR_POSITIONAL in kinds or ordered >= positional
+    if ordered != 1 or inspect.Parameter.VAR_KEYWORD in kinds:
+        return True
+    known = {p.name for p in parameters}
+    return set(names) <= known
 
 
-def padding_mask(inputs: Inputs, padding: int | None = None) -> Tensor | None:
+def padding_mask(inputs: Inputs, padding: int | None) -> Tensor | None:
     """Return True `[N, T]` at the positions that are text, or None if the inputs do not say.
 
     Args:
@@ -171,10 +193,11 @@ def padding_mask(inputs: Inputs, padding: int | None = None) -> Tensor | None:
         if padding is None or inputs.dim() != 2 or inputs.is_floating_point():
             return None
         return torch.ne(inputs, padding)
-    mask = next((inputs[name] for name in _MASKS if name in inputs), None)
-    if mask is None or mask.dim() != 2:
-        return None
-    return torch.ne(mask, 0)
+    for name in _MASKS:
+        if name in inputs:
+            mask = inputs[name]
+            return torch.ne(mask, 0) if mask.dim() == 2 else None
+    return None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -201,7 +224,9 @@ class Probe(ABC):
         The default is the attribute `labels`.
         """
         labels = getattr(self, "labels", None)
-        return labels if isinstance(labels, Tensor) else None
+        if isinstance(labels, Tensor):
+            return labels
+        return None
 
     @property
     def padding_id(self) -> int | None:
@@ -268,15 +293,25 @@ class _SyntheticProbe(Probe):
         return own
 
 
-def _correlate(own: Tensor, common: Tensor, correlation: float) -> Tensor:
-    """Return channels of unit variance with this correlation.
+def _draw_channels(
+    size: Sequence[int], axis: int, correlation: float, generator: torch.Generator
+) -> Tensor:
+    """Return standard normal numbers, float64, whose channels have this correlation.
 
     Args:
-        own: independent draws of every channel.
-        common: an independent draw that all channels share.
+        size: of the result.
+        axis: of the channels.
         correlation: in [0, 1].
+        generator: what draws.
     """
-    return math.sqrt(1 - correlation) * own + math.sqrt(correlation) * common
+    own = torch.randn(size, generator=generator, dtype=torch.float64)
+    if correlation == 0:
+        return own
+    one_channel = list(size)
+    one_channel[axis] = 1
+    common = torch.randn(one_channel, generator=generator, dtype=torch.float64)
+    own = math.sqrt(1 - correlation) * own
+    return own + math.sqrt(correlation) * common
 
 
 def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
@@ -285,9 +320,11 @@ def _standardize(x: Tensor, mean: float, std: float) -> Tensor:
     A constant example becomes its mean.
     """
     flat = x.flatten(1)
-    spread = flat.std(1, keepdim=True, correction=0).clamp(min=1e-12)
+    spread = flat.std(1, keepdim=True, correction=0)
+    spread = spread.clamp(min=1e-12)
     centred = flat - flat.mean(1, keepdim=True)
-    standardised = mean + std * (centred / spread)
+    unit = centred / spread
+    standardised = mean + std * unit
     return standardised.view(x.shape).float()
 
 
@@ -327,20 +364,20 @@ class PinkNoise(_SyntheticProbe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, *spatial]`, float32 on the CPU; no labels."""
-        x = torch.randn(n, *self.shape, generator=generator, dtype=torch.float64)
-        if self.channel_correlation > 0:
-            common = torch.randn(n, 1, *self.shape[1:], generator=generator, dtype=torch.float64)
-            x = _correlate(x, common, self.channel_correlation)
+        x = _draw_channels((n, *self.shape), 1, self.channel_correlation, generator)
         axes = tuple(range(2, x.dim()))
-        spectrum = torch.fft.fftn(x, dim=axes) * self._amplitude()
-        x = torch.fft.ifftn(spectrum, dim=axes).real
-        return _standardize(x, self.mean, self.std), None
+        spectrum = torch.fft.fftn(x, dim=axes)
+        spectrum = spectrum * self._amplitude()
+        x = torch.fft.ifftn(spectrum, dim=axes)
+        return _standardize(x.real, self.mean, self.std), None
 
     def _amplitude(self) -> Tensor:
         """Return the amplitude of every frequency, `[*spatial]`."""
-        axes = [torch.fft.fftfreq(size, dtype=torch.float64) for size in self.shape[1:]]
+        axes = []
+        for size in self.shape[1:]:
+            axes.append(torch.fft.fftfreq(size, dtype=torch.float64))
         grid = torch.meshgrid(*axes, indexing="ij")
-        squares = torch.stack([g.square() for g in grid])
+        squares = torch.stack(grid).square()
         radius = squares.sum(0).sqrt()
         if radius.numel() == 1:
             return torch.ones_like(radius)
@@ -368,7 +405,8 @@ class WhiteNoise(_SyntheticProbe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, *shape]`, float32 on the CPU; no labels."""
-        return self.mean + self.std * torch.randn(n, *self.shape, generator=generator), None
+        normal = torch.randn(n, *self.shape, generator=generator)
+        return self.mean + self.std * normal, None
 
 
 @dataclass(frozen=True)
@@ -392,7 +430,8 @@ class FeatureNoise(_SyntheticProbe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, dim]`, float32 on the CPU; no labels."""
-        x = self.mean + self.std * torch.randn(n, self.dim, generator=generator)
+        normal = torch.randn(n, self.dim, generator=generator)
+        x = self.mean + self.std * normal
         if self.density < 1:
             uniform = torch.rand(n, self.dim, generator=generator)
             x = x * (uniform < self.density)
@@ -457,14 +496,18 @@ class PublicData(Probe):
             chosen = torch.randperm(size, generator=generator)[:n]
         else:
             chosen = torch.randint(size, (n,), generator=generator)
-        sampled: dict[str, Tensor] = {}
+        sampled = {}
         for name, x in tensors(self.inputs):
-            rows = x.detach().cpu()[chosen]
+            held = x.detach().cpu()
+            rows = held[chosen]
             sampled[name] = rows.float() if rows.is_floating_point() else rows
         labels = None
         if self.labels is not None:
-            labels = self.labels.detach().cpu()[chosen]
-        return (sampled[""] if isinstance(self.inputs, Tensor) else sampled), labels
+            labels = self.labels.detach().cpu()
+            labels = labels[chosen]
+        if isinstance(self.inputs, Tensor):
+            return sampled[""], labels
+        return sampled, labels
 
     @functools.cached_property
     def sha256(self) -> str:
@@ -473,15 +516,15 @@ class PublicData(Probe):
         for name, tensor in [*tensors(self.inputs), ("", self.labels)]:
             if tensor is None:
                 digest.update(b"none")
-                continue
-            flat = tensor.detach().cpu().contiguous()
-            digest.update(f"{name}{flat.dtype}{tuple(flat.shape)}".encode())
-            digest.update(flat.flatten().view(torch.uint8).numpy().tobytes())
+            else:
+                hash_tensor(digest, name, tensor)
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: provenance, sizes and a hash of the contents."""
-        shapes = {name: list(x.shape[1:]) for name, x in tensors(self.inputs)}
+        shapes = {}
+        for name, x in tensors(self.inputs):
+            shapes[name] = list(x.shape[1:])
         return {
             "kind": type(self).__name__,
             "source": "public",
@@ -555,27 +598,26 @@ class DeadLeaves(_SyntheticProbe):
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs `[n, channels, height, width]`, float32 on the CPU; no labels."""
         channels, height, width = self.shape
-        uniform = torch.rand(self.leaves, n, generator=generator, dtype=torch.float64)
+        shape = (self.leaves, n, 1, 1, 1)
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
         radius = self._radii(uniform)
         # Centres lie up to a radius outside of the image, so that the border looks like the middle.
-        place = torch.rand(2, self.leaves, n, generator=generator, dtype=torch.float64)
-        down_centre = place[0] * (height + 2 * radius) - radius
-        across_centre = place[1] * (width + 2 * radius) - radius
-        size = (self.leaves + 1, n)
-        level = torch.randn(*size, channels, generator=generator, dtype=torch.float64)
-        if self.channel_correlation > 0:
-            common = torch.randn(*size, 1, generator=generator, dtype=torch.float64)
-            level = _correlate(level, common, self.channel_correlation)
-        ground, *colours = level.view(*size, channels, 1, 1)
-        x = ground.repeat(1, 1, height, width)
-        down = torch.arange(height).view(-1, 1) + 0.5
-        across = torch.arange(width) + 0.5
+        place = torch.rand(2, *shape, generator=generator, dtype=torch.float64)
+        diameter = 2 * radius
+        down_centre = place[0] * (height + diameter) - radius
+        across_centre = place[1] * (width + diameter) - radius
         # The last three axes stand for the channels, the height and the width.
-        shape = (self.leaves, n, 1, 1, 1)
-        leaves = [part.view(shape) for part in (down_centre, across_centre, radius)]
-        for below, beside, reach, colour in zip(*leaves, colours, strict=True):
-            squares = (down - below).square() + (across - beside).square()
-            is_inside = squares <= reach.square()
+        size = (self.leaves + 1, n, channels, 1, 1)
+        ground, *colours = _draw_channels(size, 2, self.channel_correlation, generator)
+        x = ground.repeat(1, 1, height, width)
+        down = torch.arange(height) + 0.5
+        down = down.view(-1, 1)
+        across = torch.arange(width) + 0.5
+        for leaf, colour in enumerate(colours):
+            below = down - down_centre[leaf]
+            beside = across - across_centre[leaf]
+            squares = below.square() + beside.square()
+            is_inside = squares <= radius[leaf].square()
             x = torch.where(is_inside, colour, x)
         return _standardize(x, self.mean, self.std), None
 
@@ -584,7 +626,8 @@ class DeadLeaves(_SyntheticProbe):
         power = 1 - self.size_exponent
         low = self.smallest**power
         high = self._largest**power
-        return (low + uniform * (high - low)) ** (1 / power)
+        powers = low + uniform * (high - low)
+        return powers ** (1 / power)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -644,7 +687,8 @@ class Refined(Probe):
 
     def sample(self, n: int, generator: torch.Generator) -> Sample:
         """Return inputs of the other probe, not moved yet, and no labels."""
-        return self.probe.sample(n, generator)[0], None
+        inputs, _ = self.probe.sample(n, generator)
+        return inputs, None
 
     def refine(
         self, inputs: Inputs, losses: Callable[[Tensor, slice], Tensor], rows: slice
@@ -676,12 +720,15 @@ class Refined(Probe):
         for _ in range(self.steps):
             with torch.enable_grad():
                 leaf = x.detach().requires_grad_(True)
-                (gradient,) = torch.autograd.grad(losses(leaf).sum(), leaf)
+                total = losses(leaf).sum()
+                (gradient,) = torch.autograd.grad(total, leaf)
             move = self.step_size * std * self._direction(gradient)
             x = x.detach() - move
             now, spread = _moments(x)
-            stretch = std / spread.clamp(min=1e-12)
-            x = mean + (x - now) * stretch
+            spread = spread.clamp(min=1e-12)
+            stretch = std / spread
+            centred = x - now
+            x = mean + centred * stretch
         return x
 
     def _direction(self, gradient: Tensor) -> Tensor:
@@ -690,9 +737,12 @@ class Refined(Probe):
         if box is not None:
             for _ in range(self.smoothing):
                 gradient = box(gradient, 3, 1, 1, count_include_pad=False)
-        size = gradient.flatten(1).square().mean(1).sqrt()
-        size = size.view(-1, *[1] * (gradient.dim() - 1))
-        return torch.where(size > 0, gradient / size, 0.0)
+        squares = gradient.flatten(1).square()
+        size = squares.mean(1).sqrt()
+        ones = [1] * (gradient.dim() - 1)
+        size = size.view(-1, *ones)
+        unit = gradient / size
+        return torch.where(size > 0, unit, 0.0)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values: those of the other probe, and how its inputs are moved."""
@@ -847,7 +897,9 @@ class TokenNoise(Probe):
     @property
     def padding_id(self) -> int | None:
         """The id that fills bare ids, None if a special token has the same id."""
-        return None if self.pad_id in (self.cls_id, self.sep_id) else self.pad_id
+        if self.pad_id in (self.cls_id, self.sep_id):
+            return None
+        return self.pad_id
 
     @property
     def call_hint(self) -> str:
@@ -862,7 +914,10 @@ class TokenNoise(Probe):
     @property
     def _specials(self) -> int:
         """Number of special tokens in a text."""
-        return (self.cls_id is not None) + max(1, self.segments) * (self.sep_id is not None)
+        count = int(self.cls_id is not None)
+        if self.sep_id is not None:
+            count += max(1, self.segments)
+        return count
 
     @property
     def _shortest(self) -> int:
@@ -878,7 +933,9 @@ class TokenNoise(Probe):
             weights = self.frequencies / largest
         else:
             rank = torch.arange(self.vocab_size, dtype=torch.float64) - self.first_id + 1
-            weights = rank.clamp(min=1).pow(-(self.zipf_exponent or 0.0))
+            rank = rank.clamp(min=1)
+            exponent = self.zipf_exponent or 0.0
+            weights = rank.pow(-exponent)
         weights[: self.first_id] = 0
         for special in (self.cls_id, self.sep_id, self.pad_id, *self.exclude):
             if special is not None:
@@ -893,22 +950,24 @@ class TokenNoise(Probe):
         lengths = torch.randint(self._shortest, self.length + 1, (n, 1), generator=generator)
         place = torch.arange(self.length)
         ids = self._tokens(n, generator)
-        types = torch.zeros(n, self.length, dtype=torch.int64)
+        last = lengths - 1
+        is_text = place <= last
+        mask = is_text.long()
+        types = torch.zeros_like(mask)
         if self.segments == 2:
             # The first separator stands anywhere that leaves each text a token.
             first = 1 + (self.cls_id is not None)
-            choices = lengths - 2 - first
-            offset = torch.rand(n, 1, generator=generator, dtype=torch.float64) * choices
-            middle = first + torch.minimum(offset.long(), choices - 1)
+            choices = last - first - 1
+            uniform = torch.rand(n, 1, generator=generator, dtype=torch.float64)
+            offset = (uniform * choices).long()
+            middle = first + torch.minimum(offset, choices - 1)
             ids = torch.where(place == middle, self.sep_id or 0, ids)
-            is_second = (place > middle) & (place < lengths)
+            is_second = is_text & (place > middle)
             types = is_second.long()
         if self.sep_id is not None:
-            ids = torch.where(place == lengths - 1, self.sep_id, ids)
+            ids = torch.where(place == last, self.sep_id, ids)
         if self.cls_id is not None:
             ids[:, 0] = self.cls_id
-        is_text = place < lengths
-        mask = is_text.long()
         ids = torch.where(is_text, ids, self.pad_id or 0)
         if self.bare:
             return ids, None
@@ -924,7 +983,8 @@ class TokenNoise(Probe):
         uniform = uniform * cumulative[-1]
         # With `right` a token of weight zero is never drawn: the first entry above the number is a
         # token with a positive weight.
-        return torch.searchsorted(cumulative, uniform, right=True).clamp(max=self._last)
+        tokens = torch.searchsorted(cumulative, uniform, right=True)
+        return tokens.clamp(max=self._last)
 
     @functools.cached_property
     def _last(self) -> int:
@@ -933,21 +993,24 @@ class TokenNoise(Probe):
 
     def describe(self) -> dict[str, Any]:
         """Return plain values; a table of frequencies by its hash."""
-        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
         settings["exclude"] = list(self.exclude)
         table = settings.pop("frequencies")
         provenance = settings.pop("provenance")
-        if table is None:
-            return {"kind": "TokenNoise", "source": "synthetic", **settings}
-        digest = hashlib.sha256(table.numpy().tobytes()).hexdigest()
-        own = {"kind": "TokenNoise", "source": "public", "provenance": provenance}
-        return {**own, **settings, "frequencies": digest}
+        own = {"kind": "TokenNoise", "source": "synthetic"}
+        if table is not None:
+            own["source"] = "public"
+            own["provenance"] = provenance
+            content = table.numpy().tobytes()
+            settings["frequencies"] = hashlib.sha256(content).hexdigest()
+        return own | settings
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TokenNoise) and self.describe() == other.describe()
 
     def __hash__(self) -> int:
-        return hash(repr(sorted(self.describe().items(), key=lambda item: item[0])))
+        items = sorted(self.describe().items())
+        return hash(repr(items))
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any, length: int, **settings: Any) -> TokenNoise:
@@ -970,9 +1033,10 @@ class TokenNoise(Probe):
                 "text; at most one each is supported, so give cls_id and sep_id yourself"
             )
         pad = tokenizer.pad_token_id
-        special = {i for i in tokenizer.all_special_ids if 0 <= i < len(tokenizer)}
+        size = len(tokenizer)
+        special = {i for i in tokenizer.all_special_ids if 0 <= i < size}
         fields_of_tokenizer: dict[str, Any] = {
-            "vocab_size": len(tokenizer),
+            "vocab_size": size,
             "cls_id": before[0] if before else None,
             "sep_id": after[0] if after else None,
             "pad_id": tokenizer.eos_token_id if pad is None else pad,
@@ -986,11 +1050,13 @@ def _split_special_tokens(
     whole: Sequence[int], inner: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return the items before and after `inner` in `whole`."""
-    for start in range(len(whole) - len(inner) + 1):
-        stop = start + len(inner)
-        if list(whole[start:stop]) == list(inner):
-            return list(whole[:start]), list(whole[stop:])
-    return list(whole), []
+    own = list(whole)
+    wanted = list(inner)
+    for start in range(len(own) - len(wanted) + 1):
+        stop = start + len(wanted)
+        if own[start:stop] == wanted:
+            return own[:start], own[stop:]
+    return own, []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1046,14 +1112,18 @@ def generated_text(
     check_integer("generated_text: length", length, 2)
     check_integer("generated_text: chunk", chunk, 1)
     generator = torch.Generator().manual_seed(seed)
-    sizes = [min(chunk, n - first) for first in range(0, n, chunk)]
+    texts = []
     with preserve_model(model), torch.no_grad():
-        ids = torch.cat([_write(model, size, length, start_id, generator) for size in sizes])
+        for first in range(0, n, chunk):
+            size = min(chunk, n - first)
+            texts.append(_write(model, size, length, start_id, generator))
+    ids = torch.cat(texts)
     mask = torch.ones(n, length, dtype=torch.int64)
     if end_id is not None:
         ended = (ids[:, 1:] == end_id).long().cumsum(1)
         # The end itself is part of the text.
-        mask[:, 2:] = (ended[:, :-1] == 0).long()
+        is_text = ended[:, :-1] == 0
+        mask[:, 2:] = is_text.long()
         ids = torch.where(mask == 1, ids, end_id if pad_id is None else pad_id)
     origin = f"written by {type(model).__name__}"
     if provenance:
@@ -1130,7 +1200,9 @@ class PrivateOracle(Probe):
 
     @property
     def _size(self) -> int:
-        return len(self.dataset if self._columns is None else self._columns[0])
+        if self._columns is None:
+            return len(self.dataset)
+        return len(self._columns[0])
 
     def _row(self, index: int) -> tuple[Any, ...]:
         if self._columns is None:
@@ -1143,10 +1215,16 @@ class PrivateOracle(Probe):
         chosen = torch.randint(self._size, (n,), generator=generator)
         if n <= self._size:
             chosen = torch.randperm(self._size, generator=generator)[:n]
-        rows = [self._row(i) for i in chosen.tolist()]
-        inputs = torch.stack([torch.as_tensor(row[0]).detach().cpu() for row in rows])
-        labels = torch.stack([torch.as_tensor(row[1]).detach().cpu() for row in rows])
-        return inputs.float() if inputs.is_floating_point() else inputs, labels
+        inputs = []
+        labels = []
+        for i in chosen.tolist():
+            x, y = map(torch.as_tensor, self._row(i))
+            inputs.append(x.detach().cpu())
+            labels.append(y.detach().cpu())
+        stacked = torch.stack(inputs)
+        if stacked.is_floating_point():
+            stacked = stacked.float()
+        return stacked, torch.stack(labels)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values, without a hash of the contents, which are private."""

@@ -34,6 +34,7 @@ from dpkfc.curvature.probes import (
     call,
     device_of,
     examples,
+    hash_tensor,
     move_to_model,
     named_inputs,
     padding_mask,
@@ -81,9 +82,8 @@ class ProbeRandomness:
         """Return uniform or normal numbers `[len(rows), *shape]` of these examples; float64."""
         if kind not in self._numbers:
             draw = torch.rand if kind == "uniform" else torch.randn
-            self._numbers[kind] = draw(
-                self.total, *shape, generator=self.generator, dtype=torch.float64
-            )
+            size = (self.total, *shape)
+            self._numbers[kind] = draw(size, generator=self.generator, dtype=torch.float64)
         numbers = self._numbers[kind]
         if numbers.shape[1:] != shape:
             raise ValueError(
@@ -104,7 +104,8 @@ class _Labels:
 
     def numbers(self, distribution: str, like: Tensor) -> Tensor:
         """Return random numbers of these rows in the shape `[N, ...]` of a tensor."""
-        return self.draws.rows(distribution, tuple(like.shape[1:]), self.rows, like.device)
+        shape = tuple(like.shape[1:])
+        return self.draws.rows(distribution, shape, self.rows, like.device)
 
 
 def logits_of(output: Any) -> Tensor:
@@ -160,12 +161,12 @@ def likelihood_loss(
             likelihood or the mask.
     """
     logits = logits_of(output)
-    if labels == "given" and given is None:
+    if labels != "given":
+        given = None
+    elif given is None:
         raise ValueError(
             "labels='given' needs a probe with labels, such as PublicData(inputs, labels, ...)"
         )
-    if labels != "given":
-        given = None
     if logits.dim() < 1 or logits.shape[0] != rows.stop - rows.start:
         raise ValueError(
             f"the model returned shape {tuple(logits.shape)} for {rows.stop - rows.start} probe "
@@ -178,7 +179,8 @@ def likelihood_loss(
             f"the model returned shape {tuple(logits.shape)} for an attention mask of shape "
             f"{tuple(mask.shape)}, so positions differ; give KFAC your own loss(output, generator)"
         )
-    return _LOSSES[likelihood](logits, _Labels(labels, given, draws, rows), mask)
+    source = _Labels(labels, given, draws, rows)
+    return _LOSSES[likelihood](logits, source, mask)
 
 
 def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
@@ -191,9 +193,8 @@ def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
     if given.is_floating_point() or given.shape[1:] != logits.shape[1:-1]:
         return False
     counted = given[given != _IGNORED]
-    if not counted.numel():
-        return True
-    return 0 <= int(counted.min()) and int(counted.max()) < logits.shape[-1]
+    is_class = (counted >= 0) & (counted < logits.shape[-1])
+    return bool(is_class.all())
 
 
 def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
@@ -213,12 +214,14 @@ def _categorical(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor
     counted = target != _IGNORED
     if mask is not None:
         counted = counted & mask.to(target.device)
-    flat = logits.reshape(-1, classes)
-    losses: Tensor = _CrossEntropy.apply(flat, target.reshape(-1), counted.reshape(-1))
+    rows = (logits.reshape(-1, classes), target.reshape(-1), counted.reshape(-1))
+    losses: Tensor = _CrossEntropy.apply(*rows)
     losses = losses.view(target.shape)
     if target.dim() == 1:
         return losses
-    return losses.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)
+    totals = losses.flatten(1).sum(1)
+    counts = counted.flatten(1).sum(1)
+    return totals / counts.clamp(min=1)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -231,10 +234,16 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, counted: Tensor) -> Tensor:
         target = target.clamp(min=0).unsqueeze(1)
-        total = [torch.logsumexp(x.to(_wide(x)), 1) for x in _pieces(logits)]
-        normaliser = torch.cat(total) if total else logits.new_zeros(0)
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        # Without any rows there are no pieces.
+        totals = [logits.new_zeros(0, dtype=dtype)]
+        for x in _pieces(logits):
+            total = torch.logsumexp(x.to(dtype), 1)
+            totals.append(total)
+        normaliser = torch.cat(totals)
         ctx.save_for_backward(logits, target, counted, normaliser)
-        losses = normaliser - logits.gather(1, target).squeeze(1)
+        chosen = logits.gather(1, target)
+        losses = normaliser - chosen.squeeze(1)
         return losses.masked_fill(~counted, 0.0)
 
     @staticmethod
@@ -244,16 +253,16 @@ class _CrossEntropy(torch.autograd.Function):
         out = torch.empty_like(logits)
         start = 0
         for x in _pieces(logits):
-            rows = slice(start, start + x.shape[0])
-            p = torch.exp(x.to(normaliser.dtype) - normaliser[rows].unsqueeze(1))
-            p.scatter_add_(1, target[rows], p.new_full(target[rows].shape, -1.0))
-            out[rows] = p.mul_(weight[rows])
+            rows = slice(start, start + len(x))
+            own_target = target[rows]
+            logarithms = x.to(normaliser.dtype) - normaliser[rows].unsqueeze(1)
+            p = torch.exp(logarithms)
+            ones = p.new_ones(own_target.shape)
+            p.scatter_add_(1, own_target, -ones)
+            p.mul_(weight[rows])
+            out[rows] = p
             start = rows.stop
         return out, None, None
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def _pieces(rows: Tensor) -> Iterator[Tensor]:
@@ -268,14 +277,18 @@ def _draw_classes(logits: Tensor, uniform: Tensor, labels: str) -> Tensor:
     classes = logits.shape[-1]
     if labels == "uniform":
         return (uniform * classes).long().clamp(max=classes - 1)
-    step = max(1, _PIECE // classes)
-    numbers = uniform.reshape(-1, 1).split(step)
-    drawn = []
-    for x, u in zip(_pieces(logits.reshape(-1, classes)), numbers, strict=True):
-        drawn.append(torch.searchsorted(torch.softmax(x.double(), -1).cumsum(-1), u))
-    if not drawn:
-        return uniform.long()
-    return torch.cat(drawn).view(uniform.shape).clamp(max=classes - 1)
+    # Without any rows there are no pieces.
+    drawn = [torch.zeros(0, 1).to(uniform.device, torch.int64)]
+    start = 0
+    flat = uniform.reshape(-1, 1)
+    for x in _pieces(logits.reshape(-1, classes)):
+        stop = start + len(x)
+        weights = torch.softmax(x.double(), -1)
+        cumulative = weights.cumsum(-1)
+        drawn.append(torch.searchsorted(cumulative, flat[start:stop]))
+        start = stop
+    numbers = torch.cat(drawn).view(uniform.shape)
+    return numbers.clamp(max=classes - 1)
 
 
 def _check_labels(given: Tensor, logits: Tensor, classes: int) -> Tensor:
@@ -299,7 +312,8 @@ def _gaussian(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
     else:
         noise = source.numbers("normal", logits).to(logits.dtype)
         target = logits.detach() + noise
-    return _mean_over_outputs(0.5 * (logits - target).square(), mask)
+    squares = (logits - target).square()
+    return _mean_over_outputs(0.5 * squares, mask)
 
 
 def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
@@ -307,8 +321,11 @@ def _bernoulli(logits: Tensor, source: _Labels, mask: Tensor | None) -> Tensor:
         target = _match_shape(source.given, logits)
     else:
         uniform = source.numbers("uniform", logits)
-        one = torch.sigmoid(logits.detach().double()) if source.kind == "model" else 0.5
-        target = (uniform < one).to(logits.dtype)
+        is_one = uniform < 0.5
+        if source.kind == "model":
+            probability = torch.sigmoid(logits.detach().double())
+            is_one = uniform < probability
+        target = is_one.to(logits.dtype)
     losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
     return _mean_over_outputs(losses, mask)
 
@@ -323,7 +340,9 @@ def _match_shape(given: Tensor, logits: Tensor) -> Tensor:
 def _mean_over_outputs(losses: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         counted = mask.to(losses)
-        return (losses.mean(2) * counted).sum(1) / counted.sum(1).clamp(min=1)
+        totals = losses.mean(2) * counted
+        counts = counted.sum(1)
+        return totals.sum(1) / counts.clamp(min=1)
     if losses.dim() == 1:
         return losses
     return losses.flatten(1).mean(1)
@@ -411,8 +430,10 @@ class ProbeMicrobatch:
 
 def public_generator(seed: int, step: int, purpose: str = "probe") -> torch.Generator:
     """Return a random stream of one refresh: repeatable, public, and separate from all others."""
-    digest = hashlib.sha256(f"dpkfc {purpose}, seed {seed}, step {step}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    text = f"dpkfc {purpose}, seed {seed}, step {step}"
+    digest = hashlib.sha256(text.encode()).digest()
+    number = int.from_bytes(digest[:8], "little") >> 1
+    return torch.Generator().manual_seed(number)
 
 
 def run_probe(
@@ -455,7 +476,8 @@ def run_probe(
     cuts = (gradients_from, *range(0, spec.size, spec.within or spec.size))
     last = spec.size if stop is None else stop
     for rows in _micro_batches(first, last, spec.chunk, cuts):
-        chosen = _refine(spec, model, move_to_model(select(inputs, rows), model), rows)
+        chosen = move_to_model(select(inputs, rows), model)
+        chosen = _refine(spec, model, chosen, rows)
         mask = padding_mask(chosen, spec.probe.padding_id)
         own_labels = None if labels is None else labels[rows]
         loss = _loss_of(spec, chosen, own_labels, randomness, rows=rows, mask=mask, source=source)
@@ -483,9 +505,12 @@ def _capture_blocks(
 def _micro_batches(first: int, stop: int, chunk: int, cuts: Iterable[int]) -> Iterator[slice]:
     """Yield slices of at most `chunk` examples from `first` to `stop`; none crosses a cut."""
     inner = {cut for cut in cuts if first < cut < stop}
-    for low, high in pairwise(sorted({first, stop} | inner)):
-        for end in reversed(range(high, low, -chunk)):
-            yield slice(max(low, end - chunk), end)
+    bounds = sorted({first, stop} | inner)
+    for low, high in pairwise(bounds):
+        ends = range(high, low, -chunk)
+        for end in reversed(ends):
+            start = max(low, end - chunk)
+            yield slice(start, end)
 
 
 def _refine(spec: ProbeSpec, model: nn.Module, inputs: Inputs, rows: slice) -> Inputs:
@@ -498,7 +523,8 @@ def _refine(spec: ProbeSpec, model: nn.Module, inputs: Inputs, rows: slice) -> I
             f"{type(spec.probe).__name__} moves inputs towards classes, and {loss_name} has none; "
             "give its probe itself"
         )
-    targets = ProbeRandomness(public_generator(spec.seed, spec.step, "refine"), spec.size)
+    generator = public_generator(spec.seed, spec.step, "refine")
+    targets = ProbeRandomness(generator, spec.size)
 
     def losses(x: Tensor, numbers: slice) -> Tensor:
         output = _call_on_probe(model, x, spec.probe)
@@ -539,7 +565,8 @@ def _sample(spec: ProbeSpec, generator: torch.Generator) -> tuple[Inputs, Tensor
             f"{kind}.sample() must return inputs and labels (or None), got a "
             f"{type(sample).__name__}"
         )
-    inputs, labels = named_inputs(sample[0]), sample[1]
+    inputs, labels = sample
+    inputs = named_inputs(inputs)
     values = inputs.values() if isinstance(inputs, Mapping) else [inputs]
     if not all(isinstance(x, Tensor) for x in values):
         raise ValueError(
@@ -556,9 +583,7 @@ def probe_digest(inputs: Inputs, labels: Tensor | None) -> str:
     digest = hashlib.sha256()
     for name, x in [*tensors(inputs), ("labels", labels)]:
         if x is not None:
-            digest.update(f"{name}{x.dtype}{tuple(x.shape)}".encode())
-            flat = x.detach().cpu().contiguous().flatten()
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
+            hash_tensor(digest, name, x)
     return digest.hexdigest()
 
 
@@ -567,7 +592,9 @@ def digest_of_probes(specs: Iterable[ProbeSpec]) -> str:
     digest = ""
     with torch.random.fork_rng(devices=[]):
         for spec in specs:
-            digest += probe_digest(*_sample(spec, public_generator(spec.seed, spec.step)))
+            generator = public_generator(spec.seed, spec.step)
+            inputs, labels = _sample(spec, generator)
+            digest += probe_digest(inputs, labels)
     return digest
 
 
@@ -581,7 +608,9 @@ def _check_ids(name: str, probe: str) -> Callable[..., None]:
     def hook(table: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         ids = args[0] if args else keywords["input"]
         rows = cast(nn.Embedding, table).num_embeddings
-        low, high = (int(x) for x in torch.aminmax(ids)) if ids.numel() else (0, 0)
+        if not ids.numel():
+            return
+        low, high = map(int, torch.aminmax(ids))
         if low < 0 or high >= rows:
             raise _OutOfTable(
                 f"the probe {probe} reads row {min(low, 0) or high} of the embedding '{name}', "
@@ -607,7 +636,10 @@ def _call_on_probe(model: nn.Module, inputs: Inputs, probe: Probe) -> Any:
     except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
         if is_out_of_memory(error):
             raise
-        shapes = (f"{name} {tuple(x.shape)} {x.dtype}".strip() for name, x in tensors(inputs))
+        shapes = []
+        for name, x in tensors(inputs):
+            shape = f"{name} {tuple(x.shape)} {x.dtype}"
+            shapes.append(shape.strip())
         given = ", ".join(shapes)
         hint = f": {probe.call_hint}" if isinstance(error, TypeError) else ""
         raise ValueError(
@@ -748,12 +780,18 @@ def send_to_owners(
     costs = {name: cost(part) for name, part in parts.items()}
     owners = assign_owners(team.all_gather(costs))
     own: dict[str, list[P]] = defaultdict(list)
+    cpu = torch.device("cpu")
     for owner in range(team.world_size):
-        sent = {name: part for name, part in parts.items() if owners[name] == owner}
-        received = team.gather(copy_to_device(sent, torch.device("cpu")), owner)
+        sent = {}
+        for name, part in parts.items():
+            if owners[name] == owner:
+                sent[name] = part
+        sent = copy_to_device(sent, cpu)
+        received = team.gather(sent, owner)
         for of_process in received or ():
             for name, part in of_process.items():
                 own[name].append(part)
+    # In the order of the layers.
     return {name: own[name] for name in owners if name in own}
 
 
@@ -761,8 +799,12 @@ def broadcast_results(
     team: RefreshGroup, results: Mapping[str, R], device: torch.device
 ) -> dict[str, R]:
     """Return the results of all processes; in one order, since owners hold consecutive layers."""
-    parts = team.all_gather(copy_to_device(dict(results), torch.device("cpu")))
-    return {name: copy_to_device(x, device) for part in parts for name, x in part.items()}
+    own = copy_to_device(dict(results), torch.device("cpu"))
+    merged = {}
+    for part in team.all_gather(own):
+        for name, x in part.items():
+            merged[name] = copy_to_device(x, device)
+    return merged
 
 
 def assign_owners(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
@@ -780,10 +822,12 @@ def assign_owners(costs: Sequence[Mapping[str, float]]) -> dict[str, int]:
     total = sum(known.values())
     processes = len(costs)
     done = 0.0
-    owners: dict[str, int] = {}
+    owners = {}
     for name, cost in known.items():
         middle = done + cost / 2
-        owner = int(processes * middle / total) if total > 0 else 0
+        owner = 0
+        if total > 0:
+            owner = int(processes * middle / total)
         owners[name] = min(processes - 1, owner)
         done += cost
     return owners
@@ -794,7 +838,7 @@ def copy_to_device(value: T, device: torch.device) -> T:
 
     An object that several parts of the value hold stays one object.
     """
-    known: dict[int, Any] = {}
+    known = {}
 
     def copy_once(x: Any) -> Any:
         if id(x) not in known:
@@ -819,7 +863,8 @@ def _copy_value(x: Any, device: torch.device, copy_part: Callable[[Any], Any]) -
     if isinstance(x, Mapping):
         return {key: copy_part(part) for key, part in x.items()}
     if isinstance(x, (list, tuple)):
-        return type(x)(copy_part(part) for part in x)
+        parts = map(copy_part, x)
+        return type(x)(parts)
     return x
 
 
@@ -890,28 +935,31 @@ def measure_drift(
         distances = []
         for name, layer in layers.items():
             for side, sums in layer.sides.items():
-                is_known = name in past
-                distances.append(past[name][side].distance(sums) if is_known else math.inf)
+                distance = math.inf
+                if name in past:
+                    distance = past[name][side].distance(sums)
+                distances.append(distance)
         return distances
 
     if team is None:
         distances = measure_own()
     else:
-        parts = team.all_gather(team.run_on_all(measure_own))
-        distances = list(chain.from_iterable(parts))
-    return sum(distances) / len(distances) if distances else 0.0
+        own = team.run_on_all(measure_own)
+        distances = list(chain.from_iterable(team.all_gather(own)))
+    return sum(distances) / max(1, len(distances))
 
 
 def history_state(histories: Sequence[History]) -> tuple[dict[str, Tensor], list[list[Any]]]:
     """Return tensors and JSON-able values for the state of a preconditioner, one entry a probe."""
-    tensors: dict[str, Tensor] = {}
+    tensors = {}
     values: list[list[Any]] = []
     for probe, layers in enumerate(histories):
         for name, sides in layers.items():
             for side, sums in sides.items():
                 own_tensors, own_values = sums.state()
+                number = len(values)
                 for key, tensor in own_tensors.items():
-                    tensors[f"{_KEY}.{len(values)}.{key}"] = tensor
+                    tensors[f"{_KEY}.{number}.{key}"] = tensor
                 values.append([probe, name, side, sorted(own_tensors), own_values])
     return tensors, values
 
@@ -989,12 +1037,14 @@ def measure(
         return _measure_own(model, capture, spec, options)[0]
     own, digest = team.run_on_all(lambda: _measure_own(model, capture, spec, options, team))
     answers = team.all_gather((digest, dict(own.unknown), own.note))
-    check_same_probe([own_digest for own_digest, _, _ in answers])
+    digests = []
     unknown: dict[str, str] = {}
     note = ""
-    for _, kinds, own_note in answers:
+    for own_digest, kinds, own_note in answers:
+        digests.append(own_digest)
         unknown |= kinds
         note = note or own_note
+    check_same_probe(digests)
     return ProbeStatistics(layers=own.layers, unknown=unknown, last=None, note=note)
 
 
@@ -1009,7 +1059,7 @@ def _measure_own(
     generator = public_generator(spec.seed, spec.step, "positions")
     subsampler = RowSubsampler(generator, spec.size, options.rows_per_dim)
     cache = FactorCache()
-    layers: dict[str, LayerAccumulator] = {}
+    layers = {}
     unknown: dict[str, str] = {}
     last = None
     note = digest = ""
@@ -1054,14 +1104,15 @@ def _measure_own(
 
 
 def gather_layers(
-    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None = None
+    layers: Mapping[str, LayerAccumulator], model: nn.Module, team: RefreshGroup | None
 ) -> Mapping[str, LayerAccumulator]:
     """Return the sums of all processes for the layers that this one owns, on the model's device."""
     if team is None:
         return layers
     own = {name: layer.detached_copy() for name, layer in layers.items()}
+    device = device_of(model)
     parts = send_to_owners(team, own, lambda layer: layer.cost(team.world_size))
-    return team.run_on_all(lambda: sum_parts(copy_to_device(parts, device_of(model))))
+    return team.run_on_all(lambda: sum_parts(copy_to_device(parts, device)))
 
 
 def decompose_layers(
@@ -1090,10 +1141,12 @@ def decompose_layers(
     """
 
     def decompose_own() -> dict[str, tuple[LayerFactors, Any]]:
-        totals: dict[str, LayerAccumulator] = {}
-        factors: dict[str, LayerFactors] = {}
+        totals = {}
+        factors = {}
         for name, layer in layers.items():
-            total = layer.merge_history(past[name], share) if name in past else layer
+            total = layer
+            if name in past:
+                total = layer.merge_history(past[name], share)
             totals[name] = total
             factors[name] = total.result(partial(rank, name))
         history = keep_history(totals, factors) if is_kept else {}
@@ -1102,15 +1155,21 @@ def decompose_layers(
     if team is None:
         results = decompose_own()
     else:
-        results = broadcast_results(team, team.run_on_all(decompose_own), device_of(model))
-    history = {name: sums for name, (_, sums) in results.items() if sums is not None}
-    return {name: factors for name, (factors, _) in results.items()}, history
+        results = team.run_on_all(decompose_own)
+        results = broadcast_results(team, results, device_of(model))
+    factors = {}
+    history = {}
+    for name, (of_layer, sums) in results.items():
+        factors[name] = of_layer
+        if sums is not None:
+            history[name] = sums
+    return factors, history
 
 
 def sum_parts(parts: Mapping[str, list[LayerAccumulator]]) -> dict[str, LayerAccumulator]:
     """Return layer name to the sum of its parts."""
     cache = FactorCache()
-    sums: dict[str, LayerAccumulator] = {}
+    sums = {}
     for name, (first, *others) in parts.items():
         sums[name] = first.detached_copy(cache)
         for other in others:
@@ -1143,11 +1202,11 @@ def probe_scale(
         microbatches = run_probe(model, capture, spec, rows.start, stop=rows.stop)
         own = team.run_on_all(lambda: _norms(microbatches, rows.start, metric))
         parts = team.all_gather([norms.cpu() for norms in own])
-        plain, mapped = (torch.cat(norms) for norms in zip(*parts, strict=True))
+        plain, mapped = map(torch.cat, zip(*parts, strict=True))
     if not plain.numel():
         return 1.0
     ratio = _median(plain) / max(_median(mapped), 1e-300)
-    return ratio if ratio > 0 and math.isfinite(ratio) else 1.0
+    return ratio if 0 < ratio < math.inf else 1.0
 
 
 def scale_microbatch(part: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch | None:
@@ -1155,8 +1214,9 @@ def scale_microbatch(part: ProbeMicrobatch, spec: ProbeSpec) -> ProbeMicrobatch 
 
     Other micro-batches are not worth their memory.
     """
-    rows = part.rows
-    return part if rows.start <= _scale_from(spec) and rows.stop == spec.size else None
+    if part.rows.start > _scale_from(spec) or part.rows.stop != spec.size:
+        return None
+    return part
 
 
 def _scale_from(spec: ProbeSpec) -> int:
@@ -1170,15 +1230,19 @@ def _norms(parts: Iterable[ProbeMicrobatch], first: int, metric: Metric) -> list
     mapped: list[Tensor] = [torch.zeros(0)]
     for part in parts:
         # Without blocks every parameter is used outside of layers and keeps the identity.
-        if not part.blocks:
-            continue
-        count = part.rows.stop - max(first, part.rows.start)
-        last = None if count == part.size else count
-        norms = probe_norms(part.blocks, {}, metric, last=last)
-        plain.append(norms[0])
-        mapped.append(norms[1])
+        if part.blocks:
+            start = max(first, part.rows.start)
+            count = part.rows.stop - start
+            last = None if count == part.size else count
+            norms = probe_norms(part.blocks, {}, metric, last=last)
+            plain.append(norms[0])
+            mapped.append(norms[1])
         del part
-    return [torch.cat([x.to(norms[-1]) for x in norms]) for norms in (plain, mapped)]
+    joined = []
+    for norms in (plain, mapped):
+        like = norms[-1]
+        joined.append(torch.cat([x.to(like) for x in norms]))
+    return joined
 
 
 def _median(norms: Tensor) -> float:

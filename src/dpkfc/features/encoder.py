@@ -84,7 +84,7 @@ class SyntheticEncoder:
         }
 
 
-def read_weights(path: str = "") -> dict[str, Tensor]:
+def read_weights(path: str) -> dict[str, Tensor]:
     """Return the weights of an encoder; "" reads those of the package and checks their SHA-256.
 
     Raises:
@@ -153,8 +153,10 @@ class EncoderFeatures(nn.Module):
             ValueError: images of another shape than the settings say.
         """
         check_images(x, self.settings.shape)
-        colour = x.expand(-1, 3, -1, -1).contiguous(memory_format=torch.channels_last)
-        return functional.adaptive_avg_pool2d(self.encoder(colour), self.settings.pool)
+        colour = x.expand(-1, 3, -1, -1)
+        colour = colour.contiguous(memory_format=torch.channels_last)
+        features = self.encoder(colour)
+        return functional.adaptive_avg_pool2d(features, self.settings.pool)
 
 
 class Encoder(nn.Module):
@@ -167,21 +169,25 @@ class Encoder(nn.Module):
 
     def __init__(self, depth: int = 16, width: int = 4) -> None:
         super().__init__()
-        channels = [16, 16 * width, 32 * width, 64 * width]
-        self.stem = nn.Conv2d(3, channels[0], 3, 1, 1, bias=False)
-        blocks: list[nn.Module] = []
+        inputs = 16
+        self.stem = nn.Conv2d(3, inputs, 3, 1, 1, bias=False)
+        blocks = []
         for stage in range(3):
-            inputs, outputs = channels[stage], channels[stage + 1]
-            for number in range((depth - 4) // 6):
-                stride = 2 if stage and not number else 1
-                blocks.append(_Block(inputs if not number else outputs, outputs, stride))
+            outputs = 16 * width * 2**stage
+            # The first block of the later stages halves the sides.
+            stride = 2 if stage else 1
+            for _ in range((depth - 4) // 6):
+                block = _Block(inputs, outputs, stride)
+                blocks.append(block)
+                inputs = outputs
+                stride = 1
         self.blocks = nn.Sequential(*blocks)
-        self.norm = nn.BatchNorm2d(channels[-1])
+        self.norm = nn.BatchNorm2d(inputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features at every position."""
-        features: Tensor = functional.relu(self.norm(self.blocks(self.stem(x))))
-        return features
+        features = self.blocks(self.stem(x))
+        return functional.relu(self.norm(features))
 
 
 class _Block(nn.Module):
@@ -199,7 +205,9 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = functional.relu(self.norm1(x))
-        residual = x if self.shortcut is None else self.shortcut(y)
-        z = self.conv1(y)
-        result: Tensor = residual + self.conv2(functional.relu(self.norm2(z)))
-        return result
+        residual = x
+        if self.shortcut is not None:
+            residual = self.shortcut(y)
+        z = self.norm2(self.conv1(y))
+        change: Tensor = self.conv2(functional.relu(z))
+        return residual + change

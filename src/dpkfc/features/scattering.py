@@ -87,7 +87,9 @@ class Scattering:
 
     def describe(self) -> dict[str, object]:
         """Return plain values for a privacy card."""
-        return {"kind": "Scattering", **asdict(self), "shape": list(self.shape)}
+        settings = asdict(self)
+        settings["shape"] = list(self.shape)
+        return {"kind": "Scattering", **settings}
 
 
 def check_images(x: Tensor, shape: tuple[int, int, int]) -> None:
@@ -120,10 +122,13 @@ class ScatteringTransform(nn.Module):
         scales = settings.scales
         angles = settings.angles
         step = 2**scales
-        rows, columns = (_reflected_positions(side, step) for side in settings.shape[1:])
+        _, height, width = settings.shape
+        rows = _reflected_positions(height, step)
+        columns = _reflected_positions(width, step)
         self.register_buffer("_rows", rows.unsqueeze(1), persistent=False)
         self.register_buffer("_columns", columns, persistent=False)
-        height, width = len(rows), len(columns)
+        height = len(rows)
+        width = len(columns)
         sigma = _WIDTH * 2 ** (scales - 1)
         low_pass = _gabor(height, width, sigma, 0.0, 0.0, 1.0)
         self.register_buffer("_low_pass", _spectrum(low_pass), persistent=False)
@@ -144,45 +149,44 @@ class ScatteringTransform(nn.Module):
         check_images(x, self.settings.shape)
         padded = x[..., self._rows, self._columns]
         image = torch.fft.fft2(padded)
+        scales = self.settings.scales
         features = [self._smooth(image, 0)]
-        for scale in range(self.settings.scales):
-            first = self._modulus(image, scale, 0, scale)
+        for scale in range(scales):
+            first = self._modulus(image, 0, scale)
             features.append(self._smooth(first, scale))
             if self.settings.order == 1:
                 continue
-            for next_scale in range(scale + 1, self.settings.scales):
-                second = self._modulus(first, next_scale, scale, next_scale)
+            for next_scale in range(scale + 1, scales):
+                second = self._modulus(first, scale, next_scale)
                 features.append(self._smooth(second, next_scale))
-        batch, channels = x.shape[:2]
-        merged = []
-        for feature in features:
-            size = feature.shape[-2:]
-            merged.append(feature.reshape(batch, channels, -1, *size))
+        _, height, width = self.settings.feature_shape
+        size = (len(x), x.shape[1], -1, height, width)
+        merged = [feature.reshape(size) for feature in features]
         return torch.cat(merged, dim=2).flatten(1, 2)
 
-    def _modulus(self, spectrum: Tensor, scale: int, at: int, to: int) -> Tensor:
+    def _modulus(self, spectrum: Tensor, at: int, scale: int) -> Tensor:
         """Return the spectra of |signal ∗ ψ(scale, θ)| for all θ.
 
         Args:
             spectrum: of signals `[..., H / 2^at, W / 2^at]`.
-            scale: of the wavelets.
             at: the signals are read at every 2^at-th pixel of the padded image.
-            to: the results are read at every 2^to-th pixel.
+            scale: j of the wavelets; the results are read at every 2^j-th pixel.
 
         Returns:
-            `[..., L, H / 2^to, W / 2^to]`.
+            `[..., L, H / 2^j, W / 2^j]`.
         """
         filters = _subsample_filter(self._wavelets[scale], at)
         product = spectrum.unsqueeze(-3) * filters
-        folded = _fold(product, 2 ** (to - at))
+        factor = 2 ** (scale - at)
+        folded = _fold(product, factor)
         signals = torch.fft.ifft2(folded)
         return torch.fft.fft2(signals.abs())
 
     def _smooth(self, spectrum: Tensor, at: int) -> Tensor:
         """Return signals smoothed by φ, read at every 2^J-th pixel, without the padding."""
-        step = 2**self.settings.scales
         filters = _subsample_filter(self._low_pass, at)
-        folded = _fold(spectrum * filters, step // 2**at)
+        factor = 2 ** (self.settings.scales - at)
+        folded = _fold(spectrum * filters, factor)
         smooth = torch.fft.ifft2(folded).real
         _, height, width = self.settings.feature_shape
         # The padding before the image is one position wide.
@@ -194,9 +198,10 @@ def _reflected_positions(side: int, step: int) -> Tensor:
 
     The padding is at least one low-pass width before and after, and 2^J divides the padded side.
     """
-    whole = (math.ceil(side / step) + 2) * step
+    steps = math.ceil(side / step) + 1
     period = 2 * (side - 1)
-    places = torch.arange(-step, whole - step).remainder(period)
+    places = torch.arange(-step, steps * step)
+    places = places.remainder(period)
     return torch.minimum(places, period - places)
 
 
@@ -222,14 +227,15 @@ def _subsample_filter(spectrum: Tensor, at: int) -> Tensor:
 
 def _spectrum(filter_: Tensor) -> Tensor:
     """Return the real spectrum of a filter that is symmetric about the origin, in float32."""
-    return torch.fft.fft2(filter_).real.float()
+    spectrum = torch.fft.fft2(filter_)
+    return spectrum.real.float()
 
 
 def _offsets(size: int) -> Tensor:
     """Return distances of pixels and their periodic copies from the origin `[copies, size]`."""
     copies = torch.arange(-_PERIODS, _PERIODS + 1, dtype=torch.float64)
-    pixels = torch.arange(size, dtype=torch.float64)
-    return pixels + size * copies.unsqueeze(1)
+    places = size * copies
+    return places.unsqueeze(1) + torch.arange(size)
 
 
 def _gabor(
@@ -245,11 +251,14 @@ def _gabor(
     sine = math.sin(turn)
     along = across * cosine + down * sine
     beside = down * cosine - across * sine
-    distance = along**2 + (slant * beside) ** 2
-    envelope = torch.exp(-distance / (2 * sigma**2))
+    slanted = slant * beside
+    distance = along**2 + slanted**2
+    variance = sigma**2
+    envelope = torch.exp(-distance / (2 * variance))
     wave = torch.exp(1j * frequency * along)
-    area = 2 * math.pi * sigma**2 / slant
-    total = (envelope * wave).sum(dim=(0, 1))
+    product = envelope * wave
+    total = product.sum(dim=(0, 1))
+    area = 2 * math.pi * variance / slant
     return total / area
 
 

@@ -80,7 +80,7 @@ def trained_parameters(model: nn.Module) -> Tensors:
 
 def accumulation_dtype(parameter: Tensor) -> torch.dtype:
     """Return the type of sums and releases: float64 for a float64 parameter, else float32."""
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+    return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
@@ -94,13 +94,20 @@ def zero_sums(parameters: Mapping[str, Tensor]) -> Tensors:
 
 def total_norm(tensors: Mapping[str, Tensor]) -> float:
     """Return the norm over all tensors together, in float64."""
-    squares = [x.double().square().sum() for x in tensors.values()]
-    return float(torch.stack(squares).sum().sqrt())
+    squares = []
+    for x in tensors.values():
+        square = x.double().square()
+        squares.append(square.sum())
+    total = torch.stack(squares).sum()
+    return float(total.sqrt())
 
 
 def shapes_of(model: nn.Module) -> Shapes:
     """Return the shape of each trained parameter, by name."""
-    return {name: tuple(p.shape) for name, p in trained_parameters(model).items()}
+    shapes = {}
+    for name, p in trained_parameters(model).items():
+        shapes[name] = tuple(p.shape)
+    return shapes
 
 
 def contract_of(plan_hash: str, model: nn.Module) -> str:
@@ -110,16 +117,15 @@ def contract_of(plan_hash: str, model: nn.Module) -> str:
     found before a round.
     """
     digest = hashlib.sha256(plan_hash.encode())
-    trained = shapes_of(model)
-    dtypes = {name: p.dtype for name, p in model.named_parameters()}
-    for name, shape in sorted(trained.items()):
-        digest.update(f"{name} {shape} {dtypes[name]}\n".encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        if name not in trained:
-            x = tensor.detach().cpu().contiguous()
-            digest.update(f"{name} {tuple(x.shape)} {x.dtype}\n".encode())
-            if x.numel():
-                digest.update(to_bytes(x.flatten().view(torch.uint8)))
+    trained = trained_parameters(model)
+    frozen = {name: x for name, x in model.state_dict().items() if name not in trained}
+    tensors = [*sorted(trained.items()), *sorted(frozen.items())]
+    for name, x in tensors:
+        form = f"{name} {tuple(x.shape)} {x.dtype}\n"
+        digest.update(form.encode())
+        if name in frozen and x.numel():
+            flat = x.detach().cpu().contiguous().flatten()
+            digest.update(to_bytes(flat.view(torch.uint8)))
     return digest.hexdigest()
 
 
@@ -141,12 +147,15 @@ def select_prefix(message: Received, prefix: str) -> dict[str, Tensor]:
 def round_number(message: Received) -> int:
     """Return the number of the round that a message claims to belong to, or -1."""
     number = message.get("round")
-    return number if type(number) is int else -1
+    if type(number) is int:
+        return number
+    return -1
 
 
 def to_tensor(text: bytes) -> Tensor:
     """Return bytes as a tensor of uint8."""
-    return torch.from_numpy(np.frombuffer(text, np.uint8).copy())
+    numbers = np.frombuffer(text, np.uint8)
+    return torch.from_numpy(numbers.copy())
 
 
 def to_bytes(tensor: Tensor) -> bytes:
@@ -157,7 +166,8 @@ def to_bytes(tensor: Tensor) -> bytes:
 def stack_rows(rows: ByClient) -> Tensor:
     """Return texts of one length as rows of uint8, in the order of their clients' numbers."""
     texts = [rows[client] for client in sorted(rows)]
-    return to_tensor(b"".join(texts)).view(len(rows), -1)
+    joined = to_tensor(b"".join(texts))
+    return joined.view(len(rows), -1)
 
 
 def split_rows(tensor: Tensor, clients: Sequence[int]) -> dict[int, bytes]:
@@ -201,7 +211,8 @@ def find_problem(
     if set(message) != {"kind", *plain, *fields}:
         return "other-fields"
     tensors = {name: message[name] for name in fields}
-    reason = _find_plain_problem(message, plain, contract) or _find_form_problem(tensors, fields)
+    reason = _find_plain_problem(message, plain, contract)
+    reason = reason or _find_form_problem(tensors, fields)
     if reason is None and kind == "sum" and not masked:
         reason = _find_norm_problem(tensors, max_norm)
     return reason
@@ -237,7 +248,9 @@ def _find_norm_problem(tensors: Mapping[str, Tensor], max_norm: float) -> str | 
     norm = math.hypot(*norms)
     if not math.isfinite(norm):
         return "not-finite"
-    return "oversized" if norm > max_norm else None
+    if norm > max_norm:
+        return "oversized"
+    return None
 
 
 def _tensor_fields(kind: str, shapes: Shapes, masked: bool, rows: int) -> _Fields:

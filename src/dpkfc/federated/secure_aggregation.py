@@ -92,17 +92,23 @@ def split(secret: bytes, holders: Iterable[int], threshold: int) -> dict[int, by
             above the holders.
     """
     points = list(holders)
+    different = {x for x in points if 1 <= x < PRIME}
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
-    if len(set(points)) != len(points) or not all(1 <= x < PRIME for x in points):
+    if len(different) != len(points):
         raise ValueError(f"holders must be different integers >= 1, got {points[:8]}")
     if not 1 <= threshold <= len(points):
         raise ValueError(
             f"threshold must lie between 1 and the {len(points)} holders, got {threshold}"
         )
     coefficients = [secrets.randbelow(PRIME) for _ in range(threshold - 1)]
-    coefficients.append(int.from_bytes(secret, "big"))
-    return {x: _value(coefficients, x).to_bytes(SHARE_BYTES, "big") for x in points}
+    constant = int.from_bytes(secret, "big")
+    coefficients.append(constant)
+    shares = {}
+    for x in points:
+        value = _value(coefficients, x)
+        shares[x] = value.to_bytes(SHARE_BYTES, "big")
+    return shares
 
 
 def join(shares: Mapping[int, Sequence[bytes]], threshold: int) -> list[bytes]:
@@ -125,8 +131,9 @@ def join(shares: Mapping[int, Sequence[bytes]], threshold: int) -> list[bytes]:
         )
     points = sorted(shares)[:threshold]
     weights = _weights(points)
+    rows = [shares[x] for x in points]
     values = []
-    for row in zip(*(shares[x] for x in points), strict=True):
+    for row in zip(*rows, strict=True):
         value = 0
         for weight, share in zip(weights, row, strict=True):
             value += weight * int.from_bytes(share, "big")
@@ -149,12 +156,14 @@ def _weights(points: Sequence[int]) -> list[int]:
     """Return Lagrange's weights for the value at 0."""
     weights = []
     for x in points:
-        numerator, denominator = 1, 1
+        numerator = 1
+        denominator = 1
         for other in points:
             if other != x:
                 numerator = numerator * other % PRIME
                 denominator = denominator * (other - x) % PRIME
-        weights.append(numerator * pow(denominator, -1, PRIME) % PRIME)
+        inverse = pow(denominator, -1, PRIME)
+        weights.append(numerator * inverse % PRIME)
     return weights
 
 
@@ -180,7 +189,8 @@ def new_key() -> bytes:
 
 def derive(secret: bytes, purpose: str) -> bytes:
     """Derive a key for one purpose from a secret, 32 bytes; purposes have independent keys."""
-    function = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=purpose.encode())
+    info = purpose.encode()
+    function = HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info)
     return function.derive(secret)
 
 
@@ -209,7 +219,8 @@ class PrivateKey:
             ValueError: an invalid public key (another length, low order).
         """
         if public not in self._agreed:
-            self._agreed[public] = self._key.exchange(X25519PublicKey.from_public_bytes(public))
+            other = X25519PublicKey.from_public_bytes(public)
+            self._agreed[public] = self._key.exchange(other)
         return derive(self._agreed[public], purpose)
 
 
@@ -222,7 +233,8 @@ def seal(key: bytes, text: bytes, context: str) -> bytes:
         context: what the text belongs to; authenticated, not hidden.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
-    return nonce + AESGCM(key).encrypt(nonce, text, context.encode())
+    sealed = AESGCM(key).encrypt(nonce, text, context.encode())
+    return nonce + sealed
 
 
 def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
@@ -232,8 +244,9 @@ def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
         ValueError: another key or context than it was sealed with, or bytes that were changed.
     """
     nonce = sealed[:_NONCE_BYTES]
+    hidden = sealed[_NONCE_BYTES:]
     try:
-        return AESGCM(key).decrypt(nonce, sealed[_NONCE_BYTES:], context.encode())
+        return AESGCM(key).decrypt(nonce, hidden, context.encode())
     except InvalidTag:
         sealed_text = context.partition(":")[0]
         raise ValueError(
@@ -244,9 +257,10 @@ def unseal(key: bytes, sealed: bytes, context: str) -> bytes:
 
 def uniform_integers(key: bytes, count: int) -> NDArray[np.int64]:
     """Expand a key that is used once to uniform int64 `[count]`, by AES-256 in counter mode."""
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    stream = encryptor.update(bytes(8 * count))
-    return np.frombuffer(stream, dtype="<i8").astype(np.int64)
+    cipher = Cipher(algorithms.AES(key), modes.CTR(bytes(16)))
+    stream = cipher.encryptor().update(bytes(8 * count))
+    integers = np.frombuffer(stream, dtype="<i8")
+    return integers.astype(np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -339,7 +353,8 @@ def seal_shares(
     for other, public in channels.items():
         context = _context(keys.scope, client, other, mask_key)
         shares = key_shares[other + 1] + seed_shares[other + 1]
-        sealed[other] = seal(channel.agree(public, context), shares, context)
+        key = channel.agree(public, context)
+        sealed[other] = seal(key, shares, context)
     return sealed
 
 
@@ -367,7 +382,8 @@ def open_shares(
             key.
     """
     cohort = tuple(sorted(public))
-    key_shares, seed_shares = [], []
+    key_shares = []
+    seed_shares = []
     for other in cohort:
         context = _context(keys.scope, other, client, public[other])
         key = channel.agree(channels[other], context)
@@ -435,10 +451,12 @@ def mask(
     sizes = _sizes(integers)
     masked = {name: x.clone() for name, x in integers.items()}
     for other, key in pairs.items():
-        _add(masked, _pair_mask(key, client, other, sizes))
+        pair_mask = _pair_mask(key, client, other, sizes)
+        _add(masked, pair_mask)
     if keys is not None:
         seed = bytes.fromhex(keys.self_seed)
-        _add(masked, _self_mask(keys.scope, seed, sizes))
+        self_mask = _self_mask(keys.scope, seed, sizes)
+        _add(masked, self_mask)
     return masked
 
 
@@ -497,7 +515,9 @@ def unmask(
     sizes = _sizes(summed)
     for client in cohort:
         if client in sums:
-            _subtract(summed, _self_mask(scope, opened[client], sizes))
+            self_mask = _self_mask(scope, opened[client], sizes)
+            for name, x in summed.items():
+                x.sub_(self_mask[name])
             continue
         private = PrivateKey(opened[client])
         if private.public != public[client]:
@@ -509,7 +529,8 @@ def unmask(
             # The missing client's mask is the negative of the survivor's: adding it removes the
             # survivor's.
             key = _pair_key(scope, client, private, survivor, public[survivor])
-            _add(summed, _pair_mask(key, client, survivor, sizes))
+            pair_mask = _pair_mask(key, client, survivor, sizes)
+            _add(summed, pair_mask)
     return summed
 
 
@@ -525,7 +546,7 @@ def encode(tensors: Mapping[str, Tensor], grid: float) -> Integers:
     integers = {}
     for name, x in tensors.items():
         steps = x.double() / grid
-        if not bool((steps == steps.round()).all()):
+        if not torch.equal(steps, steps.round()):
             raise ValueError(f"'{name}' is not on the grid; use noise='rounded'")
         integers[name] = steps.to(torch.int64)
     return integers
@@ -537,7 +558,8 @@ def decode(
     """Return the numbers of integers, in float64 on the devices of the tensors in `like`."""
     numbers = {}
     for name, x in integers.items():
-        numbers[name] = (x.double() * grid).to(like[name].device)
+        multiples = x.double() * grid
+        numbers[name] = multiples.to(like[name].device)
     return numbers
 
 
@@ -562,11 +584,6 @@ def _add(integers: Integers, masks: Integers) -> None:
         x.add_(masks[name])
 
 
-def _subtract(integers: Integers, masks: Integers) -> None:
-    for name, x in integers.items():
-        x.sub_(masks[name])
-
-
 # -- masks -----------------------------------------------------------------------------------------
 
 
@@ -575,12 +592,14 @@ def _context(scope: str, sender: int, receiver: int, public: bytes) -> str:
 
 
 def _self_mask(scope: str, seed: bytes, sizes: Sizes) -> Integers:
-    return _expand(derive(seed, f"self mask: {scope}"), sizes)
+    key = derive(seed, f"self mask: {scope}")
+    return _expand(key, sizes)
 
 
 def _pair_key(scope: str, client: int, private: PrivateKey, other: int, public: bytes) -> bytes:
     low, high = sorted((client, other))
-    return private.agree(public, f"pair mask: clients {low} and {high} in {scope}")
+    purpose = f"pair mask: clients {low} and {high} in {scope}"
+    return private.agree(public, purpose)
 
 
 def _pair_keys(scope: str, client: int, private: PrivateKey, public: ByClient) -> dict[int, bytes]:
@@ -608,6 +627,9 @@ def _expand(key: bytes, sizes: Sizes) -> Integers:
     """Cut one stream of uniform integers to tensors, by their names."""
     names = sorted(sizes)
     lengths = [math.prod(sizes[name]) for name in names]
-    stream = torch.from_numpy(uniform_integers(key, sum(lengths)))
-    pieces = dict(zip(names, stream.split(lengths), strict=True))
-    return {name: piece.view(sizes[name]) for name, piece in pieces.items()}
+    integers = uniform_integers(key, sum(lengths))
+    pieces = torch.from_numpy(integers).split(lengths)
+    masks = {}
+    for name, piece in zip(names, pieces, strict=True):
+        masks[name] = piece.view(sizes[name])
+    return masks

@@ -58,9 +58,10 @@ class Recursion:
             y += memory[0]
         next_memory = g.new_empty(self.order, *g.shape)
         for i, z in enumerate(next_memory, 1):
+            b = self.b[i]
             torch.mul(y, -self.a[i], out=z)
-            if self.b[i]:
-                z.add_(g, alpha=self.b[i])
+            if b:
+                z.add_(g, alpha=b)
             if memory is not None and i < self.order:
                 z.add_(memory[i])
         return y, next_memory
@@ -74,19 +75,22 @@ class Recursion:
         """
         n = self.order
         transition, drive = _matrices(self, v.dtype, v.device)
-        drive = drive.view(n, n, *[1] * v.dim()) * v
+        ones = [1] * v.dim()
+        drive = drive.view(n, n, *ones) * v
+        variance = self.b[0] ** 2 * v
         if covariance is None:
-            return self.b[0] ** 2 * v, drive
+            return variance, drive
         # The covariance may be a single number from steps with one variance, or lie on another
         # device.
         covariance = covariance.to(v)
-        missing_dims = v.dim() - covariance.dim() + 2
-        k = covariance.view(n, n, *[1] * missing_dims, *covariance.shape[2:])
+        shape = covariance.shape[2:]
+        ones = [1] * (v.dim() - len(shape))
+        k = covariance.view(n, n, *ones, *shape)
         if n == 1:
             next_covariance = k * float(transition) ** 2
         else:
             next_covariance = _congruence(transition, k)
-        return self.b[0] ** 2 * v + k[0, 0], next_covariance + drive
+        return variance + k[0, 0], next_covariance + drive
 
 
 @functools.lru_cache(maxsize=32)
@@ -94,22 +98,26 @@ def _matrices(
     recursion: Recursion, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return F and r rᵀ `[n, n]`."""
-    a = np.array(recursion.a)
+    a = np.array(recursion.a[1:])
     b = np.array(recursion.b)
     f = np.eye(recursion.order, k=1)
-    f[:, 0] -= a[1:]
-    r = b[1:] - a[1:] * b[0]
-    transition = torch.from_numpy(f).to(device, dtype)
+    f[:, 0] -= a
+    r = b[1:] - a * b[0]
+    transition = torch.from_numpy(f)
+    transition = transition.to(device, dtype)
     drive = torch.from_numpy(np.outer(r, r))
     return transition, drive.to(device, dtype)
 
 
 def _congruence(f: Tensor, k: Tensor) -> Tensor:
     """Return F K Fᵀ for symmetric K `[n, n, ...]`."""
-    n = len(f)
-    fk = (f @ k.reshape(n, -1)).view(k.shape)
-    transposed = fk.transpose(0, 1)
-    return (f @ transposed.reshape(n, -1)).view(k.shape)
+    # `[n, n …]`
+    size = (len(f), -1)
+    fk = f @ k.reshape(size)
+    # F (F K)ᵀ is F K Fᵀ.
+    transposed = fk.view(k.shape).transpose(0, 1)
+    product = f @ transposed.reshape(size)
+    return product.view(k.shape)
 
 
 def filter_release(
@@ -130,8 +138,9 @@ def filter_release(
     outputs = {}
     memories = {}
     for name, g in released.gradients.items():
-        outputs[name], memories[name] = recursion.advance(g, get_tensor(state, "memory", name))
-    variances: dict[str, Tensor] = {}
+        memory = get_tensor(state, "memory", name)
+        outputs[name], memories[name] = recursion.advance(g, memory)
+    variances = {}
     covariances = {}
     for name, v in noise_variances(released, state).items():
         covariance = get_tensor(state, "covariance", name)
@@ -148,22 +157,25 @@ def filter_release(
         answer, unit = recursion.advance(one, unit)
         divisor = float(answer)
         new_state |= state_entries("unit", {"": unit})
-        outputs = {name: y.div_(divisor) for name, y in outputs.items()}
+        for y in outputs.values():
+            y.div_(divisor)
     return replace_outputs(released, outputs, variances, 1 / divisor**2), new_state
 
 
 def noise_variances(released: Released, state: State) -> dict[str, Tensor]:
     """Return the variance of the noise by parameter, under "" if all share one number."""
-    if released.noise_variance is None:
+    common = released.noise_variance
+    if common is None:
         return {}
     prefix = "covariance/"
     has_own_covariances = any(key.startswith(prefix) and key != prefix for key in state)
-    if isinstance(released.noise_variance, float) and not has_own_covariances:
-        return {"": torch.tensor(released.noise_variance, dtype=torch.float64)}
+    if isinstance(common, float) and not has_own_covariances:
+        return {"": torch.tensor(common, dtype=torch.float64)}
     variances = {}
     for name, g in released.gradients.items():
         v = torch.as_tensor(released.variance_of(name), dtype=g.dtype, device=g.device)
-        variances[name] = v.reshape((1,) * (g.dim() - v.dim()) + tuple(v.shape))
+        ones = [1] * (g.dim() - v.dim())
+        variances[name] = v.reshape((*ones, *v.shape))
     return variances
 
 
@@ -171,11 +183,11 @@ def replace_outputs(
     released: Released, outputs: dict[str, Tensor], variances: Mapping[str, Tensor], factor: float
 ) -> Released:
     """Return the release with other gradients and with its `noise_variances` scaled."""
-    if not variances:
-        return replace(released, gradients=outputs, noise_variance=None)
-    if set(variances) == {""}:
-        return replace(released, gradients=outputs, noise_variance=float(variances[""]) * factor)
-    noise_variance: dict[str, Tensor | float] = {name: v * factor for name, v in variances.items()}
+    noise_variance: Any = None
+    if "" in variances:
+        noise_variance = float(variances[""]) * factor
+    elif variances:
+        noise_variance = {name: v * factor for name, v in variances.items()}
     return replace(released, gradients=outputs, noise_variance=noise_variance)
 
 
@@ -213,24 +225,24 @@ class EMA(PostProcess):
         """Return plain values that determine the result."""
         return {"name": "EMA", "kappa": self.kappa, "init": self.init}
 
-    @property
-    def _recursion(self) -> Recursion:
-        return Recursion((self.kappa, 0.0), (1.0, self.kappa - 1.0))
-
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the average with the variance of its noise."""
         if self.kappa == 1:
             return released, {}
         if self.init != "first" or state:
-            return filter_release(released, state, self._recursion, self.init == "bias_corrected")
+            recursion = Recursion((self.kappa, 0.0), (1.0, self.kappa - 1.0))
+            normalise = self.init == "bias_corrected"
+            return filter_release(released, state, recursion, normalise)
         old_weight = 1 - self.kappa
         variances = noise_variances(released, state)
         memory = {}
         for name, g in released.gradients.items():
-            memory[name] = (old_weight * g).unsqueeze(0)
+            weighted = old_weight * g
+            memory[name] = weighted.unsqueeze(0)
         covariance = {}
         for name, v in variances.items():
-            covariance[name] = (old_weight**2 * v).reshape(1, 1, *v.shape)
+            weighted = old_weight**2 * v
+            covariance[name] = weighted[None, None]
         new_state = state_entries("memory", memory) | state_entries("covariance", covariance)
         return replace_outputs(released, dict(released.gradients), variances, 1.0), new_state
 
@@ -323,7 +335,9 @@ class DiSK(PostProcess):
             return (1 - self.kappa) / self.kappa
         if self.mode == "storm":
             return -1.0
-        return _DEFAULT_GAMMA if self.gamma is None else self.gamma
+        if self.gamma is None:
+            return _DEFAULT_GAMMA
+        return self.gamma
 
     @property
     def weight(self) -> float:
@@ -331,7 +345,9 @@ class DiSK(PostProcess):
         if self.kappa == 1:
             return 0.0
         c = (1 - self.kappa) / (self.kappa * self._lookahead)
-        return 1.0 if math.isclose(c, 1.0, rel_tol=1e-12) else c
+        if math.isclose(c, 1.0, rel_tol=1e-12):
+            return 1.0
+        return c
 
     @property
     def evaluations(self) -> tuple[EvaluationPoint, ...]:
@@ -342,10 +358,6 @@ class DiSK(PostProcess):
         if self.weight == 1:
             return (point,)
         return (point, EvaluationPoint(0.0, 1 - self.weight))
-
-    @property
-    def _average(self) -> EMA:
-        return EMA(self.kappa, self.init)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
@@ -359,7 +371,8 @@ class DiSK(PostProcess):
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the average of the combined gradients with the variance of its noise."""
-        return self._average.apply(released, state)
+        average = EMA(self.kappa, self.init)
+        return average.apply(released, state)
 
 
 def kalman_gain(ratio: float) -> float:
@@ -412,15 +425,17 @@ class LowPass(PostProcess):
     def __post_init__(self) -> None:
         b = [float(x) for x in self.b]
         a = [float(x) for x in self.a]
-        if not b or not a or not all(map(math.isfinite, b + a)) or a[0] == 0 or b[0] == 0:
+        is_usable = a and b and a[0] and b[0] and all(map(math.isfinite, a + b))
+        if not is_usable:
             raise ValueError(
                 f"b and a must be finite numbers with b[0] and a[0] not zero, got b={self.b} and"
                 f" a={self.a}"
             )
         n = max(len(b), len(a), 2)
-        for name, coefficients in (("b", b), ("a", a)):
+        for name, coefficients in {"b": b, "a": a}.items():
             padding = [0.0] * (n - len(coefficients))
-            normalised = tuple(x / a[0] for x in coefficients + padding)
+            padded = coefficients + padding
+            normalised = tuple(x / a[0] for x in padded)
             object.__setattr__(self, name, normalised)
         slowest = max(abs(np.roots(self.a)), default=0.0)
         if slowest >= 1 - 1e-9:
@@ -436,10 +451,12 @@ class LowPass(PostProcess):
 
         steps = 100
         if slowest >= 1e-6:
-            steps = min(100_000, 100 + round(30 / -math.log(slowest)))
+            steps += round(30 / -math.log(slowest))
+            steps = min(100_000, steps)
         answer = lfilter(self.b, self.a, np.ones(steps))
-        sign = math.copysign(1, sum(self.b) / sum(self.a))
-        if not (answer * sign > 1e-9 * abs(answer).max()).all():
+        limit = sum(self.b) / sum(self.a)
+        smallest = min(answer * math.copysign(1, limit))
+        if not smallest > 1e-9 * abs(answer).max():
             raise ValueError(
                 "the filter's answer to a constant vanishes or turns its sign, so it cannot be"
                 " divided out; use LowPass.first_order(0.1) or LowPass.butterworth()"
@@ -466,7 +483,7 @@ class LowPass(PostProcess):
                 f"cutoff must lie in (0, 1), as a share of half the step rate; got {cutoff}"
             )
         b, a = butter(order, cutoff)
-        return cls(tuple(map(float, b)), tuple(map(float, a)), momentum_allowed)
+        return cls(b, a, momentum_allowed)
 
     @classmethod
     def chebyshev(cls, momentum_allowed: bool = False) -> LowPass:
@@ -477,7 +494,7 @@ class LowPass(PostProcess):
         from scipy.signal import cheby1
 
         b, a = cheby1(2, 10, 0.02)
-        return cls(tuple(map(float, b)), tuple(map(float, a)), momentum_allowed)
+        return cls(b, a, momentum_allowed)
 
     def describe(self) -> dict[str, Any]:
         """Return plain values that determine the result."""
@@ -489,7 +506,8 @@ class LowPass(PostProcess):
 
     def apply(self, released: Released, state: State) -> tuple[Released, dict[str, Tensor]]:
         """Return the filtered value with the variance of its noise."""
-        return filter_release(released, state, Recursion(self.b, self.a), normalise=True)
+        recursion = Recursion(self.b, self.a)
+        return filter_release(released, state, recursion, normalise=True)
 
 
 def _rounded(x: float) -> float:
@@ -561,6 +579,8 @@ class AdamBC(PostProcess):
         """Return the step; note `adam_bc/floor_fraction` gives the entries at the floor."""
         beta1, beta2 = self.betas
         t = _count(state)
+        bias1 = 1 - beta1**t
+        bias2 = 1 - beta2**t
         steps = {}
         new_state = state_entries("count", {"": torch.tensor(t)})
         at_floor = []
@@ -570,12 +590,19 @@ class AdamBC(PostProcess):
             m = _mean(get_tensor(state, "m", name), g, beta1)
             v = _mean_square(get_tensor(state, "v", name), g, beta2)
             phi = _mean(get_tensor(state, "phi", name), noise, beta2)
-            new_state |= {f"m/{name}": m, f"v/{name}": v, f"phi/{name}": phi}
-            signal = (v - phi).div_(1 - beta2**t)
-            floor = self._floor(phi / (1 - beta2**t), t)
-            root = torch.maximum(signal, floor).sqrt_()
-            steps[name] = (m / (1 - beta1**t)).div_(root)
-            at_floor.append((signal <= floor).sum())
+            new_state[f"m/{name}"] = m
+            new_state[f"v/{name}"] = v
+            new_state[f"phi/{name}"] = phi
+            signal = v - phi
+            signal.div_(bias2)
+            floor = self._floor(phi / bias2, t)
+            root = torch.maximum(signal, floor)
+            root.sqrt_()
+            step = m / bias1
+            step.div_(root)
+            steps[name] = step
+            is_low = signal <= floor
+            at_floor.append(is_low.sum())
             entries += g.numel()
         fraction = int(torch.stack(at_floor).sum()) / max(1, entries)
         notes = {**released.notes, "adam_bc/floor_fraction": fraction}
@@ -585,8 +612,10 @@ class AdamBC(PostProcess):
         """Return γ' for the variance φ̂ of the noise after t steps."""
         if isinstance(self.floor, str):
             beta = self.betas[1]
-            relative = 2 * (1 - beta) / (1 + beta) * (1 + beta**t) / (1 - beta**t)
-            resolved = self.resolution * math.sqrt(relative) * phi
+            power = beta**t
+            relative = 2 * (1 - beta) / (1 + beta) * (1 + power) / (1 - power)
+            factor = self.resolution * math.sqrt(relative)
+            resolved = factor * phi
             return resolved.clamp(min=_SMALLEST_FLOOR)
         return torch.full_like(phi, self.floor)
 
@@ -606,8 +635,10 @@ def _mean(old: Tensor | None, new: Tensor, beta: float) -> Tensor:
 def _mean_square(old: Tensor | None, g: Tensor, beta: float) -> Tensor:
     """Return β old + (1 − β) g², from 0."""
     if old is None:
-        return g.square().mul_(1 - beta)
-    return (beta * old).addcmul_(g, g, value=1 - beta)
+        square = g.square()
+        return square.mul_(1 - beta)
+    decayed = beta * old
+    return decayed.addcmul_(g, g, value=1 - beta)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -697,7 +728,9 @@ class SOFIM(PostProcess):
         """Return the steps from the uncorrected M, ‖M‖² and Mᵀg."""
         if t <= self.warmup:
             return {name: torch.zeros_like(g) for name, g in gradients.items()}
-        correction = 1 - self.beta**t if self.bias_correction else 1.0
+        correction = 1.0
+        if self.bias_correction:
+            correction -= self.beta**t
         squared_norm /= correction**2
         product /= correction
         if self.direction == "momentum":
@@ -705,10 +738,10 @@ class SOFIM(PostProcess):
             return {name: mean / divisor for name, mean in means.items()}
         divisor = self.rho**2 + self.rho * squared_norm
         factor = product / divisor / correction
-        return {
-            name: _combine(g, means[name], self.rho, factor, in_place)
-            for name, g in gradients.items()
-        }
+        steps = {}
+        for name, g in gradients.items():
+            steps[name] = _combine(g, means[name], self.rho, factor, in_place)
+        return steps
 
 
 def _combine(g: Tensor, mean: Tensor, rho: float, factor: float, in_place: bool) -> Tensor:
@@ -718,7 +751,8 @@ def _combine(g: Tensor, mean: Tensor, rho: float, factor: float, in_place: bool)
     else:
         result = torch.empty_like(g, memory_format=torch.contiguous_format)
     for result_part, g_part, mean_part in _chunks(result, g, mean):
-        torch.div(g_part, rho, out=result_part).sub_(mean_part, alpha=factor)
+        torch.div(g_part, rho, out=result_part)
+        result_part.sub_(mean_part, alpha=factor)
     return result
 
 
@@ -746,7 +780,8 @@ def _update_mean(
 def _sum(values: list[Tensor]) -> float:
     if not values:
         return 0.0
-    return float(torch.stack(values).sum(dtype=torch.float64))
+    total = torch.stack(values).sum(dtype=torch.float64)
+    return float(total)
 
 
 def _chunks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

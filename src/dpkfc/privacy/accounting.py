@@ -46,8 +46,11 @@ NEGLIGIBLE_NOISE = 1e-3  # over the sensitivity
 
 def event_to_dict(event: dp_accounting.DpEvent) -> dict[str, Any]:
     """Return the event as plain values that JSON keeps exactly: "type" and its fields."""
-    values = {name: _encode_value(getattr(event, name)) for name in field_names(event)}
-    return {"type": type(event).__name__, **values}
+    values: dict[str, Any] = {"type": type(event).__name__}
+    for name in field_names(event):
+        value = getattr(event, name)
+        values[name] = _encode_value(value)
+    return values
 
 
 def event_from_dict(data: Mapping[str, Any]) -> dp_accounting.DpEvent:
@@ -105,7 +108,8 @@ def events_in(event: dp_accounting.DpEvent) -> Iterator[dp_accounting.DpEvent]:
     yield event
     for name in field_names(event):
         value = getattr(event, name)
-        for inner in value if isinstance(value, (list, tuple)) else [value]:
+        values = value if isinstance(value, (list, tuple)) else [value]
+        for inner in values:
             if _is_event(inner):
                 yield from events_in(inner)
 
@@ -121,8 +125,9 @@ def has_no_noise(event: dp_accounting.DpEvent) -> bool:
     for part in events_in(event):
         if isinstance(part, dp_accounting.NonPrivateDpEvent):
             return True
-        if (is_gaussian(part) or is_truncated(part)) and part.noise_multiplier < NEGLIGIBLE_NOISE:
-            return True
+        if is_gaussian(part) or is_truncated(part):
+            if part.noise_multiplier < NEGLIGIBLE_NOISE:
+                return True
     return False
 
 
@@ -135,7 +140,9 @@ def convolutions(event: dp_accounting.DpEvent) -> int:
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return sum(map(convolutions, event.events))
     # Gaussian losses add up in closed form.
-    return 0 if is_gaussian(event) else 1
+    if is_gaussian(event):
+        return 0
+    return 1
 
 
 def is_gaussian(event: dp_accounting.DpEvent) -> bool:
@@ -194,9 +201,14 @@ def _sampled_pld(
 def interval_of(event: dp_accounting.DpEvent) -> float:
     """Return the interval of the coarsest grid of a part of the event."""
     if is_truncated(event):
-        return max(interval_of(part) for part in two_parts(event)[1:])
-    parts = [part for part in events_in(event) if "noise_multiplier" in field_names(part)]
-    return max((_interval_for_noise(part.noise_multiplier) for part in parts), default=0.0)
+        _, ordinary, replacing = two_parts(event)
+        return max(interval_of(ordinary), interval_of(replacing))
+    widest = 0.0
+    for part in events_in(event):
+        if "noise_multiplier" in field_names(part):
+            interval = _interval_for_noise(part.noise_multiplier)
+            widest = max(widest, interval)
+    return widest
 
 
 def _interval_for_noise(noise: float) -> float:
@@ -205,7 +217,8 @@ def _interval_for_noise(noise: float) -> float:
     A release loses up to about 1/(2·noise²). Below 0.5 the grid grows with it, so that its size and
     the time stay the same.
     """
-    return _INTERVAL * max(1.0, (0.5 / noise) ** 2)
+    growth = (0.5 / noise) ** 2
+    return _INTERVAL * max(1.0, growth)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -271,14 +284,15 @@ def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float
 
     counts: Counter[str] = Counter()
     # A composed event holds a list, which has no hash.
-    events: dict[str, dp_accounting.DpEvent] = {}
+    events = {}
     precision = 0.0
     for event, count in _single_events(charges):
         if count and is_gaussian(event) and not has_no_noise(event):
             precision += count / event.noise_multiplier**2
             continue
-        events[repr(event)] = event
-        counts[repr(event)] += count
+        text = repr(event)
+        events[text] = event
+        counts[text] += count
     parts = [(events[text], count) for text, count in counts.items() if count]
     if precision:
         # Gaussian releases of full batches are together one Gaussian release.
@@ -290,8 +304,10 @@ def total_epsilon(charges: Charges, delta: float, accountant: str = "") -> float
             " kind alone"
         )
     relation = relations.pop()
-    if len(parts) < 2:
-        event, count = parts[0] if parts else (dp_accounting.NoOpDpEvent(), 0)
+    if not parts:
+        parts = [(dp_accounting.NoOpDpEvent(), 0)]
+    if len(parts) == 1:
+        event, count = parts[0]
         name = accountant or _suitable_accountant(event, count, delta, relation)
         return epsilon(event, count, delta, name, relation)
     # Truncated batches have two kinds of neighbours: of one record less, and of one more.
@@ -314,7 +330,8 @@ def _single_events(charges: Charges) -> Iterator[tuple[dp_accounting.DpEvent, in
 
     for event, count in charges:
         if isinstance(event, dp_accounting.ComposedDpEvent):
-            yield from _single_events([(part, count) for part in event.events])
+            inner = [(part, count) for part in event.events]
+            yield from _single_events(inner)
         elif isinstance(event, dp_accounting.SelfComposedDpEvent):
             yield from _single_events([(event.event, count * event.count)])
         else:
@@ -324,8 +341,9 @@ def _single_events(charges: Charges) -> Iterator[tuple[dp_accounting.DpEvent, in
 def _suitable_accountant(
     event: dp_accounting.DpEvent, count: int, delta: float, relation: str
 ) -> str:
-    is_pld = relation == "add_or_remove_one" and pld_resolves(event, count, delta)
-    return "pld" if is_pld else "rdp"
+    if relation == "add_or_remove_one" and pld_resolves(event, count, delta):
+        return "pld"
+    return "rdp"
 
 
 def _epsilon_of_parts(
@@ -344,28 +362,32 @@ def _epsilon_of_parts(
     event, _ = compose(neighbours)
     if has_no_noise(event):
         return math.inf
-    if (accountant or _suitable_accountant(event, 1, delta, relation)) == "pld":
+    accountant = accountant or _suitable_accountant(event, 1, delta, relation)
+    if accountant == "pld":
         is_known = all(_is_of_a_sampler(part) for part, _ in neighbours)
         if not (is_known and pld_resolves(event, 1, delta)):
             return epsilon(event, 1, delta, "pld", relation)
         key = (repr(event), delta, relation, "pld", 1)
         return _remember(_values, key, lambda: _total_by_pld(neighbours, event, delta, relation))
-    orders, total = np.zeros(0), np.zeros(1)
+    orders = np.zeros(0)
+    total = np.zeros(1)
     for part, count in neighbours:
         _check_pair(part, "rdp", relation)
         # Each is analysed alone, so that no rounding hides in the sum.
         with quiet_accountants():
             orders, divergences = _rdp_of_one(part, relation)
         total = total + count * divergences
-    return float(dp_accounting.rdp.compute_epsilon(orders, total, delta)[0])
+    spent, _ = dp_accounting.rdp.compute_epsilon(orders, total, delta)
+    return float(spent)
 
 
 def _is_of_a_sampler(event: dp_accounting.DpEvent) -> bool:
     """Return whether the event is a release of a sampler that PLD can analyse."""
     import dp_accounting
 
-    is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent) and is_gaussian(event.event)
-    return is_poisson or is_gaussian(event) or is_truncated(event)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return is_gaussian(event.event)
+    return is_gaussian(event) or is_truncated(event)
 
 
 def _total_by_pld(
@@ -382,9 +404,11 @@ def _total_by_pld(
             noise = event.noise_multiplier / math.sqrt(count)
             losses.append(_sampled_pld(1.0, noise, relation, interval))
         else:
-            losses.append(pld_of_one(event, relation, interval).self_compose(count))
+            one = pld_of_one(event, relation, interval)
+            losses.append(one.self_compose(count))
     total = functools.reduce(lambda one, other: one.compose(other), losses)
-    return float(total.get_epsilon_for_delta(delta - _rounding(composed, 1)))
+    resolved = delta - _rounding(composed, 1)
+    return float(total.get_epsilon_for_delta(resolved))
 
 
 def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[dict[str, Any]]:
@@ -398,13 +422,15 @@ def describe_extra(releases: Sequence[Mapping[str, Any]], delta: float) -> list[
     kinds: dict[tuple[Any, ...], list[dp_accounting.DpEvent]] = defaultdict(list)
     for line in releases:
         if line.get("purpose"):
-            key = (line["purpose"], *(line[name] for name in scale))
-            kinds[key].append(event_from_dict(line["event"]))
+            numbers = [line[name] for name in scale]
+            event = event_from_dict(line["event"])
+            kinds[(line["purpose"], *numbers)].append(event)
     rows = []
     for (purpose, *numbers), events in kinds.items():
         row: dict[str, Any] = {"purpose": purpose, "releases": len(events)}
         row |= zip(scale, numbers, strict=True)
-        row["epsilon_alone"] = total_epsilon([(event, 1) for event in events], delta)
+        charges = [(event, 1) for event in events]
+        row["epsilon_alone"] = total_epsilon(charges, delta)
         rows.append(row)
     return rows
 
@@ -415,7 +441,9 @@ def relation_of(event: dp_accounting.DpEvent) -> str:
 
     kind = dp_accounting.SampledWithoutReplacementDpEvent
     replaces = any(isinstance(part, kind) for part in events_in(event))
-    return "replace_one" if replaces else "add_or_remove_one"
+    if replaces:
+        return "replace_one"
+    return "add_or_remove_one"
 
 
 def deltas_of_epsilons(
@@ -439,12 +467,15 @@ def deltas_of_epsilons(
         for neighbour in neighbouring_sizes(event):
             if relation == "replace_one":
                 orders, divergences = _rdp_of_one(neighbour, relation)
+                total = count * divergences
                 compute = dp_accounting.rdp.rdp_privacy_accountant.compute_delta
-                found.append([compute(orders, count * divergences, e)[0] for e in epsilons])
+                deltas = [compute(orders, total, e)[0] for e in epsilons]
             else:
                 losses = pld_of_one(neighbour, relation).self_compose(count)
-                found.append(losses.get_delta_for_epsilon(epsilons))
-    return np.asarray(np.clip(np.max(found, axis=0) + _rounding(event, count), 0.0, 1.0))
+                deltas = losses.get_delta_for_epsilon(epsilons)
+            found.append(deltas)
+    largest = np.max(found, axis=0) + _rounding(event, count)
+    return np.asarray(np.clip(largest, 0.0, 1.0))
 
 
 def cross_check(
@@ -498,7 +529,8 @@ def _compare_totals(
 ) -> None:
     """Refuse a total below that of a part, or above a looser bound."""
     event, _ = compose(charges)
-    grid = interval_of(event) / 2 * math.sqrt(2 * sum(n for _, n in charges) * math.log(1 / delta))
+    count = sum(n for _, n in charges)
+    grid = _grid_error(event, count, delta)
     if alone - PLD_RDP_TOLERANCE - grid <= by_pld <= by_rdp + PLD_RDP_TOLERANCE + grid:
         return
     raise ValueError(
@@ -507,17 +539,24 @@ def _compare_totals(
     )
 
 
+def _grid_error(event: dp_accounting.DpEvent, count: int, delta: float) -> float:
+    """Return about the error of ε that the grid of losses causes."""
+    spread = math.sqrt(2 * count * math.log(1 / delta))
+    return interval_of(event) / 2 * spread
+
+
 def _compare(
     event: dp_accounting.DpEvent, count: int, delta: float, by_pld: float | None, by_rdp: float
 ) -> None:
     """Refuse figures that contradict each other."""
-    grid = interval_of(event) / 2 * math.sqrt(2 * count * math.log(1 / delta))
+    grid = _grid_error(event, count, delta)
     problem = ""
     if by_pld is not None and by_pld > by_rdp + PLD_RDP_TOLERANCE + grid:
         problem = f"PLD gives epsilon {by_pld}, above the {by_rdp} of RDP, a looser bound"
     elif (integral := _integral(event, count, delta)) is not None:
         slack = INTEGRAL_TOLERANCE * (1 + integral)
-        for name, figure in (("PLD", by_pld), ("RDP", by_rdp)):
+        figures = {"PLD": by_pld, "RDP": by_rdp}
+        for name, figure in figures.items():
             if figure is not None and not figure >= integral - slack:
                 problem = (
                     f"{name} gives epsilon {figure}, below {integral} by numerical integration"
@@ -543,7 +582,9 @@ def check_before_a_run(
     Raises:
         ValueError: as `cross_check`.
     """
-    integral = None if has_no_noise(event) else _integral(event, count, delta)
+    integral = None
+    if not has_no_noise(event):
+        integral = _integral(event, count, delta)
     if integral is None or integral <= VOID:
         cross_check(event, count, delta, neighbouring_relation, also)
 
@@ -558,7 +599,8 @@ def _remember(cache: dict[tuple[Any, ...], T], key: tuple[Any, ...], compute: Ca
     if key not in cache:
         value = compute()
         if len(cache) >= _CACHE_SIZE:
-            cache.pop(next(iter(cache)), None)
+            oldest = next(iter(cache))
+            cache.pop(oldest, None)
         cache[key] = value
     return cache[key]
 
@@ -651,7 +693,8 @@ class EpsilonCurve:
         if self._horizon is not None and count <= self._horizon:
             point = min(point, self._horizon)
         if every > 0:
-            point = min(point, -(-count // every) * every)
+            following = -(-count // every) * every
+            point = min(point, following)
         return self.epsilon(point)
 
     def _compute(self, count: int) -> float:
@@ -660,19 +703,22 @@ class EpsilonCurve:
         event = self.event
         if is_truncated(event):
             # Where full batches are rare enough, δ may cover everything that they reveal.
-            shares = [two_parts(neighbour)[0] for neighbour in neighbouring_sizes(event)]
-            full = count * max(shares)
+            parts = [two_parts(neighbour) for neighbour in neighbouring_sizes(event)]
+            full = count * max(share for share, _, _ in parts)
             if full <= _RARE * self.delta:
-                _, ordinary, _ = two_parts(event)
-                return epsilon(ordinary, count, self.delta - full, self.accountant, self.relation)
+                _, ordinary, _ = parts[0]
+                delta = self.delta - full
+                return epsilon(ordinary, count, delta, self.accountant, self.relation)
         is_poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent)
+        is_sampled = is_poisson or is_truncated(event)
         with quiet_accountants():
-            if self.accountant == "pld" and is_gaussian(event):
-                noise = event.noise_multiplier / math.sqrt(count)
-                return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
-            if self.accountant == "pld" and not (is_poisson or is_truncated(event)):
+            if self.accountant == "pld" and not is_sampled:
+                if is_gaussian(event):
+                    noise = event.noise_multiplier / math.sqrt(count)
+                    return gaussian_epsilon(noise, self.delta) * (1 + 1e-9) + 1e-9
                 composed = _accountant("pld", self.relation).compose(event, count)
-                return float(composed.get_epsilon(self._resolved_delta(count)))
+                delta = self._resolved_delta(count)
+                return float(composed.get_epsilon(delta))
             if self._one_step is None:
                 # One release costs most of the time and does not depend on the count.
                 analyse = _rdp_of_one if self.accountant == "rdp" else pld_of_one
@@ -687,9 +733,11 @@ class EpsilonCurve:
         if self.accountant == "rdp":
             orders, divergences = one_step
             total = count * divergences
-            return float(dp_accounting.rdp.compute_epsilon(orders, total, self.delta)[0])
+            spent, _ = dp_accounting.rdp.compute_epsilon(orders, total, self.delta)
+            return float(spent)
         delta = self._resolved_delta(count)
-        return float(one_step.self_compose(count).get_epsilon_for_delta(delta))
+        composed = one_step.self_compose(count)
+        return float(composed.get_epsilon_for_delta(delta))
 
     def _resolved_delta(self, count: int) -> float:
         """Return δ less the rounding of `count` convolutions."""
@@ -786,7 +834,8 @@ def _compute_rdp_of_one(
         # better only where m / n is small.
         replaced = composed.orders / (2 * event.event.noise_multiplier**2)
         rate = event.sample_size / event.source_dataset_size
-        mixture = divergence_of_mixture(composed.orders, rate, np.zeros_like(divergences), replaced)
+        equal = np.zeros_like(divergences)
+        mixture = divergence_of_mixture(composed.orders, rate, equal, replaced)
         divergences = np.minimum(divergences, mixture)
     return composed.orders, divergences
 
@@ -909,8 +958,9 @@ def _profile(
         return [], "no noise"
     if is_gaussian(event):
         mu = math.sqrt(count) / event.noise_multiplier
-        log_above = scipy.special.log_ndtr(mu / 2 - grid / mu)
-        log_below = grid + scipy.special.log_ndtr(-mu / 2 - grid / mu)
+        places = grid / mu
+        log_above = scipy.special.log_ndtr(mu / 2 - places)
+        log_below = grid + scipy.special.log_ndtr(-mu / 2 - places)
         deltas = np.exp(log_above) - np.exp(log_below)
         return _pairs(grid, deltas), "the trade-off of the Gaussian mechanism"
     deltas = deltas_of_epsilons(event, count, grid, relation)
@@ -978,8 +1028,8 @@ def _group_epsilon(
     sampled = isinstance(event, dp_accounting.PoissonSampledDpEvent)
     if sampled and independent and is_gaussian(event.event):
         rate = event.sampling_probability
-        present, absent = _losses_of_group(rate, event.event.noise_multiplier, size)
-        integral = max(epsilon_of(present, count, delta), epsilon_of(absent, count, delta))
+        pair = _losses_of_group(rate, event.event.noise_multiplier, size)
+        integral = max(epsilon_of(losses, count, delta) for losses in pair)
         error = INTEGRAL_TOLERANCE * (1 + integral)
         return integral + error, "exact"
     return _bound_of_group(event, count, delta, size, relation), "bound"
@@ -988,13 +1038,16 @@ def _group_epsilon(
 def _losses_of_group(rate: float, stddev: float, size: int) -> tuple[Losses, Losses]:
     """Return the losses of the presence of a group against its absence, and the reverse."""
     x, cell = integration_grid(stddev, size)
+    # One row for each number of units in the batch.
     shifts = np.arange(size + 1)[:, None]
     log_weights = scipy.stats.binom.logpmf(shifts, size, rate)
-    log_ratios = shifts * (x - shifts / 2) / stddev**2
+    centred = x - shifts / 2
+    log_ratios = shifts * centred / stddev**2
     loss = scipy.special.logsumexp(log_weights + log_ratios, axis=0)
-    log_density = -0.5 * (x / stddev) ** 2 + math.log(cell)
-    present = Losses(loss, np.exp(log_density + loss))
-    absent = Losses(-loss, np.exp(log_density))
+    unit = x / stddev
+    log_mass = -0.5 * unit**2 + math.log(cell)
+    present = Losses(loss, np.exp(log_mass + loss))
+    absent = Losses(-loss, np.exp(log_mass))
     return present, absent
 
 

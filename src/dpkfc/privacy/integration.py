@@ -76,15 +76,17 @@ def two_parts(
     n = event.dataset_size
     q = event.sampling_probability
     largest = event.truncated_batch_size
+    noise = event.noise_multiplier
     full = float(scipy.stats.binom.sf(largest - 1, n - 1, q))
-    gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
+    gaussian = dp_accounting.GaussianDpEvent(noise)
     ordinary = dp_accounting.PoissonSampledDpEvent(q, gaussian)
     if full == 0:
         return 0.0, ordinary, ordinary
     above = float(scipy.stats.binom.sf(largest, n, q))
     chance = min(1.0, above * largest / n / full)
-    replacing = dp_accounting.GaussianDpEvent(event.noise_multiplier / 2)
-    return full, ordinary, dp_accounting.PoissonSampledDpEvent(chance, replacing)
+    gaussian = dp_accounting.GaussianDpEvent(noise / 2)
+    replacing = dp_accounting.PoissonSampledDpEvent(chance, gaussian)
+    return full, ordinary, replacing
 
 
 def divergence_of_mixture(
@@ -105,10 +107,12 @@ def divergence_of_mixture(
         return ordinary
     if full == 1:
         return replacing
+    powers = orders - 1
     with np.errstate(over="ignore", divide="ignore"):
-        first = np.log1p(-full) + (orders - 1) * ordinary
-        second = np.log(full) + (orders - 1) * replacing
-        return np.asarray(np.logaddexp(first, second) / (orders - 1))
+        first = np.log1p(-full) + powers * ordinary
+        second = np.log(full) + powers * replacing
+        total = np.logaddexp(first, second)
+        return np.asarray(total / powers)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -136,7 +140,8 @@ class Losses:
 
     def cumulant(self, tilt: float) -> float:
         """Return log E exp(tilt · loss)."""
-        return float(scipy.special.logsumexp(tilt * self.loss, b=self.mass))
+        total = scipy.special.logsumexp(tilt * self.loss, b=self.mass)
+        return float(total)
 
 
 def sampled_losses(rate: float, stddev: float) -> Losses:
@@ -148,9 +153,12 @@ def sampled_losses(rate: float, stddev: float) -> Losses:
     x, cell = integration_grid(stddev)
     # Logarithm of the ratio of the two densities.
     log_ratio = (x - 0.5) / stddev**2
-    log_absence = math.log1p(-rate) if rate < 1 else -math.inf
+    log_absence = -math.inf
+    if rate < 1:
+        log_absence = math.log1p(-rate)
     loss = np.logaddexp(log_absence, math.log(rate) + log_ratio)
-    density = np.exp(loss - 0.5 * (x / stddev) ** 2)
+    unit = x / stddev
+    density = np.exp(loss - 0.5 * unit**2)
     return Losses(loss, density * cell)
 
 
@@ -158,8 +166,9 @@ def integration_grid(stddev: float, shift: float = 1) -> tuple[Floats, float]:
     """Return points that hold Gaussians around 0 and `shift`, and the factor of each density."""
     step = stddev / _ATOMS_PER_STDDEV
     far = FAR * stddev
-    cell = step / (stddev * math.sqrt(2 * math.pi))
-    return np.arange(-far, shift + far, step), cell
+    points = np.arange(-far, shift + far, step)
+    height = stddev * math.sqrt(2 * math.pi)
+    return points, step / height
 
 
 def epsilon_of(losses: Losses, count: int, delta: float) -> float:
@@ -171,32 +180,36 @@ def epsilon_of(losses: Losses, count: int, delta: float) -> float:
     variance = float(weight @ (loss - mean) ** 2)
     spread = math.sqrt(count * variance)
     is_relevant = weight > _NEGLIGIBLE
-    relevant = loss[is_relevant]
-    reach = float(np.ptp(relevant))
+    relevant = Losses(loss[is_relevant], losses.mass[is_relevant])
+    reach = float(np.ptp(relevant.loss))
     width = 30 * spread + 3 * reach + 1.0
+    # The interval h of the grid of losses.
     finest = math.sqrt(1e-3 / (count * (1 + tilt)))
     wanted = min(1e-3, spread / 100, finest)
     h = max(width / MOST_POINTS, wanted)
-    relevant_mass = losses.mass[is_relevant]
-    first, mass = _move_to_grid(relevant, relevant_mass, h)
-    places = np.arange(mass.size)
-    grid = h * (first + places)
-    scale = float(scipy.special.logsumexp(tilt * grid, b=mass))
-    tilted = mass * np.exp(tilt * grid - scale)
+    first, mass = _move_to_grid(relevant.loss, relevant.mass, h)
+    places = np.arange(mass.size, dtype=np.float64)
+    moved = Losses(h * (first + places), mass)
+    scale = moved.cumulant(tilt)
+    tilted = mass * np.exp(tilt * moved.loss - scale)
+    # The losses of `count` releases, composed by a power of the Fourier transform.
     needed = max(width / h, 2 * mass.size)
     points = scipy.fft.next_fast_len(math.ceil(needed), real=True)
     spectrum = scipy.fft.rfft(tilted, points)
     composed = scipy.fft.irfft(spectrum**count, points)
-    middle = round(count * float(tilted @ places))
+    mean_place = float(tilted @ places)
+    middle = round(count * mean_place)
     lowest = middle - points // 2
-    turned = np.roll(composed, -(lowest % points))
-    composed = np.maximum(turned, 0.0)
+    shift = lowest % points
+    composed = np.roll(composed, -shift)
+    composed = np.maximum(composed, 0.0)
     start = h * (count * first + lowest)
     begin = int(np.argmax(composed > _NEGLIGIBLE))
 
     def excess(epsilon: float) -> float:
         """Return the logarithm of δ(ε) / δ."""
-        index = max(begin, math.floor((epsilon - start) / h) + 1)
+        above = math.floor((epsilon - start) / h) + 1
+        index = max(begin, above)
         reach = math.ceil(_NEGLIGIBLE_EXPONENT / (tilt * h))
         end = min(points, index + reach + 1)
         away = start + h * np.arange(index, end) - epsilon
@@ -224,8 +237,9 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     mu = 1 / noise_multiplier
 
     def excess(epsilon: float) -> float:
-        above = scipy.special.log_ndtr(mu / 2 - epsilon / mu)
-        below = epsilon + scipy.special.log_ndtr(-mu / 2 - epsilon / mu)
+        place = epsilon / mu
+        above = scipy.special.log_ndtr(mu / 2 - place)
+        below = epsilon + scipy.special.log_ndtr(-mu / 2 - place)
         gap = min(below - above, -1e-300)
         log_delta = above + math.log(-math.expm1(gap))
         return float(log_delta) - math.log(delta)
@@ -287,11 +301,13 @@ def _move_to_grid(loss: Floats, mass: Floats, h: float) -> tuple[int, Floats]:
     rest = low * h - loss
     up = np.expm1(rest) / math.expm1(-h)
     first = int(low.min())
-    index = (low - first).astype(np.int64)
+    index = low - first
+    index = index.astype(np.int64)
     size = int(index.max()) + 2
     lower = np.bincount(index, mass * (1 - up), size)
     upper = np.bincount(index + 1, mass * up, size)
-    return first, np.asarray(lower + upper, np.float64)
+    moved = lower + upper
+    return first, np.asarray(moved, np.float64)
 
 
 def _tilt(losses: Losses, count: int, delta: float) -> float:
@@ -299,9 +315,11 @@ def _tilt(losses: Losses, count: int, delta: float) -> float:
 
     def bound(log_tilt: float) -> float:
         tilt = math.exp(log_tilt)
-        return (count * losses.cumulant(tilt) - math.log(delta)) / tilt
+        log_moment = count * losses.cumulant(tilt)
+        return (log_moment - math.log(delta)) / tilt
 
     best = scipy.optimize.minimize_scalar(
         bound, bounds=(-14.0, 7.0), method="bounded", options={"xatol": 0.01}
     )
-    return math.exp(float(best.x))
+    log_tilt = float(best.x)
+    return math.exp(log_tilt)

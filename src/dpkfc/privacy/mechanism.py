@@ -52,7 +52,8 @@ _MAX_DEVIATIONS = 16.0
 
 def widened(sensitivity: float) -> float:
     """Bound a sensitivity after rounding to the grid: at least 1 + 2⁻²⁰ times as large."""
-    return math.nextafter(sensitivity * (1 + 2.0**-_WIDENING_BITS), math.inf)
+    wide = sensitivity * (1 + 2.0**-_WIDENING_BITS)
+    return math.nextafter(wide, math.inf)
 
 
 def grid_of(sensitivity: float, numbers: int, stddev: float = 0.0) -> float:
@@ -137,14 +138,17 @@ def compute_keystream(
     Source:
         RFC 8439, section 2.3.
     """
-    if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= counter + blocks <= 1 << 32:
+    stop = counter + blocks
+    if len(key) != 32 or len(nonce) != 12 or not 0 <= counter <= stop <= 1 << 32:
         raise ValueError(
             "ChaCha20 needs a key of 32 bytes, a nonce of 12 and counters below 2³²; got"
             f" {len(key)}, {len(nonce)} and {counter} + {blocks}"
         )
     first = b"expand 32-byte k" + key + counter.to_bytes(4, "little") + nonce
     words = np.frombuffer(first, "<i4").astype(np.int32)
-    column = torch.from_numpy(words).to(device).unsqueeze(1)
+    column = torch.from_numpy(words).to(device)
+    column = column.unsqueeze(1)
+    # `[16, blocks]`
     start = column.repeat(1, blocks)
     start[12] += torch.arange(blocks, dtype=torch.int32, device=device)
 
@@ -154,7 +158,9 @@ def compute_keystream(
         _roll(rows, -1)
         _mix(rows)
         _roll(rows, 1)
-    return torch.cat(rows).add_(start).t().reshape(-1)
+    state = torch.cat(rows)
+    state.add_(start)
+    return state.t().reshape(-1)
 
 
 def _roll(rows: list[Tensor], direction: int) -> None:
@@ -167,14 +173,16 @@ def _mix(rows: list[Tensor]) -> None:
     """Apply the quarter round to all four columns of all blocks, in place."""
     a, b, c, d = rows
     spare = torch.empty_like(a)
-    for total, term, word, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+    steps = [(a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)]
+    for total, term, word, bits in steps:
         total.add_(term)
         word.bitwise_xor_(total)
         # Rotate to the left. A right shift of int32 repeats the sign, so the mask clears the upper
         # bits.
         torch.bitwise_right_shift(word, 32 - bits, out=spare)
         spare.bitwise_and_((1 << bits) - 1)
-        word.bitwise_left_shift_(bits).bitwise_or_(spare)
+        word.bitwise_left_shift_(bits)
+        word.bitwise_or_(spare)
 
 
 def draw_normal(key: bytes, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -238,14 +246,17 @@ class _Keystream:
 
     def take_53(self, count: int) -> Tensor:
         """Return the next uniform integers of 53 bits, int64 `[count]`."""
-        return (self.take(2 * count).view(torch.int64) >> 11) & _LOW_53
+        words = self.take(2 * count)
+        wide = words.view(torch.int64) >> 11
+        return wide & _LOW_53
 
 
 def _fill_normal(out: Tensor, stream: _Keystream) -> None:
     """Fill `out` by the transform of Box and Muller, as `rng._fill_normal` does."""
     half = -(-out.numel() // 2)
     if out.dtype == torch.float32:
-        bits = stream.take(2 * half).to(torch.int64) & _LOW_32
+        words = stream.take(2 * half)
+        bits = words.to(torch.int64) & _LOW_32
         bound = _RARE
         unit = 2.0**-32
     else:
@@ -253,15 +264,20 @@ def _fill_normal(out: Tensor, stream: _Keystream) -> None:
         bound = _RARE_FINE
         unit = 2.0**-53
     radius = bits[:half].double()
-    rare = (bits[:half] < bound).nonzero().squeeze(1)
+    is_rare = bits[:half] < bound
+    rare = is_rare.nonzero().squeeze(1)
     more_bits = stream.take_53(rare.numel())
     fraction = more_bits.double() * 2.0**-53 + 2.0**-54
     refined = radius[rare] + fraction
     radius += 0.5
     radius[rare] = refined
-    radius.mul_(unit).log_().mul_(-2.0).sqrt_()
+    radius.mul_(unit)
+    radius.log_()
+    radius.mul_(-2.0)
+    radius.sqrt_()
     scale = radius.to(out.dtype)
-    angle = bits[half:].to(out.dtype).mul_(2 * math.pi * unit)
+    angle = bits[half:].to(out.dtype)
+    angle.mul_(2 * math.pi * unit)
     rest = out.numel() - half
     out[:half] = angle.cos() * scale
     out[half:] = angle[:rest].sin() * scale[:rest]
@@ -353,7 +369,9 @@ class Released:
         """Return `noise_variance` times a number, in the same form."""
         if isinstance(self.noise_variance, Mapping):
             return {name: variance * factor for name, variance in self.noise_variance.items()}
-        return None if self.noise_variance is None else self.noise_variance * factor
+        if self.noise_variance is None:
+            return None
+        return self.noise_variance * factor
 
 
 def release(
@@ -462,8 +480,8 @@ class ExtraRelease:
 
 def charge_extra(ledger: Ledger, kind: ExtraRelease, step: int) -> None:
     """Charge one release of a kind; errors are those of `Ledger.charge`."""
-    scale = kind.noise_multiplier, kind.stddev, kind.sensitivity
-    ledger.charge(step, kind.event, *scale, kind.purpose)
+    noise = kind.noise_multiplier
+    ledger.charge(step, kind.event, noise, kind.stddev, kind.sensitivity, kind.purpose)
 
 
 def release_vector(
@@ -490,13 +508,16 @@ def release_vector(
     """
     if ledger.plan_hash != plan.hash:
         raise ValueError(f"{ledger.name} belongs to another plan than this release: open its own")
-    vector = np.nan_to_num(np.asarray(vector, np.float64)).reshape(-1)
+    vector = np.nan_to_num(np.asarray(vector, np.float64))
+    vector = vector.reshape(-1)
+    size = len(vector)
     noise = plan.noise_stream()
-    grid = grid_of(kind.sensitivity, len(vector), kind.stddev)
+    grid = grid_of(kind.sensitivity, size, kind.stddev)
     charge_extra(ledger, kind, draw)
-    normal = _normal(noise, draw, torch.device("cpu"), len(vector))
+    normal = _normal(noise, draw, torch.device("cpu"), size)
     tensors = {"vector": torch.from_numpy(vector)}
-    return rounded_release(tensors, kind.stddev, 1.0, normal, grid)["vector"].numpy()
+    noisy = rounded_release(tensors, kind.stddev, 1.0, normal, grid)
+    return noisy["vector"].numpy()
 
 
 def gaussian_release(
@@ -521,18 +542,24 @@ def gaussian_release(
     with torch.no_grad():
         if stddev == 0:
             return {name: x.detach() / divisor for name, x in tensors.items()}
-        sums = list(tensors.values())
-        has_float64 = any(x.dtype == torch.float64 for x in sums)
-        widest = torch.float64 if has_float64 else torch.float32
-        sizes = [x.numel() for x in sums]
+        widest = torch.float32
+        is_on_cpu = True
+        sizes = []
+        for x in tensors.values():
+            widest = torch.promote_types(widest, x.dtype)
+            is_on_cpu = is_on_cpu and x.device.type == "cpu"
+            sizes.append(x.numel())
         numbers = sum(sizes)
-        if numbers > LARGE and all(x.device.type == "cpu" for x in sums):
+        if numbers > LARGE and is_on_cpu:
             return _release_in_pieces(tensors, stddev, divisor, normal, widest)
         pieces = normal(numbers, widest).split(sizes)
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            noise = z.to(x.dtype).view(x.shape).mul_(stddev)
-            noisy[name] = noise.add_(x.detach()).div_(divisor)
+            noise = z.to(x.dtype).view(x.shape)
+            noise.mul_(stddev)
+            noise.add_(x.detach())
+            noise.div_(divisor)
+            noisy[name] = noise
         return noisy
 
 
@@ -547,10 +574,11 @@ def _release_in_pieces(
     noisy = {}
     z: NDArray[Any] = np.zeros(0)
     for name, x in tensors.items():
-        noisy[name] = torch.empty_like(x, memory_format=torch.contiguous_format)
+        result = torch.empty_like(x, memory_format=torch.contiguous_format)
+        noisy[name] = result
         # Numpy, because threads of torch would wait for the threads of the noise.
         flat = x.detach().reshape(-1).numpy()
-        out = noisy[name].view(-1).numpy()
+        out = result.view(-1).numpy()
         start = 0
         while start < len(flat):
             if not len(z):
@@ -599,13 +627,21 @@ def rounded_release(
             pieces = normal(sum(sizes), torch.float64).split(sizes)
         noisy = {}
         for (name, x), z in zip(tensors.items(), pieces, strict=True):
-            device = "cpu" if z is None else z.device
-            steps = x.detach().to(device, torch.float64, copy=True)
-            # Adding zero turns −0 into 0: −0 would reveal the sign of x.
-            steps.div_(grid).round_().clamp_(-MOST_STEPS, MOST_STEPS).add_(0.0)
+            device = torch.device("cpu")
             if z is not None:
-                steps += z.view(x.shape).mul_(stddev / grid).round_()
-            noisy[name] = steps.mul_(grid / divisor).to(x)
+                device = z.device
+            steps = x.detach().to(device, torch.float64, copy=True)
+            steps.div_(grid)
+            steps.round_()
+            steps.clamp_(-MOST_STEPS, MOST_STEPS)
+            # Adding zero turns −0 into 0: −0 would reveal the sign of x.
+            steps.add_(0.0)
+            if z is not None:
+                noise = z.view(x.shape)
+                noise.mul_(stddev / grid)
+                steps += noise.round_()
+            steps.mul_(grid / divisor)
+            noisy[name] = steps.to(x)
         return noisy
 
 
@@ -628,8 +664,10 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
         kind = str(dtype).removeprefix("torch.")
         if size == numbers or numbers <= LARGE:
             return torch.from_numpy(noise.normal(size, step, kind))
-        pieces[:] = pieces or [noise.pieces(numbers, step, kind)]
-        return torch.from_numpy(next(pieces[0]))
+        if not pieces:
+            pieces.append(noise.pieces(numbers, step, kind))
+        piece = next(pieces[0])
+        return torch.from_numpy(piece)
 
     if device.type == "cpu":
         return draw_from_stream
@@ -640,7 +678,9 @@ def _normal(noise: NoiseStream, step: int, device: torch.device, numbers: int) -
         if device.type == "cuda" and size > CHUNK:
             return draw_normal(draw_key(), size, dtype, device)
         z = draw_from_stream(size, dtype)
-        return z if lacks_float64 and dtype == torch.float64 else z.to(device)
+        if lacks_float64 and dtype == torch.float64:
+            return z
+        return z.to(device)
 
     if noise.is_secure:
         return draw_from_cipher

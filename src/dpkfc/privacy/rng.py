@@ -188,9 +188,13 @@ class NoiseStream(_Stream):
             _fill_chunks(out, key, draw, range(chunks))
             return out
         bounds = [worker * chunks // workers for worker in range(workers + 1)]
-        spans = [range(begin, end) for begin, end in pairwise(bounds)]
         with ThreadPoolExecutor(max_workers=workers) as pool:
-            list(pool.map(lambda span: _fill_chunks(out, key, draw, span), spans))
+            tasks = []
+            for begin, end in pairwise(bounds):
+                task = pool.submit(_fill_chunks, out, key, draw, range(begin, end))
+                tasks.append(task)
+            for task in tasks:
+                task.result()
         return out
 
     def pieces(self, size: int, step: int, dtype: DTypeLike = np.float32) -> Iterator[NDArray[Any]]:
@@ -239,7 +243,8 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
 
     def make_chunk(chunk: int) -> NDArray[Any]:
         remaining = size - chunk * CHUNK
-        out = np.empty(min(CHUNK, remaining), dtype=dtype)
+        length = min(CHUNK, remaining)
+        out = np.empty(length, dtype=dtype)
         _fill_chunks(out, key, draw, range(chunk, chunk + 1), chunk)
         return out
 
@@ -249,9 +254,11 @@ def _iterate_chunks(size: int, key: bytes, draw: int, dtype: DTypeLike) -> Itera
     with ThreadPoolExecutor(max_workers=workers) as pool:
         pending = deque(pool.submit(make_chunk, chunk) for chunk in range(ahead))
         for following in range(ahead, chunks + ahead):
-            yield pending.popleft().result()
+            oldest = pending.popleft()
+            yield oldest.result()
             if following < chunks:
-                pending.append(pool.submit(make_chunk, following))
+                task = pool.submit(make_chunk, following)
+                pending.append(task)
 
 
 def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first: int = 0) -> None:
@@ -261,7 +268,9 @@ def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first:
     buffer = bytearray(len(zeros) + 16)  # the cipher needs one more block
 
     for chunk in chunks:
-        counter = draw.to_bytes(8, "big") + chunk.to_bytes(4, "big") + bytes(4)
+        counter = draw.to_bytes(8, "big")
+        counter += chunk.to_bytes(4, "big")
+        counter += bytes(4)
         cipher = Cipher(algorithms.AES(key), modes.CTR(counter))
         keystream = cipher.encryptor()
 
@@ -274,7 +283,8 @@ def _fill_chunks(out: NDArray[Any], key: bytes, draw: int, chunks: range, first:
             return np.frombuffer(buffer, dtype, count)
 
         begin = (chunk - first) * CHUNK
-        _fill_normal(out[begin : begin + CHUNK], words)
+        part = out[begin : begin + CHUNK]
+        _fill_normal(part, words)
 
 
 def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -> None:
@@ -288,18 +298,18 @@ def _fill_normal(out: NDArray[Any], words: Callable[[int, str], NDArray[Any]]) -
     half = -(-out.size // 2)
     if out.dtype == np.float32:
         bits = words(2 * half, "<u4")
-        radius: NDArray[Any] = bits[:half].astype(np.float64)
-        angle: NDArray[Any] = bits[half:].astype(np.float32)
-        rare = np.flatnonzero(bits[:half] < _RARE)
+        bound = _RARE
         unit = 2.0**-32
     else:
-        fine = words(2 * half, "<u8") >> np.uint64(11)
-        radius = fine[:half].astype(np.float64)
-        angle = fine[half:].astype(np.float64)
-        rare = np.flatnonzero(fine[:half] < _RARE_FINE)
+        bits = words(2 * half, "<u8") >> np.uint64(11)
+        bound = _RARE_FINE
         unit = 2.0**-53
+    radius: NDArray[Any] = bits[:half].astype(np.float64)
+    angle: NDArray[Any] = bits[half:].astype(out.dtype)
+    rare = np.flatnonzero(bits[:half] < bound)
     more_bits = words(rare.size, "<u8") >> np.uint64(11)
-    refined = more_bits * 2.0**-53 + 2.0**-54 + radius[rare]
+    fraction = more_bits * 2.0**-53 + 2.0**-54
+    refined = fraction + radius[rare]
     radius += 0.5
     radius[rare] = refined
     radius *= unit
