@@ -345,7 +345,7 @@ def same_values(one: Any, other: Any) -> bool:
             one, other = one.to_dense(), other.to_dense()
         if torch.equal(one, other):
             return True
-        return bool(_equal_or_nan(one, other).all())
+        return bool(equal_or_nan(one, other).all())
     if isinstance(one, np.ndarray):
         if one.dtype != other.dtype:
             return False
@@ -356,7 +356,8 @@ def same_values(one: Any, other: Any) -> bool:
     return isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other)
 
 
-def _equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
+def equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
+    """Return which entries are equal, or both NaN."""
     return (one == other) | (one.isnan() & other.isnan())
 
 
@@ -564,7 +565,7 @@ def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     for x, copy in pairs:
         if x.shape != copy.shape or x.dtype != copy.dtype:
             return False
-        is_same = _equal_or_nan(x, copy).all()
+        is_same = equal_or_nan(x, copy).all()
         flags.append(is_same.to(pairs[0][0].device))
     return bool(flags) and bool(torch.stack(flags).all())
 
