@@ -57,15 +57,15 @@ FACTORS = {
 
 
 def _alternate(x: Tensor) -> Tensor:
-    values = torch.full_like(x, 30.0)
-    values.view(-1)[1::2] = -30.0
-    return values
+    values = torch.full((x.numel(),), 30.0)
+    values[1::2] = -30.0
+    return values.to(x).view(x.shape)
 
 
 def _enlarge_first(x: Tensor) -> Tensor:
-    values = x.clone(memory_format=torch.contiguous_format)
-    values.view(-1)[0] = 1e6
-    return values
+    entries = x.flatten().clone()
+    entries[0] = 1e6
+    return entries.view(x.shape)
 
 
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -416,7 +416,7 @@ class PlantedCanaries:
         plantable = find_plantable(model, loss_fn, batch)
         target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
         a = _random_signs(rng, (m, *input_shape))
-        if is_conv:
+        if target.rule == "conv":
             u = _random_signs(rng, (m, output_shape[0]))
             inputs, rows = _one_patch(target, a, output_shape)
         else:
