@@ -545,11 +545,12 @@ def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    axis = axis.shifted(operation.result.dim() - x.dim())
+    added = operation.result.dim() - x.dim()
+    axis = axis.shifted(added)
     if not operation.has_argument("repeats"):
         return axis
-    times = operation.argument("repeats")[axis.dim]
-    return replace(axis, pre=axis.pre * times)
+    times = operation.argument("repeats")
+    return replace(axis, pre=axis.pre * times[axis.dim])
 
 
 @_rule_of_first("slice narrow")
@@ -636,7 +637,9 @@ def _stack(operation: Operation) -> Answer:
 
 @_rule_of_first("diagonal")
 def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    dims = {_dimension(operation, x, "dim1"), _dimension(operation, x, "dim2")}
+    first = _dimension(operation, x, "dim1")
+    second = _dimension(operation, x, "dim2")
+    dims = {first, second}
     if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
     return _remove_dims(axis, dims)
@@ -1248,9 +1251,10 @@ def _put_by_mask(operation: Operation, indices: _Indices) -> Answer:
     is_leading_mask = len(indices.given) == 1 and dim == 0 and mask.dim() > 0
     if not is_public_number or not is_leading_mask or operation.axis(mask) not in (None, axis):
         return operation.lost("a mask picks entries by their values")
-    if axis is None or axis.dim >= mask.dim() or not _are_shared(operation, (x, mask), axis):
-        return operation.lost("a mask writes to other examples")
-    return axis
+    if axis is not None and axis.dim < mask.dim():
+        if _are_shared(operation, (x, mask), axis):
+            return axis
+    return operation.lost("a mask writes to other examples")
 
 
 def _writes_every_example(operation: Operation, indices: _Indices, target: BatchAxis) -> bool:
@@ -1325,8 +1329,9 @@ def _attention(operation: Operation) -> Answer:
         return operation.lost("attention pairs different examples")
     if not operation.has_length(outputs[0], axis):
         return operation.lost("attention repeats the heads of examples")
+    length = query.shape[axis.dim]
     for x in operation.args[:3]:
-        if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
+        if not operation.is_batched(x) and x.shape[axis.dim] != length:
             return operation.lost("attention pairs different examples")
     others = [None] * len(outputs)
     return [axis, axis, *others][: len(outputs)]

@@ -179,7 +179,10 @@ class _RecordDrawer:
     def _container(self, x: Any, length: int | None) -> Any:
         """Return a mapping, list or tuple of random values."""
         if isinstance(x, Mapping):
-            return {key: self.value_like(value, length) for key, value in x.items()}
+            mapping = {}
+            for key, value in x.items():
+                mapping[key] = self.value_like(value, length)
+            return mapping
         if _is_list_of_numbers(x):
             count = length or len(x)
             return [self.value_like(x[0], None) for _ in range(count)]
@@ -189,7 +192,8 @@ class _RecordDrawer:
         return type(x)(values)
 
     def _image(self, x: Any) -> Any:
-        pixels = self.generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
+        shape = np.asarray(x).shape
+        pixels = self.generator.integers(0, 256, shape, dtype=np.uint8)
         if hasattr(type(x), "fromarray"):
             return type(x).fromarray(pixels)
         from PIL import Image
@@ -732,8 +736,9 @@ class _Check:
         # An augmentation may refuse NaN.
         with suppress(ArithmeticError, ValueError):
             augmented_batch = self._augment(batch, size)
-        if any(bool(x[:1].isnan().any()) for x in _row_tensors(augmented_batch, size)):
-            raise ValueError(_mixing_rows_message("augment"))
+        for x in _row_tensors(augmented_batch, size):
+            if bool(x[:1].isnan().any()):
+                raise ValueError(_mixing_rows_message("augment"))
 
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on the padding of its batch."""
@@ -758,7 +763,8 @@ class _Check:
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
         batches = [rows.batch([0, 1])]
-        batches += [rows.batch([i, i]) for i in range(min(4, len(rows)))]
+        for i in range(len(rows))[:4]:
+            batches.append(rows.batch([i, i]))
 
         def losses(batch: Any) -> Tensor:
             return self.losses(batch, 2)
@@ -774,11 +780,17 @@ def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
     Yields:
         The bit, the kept rows, and the indices of the batch with the other rows replaced.
     """
-    for bit in range(max(1, math.ceil(math.log2(size)))):
+    bits = math.ceil(math.log2(size))
+    for bit in range(max(1, bits)):
         for side in (0, 1):
-            kept = [i for i in range(size) if (i >> bit) & 1 != side]
+            kept = []
+            replaced = list(range(size))
+            for i in range(size):
+                if (i >> bit) & 1 == side:
+                    replaced[i] += size
+                else:
+                    kept.append(i)
             if kept and len(kept) < size:
-                replaced = [i if i in kept else i + size for i in range(size)]
                 yield bit, kept, replaced
 
 
@@ -802,8 +814,10 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     if gradient.shape != other.shape:
         return True
     scale = float(torch.maximum(gradient.norm(), other.norm()))
+    if not math.isfinite(scale):
+        return False
     distance = float((gradient - other).norm())
-    return math.isfinite(scale) and distance > 1e-2 * scale + 1e-9
+    return distance > 1e-2 * scale + 1e-9
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:

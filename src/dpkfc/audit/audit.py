@@ -1063,9 +1063,9 @@ def _find_lags(samples: Sequence[Samples]) -> Units:
     """
     centred = np.stack(samples) - np.mean(samples, 0)
     size = centred.shape[1]
-    total = autocorrelate(centred)[1:]
+    total = autocorrelate(centred)
     pairs = np.arange(size - 1, 0, -1)
-    scores = np.abs(total) / np.sqrt(pairs)
+    scores = np.abs(total[1:]) / np.sqrt(pairs)
     order = np.argsort(scores)[::-1]
     return [int(index) + 1 for index in order[:LAGS]]
 
@@ -1346,8 +1346,8 @@ def _noise_of(client: Answers, contract: str, theta: Mapping[str, Tensor], pairs
             parts = [x.double().flatten() for x in tensors.values()]
             sums.append(torch.cat(parts))
     pairs_of_sums = zip(sums[::2], sums[1::2], strict=False)
-    differences = [a - b for a, b in pairs_of_sums]
-    return torch.stack(differences).flatten() / math.sqrt(2)
+    differences = torch.stack([a - b for a, b in pairs_of_sums])
+    return differences.flatten() / math.sqrt(2)
 
 
 def _check_variance(plan: FederatedPlan, variances: Sequence[float], size: int) -> Finding:

@@ -171,8 +171,8 @@ class Canaries:
         """
         copies = subject.records_of_a_unit
         columns = []
-        for i, x in enumerate(subject.dataset):
-            rows = torch.stack([row[i] for row in self.rows])
+        for x, *own in zip(subject.dataset, *self.rows, strict=False):
+            rows = torch.stack(own)
             repeated = rows.repeat_interleave(copies, 0)
             columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
@@ -528,7 +528,8 @@ def _planted_position(layer: Layer, output_shape: torch.Size) -> tuple[Any, ...]
     """Return the index of the one position of `[m, *output_shape]` that holds u."""
     if layer.rule == "conv":
         _, height, width = output_shape
-        return (slice(None), slice(None), height // 2, width // 2)
+        everything = slice(None)
+        return (everything, everything, height // 2, width // 2)
     return _first_position(len(output_shape) + 1)
 
 
@@ -714,7 +715,8 @@ def _scale_matrix(layer: Layer, entry: Entry, like: Tensor) -> Tensor:
     for role, name in layer.parameters.items():
         ones = torch.ones_like(layer.tensor(role))
         scales[name] = entry.scales.get(role, ones)
-    return matrix_of(layer, scales).to(like)
+    matrix = matrix_of(layer, scales)
+    return matrix.to(like)
 
 
 def _transform_factors(

@@ -87,7 +87,8 @@ class PlantedLoss:
         self._plants = tuple(plants)
         self._plant_rows = []
         for plant in plants:
-            rows = torch.full((max(1, len(factors)),), NO_CANARY)
+            size = max(1, len(factors))
+            rows = torch.full((size,), NO_CANARY)
             rows[plant.ids] = torch.arange(len(plant.ids))
             self._plant_rows.append(rows)
 
@@ -278,7 +279,8 @@ class Subject:
         """Number of every record's unit, in the order of a session `[records]`."""
         if self.units is None:
             return torch.arange(len(self.dataset[-1]))
-        _, numbers = np.unique(np.asarray(self.units), return_inverse=True)
+        units = np.asarray(self.units)
+        _, numbers = np.unique(units, return_inverse=True)
         return torch.from_numpy(numbers.reshape(-1))
 
     @property
@@ -532,14 +534,16 @@ class RandomWalk(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Record the gradients, and take one step of the path."""
         self.gradients = {}
+        shrinkage = math.hypot(1, self._length)
         for p, name in self._names.items():
             if p.grad is not None:
                 self.gradients[name] = p.grad.clone()
-            root_mean_square = p.float().square().mean().sqrt()
-            scale = self._length * float(root_mean_square.clamp(min=1e-3))
+            mean_square = p.float().square().mean()
+            root = mean_square.sqrt().clamp(min=1e-3)
+            scale = self._length * float(root)
             direction = torch.randn(p.shape, generator=self._generator)
             p.add_(direction.to(p), alpha=scale)
-            p.div_(math.hypot(1, self._length))
+            p.div_(shrinkage)
 
 
 def open_session(

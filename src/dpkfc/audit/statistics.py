@@ -178,7 +178,8 @@ def _collision_rate_of(plan: Plan, dtype: torch.dtype, size: int) -> float:
     """
     grid = 0.0
     if plan.noise == ROUNDED:
-        grid = grid_of(plan.sensitivity, size, plan.stddev) / plan.stddev
+        grid = grid_of(plan.sensitivity, size, plan.stddev)
+        grid /= plan.stddev
     return collision_rate(torch.finfo(dtype).eps, grid)
 
 
@@ -657,7 +658,8 @@ def _count_outside_grid(plan: Plan, release: Tensor) -> int:
     """Count entries that are not multiples of the grid of rounded noise, up to their rounding."""
     if plan.noise != ROUNDED:
         return 0
-    grid_of_sum = grid_of(plan.sensitivity, release.numel(), plan.stddev)
+    size = release.numel()
+    grid_of_sum = grid_of(plan.sensitivity, size, plan.stddev)
     spacing = grid_of_sum / plan.expected_batch_size
     multiples = (release.double() / spacing).round()
     nearest = (multiples * spacing).to(release.dtype)
@@ -1020,7 +1022,8 @@ def _test_overlap(first: sparse.csr_array, second: sparse.csr_array) -> float:
     sizes = first.sum(1).astype(float)
     other_sizes = second.sum(1).astype(float)
     mean = sizes * other_sizes / n
-    variance = mean * (n - sizes) * (n - other_sizes)
+    variance = mean * (n - sizes)
+    variance *= n - other_sizes
     variance /= n * (n - 1)
     return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
 
@@ -1039,8 +1042,9 @@ def _test_neighbours(inclusions: sparse.csr_array) -> float:
         return 1.0
     pairs = inclusions[:, 1:].multiply(inclusions[:, :-1])
     closing_pairs = inclusions[:, :1].multiply(inclusions[:, -1:])
-    pairs_in_full_batches = n * int((sizes == n).sum())
-    adjacent = int(pairs.sum()) + int(closing_pairs.sum()) - pairs_in_full_batches
+    full_batches = int((sizes == n).sum())
+    adjacent = int(pairs.sum()) + int(closing_pairs.sum())
+    adjacent -= n * full_batches
     rest = n - inner
     ordered_pairs = inner * (inner - 1)
     mean = ordered_pairs / (n - 1)
@@ -1158,6 +1162,6 @@ def _count_p_value(count: int, mean: float, variance: float) -> float:
         return float(math.isclose(count, mean, rel_tol=1e-9, abs_tol=1e-9))
     lower = stats.poisson.cdf(count, mean)
     upper = stats.poisson.sf(count - 1, mean)
-    poisson = float(_two_sided(lower, upper))
+    exact = _two_sided(lower, upper)
     score = (count - mean) / math.sqrt(variance)
-    return max(poisson, _normal_p_value(score))
+    return max(float(exact), _normal_p_value(score))

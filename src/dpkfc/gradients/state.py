@@ -200,8 +200,8 @@ class AttributeSnapshot:
         modules = [m for m in paths_of(model) if m not in without]
         watched: set[int] = set()
         for m in modules:
-            watched.update(map(id, m._parameters.values()))
-            watched.update(map(id, m._buffers.values()))
+            for x in (*m._parameters.values(), *m._buffers.values()):
+                watched.add(id(x))
         self._tensors = frozenset(watched)
         self._before = {}
         for m in modules:
@@ -248,7 +248,8 @@ class AttributeSnapshot:
             now = vars(module)
             copies[module] = dict.fromkeys(sorted(names))
             for name in now.keys() & names:
-                copies[module][name] = Snapshot.take(now[name], set(self._tensors))
+                watched = set(self._tensors)
+                copies[module][name] = Snapshot.take(now[name], watched)
         return copies
 
     def restore(self, changed: Mapping[nn.Module, frozenset[str]]) -> None:
@@ -313,8 +314,8 @@ def is_own(kind: Any) -> bool:
 
     Then no other code watches its objects.
     """
-    packages = [x.__module__ for x in kind.__mro__]
-    own = [name for name in packages if name.partition(".")[0] not in _COMMON]
+    names = [x.__module__ for x in kind.__mro__]
+    own = [name for name in names if name.partition(".")[0] not in _COMMON]
     if not own or not all(map(is_own_module, own)):
         return False
     return "__dict__" in dir(kind) and not issubclass(kind, type)
@@ -432,7 +433,9 @@ class PassState:
     ) -> None:
         reshard(model)
         self._model = model
-        self._paths = {m: path for m, path in paths_of(model).items() if m not in without}
+        self._paths = paths_of(model)
+        for m in without:
+            self._paths.pop(m, None)
         self._buffers: dict[_Place, tuple[Tensor, Tensor]] = {}
         self._parameters: dict[_Place, tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
@@ -567,7 +570,9 @@ def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
             return False
         is_same = equal_or_nan(x, copy).all()
         flags.append(is_same.to(pairs[0][0].device))
-    return bool(flags) and bool(torch.stack(flags).all())
+    if not flags:
+        return False
+    return bool(torch.stack(flags).all())
 
 
 def _copy_or_digest(p: Tensor) -> Tensor | bytes | None:
@@ -1020,8 +1025,9 @@ class _Reached:
 
     def _note_inside(self, snapshot: Snapshot, depth: int) -> None:
         for x in snapshot.inner or ():
-            value = x.value if isinstance(x, Snapshot) else x
-            if not self._note_callable(value, depth) and isinstance(x, Snapshot):
+            if not isinstance(x, Snapshot):
+                self._note_callable(x, depth)
+            elif not self._note_callable(x.value, depth):
                 self._note_inside(x, depth)
 
     def _note_callable(self, value: Any, depth: int) -> bool:

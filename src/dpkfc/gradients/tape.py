@@ -199,7 +199,8 @@ class Tape:
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
-        self.tracker.declare_parameters(trainable_tensors(self.model).values())
+        parameters = trainable_tensors(self.model)
+        self.tracker.declare_parameters(parameters.values())
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -753,7 +754,8 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
     """
 
     def repeat(x: Tensor) -> Tensor:
-        return x.expand(size, *x.shape).flatten(0, 1)
+        rows = x.expand(size, *x.shape)
+        return rows.flatten(0, 1)
 
     call = record.call
     args, kwargs = tree_map_only(Tensor, repeat, (call.args, call.kwargs))
@@ -776,8 +778,10 @@ def _has_public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], s
         return False
     if not call.tensors or not outputs or call.parametric or call.unknown:
         return False
-    first_tensors = (call.tensors[0], outputs[0])
-    return all(x.dim() >= 2 and x.shape[0] == size for x in first_tensors)
+    for x in (call.tensors[0], outputs[0]):
+        if x.dim() < 2 or x.shape[0] != size:
+            return False
+    return True
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
@@ -950,8 +954,9 @@ class WeightUse:
         if self.is_lookup:
             ids = a.reshape(size, -1).long()
             b = b.reshape(size, ids.shape[1], -1)
-            lookup = Lookup(ids, b, rows).drop_row(self.padding)
-            return {self.name: lookup.per_example()}
+            lookup = Lookup(ids, b, rows)
+            kept = lookup.drop_row(self.padding)
+            return {self.name: kept.per_example()}
         a = a.reshape(size, -1, a.shape[-1])
         b = b.reshape(size, a.shape[1], -1)
         a = a.to(b.dtype)
