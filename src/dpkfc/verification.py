@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of
 from dpkfc.distributed import trainable_tensors
@@ -36,7 +36,7 @@ from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_memory, checked_state
-from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
+from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
@@ -802,11 +802,7 @@ def _first_line(error: Exception) -> str:
 
 def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
-    tensors = []
-    for x in tree_leaves(batch):
-        if isinstance(x, Tensor) and x.dim() and len(x) == size:
-            tensors.append(x)
-    return tensors
+    return [x for x in tensors_of(batch) if x.dim() and len(x) == size]
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:

@@ -328,23 +328,17 @@ def full_precision() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        operations = [x for x in _backend_operations() if hasattr(x, "fp32_precision")]
-        before = [x.fp32_precision for x in operations]
-        for operation, value in zip(operations, before, strict=True):
-            undo.callback(_restore_precision, operation, value)
+        operations: list[Any] = [torch.backends.cuda.matmul]
+        for backend in (torch.backends.cudnn, torch.backends.mkldnn):
+            for name in ("matmul", "conv", "rnn"):
+                operations.append(getattr(backend, name, None))
+        operations = [x for x in operations if hasattr(x, "fp32_precision")]
+        for operation in operations:
+            undo.callback(_restore_precision, operation, operation.fp32_precision)
         _switch_off_older(undo)
         for operation in operations:
             operation.fp32_precision = "ieee"
         yield
-
-
-def _backend_operations() -> Iterator[Any]:
-    backends: Any = torch.backends
-    yield backends.cuda.matmul
-    for backend in (backends.cudnn, backends.mkldnn):
-        for name in ("matmul", "conv", "rnn"):
-            if hasattr(backend, name):
-                yield getattr(backend, name)
 
 
 def _switch_off_older(undo: ExitStack) -> None:

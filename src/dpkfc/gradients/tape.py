@@ -306,7 +306,7 @@ class Tape:
         if should_have_gradients and not torch.is_grad_enabled():
             self._hidden.update({layer.name: layer for layer in layers})
             return None
-        several = sum(_is_differentiable(x) for x in tensors_of(output)) > 1
+        several = sum(is_differentiable(x) for x in tensors_of(output)) > 1
         if several:
             # Otherwise an output would receive the gradients of another one made of it.
             output = tree_map_only(Tensor, _view_of_output, output)
@@ -691,8 +691,9 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
         calls.setdefault(layer.name, []).append(call)
 
 
-def _is_differentiable(x: Tensor) -> bool:
-    return x.is_floating_point() and x.requires_grad
+def is_differentiable(x: Any) -> bool:
+    """Return whether a value is a tensor that gradients arrive at."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
 
 
 def _view_of_output(x: Tensor) -> Tensor:
@@ -705,7 +706,7 @@ def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
     A linear layer on sequences returns a view of its product. Where that view is changed in place
     later (`ReLU(inplace=True)`), it gets no gradient of its own, but the product does.
     """
-    if not _is_differentiable(x):
+    if not is_differentiable(x):
         return None
     base = x._base
     if isinstance(module, nn.Linear) and base is not None and base.grad_fn is not None:

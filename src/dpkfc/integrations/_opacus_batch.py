@@ -29,7 +29,7 @@ from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
-from dpkfc.gradients.tape import Tape, custom_function, nodes_of
+from dpkfc.gradients.tape import Tape, custom_function, is_differentiable, nodes_of, tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
@@ -310,8 +310,7 @@ class BatchRecording:
         if self.exact is None:
             self.exact = self.tracker.failure or self._find_unknown(output)
         if self.exact is None:
-            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            versions = [(x, x._version) for x in tensors]
+            versions = [(x, x._version) for x in tensors_of((args, kwargs))]
             self._inputs.append(_Inputs(args, kwargs, output, versions))
             return None
         if self.tape is not None:
@@ -321,7 +320,7 @@ class BatchRecording:
     def _find_unknown(self, output: Any) -> Unknown | None:
         """Return the state of the first output whose examples cannot be told; None without one."""
         assert self.tracker is not None
-        for x in filter(_is_differentiable, tree_leaves(output)):
+        for x in filter(is_differentiable, tree_leaves(output)):
             state = self.tracker.state(x)
             if isinstance(state, Unknown):
                 return state
@@ -396,7 +395,7 @@ class BatchRecording:
                 f"the examples inside a {type(container).__name__} cannot be separated; call the "
                 "model with the tensors of the batch"
             )
-        states = [self.tracker.state(x) for x in leaves if isinstance(x, Tensor)]
+        states = map(self.tracker.state, tensors_of(leaves))
         if not any(isinstance(state, (BatchAxis, Unknown)) for state in states):
             raise ValueError(_NO_BATCH)
         for i in range(self.size):
@@ -568,7 +567,7 @@ class BatchRecording:
             call.check()
             singles = self._run_singles(call.args, call.kwargs)
             leaves = tree_leaves(call.output)
-            places = [i for i, x in enumerate(leaves) if _is_differentiable(x)]
+            places = [i for i, x in enumerate(leaves) if is_differentiable(x)]
             self._model_calls.append(_model_call(leaves, singles, places))
 
     def _example_row(self, output: Tensor, gradient: Tensor, single: Tensor, i: int) -> Tensor:
@@ -620,10 +619,6 @@ class BatchRecording:
         self.gradients = None
 
 
-def _is_differentiable(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
-
-
 def unwrap_containers(batch: Any) -> Any:
     """Return a batch with dicts and lists in place of other mappings and sequences.
 
@@ -643,8 +638,8 @@ def _holds_tensors(x: Any) -> bool:
     parts = [x]
     if hasattr(x, "__dict__"):
         parts += vars(x).values()
-    leaves = tree_leaves(list(map(unwrap_containers, parts)))
-    return any(isinstance(leaf, Tensor) for leaf in leaves)
+    unwrapped = list(map(unwrap_containers, parts))
+    return bool(tensors_of(unwrapped))
 
 
 def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:
@@ -729,11 +724,7 @@ class _Call:
 
 def _float_arrays(output: Any) -> list[Tensor]:
     """Return the floating-point tensors with axes in an output."""
-    arrays = []
-    for x in tree_leaves(output):
-        if isinstance(x, Tensor) and x.is_floating_point() and x.dim():
-            arrays.append(x)
-    return arrays
+    return [x for x in tensors_of(output) if x.is_floating_point() and x.dim()]
 
 
 def check_model(
