@@ -31,6 +31,8 @@ MAPS = {
     "words32768": "32,768 words",
     "words4096": "4,096 words",
 }
+# Of the recipe, with averaged weights and batches of 1,024 or a quarter of the examples.
+NETWORKS = {"network": "CNN, large batches", "tuned1": "encoder 2 × 2, last block trains"}
 SCALES = {
     "synthetic": "synthetic images",
     "leaves": "dead leaves",
@@ -74,7 +76,8 @@ class Arm:
     @property
     def features(self) -> str:
         """Return the features in words."""
-        return " + ".join(MAPS.get(part, part) for part in self.maps.split("+"))
+        titles = MAPS | NETWORKS
+        return " + ".join(titles.get(part, part) for part in self.maps.split("+"))
 
     @property
     def method_name(self) -> str:

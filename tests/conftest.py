@@ -11,6 +11,7 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,14 +75,23 @@ def _end_abandoned_modes() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def blank_figures() -> Iterator[None]:
-    """Leave the figures of runs blank: drawing takes longer than a few steps.
+    """Leave the figures of runs blank, and measure them on 32 examples at most.
 
-    Runs of tests/app/test_train.py and of the documents draw them.
+    Otherwise they take longer than a few steps. Runs of tests/app/test_train.py and of the
+    documents measure and draw them in full.
     """
+    from dpkfc.app import results
     from dpkfc.app.run_folder import placed
+
+    choose_factors = results._choose_factors
+
+    def choose_few(prepared: Any) -> Any:
+        factors, measured_on = choose_factors(prepared)
+        return replace(factors, probe_size=min(factors.probe_size, 32)), measured_on
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("dpkfc.app.plots.save", lambda figure, path: placed(path, Path.touch))
+        patched.setattr(results, "_choose_factors", choose_few)
         yield
 
 

@@ -38,6 +38,7 @@ def test_single_records(records, bound, pad):
         assert bound is None or len(part.records) <= bound
         assert multiple is None or len(part.records) % multiple == 0
         assert (part.weights is None) == (len(part.records) == part.units)
+        assert bound == 1 or len(part.records) > 1  # a row alone takes another path
     if multiple and bound:
         assert len({len(part.records) for part in parts}) <= 1
 

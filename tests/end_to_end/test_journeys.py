@@ -1,20 +1,24 @@
 """From a user's files to a model, a card and predictions with the installed wheel.
 
 The commands run outside of the checkout, so that they find templates, settings and modules in the
-wheel or nowhere. tests/app has the same paths in more depth, inside of one process.
+wheel or nowhere. The first is started as a user starts it, the others are forks of one process.
+tests/app has the same paths in more depth, inside of one process.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -40,6 +44,25 @@ pytestmark = [
     ),
 ]
 
+# Imports of the wheel take seconds. They are made once, and each command runs in a fork.
+COMMANDS = """\
+import json, os, signal, sys
+import dpkfc
+import matplotlib.pyplot, pyarrow.parquet, torch._dynamo, dpkfc.app.results, dpkfc.app.train
+from dpkfc.cli import main
+
+print(dpkfc.__file__, flush=True)
+for line in sys.stdin:
+    words, streams = json.loads(line)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(300)
+        for stream, path in enumerate(streams, 1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        sys.argv = ["dpkfc", *words]
+        sys.exit(main())
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
 TASK = """\
 import torch
@@ -57,25 +80,30 @@ class Installed:
 
     scripts: Path
     folder: Path
+    commands: subprocess.Popen[str]
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of the environment in the user's folder."""
-        hidden = ("PYTHONPATH", "VIRTUAL_ENV", "DPKFC_DATA")
-        variables = {name: value for name, value in os.environ.items() if name not in hidden}
-        call = [str(self.scripts / words[0]), *words[1:]]
-        return subprocess.run(
-            call, cwd=self.folder, env=variables, capture_output=True, text=True, timeout=300
-        )
+        """Run `dpkfc` of the wheel in the user's folder."""
+        streams = [self.folder / name for name in ("stdout", "stderr")]
+        assert self.commands.stdin is not None and self.commands.stdout is not None
+        self.commands.stdin.write(json.dumps([words, list(map(str, streams))]) + "\n")
+        self.commands.stdin.flush()
+        code = int(self.commands.stdout.readline())
+        return subprocess.CompletedProcess(words, code, *(x.read_text("utf-8") for x in streams))
 
     def succeed(self, *words: str) -> str:
         """Run `dpkfc`, which must succeed, and return what it printed."""
-        done = self.call("dpkfc", *words)
+        done = self.call(*words)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     def train(self, *words: str, out: str) -> Path:
         """Train, and return the run folder, which must hold a model and a card."""
         self.succeed("train", *words, *FLAGS, "--out", out)
+        return self.check(out)
+
+    def check(self, out: str) -> Path:
+        """Return the run folder, which must hold a model and a card."""
         run = self.folder / out
         assert (run / "model.safetensors").is_file() and (run / "privacy_card.md").is_file()
         assert len(verify(run / "ledger.jsonl").releases) == QUICK["steps"]
@@ -89,20 +117,27 @@ class Installed:
 
     def refuse(self, *words: str) -> str:
         """Run `dpkfc`, which must fail, and return the one line that says why."""
-        done = self.call("dpkfc", *words)
+        done = self.call(*words)
         assert done.returncode == 2, done.stdout + done.stderr
         lines = done.stderr.splitlines()
         assert len(lines) == 1 and len(lines[0]) <= 160, done.stderr
         return lines[0]
 
 
-def _run(*words: str | Path) -> None:
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True)
+def _run(*words: str | Path, **options: Any) -> str:
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def _environment() -> dict[str, str]:
+    """What a command of a user finds: nothing of the checkout."""
+    hidden = ("PYTHONPATH", "VIRTUAL_ENV", "DPKFC_DATA")
+    return {name: value for name, value in os.environ.items() if name not in hidden}
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     """Build the wheel from a copy of the source, and install it beside the libraries. No network.
 
     Libraries are links to those of the running interpreter.
@@ -115,9 +150,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
         shutil.copy(ROOT / name, source)
     offline = ("--no-index", "--no-deps", "--disable-pip-version-check", "-q")
     isolated = ("-m", "pip", "wheel", *offline, "--no-build-isolation", "-w", place, source)
-    _run(*isolated)
+    _run(sys.executable, *isolated)
     environment = place / "environment"
-    _run("-m", "venv", "--without-pip", environment)
+    _run(sys.executable, "-m", "venv", "--without-pip", environment)
     bases = {"base": str(environment), "platbase": str(environment)}
     site = Path(sysconfig.get_path("purelib", "venv", bases))
     for library in Path(sysconfig.get_path("purelib")).iterdir():
@@ -125,19 +160,32 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
             (site / library.name).symlink_to(library)
     scripts = Path(sysconfig.get_path("scripts", "venv", bases))
     (wheel,) = place.glob("*.whl")
-    _run("-m", "pip", "--python", scripts / "python", "install", *offline, wheel)
+    into = ("--python", scripts / "python", "install", *offline, wheel)
+    _run(sys.executable, "-m", "pip", *into)
     folder = place / "user"
     folder.mkdir()
-    user = Installed(scripts, folder)
-    imported = user.call("python", "-c", "import dpkfc; print(dpkfc.__file__)").stdout.strip()
-    assert Path(imported).is_relative_to(site)
-    return user
+    # As for a program, the folder of the script is where modules are looked for, not the user's.
+    script = scripts / "commands.py"
+    script.write_text(COMMANDS, "utf-8")
+    with subprocess.Popen(
+        [scripts / "python", script],
+        cwd=folder,
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as commands:
+        assert commands.stdin is not None and commands.stdout is not None
+        assert Path(commands.stdout.readline().strip()).is_relative_to(site)
+        yield Installed(scripts, folder, commands)
+        commands.stdin.close()
 
 
 def test_a_csv_file_with_missing_values_leads_to_predictions(installed: Installed):
     write_patients(installed.folder)
-    chosen = ("--data", "patients.csv", "--schema", "patients.toml")
-    run = installed.train(*chosen, out="csv")
+    words = ("train", "--data", "patients.csv", "--schema", "patients.toml", "--out", "csv")
+    _run(installed.scripts / "dpkfc", *words, *FLAGS, cwd=installed.folder, env=_environment())
+    run = installed.check("csv")
     assert 'kind = "flag"' in (run / "schema.toml").read_text("utf-8")
     assert len(installed.predict("csv", "patients.csv")) == 200
     write_rows(installed.folder / "narrow.csv", [row[1:2] for row in patients()[:5]], ["age"])

@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpkfc.linalg.blocks import ConvBlock, Lookup, Outer, exact_row_norms
+from dpkfc.linalg.blocks import (
+    ConvBlock,
+    Lookup,
+    MaterializedGradients,
+    Outer,
+    exact_row_norms,
+    row_norms,
+)
 from dpkfc.linalg.metric import Dense, Identity, Kronecker
 from dpkfc.linalg.norms import per_example_norms
 
@@ -165,6 +172,33 @@ def test_norms_are_float64_whatever_the_rows_are() -> None:
 def test_norms_of_many_rows_equal_those_of_each(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     assert torch.allclose(exact_row_norms(x), x.double().square().sum(-1).sqrt(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (700, 64), (2, 9, 301), (3, 100_003), (0, 4), (5, 0)])
+@pytest.mark.parametrize("magnitude", [1.0, 1e-25, 1e25])
+def test_upper_bounds_of_long_rows_are_tight(shape: tuple[int, ...], magnitude: float) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * magnitude
+    x[..., 1::3] = 0.0
+    x[..., 64:200] = 0.0
+    exact = exact_row_norms(x)
+    bounds = row_norms(x)
+    assert bool((bounds >= exact).all())
+    assert bool((bounds <= exact * (1 + 1e-5)).all())
+
+
+@pytest.mark.parametrize(("d_in", "d_out"), [(64, 64), (300, 20), (512, 200)])
+@pytest.mark.parametrize("whiten", [False, True])
+def test_an_example_alone_has_the_bound_of_one_among_others(
+    d_in: int, d_out: int, whiten: bool
+) -> None:
+    """Where rows are proved their norms come from rows, otherwise from gradients."""
+    g = torch.Generator().manual_seed(0)
+    a = torch.randn(2, 1, d_in, generator=g)
+    b = torch.randn(2, 1, d_out, generator=g)
+    metric = Kronecker(root(d_in, 1e2, 0), root(d_out, 1e2, 1)) if whiten else Kronecker()
+    together = per_example_norms(Outer(a, b), metric).norms
+    alone = per_example_norms(MaterializedGradients(b.mT @ a), metric).norms
+    torch.testing.assert_close(alone, together, rtol=2e-5, atol=0.0)
 
 
 def test_autocast_around_a_step_does_not_reach_norms_and_sums() -> None:

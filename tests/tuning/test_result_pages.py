@@ -114,7 +114,7 @@ def test_a_task_shows_the_best_on_validation_the_networks_and_what_is_not_privat
         "scattering, scales: dead leaves",
         "scattering, scales: pink noise",
         "scattering",
-        "network, tanh",
+        "CNN, large batches, tanh",
         "scattering, scales: one number for all",
     ]
     assert "ScatterNet, [Tramèr, Boneh 2021](https://arxiv.org/abs/2011.11660)" in labels[5]

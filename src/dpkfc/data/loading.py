@@ -296,13 +296,17 @@ def layout(
         if table.ndim == 1:
             table = table[:, None]
         table = np.repeat(table, views, axis=1)
+    # A row alone takes another path than rows together. So it is alone in every batch, or in none.
+    least = 2
+    if bound == 1:
+        least = 1
     if table.ndim == 1:
         runs = split(table, bound)
         if multiple is not None:
             # Full micro-batches, and a smaller last one.
             step = bound or max(1, table.size)
             runs = [table[i : i + step] for i in range(0, table.size, step)]
-        return [_part(run[:, None], multiple, reduction, 1) for run in runs]
+        return [_part(run[:, None], multiple, least, reduction, 1) for run in runs]
     counts = (table >= 0).sum(1)
     # Units of similar size lie together, so that fewer rows fill short units.
     order = np.argsort(-counts, kind="stable")
@@ -314,13 +318,15 @@ def layout(
         if bound is not None:
             end = start + max(1, bound // width)
         units = table[order[start:end], :width]
-        parts.append(_part(units, multiple, reduction, views))
+        parts.append(_part(units, multiple, least, reduction, views))
         start = end
     return parts
 
 
-def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views: int) -> Part:
-    """Return the part of units `[u, k]`.
+def _part(
+    table: NDArray[np.int64], multiple: int | None, least: int, reduction: str, views: int
+) -> Part:
+    """Return the part of units `[u, k]`, of at least `least` rows.
 
     Short units are filled with their first record. Padding repeats the first record of the part.
     """
@@ -331,11 +337,10 @@ def _part(table: NDArray[np.int64], multiple: int | None, reduction: str, views:
         divisor = is_record.sum(1, keepdims=True)
     records = np.where(is_record, table, table[:, :1]).ravel()
     weights = (is_record / divisor).ravel()
-    if multiple:
-        padding = -records.size % multiple
-        fillers = np.repeat(records[:1], padding)
-        records = np.concatenate([records, fillers])
-        weights = np.concatenate([weights, np.zeros(padding)])
+    padding = max(-records.size % (multiple or 1), least - records.size)
+    fillers = np.repeat(records[:1], padding)
+    records = np.concatenate([records, fillers])
+    weights = np.concatenate([weights, np.zeros(padding)])
     if (weights == 1).all():
         return Part(records, None, units, group)
     return Part(records, weights, units, group)

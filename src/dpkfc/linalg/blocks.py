@@ -75,7 +75,7 @@ Rows = slice | Tensor
 """Examples of a block: from start to stop, or those of a mask `[N]`."""
 TINY = 2.0**-80
 """Squared norms below it may have lost terms that are too small for float32."""
-_SHORT = 4096  # longest row summed in float32
+_SHORT = 64  # longest piece of a row that is summed in float32
 _CACHED = 1 << 18  # entries whose copy in float64 stays in the caches of a processor
 _REACH = 2.0**100
 _CHUNK_ELEMENTS = 1 << 24
@@ -124,24 +124,21 @@ def dot_rounding(length: int) -> float:
 def row_norms(x: Tensor) -> Tensor:
     """Return upper bounds of the norms over the last axis, in float64, each of its own row.
 
-    The sum of d squares in float32 is off by a fraction of at most (d + 2) u. Long rows are
-    therefore cut into short ones, whose sums are added in float64. Rows whose squares leave the
-    range of float32 are recomputed in float64. On a GPU, whose values the host does not wait for,
-    such rows are bounded by √d times their largest entry.
+    The sum of k squares in float32 is off by a fraction of at most (k + 2) u. Rows are therefore
+    cut into short pieces, whose sums are added in float64. The bound is tight, since another method
+    may bound the same example in a neighbouring batch, where it may move by rounding alone. Rows
+    whose squares leave the range of float32 are recomputed in float64. On a GPU, whose values
+    the host does not wait for, such rows are bounded by √d times their largest entry.
     """
     d = x.shape[-1]
     if x.dtype != torch.float32:
         return exact_row_norms(x)
-    if d > _SHORT:
-        parts = [row_norms(part) for part in x.split(_SHORT, -1)]
-        norms = torch.stack(parts, -1)
-        return torch.linalg.vector_norm(norms, dim=-1)
-    norms = torch.linalg.vector_norm(x, dim=-1)
-    square = norms.double().square()
-    fraction_lost = (d + 2) * torch.finfo(x.dtype).eps
+    square = _add_squares_of_pieces(x)
+    fraction_lost = (min(d, _SHORT) + 2) * torch.finfo(x.dtype).eps
     norms = (square * (1 + fraction_lost)).sqrt()
-    # False for NaN.
-    is_in_range = (square >= TINY) & (square < math.inf)
+    # False for NaN. Each entry may lose a square that is too small for float32.
+    least = TINY * max(1.0, d / 4096)
+    is_in_range = (square >= least) & (square < math.inf)
     if d and is_on_accelerator(x):
         largest = torch.linalg.vector_norm(x, math.inf, dim=-1)
         bounds = largest.double() * math.sqrt(d)
@@ -150,6 +147,18 @@ def row_norms(x: Tensor) -> Tensor:
         unsafe = ~is_in_range
         norms[unsafe] = exact_row_norms(x[unsafe])
     return norms
+
+
+def _add_squares_of_pieces(x: Tensor) -> Tensor:
+    """Return the sum of squares over the last axis, in float32 within a piece of `_SHORT`."""
+    whole = x.shape[-1] // _SHORT * _SHORT
+    rest = torch.linalg.vector_norm(x[..., whole:], dim=-1)
+    square = rest.double().square()
+    if not whole:
+        return square
+    pieces = x[..., :whole].unflatten(-1, (-1, _SHORT))
+    norms = torch.linalg.vector_norm(pieces, dim=-1)
+    return square + norms.double().square().sum(-1)
 
 
 def exact_row_norms(x: Tensor) -> Tensor:

@@ -452,7 +452,10 @@ def feature_recipe(
     return use_features(base, image_features((channels, height, width), pool))
 
 
-MNIST_HEAD = feature_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10)
+MNIST_HEAD = replace(
+    feature_recipe("mnist", "MNIST", load_mnist, (28, 28, 1), 10),
+    reason="the default: whitening was level with dp-sgd on validation in half the epochs",
+)
 FASHION_MNIST_HEAD = replace(
     feature_recipe("fashion-mnist", "Fashion-MNIST", load_fashion_mnist, (28, 28, 1), 10),
     reason="the default: whitening was ahead of dp-sgd on validation; docs/results.md",
