@@ -159,18 +159,24 @@ def example_first(x: Tensor, axis: BatchAxis, size: int) -> Tensor:
         axis: where its examples lie.
         size: examples N.
     """
-    if axis.pre == 1 and axis.post == 1:
-        return x if axis.dim == 0 else x.movedim(axis.dim, 0)
+    if axis.pre == axis.post == 1:
+        if axis.dim == 0:
+            return x
+        return x.movedim(axis.dim, 0)
     parts = x.unflatten(axis.dim, (axis.pre, size, axis.post))
-    rows = parts.movedim(axis.dim + 1, 0)
+    pre_dim = axis.dim + 1
+    rows = parts.movedim(pre_dim, 0)
     if axis.post == 1:
-        rows = rows.squeeze(axis.dim + 2)
-    return rows.squeeze(axis.dim + 1) if axis.pre == 1 else rows
+        rows = rows.squeeze(pre_dim + 1)
+    if axis.pre == 1:
+        rows = rows.squeeze(pre_dim)
+    return rows
 
 
 def names_of_shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of some tensors as they appear in messages."""
-    return " and ".join(str(list(x.shape)) for x in tensors[:3])
+    shapes = [list(x.shape) for x in tensors[:3]]
+    return " and ".join(map(str, shapes))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -219,8 +225,11 @@ class Operation:
 
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of an operand, None for a public tensor or for no tensor."""
-        state = self.state(x) if isinstance(x, Tensor) else None
-        return state if isinstance(state, BatchAxis) else None
+        if isinstance(x, Tensor):
+            state = self.state(x)
+            if isinstance(state, BatchAxis):
+                return state
+        return None
 
     def is_batched(self, x: Any) -> bool:
         """Return whether an operand has a batch axis."""
@@ -235,7 +244,9 @@ class Operation:
         if name in self.kwargs:
             return self.kwargs[name]
         place, default = arguments_of(self.function)[name]
-        return self.args[place] if place < len(self.args) else default
+        if place < len(self.args):
+            return self.args[place]
+        return default
 
     def has_argument(self, name: str) -> bool:
         """Return whether the schema has an argument of this name."""
@@ -243,7 +254,7 @@ class Operation:
 
     def lost(self, why: str) -> Unknown:
         """Return the state of an output whose examples cannot be told any more."""
-        batched = [x for x in self.tensors if self.is_batched(x)]
+        batched = list(filter(self.is_batched, self.tensors))
         shapes = names_of_shapes(batched or self.tensors)
         return Unknown(str(self.function), f"{why} (shapes {shapes})")
 
@@ -253,7 +264,9 @@ def arguments_of(function: OpOverload) -> dict[str, tuple[int, Any]]:
     """Return name to (place, default) of the arguments of an operation."""
     found = {}
     for place, argument in enumerate(function._schema.arguments):
-        default = argument.default_value if argument.has_default_value() else None
+        default = None
+        if argument.has_default_value():
+            default = argument.default_value
         found[argument.name] = (place, default)
     return found
 
@@ -311,14 +324,17 @@ def rule_name(function: Any) -> str:
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     library = function.namespace
-    return name if library == "aten" else f"{library}::{name}"
+    if library == "aten":
+        return name
+    return f"{library}::{name}"
 
 
 def _rule(names: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
     """Register a rule under some names, divided by spaces."""
 
     def add(rule: Rule) -> Rule:
-        table.update(dict.fromkeys(names.split(), rule))
+        for name in names.split():
+            table[name] = rule
         return rule
 
     return add
@@ -347,7 +363,8 @@ def _name(operation: Operation) -> str:
 
 def _dimension(operation: Operation, x: Tensor, name: str = "dim") -> int:
     """Return an argument that names a dimension of x, counted from the front."""
-    return int(operation.argument(name)) % max(1, x.dim())
+    dim = int(operation.argument(name))
+    return dim % max(1, x.dim())
 
 
 def _are_shared(
@@ -361,14 +378,20 @@ def _are_shared(
         axis: in the tensors, or in that result.
         rank: dimensions of the result.
     """
-    if rank is None:
-        return all(_is_shared(operation, x, axis) for x in tensors)
-    return all(_is_shared(operation, x, axis.shifted(x.dim() - rank)) for x in tensors)
+    for x in tensors:
+        own = axis
+        if rank is not None:
+            own = axis.shifted(x.dim() - rank)
+        if not _is_shared(operation, x, own):
+            return False
+    return True
 
 
 def _fits(operation: Operation, x: Any, axis: BatchAxis) -> bool:
     """Return whether an operand has this axis, or the same entries for all places along it."""
-    return operation.axis(x) in (None, axis) and _is_shared(operation, x, axis)
+    if operation.axis(x) not in (None, axis):
+        return False
+    return _is_shared(operation, x, axis)
 
 
 # -- elementwise operations ------------------------------------------------------------------------
@@ -422,9 +445,11 @@ def _is_shared(operation: Operation, x: Any, axis: BatchAxis) -> bool:
 
 def are_places_equal(x: Tensor, axis: BatchAxis, size: int) -> bool:
     """Return whether a tensor has the same entries for all `size` places along an axis."""
-    parts = x.detach().unflatten(axis.dim, (axis.pre, size, axis.post))
+    shape = (axis.pre, size, axis.post)
+    parts = x.detach().unflatten(axis.dim, shape)
     first = parts.narrow(axis.dim + 1, 0, 1)
-    return torch.equal(parts, first.expand_as(parts))
+    first = first.expand_as(parts)
+    return torch.equal(parts, first)
 
 
 def pointwise(operation: Operation) -> Answer:
@@ -472,7 +497,7 @@ def _same_axis(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 def _has_batched_weights(operation: Operation) -> bool:
     """Return whether an operand next to the first one depends on the examples."""
-    return any(operation.is_batched(x) for x in operation.tensors[1:])
+    return any(map(operation.is_batched, operation.tensors[1:]))
 
 
 @_rule(
@@ -502,25 +527,30 @@ def _reshape(operation: Operation) -> Answer:
 
 @_rule_of_first("permute transpose t")
 def _permute(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    order = list(range(x.dim()))
+    rank = x.dim()
+    order = list(range(rank))
     if operation.has_argument("dims"):
-        order = [dim % x.dim() for dim in operation.argument("dims")]
-    elif x.dim() > 1:
-        first, second = 0, 1
+        order = [dim % rank for dim in operation.argument("dims")]
+    elif rank > 1:
+        first = 0
+        second = 1
         if operation.has_argument("dim0"):
             first = _dimension(operation, x, "dim0")
             second = _dimension(operation, x, "dim1")
-        order[first], order[second] = second, first
-    return axis.move(order.index(axis.dim))
+        order[first] = second
+        order[second] = first
+    place = order.index(axis.dim)
+    return axis.move(place)
 
 
 @_rule_of_first("expand repeat")
 def _expand(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    axis = axis.shifted(operation.result.dim() - x.dim())
+    added = operation.result.dim() - x.dim()
+    axis = axis.shifted(added)
     if not operation.has_argument("repeats"):
         return axis
-    times = operation.argument("repeats")[axis.dim]
-    return replace(axis, pre=axis.pre * times)
+    times = operation.argument("repeats")
+    return replace(axis, pre=axis.pre * times[axis.dim])
 
 
 @_rule_of_first("slice narrow")
@@ -533,7 +563,9 @@ def _slice(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     if start < 0:
         start += length
     start = min(max(start, 0), length)
-    step = operation.argument("step") if operation.has_argument("step") else 1
+    step = 1
+    if operation.has_argument("step"):
+        step = operation.argument("step")
     return _slice_axis(operation, axis, start, y.shape[axis.dim], step)
 
 
@@ -576,16 +608,19 @@ def _cat(operation: Operation) -> Answer:
     axes = [operation.axis(x) for x in tensors]
     known = [axis for axis in axes if axis is not None]
     first = known[0]
-    if any(axis.dim != first.dim or axis.post != first.post for axis in known):
-        return operation.lost("tensors with different batch axes are joined")
-    if dim != first.dim:
-        has_one_pre = all(axis.pre == first.pre for axis in known)
-        if not has_one_pre or not _are_shared(operation, tensors, first):
+    copies = 0
+    has_one_pre = True
+    for axis in known:
+        copies += axis.pre
+        has_one_pre = has_one_pre and axis == first
+        if axis.dim != first.dim or axis.post != first.post:
             return operation.lost("tensors with different batch axes are joined")
-        return first
+    if dim != first.dim:
+        if has_one_pre and _are_shared(operation, tensors, first):
+            return first
+        return operation.lost("tensors with different batch axes are joined")
     if len(known) < len(axes):
         return operation.lost("rows of no example are joined to the batch")
-    copies = sum(axis.pre for axis in known)
     return BatchAxis(first.dim, copies, first.post)
 
 
@@ -595,12 +630,16 @@ def _stack(operation: Operation) -> Answer:
     axis = broadcast_axis(operation, operation.args[0], y.dim() - 1)
     if axis is None:
         return operation.lost("tensors with different batch axes are stacked")
-    return axis.shifted(1) if _dimension(operation, y) <= axis.dim else axis
+    if _dimension(operation, y) <= axis.dim:
+        return axis.shifted(1)
+    return axis
 
 
 @_rule_of_first("diagonal")
 def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
-    dims = {_dimension(operation, x, "dim1"), _dimension(operation, x, "dim2")}
+    first = _dimension(operation, x, "dim1")
+    second = _dimension(operation, x, "dim2")
+    dims = {first, second}
     if axis.dim in dims:
         return operation.lost("a diagonal runs through the batch axis")
     return _remove_dims(axis, dims)
@@ -608,14 +647,15 @@ def _diagonal(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
 
 def _remove_dims(axis: BatchAxis, dims: Iterable[int]) -> BatchAxis:
     """Return an axis after other dimensions are gone."""
-    return axis.shifted(-sum(dim < axis.dim for dim in dims))
+    before = [dim for dim in dims if dim < axis.dim]
+    return axis.shifted(-len(before))
 
 
 @_rule_of_first("as_strided")
 def _strided(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
-    is_same = x.shape == y.shape and x.stride() == y.stride()
-    if not is_same or x.storage_offset() != y.storage_offset():
+    layout = (x.shape, x.stride(), x.storage_offset())
+    if layout != (y.shape, y.stride(), y.storage_offset()):
         return operation.lost("a strided view is not followed")
     return axis
 
@@ -637,9 +677,10 @@ def _dims(operation: Operation, rank: int) -> set[int]:
         if operation.has_argument(name):
             value = operation.argument(name)
             if value in (None, [], ()):
-                return set(range(rank))
-            values = value if isinstance(value, (list, tuple)) else [value]
-            return {int(dim) % max(1, rank) for dim in values}
+                break
+            if not isinstance(value, (list, tuple)):
+                value = [value]
+            return {int(dim) % max(1, rank) for dim in value}
     return set(range(rank))
 
 
@@ -660,8 +701,9 @@ def _diag_embed(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     y = operation.result
     if axis.dim == x.dim() - 1:
         return operation.lost("the batch axis becomes a diagonal")
-    pair = (_dimension(operation, y, "dim1"), _dimension(operation, y, "dim2"))
-    old_dims = [dim for dim in range(y.dim()) if dim not in pair]
+    old_dims = list(range(y.dim()))
+    old_dims.remove(_dimension(operation, y, "dim1"))
+    old_dims.remove(_dimension(operation, y, "dim2"))
     return axis.move(old_dims[axis.dim])
 
 
@@ -696,13 +738,16 @@ def _sum(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     if axis.dim not in _dims(operation, x.dim()):
         return _reduce(operation, x, axis)
     if operation.result.numel() == 1:
-        return _total(operation, _name(operation) == "mean", x.numel())
+        is_mean = _name(operation) == "mean"
+        return _total(operation, is_mean, x.numel())
     return operation.lost("it adds up examples")
 
 
 def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
     """Return the total of so many entries."""
-    return Total(True, entries=entries / operation.size) if is_mean else Total()
+    if is_mean:
+        return Total(True, entries=entries / operation.size)
+    return Total()
 
 
 # -- products --------------------------------------------------------------------------------------
@@ -711,8 +756,9 @@ def _total(operation: Operation, is_mean: bool, entries: int) -> Total:
 @_rule("mm addmm bmm baddbmm mv addmv dot vdot _scaled_mm matmul linear")
 def _product(operation: Operation) -> Answer:
     """Return the axis of a matrix product; the batch axis may not be summed over."""
-    has_addend = _name(operation) in ("addmm", "baddbmm", "addmv")
-    known = operation.args[:3] if has_addend else operation.args[:2]
+    known = operation.args[:2]
+    if _name(operation) in ("addmm", "baddbmm", "addmv"):
+        known = operation.args[:3]
     *addends, a, b = known
     rank = operation.result.dim()
     for x in operation.tensors:
@@ -726,9 +772,10 @@ def _product(operation: Operation) -> Answer:
                 return operation.lost("a product sums over the batch axis")
             axes.append(axis)
     for x in addends:
-        addend_axis = operation.axis(x)
-        if addend_axis is not None:
-            axes.append(addend_axis.shifted(rank - x.dim()))
+        axis = operation.axis(x)
+        if axis is not None:
+            missing = rank - x.dim()
+            axes.append(axis.shifted(missing))
     first = axes[0]
     if any(other != first for other in axes):
         return operation.lost("a product pairs different examples")
@@ -748,7 +795,8 @@ def _axis_of_left_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAxi
     if axis is None or axis.dim == a.dim() - 1:
         return None
     if _name(operation) == "matmul" and a.dim() > 1:
-        return axis.shifted(max(0, b.dim() - a.dim()))
+        missing = max(0, b.dim() - a.dim())
+        return axis.shifted(missing)
     return axis
 
 
@@ -756,7 +804,7 @@ def _axis_of_right_factor(operation: Operation, a: Tensor, b: Tensor) -> BatchAx
     """Return where the axis of the second factor lies in a product, None if it is summed over."""
     axis = operation.axis(b)
     name = _name(operation)
-    summed_dim = 0 if name in ("mm", "addmm") else max(0, b.dim() - 2)
+    summed_dim = max(0, b.dim() - 2)
     if axis is None or axis.dim == summed_dim or name == "linear":
         return None
     from_the_end = b.dim() - axis.dim
@@ -792,12 +840,13 @@ def _cdist(operation: Operation) -> Answer:
 @_rule("_trilinear")
 def _trilinear(operation: Operation) -> Answer:
     """Return the axis of the product inside `nn.Bilinear`, whose inputs have the batch in front."""
-    first, weight, second = (operation.axis(x) for x in operation.args[:3])
+    first, weight, second = map(operation.axis, operation.args[:3])
     expanded_and_summed_dims = list(operation.args[3:7])
     is_bilinear = expanded_and_summed_dims == [[1, 3], [0], [1, 2], [2, 3]]
-    if first is None or first.dim != 0 or first != second or weight is not None or not is_bilinear:
-        return operation.lost("a trilinear product pairs different examples")
-    return first
+    if is_bilinear and first == second and weight is None:
+        if first is not None and first.dim == 0:
+            return first
+    return operation.lost("a trilinear product pairs different examples")
 
 
 @_rule_of_first(
@@ -825,11 +874,10 @@ def _trailing(count: int) -> Rule:
         axes = set()
         for x in operation.tensors:
             axis = operation.axis(x)
-            if axis is None:
-                continue
-            axes.add(axis)
-            if axis.dim >= x.dim() - count:
-                return operation.lost("it works along the batch axis")
+            if axis is not None:
+                axes.add(axis)
+                if axis.dim >= x.dim() - count:
+                    return operation.lost("it works along the batch axis")
         if len(axes) > 1:
             return operation.lost("it works along the batch axis")
         axis = axes.pop()
@@ -888,7 +936,8 @@ def _cross(operation: Operation) -> Answer:
 def _pad(operation: Operation, x: Tensor, axis: BatchAxis) -> Answer:
     # The list of paddings begins with the last dimension, two numbers for each.
     place = 2 * (x.dim() - 1 - axis.dim)
-    if any(operation.argument("pad")[place : place + 2]):
+    paddings = operation.argument("pad")[place:]
+    if any(paddings[:2]):
         return operation.lost("padding is added along the batch axis")
     return axis
 
@@ -959,10 +1008,11 @@ def _embedding_bag(operation: Operation) -> Answer:
         return misplaced
     if not _fits(operation, sample_weights, axis):
         return misplaced
-    bags, bag_rest = divmod(len(offsets), operation.size)
-    length, length_rest = divmod(ids.numel(), max(1, len(offsets)))
-    regular_offsets = length * torch.arange(len(offsets), device=offsets.device)
-    is_regular = bag_rest == 0 and length_rest == 0 and torch.equal(offsets, regular_offsets)
+    count = len(offsets)
+    bags, bag_rest = divmod(count, operation.size)
+    length, length_rest = divmod(ids.numel(), max(1, count))
+    regular_offsets = length * torch.arange(count, device=offsets.device)
+    is_regular = bag_rest == length_rest == 0 and torch.equal(offsets, regular_offsets)
     if not is_regular or operation.argument("include_last_offset"):
         return operation.lost("bags of an embedding have several lengths")
     bag_axis = BatchAxis(0, 1, bags)
@@ -973,7 +1023,11 @@ def _embedding_bag(operation: Operation) -> Answer:
 def _gather(operation: Operation) -> Answer:
     tensors = [x for x in operation.tensors if x.dim()]
     dim = _dimension(operation, tensors[0])
-    axes = {axis for x in tensors if (axis := operation.axis(x)) is not None}
+    axes = set()
+    for x in tensors:
+        axis = operation.axis(x)
+        if axis is not None:
+            axes.add(axis)
     if len(axes) > 1:
         return operation.lost("it pairs different examples")
     axis = axes.pop()
@@ -1073,17 +1127,23 @@ class _Indices:
     def moved_dim(self, dim: int) -> int:
         """Return where a dimension of x without an index lies in the result."""
         place = self.untouched_dims.index(dim)
-        return place if self.is_adjacent and dim < self.front else place + self.rank
+        if self.is_adjacent and dim < self.front:
+            return place
+        return place + self.rank
 
 
 def _indices(operation: Operation) -> _Indices:
     """Return the indices of an operation."""
-    indices = enumerate(operation.argument("indices"))
-    given = {dim: index for dim, index in indices if index is not None}
+    given = {}
+    for dim, index in enumerate(operation.argument("indices")):
+        if index is not None:
+            given[dim] = index
     dims = list(given)
-    is_adjacent = dims[-1] - dims[0] == len(dims) - 1
     rank = max(index.dim() for index in given.values())
-    front = dims[0] if is_adjacent else 0
+    is_adjacent = dims[-1] - dims[0] == len(dims) - 1
+    front = 0
+    if is_adjacent:
+        front = dims[0]
     return _Indices(given, operation.args[0].dim(), rank, is_adjacent, front)
 
 
@@ -1094,12 +1154,16 @@ def _index(operation: Operation) -> Answer:
     if indices.mask is not None:
         return _index_by_mask(operation, indices)
     axis = operation.axis(operation.args[0])
-    others = indices.except_dim(-1 if axis is None else axis.dim)
+    others = list(indices.given.values())
+    if axis is not None:
+        others = indices.except_dim(axis.dim)
     others_axis = broadcast_axis(operation, others, indices.rank)
-    if others_axis is None and any(operation.is_batched(index) for index in others):
+    if others_axis is None and any(map(operation.is_batched, others)):
         return operation.lost("indices pair different examples")
     if axis is None:
-        return others_axis.shifted(indices.front) if others_axis is not None else None
+        if others_axis is None:
+            return None
+        return others_axis.shifted(indices.front)
     batch_index = indices.given.get(axis.dim)
     if batch_index is None:
         if others_axis is not None:
@@ -1131,7 +1195,8 @@ def _axis_of_counting_index(
     long_dims = [dim for dim, entries in enumerate(index.shape) if entries != 1]
     if len(long_dims) != 1:
         return None
-    return axis.move(long_dims[0] + rank - index.dim())
+    dim = long_dims[0] + rank - index.dim()
+    return axis.move(dim)
 
 
 def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
@@ -1139,9 +1204,12 @@ def _index_by_mask(operation: Operation, indices: _Indices) -> Answer:
     axis = operation.axis(operation.args[0])
     dim, mask = next(iter(indices.given.items()))
     is_public_and_alone = len(indices.given) == 1 and not operation.is_batched(mask)
-    if axis is None or not is_public_and_alone or dim <= axis.dim < dim + mask.dim():
-        return operation.lost("a mask picks entries by their values")
-    return axis if axis.dim < dim else axis.shifted(1 - mask.dim())
+    if axis is not None and is_public_and_alone:
+        if axis.dim < dim:
+            return axis
+        if axis.dim >= dim + mask.dim():
+            return axis.shifted(1 - mask.dim())
+    return operation.lost("a mask picks entries by their values")
 
 
 @_rule("index_put _index_put_impl _unsafe_index_put")
@@ -1158,7 +1226,7 @@ def _index_put(operation: Operation) -> Answer:
             target = axis or BatchAxis(dim)
             if _writes_every_example(operation, indices, target):
                 return target
-    has_private_index = any(operation.is_batched(index) for index in indices.given.values())
+    has_private_index = any(map(operation.is_batched, indices.given.values()))
     if has_private_index or (axis is not None and axis.dim in indices.given):
         return operation.lost("an index writes to other examples")
     values_axis = operation.axis(values)
@@ -1183,9 +1251,10 @@ def _put_by_mask(operation: Operation, indices: _Indices) -> Answer:
     is_leading_mask = len(indices.given) == 1 and dim == 0 and mask.dim() > 0
     if not is_public_number or not is_leading_mask or operation.axis(mask) not in (None, axis):
         return operation.lost("a mask picks entries by their values")
-    if axis is None or axis.dim >= mask.dim() or not _are_shared(operation, (x, mask), axis):
-        return operation.lost("a mask writes to other examples")
-    return axis
+    if axis is not None and axis.dim < mask.dim():
+        if _are_shared(operation, (x, mask), axis):
+            return axis
+    return operation.lost("a mask writes to other examples")
 
 
 def _writes_every_example(operation: Operation, indices: _Indices, target: BatchAxis) -> bool:
@@ -1199,7 +1268,7 @@ def _writes_every_example(operation: Operation, indices: _Indices, target: Batch
     if counting_axis is None:
         return False
     others = indices.except_dim(target.dim)
-    if any(operation.is_batched(other) for other in others):
+    if any(map(operation.is_batched, others)):
         if broadcast_axis(operation, others, indices.rank) != counting_axis:
             return False
     row_axis = counting_axis.shifted(indices.front)
@@ -1236,8 +1305,6 @@ def _axis_of_written_values(
     target = values_axis.move(untouched[place])
     if not _fits(operation, x, target):
         return operation.lost("an index writes to other examples")
-    if not _is_shared(operation, x, target):
-        return operation.lost("the examples are written beside entries of their places")
     return target
 
 
@@ -1262,8 +1329,9 @@ def _attention(operation: Operation) -> Answer:
         return operation.lost("attention pairs different examples")
     if not operation.has_length(outputs[0], axis):
         return operation.lost("attention repeats the heads of examples")
+    length = query.shape[axis.dim]
     for x in operation.args[:3]:
-        if not operation.is_batched(x) and x.shape[axis.dim] != query.shape[axis.dim]:
+        if not operation.is_batched(x) and x.shape[axis.dim] != length:
             return operation.lost("attention pairs different examples")
     others = [None] * len(outputs)
     return [axis, axis, *others][: len(outputs)]
@@ -1274,7 +1342,9 @@ def _reduce_loss(operation: Operation, axis: BatchAxis | None, entries: int) -> 
     if axis is None:
         return operation.lost("the loss pairs different examples")
     reduction = operation.argument("reduction")
-    return axis if reduction == 0 else _total(operation, reduction == 1, entries)
+    if reduction == 0:
+        return axis
+    return _total(operation, reduction == 1, entries)
 
 
 @_rule(
@@ -1298,10 +1368,12 @@ def _nll_loss(operation: Operation) -> Answer:
     """
     scores, target, weight, reduction, ignored = operation.args[:5]
     axis = operation.axis(scores)
-    class_dim = 1 if scores.dim() > 1 else 0
+    class_dim = min(1, scores.dim() - 1)
     if axis is None or axis.dim == class_dim:
         return operation.lost("the classes of the loss run over the batch axis")
-    loss_axis = axis if axis.dim < class_dim else axis.shifted(-1)
+    loss_axis = axis
+    if axis.dim > class_dim:
+        loss_axis = axis.shifted(-1)
     if not _fits(operation, target, loss_axis):
         return operation.lost("the loss pairs different examples")
     if operation.is_batched(weight):
@@ -1330,10 +1402,10 @@ def _margin_loss(operation: Operation) -> Answer:
         return operation.lost("the classes of the loss run over the batch axis")
     if not _fits(operation, target, axis):
         return operation.lost("the loss pairs different examples")
-    if any(operation.is_batched(x) for x in operation.tensors[2:]):
+    if any(map(operation.is_batched, operation.tensors[2:])):
         return operation.lost("class weights depend on the examples")
-    losses = _reduce_loss(operation, axis, scores.shape[0])
-    return losses if len(operation.outputs) == 1 else [losses, axis]
+    losses = _reduce_loss(operation, axis, len(scores))
+    return [losses, axis][: len(operation.outputs)]
 
 
 @_rule("_ctc_loss")
@@ -1342,10 +1414,11 @@ def _ctc_loss(operation: Operation) -> Answer:
     lengths = operation.args[2:4]
     rows = BatchAxis(0)
     is_placed = operation.axis(scores) == BatchAxis(1) and targets.dim() == 2
-    axes = [operation.axis(x) for x in (targets, *lengths)]
-    if not is_placed or any(axis not in (None, rows) for axis in axes):
+    axes = set(map(operation.axis, (targets, *lengths)))
+    if not is_placed or not axes <= {None, rows}:
         return operation.lost("the batch is not dimension 1 of the scores and 0 of the targets")
-    if not _are_shared(operation, [targets, *map(torch.as_tensor, lengths)], rows):
+    public = [torch.as_tensor(x) for x in (targets, *lengths)]
+    if not _are_shared(operation, public, rows):
         return operation.lost("public targets or lengths depend on the places of the examples")
     return rows
 
@@ -1532,14 +1605,16 @@ class Tracker:
         if is_lazy(x):
             return None  # it has no values yet, and no operation of torch may look at it
         key = id(x)
-        base = x._base if x._is_view() else None
+        base = x._base
         known = self._states.get(key)
         # A view that was noted as public may show what was written into its base since.
         is_stale = type(known) is Public and base is not None and id(base) in self._states
         if known is not None and not is_stale:
             if base is not None and id(base) in self._rewritten:
                 return self._rewritten[id(base)]
-            return None if key in self._covered or type(known) is Public else known
+            if key in self._covered or type(known) is Public:
+                return None
+            return known
         if key in self._covered:
             return None
         if base is not None and id(base) in self._states:
@@ -1570,8 +1645,11 @@ class Tracker:
 
     def axis(self, x: Any) -> BatchAxis | None:
         """Return the batch axis of a tensor, None where it has none."""
-        state = self.state(x) if isinstance(x, Tensor) else None
-        return state if isinstance(state, BatchAxis) else None
+        if isinstance(x, Tensor):
+            state = self.state(x)
+            if isinstance(state, BatchAxis):
+                return state
+        return None
 
     def set_state(self, x: Tensor, state: State | None) -> None:
         """Declare what a tensor is."""
@@ -1593,10 +1671,8 @@ class Tracker:
             self._references[key] = reference
 
     def _forget(self, reference: Any) -> None:
-        self._states.pop(reference.key, None)
-        self._references.pop(reference.key, None)
-        self._rewritten.pop(reference.key, None)
-        self._aliases.pop(reference.key, None)
+        for table in (self._states, self._references, self._rewritten, self._aliases):
+            table.pop(reference.key, None)
 
     def _note_alias(self, x: Tensor) -> None:
         """Note a tensor that shares memory with another one, of which it is no view."""
@@ -1643,10 +1719,10 @@ class Tracker:
 
     def cover(self, parameters: Iterable[Tensor]) -> None:
         """Begin to treat parameters as public; the call of their layer gives their gradients."""
-        self._covered.update(id(p) for p in parameters)
+        self._covered.update(map(id, parameters))
         self._interiors.append([])
 
-    def uncover(self, parameters: Iterable[Tensor], outputs: Sequence[Tensor] = ()) -> None:
+    def uncover(self, parameters: Iterable[Tensor], outputs: Sequence[Tensor]) -> None:
         """End to treat parameters as public.
 
         Args:
@@ -1654,7 +1730,7 @@ class Tracker:
             outputs: of the call. What else was computed in it depends on the parameters in a way
                 that the call does not show.
         """
-        self._covered.difference_update(id(p) for p in parameters)
+        self._covered.difference_update(map(id, parameters))
         known = set(map(id, outputs))
         for key in self._interiors.pop():
             state = self._states.get(key)
@@ -1697,16 +1773,17 @@ class Tracker:
         """
         if self._paused or not _writes(function):
             return {}
-        operands = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
+        read = [*tensors_in(args)]
+        operands = [*read, *tensors_in((*kwargs.values(),))]
         if not self._is_any_private(operands):
             return {}
         targets = [*tensors_in((kwargs.get("out"),))]
-        if _is_in_place(function):
+        if str(function.overloadpacket.__name__).endswith("_"):
             targets += tensors_in(args[:1])
         # The rest of a base stays where a view is written over.
-        bases = [x._base for x in targets if x._is_view() and x._base is not None]
-        is_overwritten = rule_name(function) in _OVERWRITES
-        read = operands[1:] if is_overwritten else [*tensors_in(args)]
+        bases = [x._base for x in targets if x._base is not None]
+        if rule_name(function) in _OVERWRITES:
+            read = operands[1:]
         memories = set(map(_memory, targets))
         copies = {}
         for x in [*bases, *read]:
@@ -1728,13 +1805,8 @@ class Tracker:
         if function is torch.ops.aten.detach.default:
             self._note_alias(output)
         if function is torch.ops.aten.lift_fresh.default and not self._calls:
-            self.set_state(
-                output,
-                Unknown(
-                    str(function),
-                    "a tensor was made of values where no function of torch was called",
-                ),
-            )
+            why = "a tensor was made of values where no function of torch was called"
+            self.set_state(output, Unknown(str(function), why))
             return
         kinds, unknown = self._kinds_of_operands(args, kwargs)
         if kinds:
@@ -1789,12 +1861,15 @@ class Tracker:
             return
         if not function._schema.name.endswith("_like"):
             for y in operands:
-                if y is not x and not torch.equal(y, y.flatten()[:1].expand_as(y)):
+                if y is x:
+                    continue
+                first = y.flatten()[:1]
+                if not torch.equal(y, first.expand_as(y)):
                     return
         places = [dim for dim, length in enumerate(x.shape) if length == self.size]
-        if not places or x._is_view() or _memory(x) in self._persistent:
+        if x._is_view() or _memory(x) in self._persistent:
             return
-        if len(places) == 1 or places[0] == 0:
+        if len(places) == 1 or places[:1] == [0]:
             self.set_state(x, BatchAxis(places[0]))
 
     def _note(self, operation: Operation, kinds: int, unknown: Unknown | None) -> None:
@@ -1819,10 +1894,10 @@ class Tracker:
         if not outputs:
             self._note_without_output(operation, depends)
             return
-        answers = answer if isinstance(answer, (list, tuple)) else [answer] * len(outputs)
-        writes = function._schema.is_mutable
-        for x, state in zip(outputs, answers, strict=False):
-            if writes:
+        if not isinstance(answer, (list, tuple)):
+            answer = [answer] * len(outputs)
+        for x, state in zip(outputs, answer, strict=False):
+            if _writes(function):
                 self._write(function, x, state, operation.before)
             elif state is not None:
                 self.set_state(x, state)
@@ -1833,13 +1908,16 @@ class Tracker:
         """Return whether values of the examples decide the number of entries of a result."""
         if rule_name(operation.function) != "index":
             return True
-        indices = operation.args[1]
-        masks = [x for x in indices if x is not None and x.dtype in (torch.bool, torch.uint8)]
+        masks = []
+        for x in operation.args[1]:
+            if x is not None and x.dtype in (torch.bool, torch.uint8):
+                masks.append(x)
         return self._is_any_private(masks)
 
     def _is_any_private(self, values: Any) -> bool:
         """Return whether a tensor among some values depends on the examples."""
-        return any(isinstance(self.state(x), (BatchAxis, Unknown)) for x in tensors_in(values))
+        states = map(self.state, tensors_in(values))
+        return any(isinstance(state, (BatchAxis, Unknown)) for state in states)
 
     def _write_into_operands(self, operation: Operation) -> None:
         """Take note of operands that an operation writes into without returning them."""
@@ -1911,7 +1989,7 @@ class Tracker:
             self.fail(function, why)
         if state is None:
             return
-        base = x._base if x._is_view() else None
+        base = x._base
         if base is not None:
             base_state = self._state_of_base(function, x, state, before.get(id(base)))
             self.set_state(base, base_state)
@@ -1955,12 +2033,6 @@ def _writes(function: Any) -> bool:
     return bool(function._schema.is_mutable)
 
 
-@cache
-def _is_in_place(function: Any) -> bool:
-    """Return whether an operation changes its first operand."""
-    return _writes(function) and str(function.overloadpacket.__name__).endswith("_")
-
-
 class _Mode:
     """What the two modes of a tracker hold; one that is off shows nothing."""
 
@@ -1976,12 +2048,13 @@ class _Dispatch(_Mode, TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation and follow it."""
         kwargs = kwargs or {}
-        before = self._tracker.values_before(func, args, kwargs) if self.is_on else {}
+        if not self.is_on:
+            return func(*args, **kwargs)
+        before = self._tracker.values_before(func, args, kwargs)
         output = func(*args, **kwargs)
-        if self.is_on:
-            if func in _UNFILLED:
-                torch.ops.aten.zero_.default(output)
-            self._tracker.follow(func, args, kwargs, output, before)
+        if func in _UNFILLED:
+            torch.ops.aten.zero_.default(output)
+        self._tracker.follow(func, args, kwargs, output, before)
         return output
 
 
@@ -2001,7 +2074,8 @@ class _Functions(_Mode, TorchFunctionMode):
         if tracker._paused or not self.is_on:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
-        is_data = getattr(getattr(func, "__self__", None), "__name__", "") == "data"
+        attribute = getattr(func, "__self__", None)
+        is_data = getattr(attribute, "__name__", "") == "data"
         self._check(name, is_data, args, kwargs)
         if name in _CREATES and (tracker.is_opaque or self._has_numbers(args, kwargs)):
             result = func(*args, **kwargs)
@@ -2033,7 +2107,9 @@ class _Functions(_Mode, TorchFunctionMode):
                 why = "values that depend on the examples leave torch"
                 tracker.fail(f"Tensor.{name}", why, is_read=name not in _WRITES_VALUES)
         elif name in _TAKES_LISTS:
-            values = args[1] if type(args[1]) is tuple else args[1:]
+            values = args[1:]
+            if type(args[1]) is tuple:
+                values = args[1]
             if self._has_numbers(values, kwargs):
                 why = "a list of values that depend on the examples becomes a tensor"
                 tracker.fail(f"Tensor.{name}", why)
@@ -2048,18 +2124,21 @@ class _Functions(_Mode, TorchFunctionMode):
 
     def _has_numbers(self, args: Any, kwargs: Any) -> bool:
         """Return whether tensors of the examples lie inside lists from which a tensor is made."""
-        values = (*args, *kwargs.values())
-        lists = [x for x in values if isinstance(x, (list, tuple))]
+        lists = [x for x in (*args, *kwargs.values()) if not isinstance(x, Tensor)]
         return self._tracker._is_any_private(lists)
 
 
 def _number_of_classes(args: Any, kwargs: Any) -> int:
-    return int(args[1] if len(args) > 1 else kwargs.get("num_classes", -1))
+    if len(args) > 1:
+        return int(args[1])
+    return int(kwargs.get("num_classes", -1))
 
 
 def _memory(x: Tensor) -> int:
     """Return a number that is the same for all tensors that share their memory."""
-    return int(x.untyped_storage()._cdata) if x.layout is torch.strided else id(x)
+    if x.layout is torch.strided:
+        return int(x.untyped_storage()._cdata)
+    return id(x)
 
 
 def _is_harmless() -> bool:
@@ -2070,11 +2149,7 @@ def _is_harmless() -> bool:
         if (module, frame.f_code.co_name) in _HARMLESS_READS:
             return True
         # a user's function reads what it wants
-        if module.partition(".")[0] not in (
-            "torch",
-            "dpkfc",
-            "transformers",
-        ):
+        if module.partition(".")[0] not in ("torch", "dpkfc", "transformers"):
             return False
         frame = frame.f_back
     return False

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from dpkfc._checks import check_one_of
 from dpkfc.distributed import trainable_tensors
@@ -36,7 +36,7 @@ from dpkfc.gradients.fallback import gradient_of
 from dpkfc.gradients.layers import Call, Layer, named_tensors
 from dpkfc.gradients.rules import blocks_of
 from dpkfc.gradients.state import Augmentation, augmented, check_finite, check_memory, checked_state
-from dpkfc.gradients.tape import Tape, check_losses, run_eagerly
+from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
@@ -76,7 +76,7 @@ Attempts = Sequence[Callable[[int], PublicRows]]
 
 
 def draw_public_rows(
-    record: Any, count: int, collate: Callable[[list[Any]], Any], integers: str = "bits"
+    record: Any, count: int, collate: Callable[[list[Any]], Any], integers: str
 ) -> PublicRows:
     """Draw records with the types and shapes of one record.
 
@@ -106,14 +106,17 @@ def draw_public_rows(
 
 
 def _is_list_of_numbers(x: Any) -> bool:
-    return isinstance(x, list) and bool(x) and all(isinstance(y, (int, float)) for y in x)
+    if not isinstance(x, list) or not x:
+        return False
+    return all(isinstance(y, (int, float)) for y in x)
 
 
 def _lengths(record: Any) -> set[int]:
     """Return the lengths of the leading axes of the sequences in a record."""
     if isinstance(record, (Tensor, np.ndarray)):
-        is_sequence = record.ndim in (1, 2) and record.shape[0] > 1
-        return {int(record.shape[0])} if is_sequence else set()
+        if record.ndim in (1, 2) and len(record) > 1:
+            return {len(record)}
+        return set()
     if _is_list_of_numbers(record):
         return {len(record)}
     parts: Any = ()
@@ -155,7 +158,8 @@ class _RecordDrawer:
             tensor = torch.from_numpy(np.ascontiguousarray(x))
             return self.value_like(tensor, length).numpy()
         if isinstance(x, np.generic):
-            return type(x)(self._number(x.dtype.kind))
+            number = self._number(x.dtype.kind)
+            return type(x)(number)
         for kind, letter in ((bool, "b"), (int, "i"), (float, "f")):
             if isinstance(x, kind):
                 return self._number(letter)
@@ -175,15 +179,21 @@ class _RecordDrawer:
     def _container(self, x: Any, length: int | None) -> Any:
         """Return a mapping, list or tuple of random values."""
         if isinstance(x, Mapping):
-            return {key: self.value_like(value, length) for key, value in x.items()}
+            mapping = {}
+            for key, value in x.items():
+                mapping[key] = self.value_like(value, length)
+            return mapping
         if _is_list_of_numbers(x):
-            return [self.value_like(x[0], None) for _ in range(length or len(x))]
+            count = length or len(x)
+            return [self.value_like(x[0], None) for _ in range(count)]
         values = [self.value_like(y, length) for y in x]
-        is_named_tuple = isinstance(x, tuple) and hasattr(x, "_fields")
-        return type(x)(*values) if is_named_tuple else type(x)(values)
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*values)
+        return type(x)(values)
 
     def _image(self, x: Any) -> Any:
-        pixels = self.generator.integers(0, 256, np.asarray(x).shape, dtype=np.uint8)
+        shape = np.asarray(x).shape
+        pixels = self.generator.integers(0, 256, shape, dtype=np.uint8)
         if hasattr(type(x), "fromarray"):
             return type(x).fromarray(pixels)
         from PIL import Image
@@ -192,14 +202,16 @@ class _RecordDrawer:
 
     def _tensor(self, dtype: torch.dtype, shape: list[int]) -> Tensor:
         if dtype.is_floating_point or dtype.is_complex:
-            return torch.from_numpy(self.generator.standard_normal(shape)).to(dtype)
-        if dtype == torch.bool:
-            return torch.from_numpy(self.generator.integers(2, size=shape)).bool()
-        if self.integers == "ones":
-            return torch.ones(shape, dtype=dtype)
-        bound = 4 if self.integers == "tokens" and shape else 2
+            normal = self.generator.standard_normal(shape)
+            return torch.as_tensor(normal).to(dtype)
+        bound = 2
+        if dtype != torch.bool:
+            if self.integers == "ones":
+                return torch.ones(shape, dtype=dtype)
+            if self.integers == "tokens" and shape:
+                bound = 4
         values = self.generator.integers(bound, size=shape)
-        return torch.from_numpy(np.asarray(values)).to(dtype)
+        return torch.as_tensor(values).to(dtype)
 
     def _number(self, kind: str) -> float | int | bool:
         """Return a number of a kind of numpy's types."""
@@ -207,7 +219,9 @@ class _RecordDrawer:
             return float(self.generator.standard_normal())
         if kind == "b":
             return bool(self.generator.integers(2))
-        return 1 if self.integers == "ones" else int(self.generator.integers(2))
+        if self.integers == "ones":
+            return 1
+        return int(self.generator.integers(2))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,7 +259,8 @@ def _fill_with_constant(name: str, x: Tensor, args: Any) -> None:
     elif "normal" in name or "randn" in name:
         x.fill_(0.25)
     elif name in ("uniform_", "uniform") and len(args) > 2:
-        x.fill_((float(args[1]) + float(args[2])) / 2)
+        middle = (float(args[1]) + float(args[2])) / 2
+        x.fill_(middle)
     else:
         x.fill_(0.5)
 
@@ -336,7 +351,9 @@ def check_on_public_rows(
         UnknownOperation: under `strict`, an operation that the tracker does not know.
     """
     check_finite(layers)
-    max_rows = max(4, min(2 * expected, bound or 2 * expected, max(_MAX_ROWS, expected)))
+    twice = 2 * expected
+    most = max(_MAX_ROWS, expected)
+    max_rows = max(4, min(twice, bound or twice, most))
     device = device_of(layers)
     with run_eagerly(), torch.enable_grad(), preserve_generators(), checked_state(model) as state:
         while True:
@@ -391,7 +408,7 @@ class _Check:
                 rows = make_rows(max(4, self.max_rows))
                 # A number in any row may lie outside a table, so all rows are tried.
                 for size in (2, min(self.max_rows, len(rows))):
-                    self._check_accepts(rows.batch(range(size)), rows, size)
+                    self._check_accepts(rows, size)
             except Exception as error:
                 if isinstance(error, BatchSizeError) or _is_permanent(error):
                     raise
@@ -401,8 +418,9 @@ class _Check:
                 return rows, ""
         return None, reason
 
-    def _check_accepts(self, batch: Any, rows: PublicRows, size: int) -> None:
+    def _check_accepts(self, rows: PublicRows, size: int) -> None:
         """Check that the loss accepts a batch, unless it refuses one of its rows alone."""
+        batch = rows.batch(range(size))
         try:
             self.losses(batch, size)
             return
@@ -436,7 +454,8 @@ class _Check:
 
     def losses(self, batch: Any, size: int) -> Tensor:
         """Return the losses `[n]` of a batch, augmented as in training."""
-        losses = losses_of(self.loss_fn, self.model, self._augment(batch, size))
+        batch = self._augment(batch, size)
+        losses = losses_of(self.loss_fn, self.model, batch)
         check_losses(losses, size)
         return losses
 
@@ -453,7 +472,8 @@ class _Check:
         return tape.failure(losses), tape, losses
 
     def _augment(self, batch: Any, size: int) -> Any:
-        return augmented(self.augment, self.model, move_batch(batch, self.device), size)
+        batch = move_batch(batch, self.device)
+        return augmented(self.augment, self.model, batch, size)
 
     # -- the verdict -------------------------------------------------------------------------------
 
@@ -497,7 +517,9 @@ class _Check:
         failure = None
         for seed in range(_SEEDS):
             seed_generators(seed + 1)
-            length = size if seed == 0 else few
+            length = few
+            if seed == 0:
+                length = size
             seed_failure, _, losses = self.trace(rows.batch(range(length)), length)
             failure = failure or seed_failure
             if seed_failure is None and seed == 0:
@@ -538,7 +560,8 @@ class _Check:
             for _ in range(2):
                 if restarted:
                     restart()
-                losses.append(self.loss_values(rows.batch(range(size)), size).nan_to_num())
+                values = self.loss_values(rows.batch(range(size)), size)
+                losses.append(values.nan_to_num())
         return torch.equal(*losses)
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
@@ -554,22 +577,28 @@ class _Check:
         others = others[is_finite]
         scale = torch.maximum(losses.abs(), others.abs())
         bound = tolerance * (scale + scale.median()) + 1e-9
-        return bool(((losses - others).abs() > bound).any())
+        distance = (losses - others).abs()
+        return bool((distance > bound).any())
 
     def _check_sizes(self, rows: PublicRows, failure: Unknown | None) -> None:
         """Check that the loss of a row is the same in batches of several sizes, and alone."""
         count = min(self.max_rows, len(rows))
 
         def values(*batches: Sequence[int]) -> Tensor:
-            filled = [batch for batch in batches if len(batch)]
-            return torch.cat([self.loss_values(rows.batch(batch), len(batch)) for batch in filled])
+            parts = []
+            for batch in batches:
+                if len(batch):
+                    parts.append(self.loss_values(rows.batch(batch), len(batch)))
+            return torch.cat(parts)
 
         whole = values(range(count))
         half = -(-count // 2)
-        comparisons = [(whole, values(range(half), range(half, count)), half)]
+        halves = values(range(half), range(half, count))
+        comparisons = [(whole, halves, half)]
         size = (half // 2) | 1
         while size > 1:
-            comparisons.append((whole[:size], values(range(size)), size))
+            first_values = values(range(size))
+            comparisons.append((whole[:size], first_values, size))
             size //= 2
         step = -(-count // _SINGLE_ROWS)
         single_rows = sorted({0, 1, count - 1, *range(0, count, step)})
@@ -602,23 +631,28 @@ class _Check:
         for bit, kept, replaced in _splits(size):
             losses, gradient = run_pass(every, kept)
             part_gradients.append(gradient)
-            for scale in _SCALES if bit == 0 else (1.0,):
+            scales: Sequence[float] = _SCALES
+            if bit > 0:
+                scales = (1.0,)
+            for scale in scales:
                 other_losses, other_gradient = run_pass(replaced, kept, scale)
-                if self._losses_differ(losses, other_losses) or _gradients_differ(
-                    gradient, other_gradient
-                ):
+                differ = self._losses_differ(losses, other_losses)
+                if differ or _gradients_differ(gradient, other_gradient):
                     why = "rows changed when only the rows next to them did"
                     raise ValueError(_mixing_message(failure, why))
             if len(part_gradients) == 2:
                 total = part_gradients[0] + part_gradients[1]
-                if _gradients_differ(total, run_pass(every, every)[1]):
+                _, gradient = run_pass(every, every)
+                if _gradients_differ(total, gradient):
                     why = "the gradients of parts of a batch do not add up to that of the batch"
                     raise ValueError(_mixing_message(failure, why))
                 part_gradients = []
 
     def _gradients(self, total: Tensor) -> NamedTensors:
         """Return the gradients of a number by parameter, where there are any."""
-        return {} if total.grad_fn is None else gradient_of(self.model, total)
+        if total.grad_fn is None:
+            return {}
+        return gradient_of(self.model, total)
 
     def _gradient(self, total: Tensor) -> Tensor:
         """Return the gradient of a number as one vector."""
@@ -642,7 +676,8 @@ class _Check:
         calls = tape.backward(losses)
         restart()
         losses = self.losses(batch, size)
-        expected = self._gradients((losses * weights.to(losses)).sum())
+        weighted = losses * weights.to(losses)
+        expected = self._gradients(weighted.sum())
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -701,8 +736,9 @@ class _Check:
         # An augmentation may refuse NaN.
         with suppress(ArithmeticError, ValueError):
             augmented_batch = self._augment(batch, size)
-        if any(bool(x[:1].isnan().any()) for x in _row_tensors(augmented_batch, size)):
-            raise ValueError(_mixing_rows_message("augment"))
+        for x in _row_tensors(augmented_batch, size):
+            if bool(x[:1].isnan().any()):
+                raise ValueError(_mixing_rows_message("augment"))
 
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on the padding of its batch."""
@@ -727,7 +763,8 @@ class _Check:
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
         batches = [rows.batch([0, 1])]
-        batches += [rows.batch([i, i]) for i in range(min(4, len(rows)))]
+        for i in range(len(rows))[:4]:
+            batches.append(rows.batch([i, i]))
 
         def losses(batch: Any) -> Tensor:
             return self.losses(batch, 2)
@@ -743,24 +780,29 @@ def _splits(size: int) -> Iterator[tuple[int, list[int], list[int]]]:
     Yields:
         The bit, the kept rows, and the indices of the batch with the other rows replaced.
     """
-    for bit in range(max(1, math.ceil(math.log2(size)))):
+    bits = math.ceil(math.log2(size))
+    for bit in range(max(1, bits)):
         for side in (0, 1):
-            kept = [i for i in range(size) if (i >> bit) & 1 != side]
+            kept = []
+            replaced = list(range(size))
+            for i in range(size):
+                if (i >> bit) & 1 == side:
+                    replaced[i] += size
+                else:
+                    kept.append(i)
             if kept and len(kept) < size:
-                replaced = [i if i in kept else i + size for i in range(size)]
                 yield bit, kept, replaced
 
 
 def _first_line(error: Exception) -> str:
     """Return the beginning of the message of an error, or its type."""
-    text = str(error)
-    return text.splitlines()[0][:60] if text else type(error).__name__
+    text = str(error) or type(error).__name__
+    return text.splitlines()[0][:60]
 
 
 def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
-    leaves = tree_leaves(batch)
-    return [x for x in leaves if isinstance(x, Tensor) and x.dim() and x.shape[0] == size]
+    return [x for x in tensors_of(batch) if x.dim() and len(x) == size]
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
@@ -768,8 +810,10 @@ def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
     if gradient.shape != other.shape:
         return True
     scale = float(torch.maximum(gradient.norm(), other.norm()))
+    if not math.isfinite(scale):
+        return False
     distance = float((gradient - other).norm())
-    return math.isfinite(scale) and distance > 1e-2 * scale + 1e-9
+    return distance > 1e-2 * scale + 1e-9
 
 
 def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]) -> bool:
@@ -779,7 +823,8 @@ def _are_rows_equal(tensors: list[Tensor], others: list[Tensor], rows: list[int]
     for x, y in zip(tensors, others, strict=True):
         if x.is_complex():
             continue
-        kept, other_kept = x[rows].double(), y[rows].double()
+        kept = x[rows].double()
+        other_kept = y[rows].double()
         if not torch.allclose(kept, other_kept, rtol=1e-5, atol=1e-6, equal_nan=True):
             return False
     return True
@@ -808,9 +853,9 @@ def _check_gradient(
     """
     if expected is None and total is None:
         return
-    relative = {torch.float32: 1e-2, torch.float64: 1e-6}.get(dtype, 0.2)
     # The slack is for a gradient that is zero up to rounding.
-    slack = 1e-5 if dtype in (torch.float32, torch.float64) else 1e-2
+    tolerances = {torch.float32: (1e-2, 1e-5), torch.float64: (1e-6, 1e-5)}
+    relative, slack = tolerances.get(dtype, (0.2, 1e-2))
     scale = max(_norm(x) for x in (expected, total) if x is not None)
     distance = scale
     if expected is not None and total is not None:

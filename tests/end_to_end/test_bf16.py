@@ -211,9 +211,9 @@ def test_the_gradient_of_one_example_is_not_cast_by_an_autocast_around_the_loop(
         with torch.autocast("cpu", enabled=False):
             return loss_fn(m, batch)
 
-    expected = example_gradient(model, exact, (x[:1], y[:1]))
+    expected = example_gradient(model, exact, (x[:1], y[:1]), 1.0)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = example_gradient(model, exact, (x[:1], y[:1]))
+        found = example_gradient(model, exact, (x[:1], y[:1]), 1.0)
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
 
 

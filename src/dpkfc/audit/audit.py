@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +37,7 @@ from dpkfc.audit.harness import (
     WatchedSession,
     check_accounting,
     first_difference,
+    ignore_progress,
     script_plan,
     select_failed,
 )
@@ -162,17 +164,17 @@ def prepare_canaries(subject: Subject) -> Canaries:
 
 def replay(
     subject: Subject,
-    canaries: Canaries | None = None,
+    canaries: Canaries,
     *,
     sizes: Sequence[int] | None = None,
     until_failed: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> Replay:
     """Run all pairs, then part of them again in the smallest micro-batches.
 
     Args:
         subject: what is audited.
-        canaries: by default all of `prepare_canaries`.
+        canaries: of `prepare_canaries`, or some of them.
         sizes: of the batches that canaries join.
         until_failed: stop at the first check that does not hold.
         progress: called with (pairs done, of all).
@@ -180,9 +182,10 @@ def replay(
     Raises:
         ValueError: the forward pass is random, so two runs cannot be compared.
     """
-    canaries = canaries or prepare_canaries(subject)
     result = Replay()
-    pairs = list(_neighbouring_pairs(subject, canaries, SIZES if sizes is None else sizes))
+    if sizes is None:
+        sizes = SIZES
+    pairs = list(_neighbouring_pairs(subject, canaries, sizes))
     # In random order, refreshes of the metric meet canaries and sizes of all kinds.
     random.Random(SEED).shuffle(pairs)
     repeated = pairs[:: max(1, len(pairs) // 40)]
@@ -190,8 +193,7 @@ def replay(
     for micro, chosen in ((None, pairs), (subject.fewest_rows, repeated)):
         for chunk in _chunks(subject, chosen):
             for _ in _replay_pairs(subject, canaries, chunk, micro, result):
-                if progress is not None:
-                    progress(result.pairs, total)
+                progress(result.pairs, total)
                 if until_failed and select_failed(result.findings()):
                     return result
     is_explained = result.moved or result.metrics or result.uncounted
@@ -221,7 +223,8 @@ def _neighbouring_pairs(
         for k, size in enumerate(sizes):
             units = [(number + 3 * j) % half for j in range(min(size, half))]
             base = list(dict.fromkeys(units))
-            row = _three_places(base)[(number + k) % 3]
+            places = _three_places(base)
+            row = places[(number + k) % 3]
             without = base
             if replaces:
                 replaced = (number + 1 + k) % len(canaries.names)
@@ -230,13 +233,19 @@ def _neighbouring_pairs(
                 without = _insert(base, row, first + zero)
             where = f"{name}, next to {len(base)}, row {row}"
             yield where, without, _insert(base, row, first + number)
-    control = list(range(min(5, half)))
+    control = _first_units(subject, 5)
     yield "control: equal batches", control, list(control)
 
 
 def _three_places(rows: Sequence[int]) -> tuple[int, int, int]:
     """Return where a unit joins a batch: in the last, the first or the middle row."""
     return len(rows), 0, len(rows) // 2
+
+
+def _first_units(subject: Subject, most: int) -> Units:
+    """Return up to so many units of the first half of the examples."""
+    half = max(1, subject.size // 2)
+    return list(range(min(most, half)))
 
 
 def _insert(rows: Units, place: int, unit: int) -> Units:
@@ -278,7 +287,8 @@ def _replay_pairs(
                 _compare(one.session.plan, release, other_release, name, result)
             if one.session.digest != other.session.digest:
                 result.metrics.append(name)
-            if moved := one.session.differs_from(other.session):
+            moved = one.session.differs_from(other.session)
+            if moved:
                 result.moved.append(f"{name} ('{moved}')")
             result.pairs += 1
             yield
@@ -348,8 +358,8 @@ class World:
     def _follows_from(self, released: Released) -> bool:
         """Return whether the optimizer's gradients and the history follow from the release."""
         session = self.session
-        update = self._chain.apply(released, session.metric, session.layers).gradients
-        follows = _are_equal(self.walk.gradients, update)
+        update = self._chain.apply(released, session.metric, session.layers)
+        follows = _are_equal(self.walk.gradients, update.gradients)
         preconditioner = self._preconditioner
         if preconditioner is not None and preconditioner.uses_past_releases:
             self._past = preconditioner.observe(released, self._past)
@@ -360,7 +370,11 @@ class World:
 def _are_equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     if one.keys() != other.keys():
         return False
-    return all(torch.equal(x, other[name].to(x.dtype)) for name, x in one.items())
+    for name, x in one.items():
+        y = other[name].to(x.dtype)
+        if not torch.equal(x, y):
+            return False
+    return True
 
 
 def distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -379,21 +393,27 @@ def resolution(plan: Plan, gradients: Mapping[str, Tensor]) -> float:
     """
     coarsest = max(torch.finfo(x.dtype).eps for x in gradients.values())
     count = sum(x.numel() for x in gradients.values())
-    # Four sums, each rounded to a fraction of 2^-20.
-    grid = 2.0**-18 if plan.noise == ROUNDED else 0.0
-    return coarsest * (plan.noise_multiplier * math.sqrt(count) + max(SIZES)) + grid
+    noise = plan.noise_multiplier * math.sqrt(count)
+    rounding = coarsest * (noise + max(SIZES))
+    if plan.noise == ROUNDED:
+        # Four sums, each rounded to a fraction of 2^-20.
+        rounding += 2.0**-18
+    return rounding
 
 
 def _compare(plan: Plan, one: Released, other: Released, name: str, result: Replay) -> None:
     """Add the distance of two releases to the result."""
     unit = plan.expected_batch_size / plan.sensitivity
     moved = unit * distance(one.gradients, other.gradients)
-    result.tolerance = max(result.tolerance, 1e-5 + resolution(plan, one.gradients))
+    tolerance = 1e-5 + resolution(plan, one.gradients)
+    result.tolerance = max(result.tolerance, tolerance)
     if name.startswith("control") or name == "warm-up":
         result.control = max(result.control, moved)
     elif not moved <= result.worst:
         # Negated, so that a distance that is not a number counts.
-        result.worst = moved if math.isfinite(moved) else math.inf
+        result.worst = moved
+        if not math.isfinite(moved):
+            result.worst = math.inf
         result.where = name
 
 
@@ -513,7 +533,7 @@ def check_checkpoints(subject: Subject) -> Finding:
     config = replace(subject.plan.config, postprocess=(), readout="whitened")
     bare = replace(subject, plan=replace(subject.plan, config=config))
     is_made_of_releases = hasattr(subject.plan.config.preconditioner, "observe")
-    rows = list(range(min(4, max(1, subject.size // 2))))
+    rows = _first_units(subject, 4)
     state = torch.get_rng_state()
     contents = []
     for batch in (rows, [*rows[1:], subject.size]):
@@ -634,28 +654,28 @@ OTHERS = 16  # in a batch
 
 
 def check_contributions(
-    subject: Subject, canaries: Canaries | None = None, *, progress: Progress | None = None
+    subject: Subject, canaries: Canaries, *, progress: Progress = ignore_progress
 ) -> Finding:
     """Compare what every canary adds to a batch of others and to a batch without losses.
 
     Args:
         subject: what is audited.
-        canaries: by default all of `prepare_canaries`; one without a loss must be among them.
+        canaries: of `prepare_canaries`, or some of them; one without a loss must be among them.
         progress: called with (canaries done, of all).
 
     Raises:
         ValueError: every canary has a loss.
     """
-    canaries = canaries or prepare_canaries(subject)
     if canaries.zero is None:
         raise ValueError("every canary has a loss: add one with factor=0, which fills batches")
     silent = subject.size + canaries.zero
-    others = list(range(min(OTHERS, max(1, subject.size // 2))))
+    others = _first_units(subject, OTHERS)
+    places = _three_places(others)
     numbers = [number for number in range(len(canaries.names)) if number != canaries.zero]
     without = []
     with_it = []
     for k, number in enumerate(numbers):
-        place = _three_places(others)[k % 3]
+        place = places[k % 3]
         for company in ([silent] * len(others), others):
             without.append(_insert(company, place, silent))
             with_it.append(_insert(company, place, subject.size + number))
@@ -672,10 +692,11 @@ def check_contributions(
                 moved = distance(alone.sums, among_others.sums)
         # Negated, so that a distance that is not a number counts.
         if not moved <= worst:
-            worst = moved if math.isfinite(moved) else math.inf
+            worst = moved
+            if not math.isfinite(moved):
+                worst = math.inf
             where = canaries.names[number]
-        if progress is not None:
-            progress(k + 1, len(numbers))
+        progress(k + 1, len(numbers))
     return Finding(
         check="shares",
         measured=f"{worst:.2e} × sensitivity",
@@ -751,14 +772,17 @@ def random_sizes(expected: float) -> tuple[int, ...]:
     Args:
         expected: batch size of the plan. No size exceeds 256.
     """
-    largest = min(MOST, max(SMALLEST, math.ceil(2 * expected)))
-    smallest = max(SMALLEST, min(math.ceil(expected), largest - 1))
-    sizes = {random.SystemRandom().randint(smallest, largest) for _ in range(RANDOM)}
+    once = math.ceil(expected)
+    twice = math.ceil(2 * expected)
+    largest = min(MOST, max(SMALLEST, twice))
+    smallest = max(SMALLEST, min(once, largest - 1))
+    source = random.SystemRandom()
+    sizes = {source.randint(smallest, largest) for _ in range(RANDOM)}
     return (*sorted(sizes), max(MANY, largest))
 
 
 def check_batch_sizes(
-    subject: Subject, *, sizes: Sequence[int] | None = None, progress: Progress | None = None
+    subject: Subject, *, sizes: Sequence[int] | None = None, progress: Progress = ignore_progress
 ) -> list[Finding]:
     """Check properties of sums on batches of several sizes under frozen noise.
 
@@ -767,9 +791,11 @@ def check_batch_sizes(
         sizes: rows of the batches, each at least 4; by default `random_sizes`.
         progress: called with (batches done, of all).
     """
-    sizes = random_sizes(subject.plan.expected_batch_size) if sizes is None else sizes
-    canaries = _make_canaries(subject, max(sizes))
-    units = [_units_of_size(subject, size, max(sizes)) for size in sizes]
+    if sizes is None:
+        sizes = random_sizes(subject.plan.expected_batch_size)
+    most = max(sizes)
+    canaries = _make_canaries(subject, most)
+    units = [_units_of_size(subject, size, most) for size in sizes]
     script = []
     for size_units in units:
         script += _script(size_units, masks=subject.augment is not None)
@@ -814,18 +840,22 @@ def _make_canaries(subject: Subject, most: int) -> Canaries:
         canaries.add("no loss", subject.example(number % count), 0.0)
     for number in range(most):
         canaries.add("as it is", subject.example((number + 1) % count))
-    loud = tuple(-3 * x if x.is_floating_point() else x for x in subject.example(count - 1))
-    canaries.add("loss × 1e4", loud, 1e4)
+    loud = list(subject.example(count - 1))
+    for i, x in enumerate(loud):
+        if x.is_floating_point():
+            loud[i] = -3 * x
+    canaries.add("loss × 1e4", tuple(loud), 1e4)
     return canaries
 
 
 def _units_of_size(subject: Subject, size: int, most: int) -> _SizeUnits:
-    silent = [subject.size + number for number in range(size)]
-    company = [subject.size + most + number for number in range(size)]
+    first = subject.size
+    silent = list(range(first, first + size))
+    company = list(range(first + most, first + most + size))
     places = (0, size // 2, size - 1)
     for place in places:
         company[place] = silent[place]
-    return _SizeUnits(silent, company, places, subject.size + 2 * most)
+    return _SizeUnits(silent, company, places, first + 2 * most)
 
 
 def _script(units: _SizeUnits, masks: bool) -> Batches:
@@ -848,7 +878,7 @@ def _script(units: _SizeUnits, masks: bool) -> Batches:
 
 
 def _changes_from_empty(
-    subject: Subject, canaries: Canaries, script: Batches, progress: Progress | None
+    subject: Subject, canaries: Canaries, script: Batches, progress: Progress
 ) -> Iterator[_Change]:
     """Yield what each batch adds to the empty one."""
     empty: Batches = [[]] * len(script)
@@ -857,8 +887,7 @@ def _changes_from_empty(
     for number, change in enumerate(changes):
         if change is None:
             raise RuntimeError(f"a step made no release: {'; '.join(departures.uncounted)}"[:160])
-        if progress is not None:
-            progress(number + 1, len(script))
+        progress(number + 1, len(script))
         yield change
 
 
@@ -880,8 +909,9 @@ def _judge(
         rest = _subtract(rest, next(changes).sums)
     departures.additive = max(departures.additive, (_norm(rest), f"{size} rows"))
     for place in units.places:
-        moved = _norm(_subtract(next(changes).sums, whole.sums))
-        departures.moved = max(departures.moved, (moved, f"row {place} of {size}"))
+        added = _subtract(next(changes).sums, whole.sums)
+        moved = (_norm(added), f"row {place} of {size}")
+        departures.moved = max(departures.moved, moved)
 
 
 def _subtract(one: Sums, other: Sums) -> Sums:
@@ -890,8 +920,12 @@ def _subtract(one: Sums, other: Sums) -> Sums:
 
 def _norm(sums: Sums) -> float:
     """Return the Euclidean norm over all tensors, infinite if an entry is not finite."""
-    norm = math.sqrt(sum(float(x.square().sum()) for x in sums.values()))
-    return norm if math.isfinite(norm) else math.inf
+    squares = 0.0
+    for x in sums.values():
+        squares += float(x.square().sum())
+    if math.isfinite(squares):
+        return math.sqrt(squares)
+    return math.inf
 
 
 # -- the distinguishing test -----------------------------------------------------------------------
@@ -930,7 +964,9 @@ class DistinguishingTest:
 
     def finding(self) -> Finding:
         """Return one line for the table of an audit."""
-        lower = gaussian_epsilon(1 / self.mu_lower, self.delta) if self.mu_lower else 0.0
+        lower = 0.0
+        if self.mu_lower:
+            lower = gaussian_epsilon(1 / self.mu_lower, self.delta)
         claimed = gaussian_epsilon(1 / self.mu_claimed, self.delta)
         return Finding(
             check="two worlds",
@@ -944,11 +980,11 @@ class DistinguishingTest:
 
 def distinguish_neighbors(
     subject: Subject,
-    canaries: Canaries | None = None,
+    canaries: Canaries,
     *,
-    runs: int = RUNS,
+    runs: int,
     alpha: float = ALPHA,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> DistinguishingTest:
     """Release a batch with and without a canary, `runs` times each, and bound μ.
 
@@ -958,34 +994,35 @@ def distinguish_neighbors(
 
     Args:
         subject: what is audited.
-        canaries: by default all of `prepare_canaries`.
+        canaries: of `prepare_canaries`, or some of them.
         runs: releases of each world.
         alpha: probability that the bound is wrong.
         progress: called with (releases done, of all).
     """
-    canaries = canaries or prepare_canaries(subject)
-    base = list(range(min(BATCH, max(1, subject.size // 2))))
+    base = _first_units(subject, BATCH)
     without = base
     if subject.plan.neighbouring_relation == REPLACE_ONE:
         without = [*base, subject.size + canaries.names.index("loss × -1e4")]
     number, pattern = _find_farthest(subject, canaries, base, without)
     with_it = [*base, subject.size + number]
-    lags = _find_lags(list(_release_samples(subject, canaries, [without] * SCANNED)))
+    scanned = list(_release_samples(subject, canaries, [without] * SCANNED))
+    lags = _find_lags(scanned)
     sizes = [p.numel() for p in subject.model().parameters() if p.requires_grad]
     directions = _make_directions(pattern, sizes, lags)
     scores = []
     for part, rows in enumerate((without, with_it)):
         components = []
-        for k, sample in enumerate(_release_samples(subject, canaries, [rows] * runs)):
+        for sample in _release_samples(subject, canaries, [rows] * runs):
             components.append(directions @ sample)
-            if progress is not None:
-                progress(part * runs + k + 1, 2 * runs)
+            progress(part * runs + len(components), 2 * runs)
         scores.append(np.stack(components))
+    one, other = scores
     first = runs // 4
-    weights, threshold = _learn_discriminant(scores[0][:first], scores[1][:first])
-    false_positives = int(np.sum(scores[0][first:] @ weights > threshold))
-    false_negatives = int(np.sum(scores[1][first:] @ weights <= threshold))
-    mu = gaussian_mu_lower(false_positives, runs - first, false_negatives, runs - first, alpha)
+    rest = runs - first
+    weights, threshold = _learn_discriminant(one[:first], other[:first])
+    false_positives = int(np.sum(one[first:] @ weights > threshold))
+    false_negatives = int(np.sum(other[first:] @ weights <= threshold))
+    mu = gaussian_mu_lower(false_positives, rest, false_negatives, rest, alpha)
     claimed = 1 / subject.plan.noise_multiplier
     return DistinguishingTest(mu, claimed, subject.plan.delta, runs, alpha)
 
@@ -994,15 +1031,18 @@ def _find_farthest(
     subject: Subject, canaries: Canaries, base: Units, without: Units
 ) -> tuple[int, Samples]:
     """Return the canary that moves a release farthest under frozen noise, and the difference."""
-    with_canary = [[*base, subject.size + number] for number in range(len(canaries.names))]
-    ones = _release_samples(subject, canaries, [without] * len(with_canary), seed=SEED)
+    count = len(canaries.names)
+    with_canary = [[*base, subject.size + number] for number in range(count)]
+    ones = _release_samples(subject, canaries, [without] * count, seed=SEED)
     others = _release_samples(subject, canaries, with_canary, seed=SEED)
-    best, pattern = 0, np.zeros(0)
+    best = 0
+    pattern = np.zeros(0)
     for number, (one, other) in enumerate(zip(ones, others, strict=True)):
         moved = np.nan_to_num(other - one)
         farthest = (1 + 1e-6) * np.linalg.norm(pattern)
         if not pattern.size or np.linalg.norm(moved) > farthest:
-            best, pattern = number, moved
+            best = number
+            pattern = moved
     return best, pattern
 
 
@@ -1011,8 +1051,9 @@ def _release_samples(
 ) -> Iterator[Samples]:
     """Yield releases over the standard deviation of their noise, all at the same weights."""
     plan = subject.plan
+    stddev = plan.stddev / plan.expected_batch_size
     for released in canaries.release_still(subject, script, seed):
-        yield standardize(released, plan.stddev / plan.expected_batch_size)
+        yield standardize(released, stddev)
 
 
 def _find_lags(samples: Sequence[Samples]) -> Units:
@@ -1022,11 +1063,11 @@ def _find_lags(samples: Sequence[Samples]) -> Units:
     """
     centred = np.stack(samples) - np.mean(samples, 0)
     size = centred.shape[1]
-    total = autocorrelate(centred)[1:]
+    total = autocorrelate(centred)
     pairs = np.arange(size - 1, 0, -1)
-    scores = np.abs(total) / np.sqrt(pairs)
-    largest = np.argsort(scores)[::-1][:LAGS]
-    return [int(index) + 1 for index in largest]
+    scores = np.abs(total[1:]) / np.sqrt(pairs)
+    order = np.argsort(scores)[::-1]
+    return [int(index) + 1 for index in order[:LAGS]]
 
 
 def _make_directions(pattern: Samples, sizes: Units, lags: Sequence[int]) -> Samples:
@@ -1037,9 +1078,12 @@ def _make_directions(pattern: Samples, sizes: Units, lags: Sequence[int]) -> Sam
     """
     d = pattern.size
     directions = []
-    ends = np.cumsum(sizes) if sum(sizes) == d else np.array([d])
-    for start, end in zip([0, *ends[:-1]], ends, strict=True):
-        directions.append(_restrict(pattern, slice(start, end)))
+    if sum(sizes) != d:
+        sizes = [d]
+    start = 0
+    for size in sizes:
+        directions.append(_restrict(pattern, slice(start, start + size)))
+        start += size
     for lag in lags:
         beginning = _restrict(pattern, slice(0, d - lag))
         end = _restrict(pattern, slice(lag, d))
@@ -1063,13 +1107,15 @@ def _restrict(pattern: Samples, places: slice) -> Samples:
 
 def _learn_discriminant(without: Samples, with_it: Samples) -> tuple[Samples, float]:
     """Return Fisher's linear discriminant `[k]`, and the middle between the two means."""
-    covariance = np.atleast_2d((np.cov(without.T) + np.cov(with_it.T)) / 2)
+    covariances = np.cov(without.T) + np.cov(with_it.T)
+    covariance = np.atleast_2d(covariances / 2)
     size = len(covariance)
     ridge = 1e-9 * np.trace(covariance) / size * np.eye(size)
     mean_without = without.mean(0)
     mean_with = with_it.mean(0)
     weights = np.linalg.solve(covariance + ridge, mean_with - mean_without)
-    return weights, float(weights @ (mean_with + mean_without) / 2)
+    threshold = weights @ (mean_with + mean_without) / 2
+    return weights, float(threshold)
 
 
 # -- the whole audit -------------------------------------------------------------------------------
@@ -1145,13 +1191,13 @@ def audit_step(
         raise ValueError("the plan is in test mode with repeatable noise: drop test_mode_seed")
     started = time.perf_counter()
 
-    def report(name: str) -> Progress | None:
+    def report(name: str) -> Progress:
         if progress is None:
-            return None
-        return lambda done, total: progress(name, done, total)
+            return ignore_progress
+        return partial(progress, name)
 
     canaries = prepare_canaries(subject)
-    checks: dict[str, Callable[[Progress | None], Iterable[Finding]]] = {
+    checks: dict[str, Callable[[Progress], Iterable[Finding]]] = {
         "neighbour replay": lambda p: replay(subject, canaries, progress=p).findings(),
         "contributions": lambda p: [check_contributions(subject, canaries, progress=p)],
         "batch sizes": lambda p: check_batch_sizes(subject, progress=p),
@@ -1248,7 +1294,8 @@ class Answers(Protocol):
 
 def round_message(contract: str, number: int, theta: Mapping[str, Tensor]) -> Message:
     """Return the message of a round that a server without metric and control variates sends."""
-    return {"kind": "round", "round": number, "contract": contract, **add_prefix("theta", theta)}
+    prefixed = add_prefix("theta", theta)
+    return {"kind": "round", "round": number, "contract": contract, **prefixed}
 
 
 def check_client_noise(
@@ -1296,9 +1343,11 @@ def _noise_of(client: Answers, contract: str, theta: Mapping[str, Tensor], pairs
         answer = client.answer(round_message(contract, number, theta))
         if answer["kind"] == "sum":
             tensors = select_prefix(answer, "sum")
-            sums.append(torch.cat([x.double().flatten() for x in tensors.values()]))
-    differences = [a - b for a, b in zip(sums[::2], sums[1::2], strict=False)]
-    return torch.stack(differences).flatten() / math.sqrt(2)
+            parts = [x.double().flatten() for x in tensors.values()]
+            sums.append(torch.cat(parts))
+    pairs_of_sums = zip(sums[::2], sums[1::2], strict=False)
+    differences = torch.stack([a - b for a, b in pairs_of_sums])
+    return differences.flatten() / math.sqrt(2)
 
 
 def _check_variance(plan: FederatedPlan, variances: Sequence[float], size: int) -> Finding:
@@ -1336,7 +1385,9 @@ def _check_independence(noise: Sequence[Tensor]) -> Finding:
     for i, j in pairs:
         scale = float(noise[i].norm() * noise[j].norm())
         product = abs(float(noise[i] @ noise[j]))
-        correlation = product / scale if scale > 0 else 1.0
+        correlation = 1.0
+        if scale > 0:
+            correlation = product / scale
         worst, clients = max((worst, clients), (correlation, (i, j)))
     return Finding(
         check="independence of the noise",
@@ -1400,7 +1451,9 @@ def check_kept_messages(roots: Sequence[Any], messages: Sequence[Mapping[str, An
         roots: objects to search: server, records of rounds, log records, tensors of a checkpoint.
         messages: what clients sent.
     """
-    sums = [x for message in messages for x in select_prefix(message, "sum").values()]
+    sums: list[Tensor] = []
+    for message in messages:
+        sums += select_prefix(message, "sum").values()
     skipped = type, str, bytes, int, float, logging.Logger
     seen: set[int] = set()
     todo: list[Any] = list(roots)
@@ -1420,8 +1473,9 @@ def _is_copy(x: Tensor, message: Tensor) -> bool:
     """Return whether a tensor is a message, or equals one that is not all zero."""
     if x is message:
         return True
-    is_comparable = x.shape == message.shape and x.dtype == message.dtype
-    return is_comparable and bool((x == message).all()) and bool(message.any())
+    if x.shape != message.shape or x.dtype != message.dtype:
+        return False
+    return bool((x == message).all()) and bool(message.any())
 
 
 def _leftover_finding(passed: bool, measured: str) -> Finding:

@@ -57,9 +57,9 @@ FACTORS = {
 
 
 def _alternate(x: Tensor) -> Tensor:
-    numbers = torch.arange(x.numel())
-    signs = 1 - 2 * (numbers % 2)
-    return 30.0 * signs.to(x).view(x.shape)
+    values = torch.full((x.numel(),), 30.0)
+    values[1::2] = -30.0
+    return values.to(x).view(x.shape)
 
 
 def _enlarge_first(x: Tensor) -> Tensor:
@@ -112,7 +112,9 @@ class Canaries:
     @property
     def zero(self) -> int | None:
         """Number of the first canary without a loss, None if there is none."""
-        return self.factors.index(0.0) if 0.0 in self.factors else None
+        if 0.0 in self.factors:
+            return self.factors.index(0.0)
+        return None
 
     def add(self, name: str, row: Tensors, factor: float = 1.0) -> int:
         """Add a canary and return its number."""
@@ -139,8 +141,7 @@ class Canaries:
         numbers = {}
         for number, name in enumerate(self.names):
             if number == self.zero or any(part in name for part in parts):
-                row, factor = self.rows[number], self.factors[number]
-                numbers[number] = selected.add(name, row, factor)
+                numbers[number] = selected.add(name, self.rows[number], self.factors[number])
         for layer, plants in self.plants.items():
             for number, a, u in plants:
                 if number in numbers:
@@ -170,8 +171,8 @@ class Canaries:
         """
         copies = subject.records_of_a_unit
         columns = []
-        for i, x in enumerate(subject.dataset):
-            rows = torch.stack([row[i] for row in self.rows])
+        for x, *own in zip(subject.dataset, *self.rows, strict=False):
+            rows = torch.stack(own)
             repeated = rows.repeat_interleave(copies, 0)
             columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)
@@ -244,7 +245,7 @@ def make_canaries(subject: Subject, layers: Sequence[Layer], metric: Metric) -> 
         # No batch takes examples of the second half.
         size = len(subject.dataset[-1])
         half = size // 2
-        for number in range(half, min(size, half + 9)):
+        for number in range(half, size)[:9]:
             canaries.add(f"example {number}", subject.example(number))
     by_name = {layer.name: layer for layer in layers}
     _plant_gradients(canaries, subject, row, by_name, metric)
@@ -274,8 +275,7 @@ def _plant_gradients(
         entry = metric.get(name)
         if layer is not None and isinstance(entry, Kronecker) and layer.rule == "linear":
             _plant_extremes(canaries, row, layer, entry, plantable[name])
-    for name in list(plantable)[-1:]:
-        input_shape, output_shape = plantable[name]
+    for name, (input_shape, output_shape) in list(plantable.items())[-1:]:
         a = _unit_vector(torch.ones(input_shape))
         u = _unit_vector(torch.ones(output_shape))
         for k in HUGE:
@@ -287,14 +287,15 @@ def _plant_gradients(
 def _select_plantable(subject: Subject) -> dict[str, Shapes]:
     """Return the shapes of up to LAYERS layers that gradients are planted in, evenly spaced."""
     plantable = find_plantable(subject.model(), subject.loss_fn, subject.batch(2))
-    if subject.collate_fn is not None:
+    layers = []
+    for name, shapes in plantable.items():
         # If a batch decides how long its examples are, no input of one length fits.
-        plantable = {name: shapes for name, shapes in plantable.items() if len(shapes[0]) == 1}
-    names = list(plantable)
-    if len(names) > LAYERS:
-        spacing = (len(names) - 1) / (LAYERS - 1)
-        names = [names[round(i * spacing)] for i in range(LAYERS)]
-    return {name: plantable[name] for name in names}
+        if subject.collate_fn is None or len(shapes[0]) == 1:
+            layers.append((name, shapes))
+    if len(layers) > LAYERS:
+        spacing = (len(layers) - 1) / (LAYERS - 1)
+        layers = [layers[round(i * spacing)] for i in range(LAYERS)]
+    return dict(layers)
 
 
 def _plant_extremes(
@@ -347,8 +348,8 @@ def _first_entry(x: Tensor) -> Tensor:
 def _cancelling_positions(a: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return inputs and output gradients `[T, d]` whose positions cancel but for a small rest."""
     length = len(a)
-    is_even = torch.arange(length) % 2 == 0
-    signs = torch.where(is_even, 1.0, -1.0)[:, None]
+    signs = torch.ones(length, 1)
+    signs[1::2] = -1.0
     # The last of an odd number of positions has no partner.
     signs[length - length % 2 :] = 0.0
     common = 1e3 * functional.normalize(a[0], dim=0)
@@ -414,13 +415,12 @@ class PlantedCanaries:
         batch = tuple(x[:2].to(device) for x in dataset)
         plantable = find_plantable(model, loss_fn, batch)
         target, (input_shape, output_shape) = _choose_layer(model, plantable, layer)
-        is_conv = target.rule == "conv"
-        channels = output_shape[0 if is_conv else -1]
         a = _random_signs(rng, (m, *input_shape))
-        u = _random_signs(rng, (m, channels))
-        if is_conv:
+        if target.rule == "conv":
+            u = _random_signs(rng, (m, output_shape[0]))
             inputs, rows = _one_patch(target, a, output_shape)
         else:
+            u = _random_signs(rng, (m, output_shape[-1]))
             inputs, rows = _one_position(a)
         if "bias" in target.parameters:
             ones = rows.new_ones(m, 1)
@@ -446,7 +446,8 @@ class PlantedCanaries:
 
     def start_step(self, step: int) -> None:
         """Set the sign of the step."""
-        self._factors.abs_().mul_(_sign(step))
+        self._factors.abs_()
+        self._factors *= _sign(step)
 
     def observe(self, released: Released, metric: Metric) -> None:
         """Add one release, given the metric of its noise."""
@@ -527,13 +528,15 @@ def _planted_position(layer: Layer, output_shape: torch.Size) -> tuple[Any, ...]
     """Return the index of the one position of `[m, *output_shape]` that holds u."""
     if layer.rule == "conv":
         _, height, width = output_shape
-        return (slice(None), slice(None), height // 2, width // 2)
+        everything = slice(None)
+        return (everything, everything, height // 2, width // 2)
     return _first_position(len(output_shape) + 1)
 
 
 def _first_position(ndim: int) -> tuple[Any, ...]:
     """Return the index of the first position of `[m, ..., d]`."""
-    return (slice(None), *[0] * (ndim - 2))
+    firsts = [0] * (ndim - 2)
+    return (slice(None), *firsts)
 
 
 def _one_position(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -596,7 +599,9 @@ class Listener:
             self._add_pending()
         self._entry = entry
         signed = _sign(released.step) * matrix_of(self.layer, released.gradients)
-        self._pending = signed if self._pending is None else self._pending + signed
+        if self._pending is not None:
+            signed = self._pending + signed
+        self._pending = signed
         self._observed += 1
 
     def _add_pending(self) -> None:
@@ -620,7 +625,8 @@ class Listener:
         if scale is None:
             squares = u_squares.sum(1) * a_squares.sum(1)
         else:
-            squares = ((u_squares @ scale.square()) * a_squares).sum(1)
+            scaled = u_squares @ scale.square()
+            squares = (scaled * a_squares).sum(1)
         self._squared_norms.append(squares.double())
         if self._is_solvable(scale is not None):
             self._overlaps = self._overlaps + _inner_products(u, a, scale)
@@ -652,14 +658,15 @@ class Listener:
         total = plan.expected_batch_size * self._sum
         u = self._u.to(total)
         a = self._a.to(total)
-        products = ((u @ total) * a).sum(1)
-        products = products.double() / norms
-        if not isinstance(self._overlaps, Tensor):
-            return np.nan_to_num(products.cpu().numpy())
-        overlaps = self._overlaps.double() / len(self._squared_norms)
-        overlaps = overlaps / norms[:, None] / norms
-        measured = (products.cpu(), overlaps.cpu(), norms.cpu())
-        return np.nan_to_num(_solve_counts(*measured, plan, self._observed))
+        transposed = u @ total
+        products = (transposed * a).sum(1).double() / norms
+        scores: Scores = products.cpu().numpy()
+        if isinstance(self._overlaps, Tensor):
+            overlaps = self._overlaps.double() / len(self._squared_norms)
+            overlaps = overlaps / norms[:, None] / norms
+            measured = (products.cpu(), overlaps.cpu(), norms.cpu())
+            scores = _solve_counts(*measured, plan, self._observed)
+        return np.nan_to_num(scores)
 
 
 def _solve_counts(
@@ -680,7 +687,8 @@ def _solve_counts(
     variance = second_moment / 2 - mean**2
     signal = variance * clipped_norm**2
     rest = products - clipped_norm * mean * overlaps.sum(1)
-    explained = signal * overlaps.square().sum(1).mean()
+    squares = overlaps.square().sum(1)
+    explained = signal * squares.mean()
     shown = float(rest.square().mean() - explained)
     noise = max(steps * plan.stddev**2, shown, 1e-9 * signal)
     identity = torch.eye(len(products), dtype=overlaps.dtype)
@@ -707,7 +715,8 @@ def _scale_matrix(layer: Layer, entry: Entry, like: Tensor) -> Tensor:
     for role, name in layer.parameters.items():
         ones = torch.ones_like(layer.tensor(role))
         scales[name] = entry.scales.get(role, ones)
-    return matrix_of(layer, scales).to(like)
+    matrix = matrix_of(layer, scales)
+    return matrix.to(like)
 
 
 def _transform_factors(
@@ -728,7 +737,8 @@ def _transform_factors(
 def _inner_products(u: Tensor, a: Tensor, scale: Tensor | None) -> Tensor:
     """Return the inner products of the canaries `[m, m]`."""
     if scale is None:
-        return (u @ u.T) * (a @ a.T)
+        products = u @ u.T
+        return products * (a @ a.T)
     outer = u[:, :, None] * a[:, None, :]
     matrices = (outer * scale).flatten(1)
     return matrices @ matrices.T

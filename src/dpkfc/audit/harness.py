@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from dpkfc.config import Plan
 from dpkfc.data.loading import Collate
 from dpkfc.data.sampling import Sampler
+from dpkfc.gradients.state import equal_or_nan
 from dpkfc.linalg.metric import Metric
 from dpkfc.privacy.mechanism import ClippedSum, Released
 from dpkfc.private_step import PreconditionerManager
@@ -43,6 +44,10 @@ Arguments = tuple[Any, ...]
 Augment = Callable[[Any], Any]
 Progress = Callable[[int, int], None]  # steps done, of all
 NO_CANARY = -1  # the id of a row without a canary
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Take figures of progress that nobody watches."""
 
 
 # -- canaries in a loss function -------------------------------------------------------------------
@@ -82,7 +87,8 @@ class PlantedLoss:
         self._plants = tuple(plants)
         self._plant_rows = []
         for plant in plants:
-            rows = torch.full((max(1, len(factors)),), NO_CANARY)
+            size = max(1, len(factors))
+            rows = torch.full((size,), NO_CANARY)
             rows[plant.ids] = torch.arange(len(plant.ids))
             self._plant_rows.append(rows)
 
@@ -103,10 +109,14 @@ class PlantedLoss:
                 hooks.enter_context(_replace_inputs(module, plant.inputs, rows[i], outputs, i))
             losses = self._loss_fn(model, tuple(examples))
         for i, plant in enumerate(self._plants):
-            directions = plant.outputs.to(outputs[i].device)[rows[i].clamp(min=0)]
-            products = (outputs[i].to(directions.dtype) * directions).flatten(1).sum(1)
-            losses = torch.where(rows[i] >= 0, products.to(losses.dtype), losses)
-        factors = self._factors.to(losses)[id_or_first].where(ids >= 0, 1.0)
+            row_or_first = rows[i].clamp(min=0)
+            output = outputs[i]
+            directions = plant.outputs.to(output.device)[row_or_first]
+            products = output.to(directions.dtype) * directions
+            planted_losses = products.flatten(1).sum(1)
+            losses = torch.where(rows[i] >= 0, planted_losses.to(losses.dtype), losses)
+        factors = self._factors.to(losses)[id_or_first]
+        factors = factors.where(ids >= 0, 1.0)
         return torch.where(factors == 0, torch.zeros_like(losses), losses * factors)
 
 
@@ -118,9 +128,11 @@ def _replace_inputs(
 
     def replace_rows(module: nn.Module, args: Arguments) -> Arguments:
         x = args[0]
-        is_planted = (rows >= 0).view(-1, *[1] * (x.ndim - 1))
+        shape = (-1, *[1] * (x.ndim - 1))
+        is_planted = (rows >= 0).view(shape)
         planted = inputs.to(x)[rows.clamp(min=0)]
-        return (torch.where(is_planted, planted, x), *args[1:])
+        replaced = torch.where(is_planted, planted, x)
+        return (replaced, *args[1:])
 
     def store_output(module: nn.Module, args: Arguments, output: Tensor) -> None:
         outputs[key] = output
@@ -156,7 +168,8 @@ def collate_with_ids(
 
     def collate(examples: list[Any]) -> Arguments:
         batch = collate_fn([example[:-1] for example in examples])
-        return (*batch, torch.stack([example[-1] for example in examples]))
+        ids = [example[-1] for example in examples]
+        return (*batch, torch.stack(ids))
 
     return collate
 
@@ -207,7 +220,9 @@ def _shapes_of_call(args: Arguments, output: Any, count: int) -> Shapes | None:
             return None
         if x.ndim < 2 or len(x) != count:
             return None
-    return (args[0].shape[1:], output.shape[1:]) if len(args) == 1 else None
+    if len(args) != 1:
+        return None
+    return args[0].shape[1:], output.shape[1:]
 
 
 # -- the audited step ------------------------------------------------------------------------------
@@ -256,14 +271,16 @@ class Subject:
         """Return the first examples as `loss_fn` gets them, without augmentation."""
         if self.collate_fn is None:
             return tuple(x[:count] for x in self.dataset)
-        return tuple(self.collate_fn([self.example(i) for i in range(count)]))
+        examples = [self.example(i) for i in range(count)]
+        return tuple(self.collate_fn(examples))
 
     @property
     def unit_numbers(self) -> Tensor:
         """Number of every record's unit, in the order of a session `[records]`."""
         if self.units is None:
             return torch.arange(len(self.dataset[-1]))
-        _, numbers = np.unique(np.asarray(self.units), return_inverse=True)
+        units = np.asarray(self.units)
+        _, numbers = np.unique(units, return_inverse=True)
         return torch.from_numpy(numbers.reshape(-1))
 
     @property
@@ -380,7 +397,7 @@ class WatchedSession(Session):
     """
 
     def __init__(
-        self, plan: Plan, model: nn.Module, *args: Any, keep_metric: bool = False, **more: Any
+        self, plan: Plan, model: nn.Module, *args: Any, keep_metric: bool, **more: Any
     ) -> None:
         super().__init__(plan, model, *args, **more)
         self.released: list[Released] = []
@@ -434,7 +451,9 @@ class WatchedSession(Session):
     @property
     def digest(self) -> str:
         """Digest of the preconditioner in force, "" without one."""
-        return "" if self.preconditioner is None else self.preconditioner.digest
+        if self.preconditioner is None:
+            return ""
+        return self.preconditioner.digest
 
     @property
     def noise_draws(self) -> int:
@@ -452,7 +471,9 @@ class WatchedSession(Session):
         return where.removeprefix("/")
 
     def _model_tensors(self) -> dict[str, Tensor]:
-        return dict([*self.model.named_parameters(), *self.model.named_buffers()])
+        tensors: dict[str, Tensor] = dict(self.model.named_parameters())
+        tensors.update(self.model.named_buffers())
+        return tensors
 
     @property
     def remaining_gradient(self) -> str:
@@ -474,19 +495,17 @@ def first_difference(one: Any, other: Any, where: str = "") -> str:
         if one.keys() != other.keys():
             return f"{where}/{min(map(str, one.keys() ^ other.keys()))}"
         for name in one:
-            if difference := first_difference(one[name], other[name], f"{where}/{name}"):
+            difference = first_difference(one[name], other[name], f"{where}/{name}")
+            if difference:
                 return difference
         return ""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        is_equal = one.shape == other.shape and bool(_are_alike(one, other).all())
+        is_equal = one.shape == other.shape and bool(equal_or_nan(one, other).all())
     else:
         is_equal = type(one) is type(other) and one == other
-    return "" if is_equal else where
-
-
-def _are_alike(one: Tensor, other: Tensor) -> Tensor:
-    """Return which entries are equal, or both NaN."""
-    return (one == other) | (one.isnan() & other.isnan())
+    if is_equal:
+        return ""
+    return where
 
 
 class RandomWalk(torch.optim.Optimizer):
@@ -504,9 +523,7 @@ class RandomWalk(torch.optim.Optimizer):
         gradients: what the optimizer got at the last step, by name.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Tensor], length: float = SHORT_STEP, seed: int = 0
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], length: float, seed: int = 0) -> None:
         super().__init__(list(parameters.values()), {"lr": 1.0})
         self._names = {p: name for name, p in parameters.items()}
         self._length = length
@@ -517,13 +534,16 @@ class RandomWalk(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Record the gradients, and take one step of the path."""
         self.gradients = {}
+        shrinkage = math.hypot(1, self._length)
         for p, name in self._names.items():
             if p.grad is not None:
                 self.gradients[name] = p.grad.clone()
-            root_mean_square = p.float().square().mean().sqrt()
-            scale = self._length * float(root_mean_square.clamp(min=1e-3))
-            direction = torch.randn(p.shape, generator=self._generator).to(p)
-            p.add_(direction, alpha=scale).div_(math.hypot(1, self._length))
+            mean_square = p.float().square().mean()
+            root = mean_square.sqrt().clamp(min=1e-3)
+            scale = self._length * float(root)
+            direction = torch.randn(p.shape, generator=self._generator)
+            p.add_(direction.to(p), alpha=scale)
+            p.div_(shrinkage)
 
 
 def open_session(
@@ -554,10 +574,12 @@ def open_session(
     # Gradients at look-ahead points differ most if these points are far away. Long steps then show
     # whether the gradients are clipped together.
     length = SHORT_STEP
-    if any(step.evaluations is not None for step in plan.config.postprocess):
+    if still:
+        length = 0.0
+    elif any(step.evaluations is not None for step in plan.config.postprocess):
         length = LONG_STEP
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    walk = RandomWalk(trained, length=0.0 if still else length)
+    walk = RandomWalk(trained, length)
     options["augment"] = augment_with_ids(subject.augment)
     options["collate_fn"] = collate_with_ids(subject.collate_fn)
     return WatchedSession(plan, model, walk, dataset, keep_metric=still, **options), walk
@@ -660,16 +682,21 @@ def check_accounting(plan: Plan) -> Iterator[Finding]:
             detail=str(error),
         )
         return
-    known = {name: epsilon for name, epsilon in epsilons.items() if epsilon is not None}
+    known = []
+    figures = []
+    for name, epsilon in epsilons.items():
+        if epsilon is not None:
+            known.append(epsilon)
+            figures.append(f"{name} {epsilon:.4g}")
     yield Finding(
         check="accountants",
-        measured=", ".join(f"{name} {epsilon:.4g}" for name, epsilon in known.items()),
+        measured=", ".join(figures),
         bound="agree within what is known of them",
         passed=True,
         detail=f"ε of {plan.steps:,} releases at δ = {plan.delta:g}",
     )
     reported = plan.epsilon()
-    least = min(known.values())
+    least = min(known)
     yield Finding(
         check="reported ε",
         measured=f"{reported:.4g}",

@@ -31,6 +31,7 @@ from dpkfc.audit.harness import (
     Subject,
     WatchedSession,
     accounted_noise,
+    ignore_progress,
     script_plan,
 )
 from dpkfc.config import Plan
@@ -56,12 +57,14 @@ def _two_sided(lower: ArrayLike, upper: ArrayLike) -> Floats:
 def _chi_square_p_values(sums: ArrayLike, freedom: ArrayLike) -> Floats:
     """Return the two-sided p-values of sums of squared standard normal numbers."""
     lower = stats.chi2.cdf(sums, freedom)
-    return _two_sided(lower, stats.chi2.sf(sums, freedom))
+    upper = stats.chi2.sf(sums, freedom)
+    return _two_sided(lower, upper)
 
 
 def _largest_score(tests: int) -> float:
     """Return the score that the largest of `tests` independent scores exceeds with ALPHA."""
-    return float(stats.norm.isf(ALPHA / (2 * tests)))
+    tail = ALPHA / (2 * tests)
+    return float(stats.norm.isf(tail))
 
 
 def _largest_product_score(tests: int, count: ArrayLike) -> Floats:
@@ -77,7 +80,8 @@ def _largest_product_score(tests: int, count: ArrayLike) -> Floats:
 
 def _subsample(samples: Samples) -> Samples:
     """Return at most about SORTED of the samples `[n]`, evenly spaced."""
-    return samples.ravel()[:: max(1, samples.size // SORTED)]
+    spacing = max(1, samples.size // SORTED)
+    return samples.ravel()[::spacing]
 
 
 def _p_value_finding(check: str, p_value: float, tests: int, detail: str) -> Finding:
@@ -94,11 +98,12 @@ def _p_value_finding(check: str, p_value: float, tests: int, detail: str) -> Fin
 
 def _count_leading_entries(released: Released, most: int) -> dict[str, int]:
     """Return how many leading entries of every parameter are tested, about `most` in all."""
-    total = sum(x.numel() for x in released.gradients.values())
+    sizes = {name: x.numel() for name, x in released.gradients.items()}
+    total = sum(sizes.values())
     counts = {}
-    for name, x in released.gradients.items():
-        share = math.ceil(most * x.numel() / total)
-        counts[name] = min(x.numel(), share)
+    for name, size in sizes.items():
+        share = math.ceil(most * size / total)
+        counts[name] = min(size, share)
     return counts
 
 
@@ -125,19 +130,21 @@ def check_tails(samples: Samples) -> Finding:
         The exact two-sided binomial test, on each side. ALPHA is divided by the number of
         thresholds and sides.
     """
-    counts, p_values = [], []
+    counts = []
+    p_values = []
+    size = samples.size
     for threshold in THRESHOLDS:
         probability = float(stats.norm.sf(threshold))
         both_sides = 0
         for side in (samples, -samples):
             count = int(np.count_nonzero(side > threshold))
             both_sides += count
-            lower = stats.binom.cdf(count, samples.size, probability)
-            upper = stats.binom.sf(count - 1, samples.size, probability)
+            lower = stats.binom.cdf(count, size, probability)
+            upper = stats.binom.sf(count - 1, size, probability)
             p_values.append(float(_two_sided(lower, upper)))
-        expected = 2 * probability * samples.size
+        expected = 2 * probability * size
         counts.append(f"{both_sides:,} beyond {threshold:g} ({expected:,.1f} expected)")
-    detail = f"{samples.size:,} samples: {', '.join(counts)}"
+    detail = f"{size:,} samples: {', '.join(counts)}"
     return _p_value_finding("noise tails", min(p_values), len(p_values), detail)
 
 
@@ -171,7 +178,8 @@ def _collision_rate_of(plan: Plan, dtype: torch.dtype, size: int) -> float:
     """
     grid = 0.0
     if plan.noise == ROUNDED:
-        grid = grid_of(plan.sensitivity, size, plan.stddev) / plan.stddev
+        grid = grid_of(plan.sensitivity, size, plan.stddev)
+        grid /= plan.stddev
     return collision_rate(torch.finfo(dtype).eps, grid)
 
 
@@ -207,13 +215,13 @@ def check_repeats(samples: Samples) -> Finding:
     width = min(FINGERPRINT, samples.shape[1])
     prints = _fingerprints(samples, width)
     order = np.sort(prints, axis=None)
-    is_repeated = order[1:] == order[:-1]
-    repeated = np.unique(order[1:][is_repeated])
+    following = order[1:]
+    repeated = np.unique(following[following == order[:-1]])
     where = ""
     if repeated.size:
         steps, _ = np.nonzero(prints == repeated[0])
-        first = [str(step) for step in np.unique(steps)[:2]]
-        where = f"; first: steps {', '.join(first)}"
+        first = np.unique(steps)[:2]
+        where = f"; first: steps {', '.join(map(str, first))}"
     return Finding(
         check="noise fingerprints",
         measured=f"{repeated.size:,} repeated",
@@ -229,20 +237,23 @@ def _fingerprints(samples: Samples, width: int) -> NDArray[np.uint64]:
     count = bits.shape[1] - width + 1
     prints = np.zeros((len(bits), count), dtype=np.uint64)
     for offset in range(width):
-        prints = _mix(prints ^ bits[:, offset : offset + count])
+        prints ^= bits[:, offset : offset + count]
+        _mix(prints)
     return prints
 
 
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a permutation of 64-bit numbers whose output bits all depend on all input bits.
+def _mix(x: NDArray[np.uint64]) -> None:
+    """Permute 64-bit numbers in place; all bits of a result depend on all bits of a number.
 
     Source:
         The finaliser of SplitMix64 (Steele, Lea and Flood 2014).
     """
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
 
 
 def check_windows(samples: Samples) -> Finding:
@@ -290,7 +301,7 @@ LOST_STEPS = 3  # between checkpoint and crash
 
 
 def check_noise(
-    subject: Subject, *, steps: int | None = None, progress: Progress | None = None
+    subject: Subject, *, steps: int | None = None, progress: Progress = ignore_progress
 ) -> list[Finding]:
     """Test the distribution of releases of pure noise, across a crash and a restart.
 
@@ -311,8 +322,8 @@ def check_noise(
         enough = NUMBERS // max(1, size)
         steps = max(40, min(500, enough))
     # Two micro-batches alternate with empty batches: noise must be added once a batch.
-    zeros = [subject.size + number for number in range(4)]
-    script = [zeros if step % 2 else [] for step in range(steps)]
+    zeros = list(range(subject.size, subject.size + 4))
+    script = ([[], zeros] * steps)[:steps]
     plan = script_plan(subject.plan, script, subject.size + 4, micro=subject.fewest_rows)
     config = replace(plan.config, postprocess=(), readout="whitened")
     plan = replace(plan, config=config)
@@ -325,8 +336,7 @@ def check_noise(
             entries = _count_leading_entries(released, MOST_ENTRIES)
             rate = _coarsest_collision_rate(plan, released)
         samples.append(standardize(released, stddev, entries))
-        if progress is not None:
-            progress(len(samples), steps)
+        progress(len(samples), steps)
     return judge_noise(samples, entries, rate)
 
 
@@ -374,14 +384,15 @@ def _save_generators() -> Callable[[], None]:
     torch_state = torch.get_rng_state()
     numpy_state = np.random.get_state()
     python_state = random.getstate()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    devices = []
+    if torch.cuda.is_available():
+        devices = torch.cuda.get_rng_state_all()
 
     def restore() -> None:
         torch.set_rng_state(torch_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        torch.cuda.set_rng_state_all(devices)
 
     return restore
 
@@ -398,9 +409,12 @@ def standardize(
     """
     pieces = []
     for name, x in released.gradients.items():
-        count = None if entries is None else entries[name]
-        pieces.append(x.detach().flatten()[:count].double())
-    return (torch.cat(pieces) / stddev).cpu().numpy()
+        piece = x.detach().flatten()
+        if entries is not None:
+            piece = piece[: entries[name]]
+        pieces.append(piece.double())
+    numbers = torch.cat(pieces) / stddev
+    return numbers.cpu().numpy()
 
 
 def judge_noise(
@@ -520,7 +534,7 @@ def _check_repetition_within(samples: Sequence[Samples]) -> Finding:
     pairs = np.arange(size, 0, -1) * len(samples)
     scores = np.abs(total[1:]) / np.sqrt(pairs[1:])
     limits = _largest_product_score(max(1, size - 1), pairs[1:])
-    excess = float(np.max(scores / limits)) if size > 1 else 0.0
+    excess = float(np.max(scores / limits, initial=0.0))
     return Finding(
         check="no repetition inside a release",
         measured=f"{excess:.2f} × limit",
@@ -586,7 +600,7 @@ FEWEST_SAMPLES = 16  # of a release
 
 
 def check_run_noise(
-    subject: Subject, *, numbers: int = RUN_NUMBERS, progress: Progress | None = None
+    subject: Subject, *, numbers: int = RUN_NUMBERS, progress: Progress = ignore_progress
 ) -> list[Finding]:
     """Test tails, granularity, repeats and variance of the noise of every step of a plan.
 
@@ -613,8 +627,7 @@ def check_run_noise(
             release = session.release_sum(zeros)
             outside += _count_outside_grid(plan, release)
             samples[step] = release.double().cpu().numpy() / stddev
-            if progress is not None:
-                progress(step + 1, steps)
+            progress(step + 1, steps)
     findings = [
         check_tails(samples),
         check_granularity(samples, _collision_rate_of(plan, zeros.dtype, size)),
@@ -635,15 +648,18 @@ def check_run_noise(
 
 def _widest_type(session: WatchedSession) -> torch.dtype:
     """Return float64 if a trained parameter has it, and float32 otherwise."""
-    types = {p.dtype for p in session.model.parameters() if p.requires_grad}
-    return torch.float64 if torch.float64 in types else torch.float32
+    types = [p.dtype for p in session.model.parameters() if p.requires_grad]
+    if torch.float64 in types:
+        return torch.float64
+    return torch.float32
 
 
 def _count_outside_grid(plan: Plan, release: Tensor) -> int:
     """Count entries that are not multiples of the grid of rounded noise, up to their rounding."""
     if plan.noise != ROUNDED:
         return 0
-    grid_of_sum = grid_of(plan.sensitivity, release.numel(), plan.stddev)
+    size = release.numel()
+    grid_of_sum = grid_of(plan.sensitivity, size, plan.stddev)
     spacing = grid_of_sum / plan.expected_batch_size
     multiples = (release.double() / spacing).round()
     nearest = (multiples * spacing).to(release.dtype)
@@ -664,7 +680,7 @@ BIT_ENTRIES = 20_000  # of a release
 BITS = {torch.float64: 16, torch.float32: 8}  # of 52 and of 23
 
 
-def check_low_bits(subject: Subject, *, progress: Progress | None = None) -> Finding:
+def check_low_bits(subject: Subject, *, progress: Progress = ignore_progress) -> Finding:
     """Compare how often each low bit of each entry is set in releases of two batches.
 
     Args:
@@ -689,8 +705,7 @@ def check_low_bits(subject: Subject, *, progress: Progress | None = None) -> Fin
             counts.append(bits.astype(np.int64))
         else:
             counts[number % 2] += bits
-        if progress is not None:
-            progress(number + 1, len(script))
+        progress(number + 1, len(script))
     p_values = _fisher_p_values()[counts[0], counts[1]]
     detail = (
         f"{p_values.size:,} bits, {RELEASES} releases each of a batch of 1 and of {size} examples; "
@@ -706,14 +721,15 @@ def _release_low_bits(
     for released in canaries.release_still(subject, script):
         parts = []
         for name, count in _count_leading_entries(released, BIT_ENTRIES).items():
-            parts.append(_low_bits(released.gradients[name].flatten()[:count]))
+            entries = released.gradients[name].flatten()
+            parts.append(_low_bits(entries[:count]))
         yield np.concatenate(parts)
 
 
 def _low_bits(x: Tensor) -> NDArray[np.bool_]:
     """Return the low mantissa bits of floating-point numbers `[n]` as `[n · bits]`."""
-    unsigned = np.uint64 if x.dtype == torch.float64 else np.uint32
-    numbers = x.detach().cpu().numpy().view(unsigned)
+    floats = x.detach().cpu().numpy()
+    numbers = floats.view(f"u{floats.itemsize}")
     shifts = np.arange(BITS[x.dtype], dtype=numbers.dtype)
     bits = (numbers[:, None] >> shifts) & 1
     return bits.astype(bool).ravel()
@@ -723,9 +739,8 @@ def _fisher_p_values() -> Floats:
     """Return Fisher's two-sided p-value for every pair of counts `[RELEASES + 1, RELEASES + 1]`."""
     counts = np.arange(RELEASES + 1)
     one, other = np.meshgrid(counts, counts, indexing="ij")
-    lower = stats.hypergeom.cdf(one, 2 * RELEASES, one + other, RELEASES)
-    upper = stats.hypergeom.sf(one - 1, 2 * RELEASES, one + other, RELEASES)
-    return _two_sided(lower, upper)
+    law = stats.hypergeom(2 * RELEASES, one + other, RELEASES)
+    return _two_sided(law.cdf(one), law.sf(one - 1))
 
 
 # -- the sampler -----------------------------------------------------------------------------------
@@ -789,10 +804,11 @@ class SizeDistribution:
 
     def moment(self, power: int) -> float:
         """Return a central moment of the size; the mean for the first."""
-        sizes = np.arange(self.dataset_size + 1)
+        values = np.arange(self.dataset_size + 1)
         if power == 1:
-            return float(self.mass @ sizes)
-        return float(self.mass @ (sizes - self.mean) ** power)
+            return float(self.mass @ values)
+        deviations = values - self.mean
+        return float(self.mass @ deviations**power)
 
     @cached_property
     def mean(self) -> float:
@@ -828,7 +844,11 @@ def draw_batches(plan: Plan, steps: int, stream: SamplingStream | None = None) -
     The new stream is secret unless the plan is in test mode.
     """
     stream = stream or plan.sampling_stream()
-    return [np.asarray(plan.draw(step, stream)) for step in range(steps)]
+    batches = []
+    for step in range(steps):
+        batch = plan.draw(step, stream)
+        batches.append(np.asarray(batch))
+    return batches
 
 
 def check_sampler(
@@ -904,14 +924,16 @@ def _collect_inclusions(batches: Batches, dataset_size: int) -> sparse.csr_array
     """
     sizes = [len(batch) for batch in batches]
     examples = np.concatenate(batches).astype(np.int64)
-    if np.any(examples < 0) or np.any(examples >= dataset_size):
+    if np.any((examples < 0) | (examples >= dataset_size)):
         return None
     steps = np.repeat(np.arange(len(sizes)), sizes)
     ones = np.ones(examples.size, dtype=np.int64)
     shape = (len(sizes), dataset_size)
     # Equal places are added up.
     inclusions = sparse.csr_array((ones, (steps, examples)), shape=shape)
-    return None if np.any(inclusions.data > 1) else inclusions
+    if np.any(inclusions.data > 1):
+        return None
+    return inclusions
 
 
 def _test_sizes(sizes: Integers, distribution: SizeDistribution) -> dict[str, float]:
@@ -959,14 +981,18 @@ def _extreme_p_value(beyond: float, at: float, steps: int) -> float:
 
 def _probability_of_any(probability: float, steps: int) -> float:
     """Return the probability that an event happens in at least one step."""
-    return 1.0 if probability >= 1 else -math.expm1(steps * math.log1p(-probability))
+    if probability >= 1:
+        return 1.0
+    log_of_none = steps * math.log1p(-probability)
+    return -math.expm1(log_of_none)
 
 
 def _test_examples(
     counts: Integers, steps: int, distribution: SizeDistribution
 ) -> dict[str, float]:
     """Test how often each example was sampled: too unevenly, too evenly, or one far off."""
-    n, q = distribution.dataset_size, distribution.rate
+    n = distribution.dataset_size
+    q = distribution.rate
     if q >= 1:
         return {}
     expected = steps * q
@@ -993,10 +1019,11 @@ def _test_overlap(first: sparse.csr_array, second: sparse.csr_array) -> float:
     """
     n = first.shape[1]
     shared = int(first.multiply(second).sum())
-    a = first.sum(1).astype(float)
-    b = second.sum(1).astype(float)
-    mean = a * b / n
-    variance = mean * (n - a) * (n - b)
+    sizes = first.sum(1).astype(float)
+    other_sizes = second.sum(1).astype(float)
+    mean = sizes * other_sizes / n
+    variance = mean * (n - sizes)
+    variance *= n - other_sizes
     variance /= n * (n - 1)
     return _count_p_value(shared, float(mean.sum()), float(variance.sum()))
 
@@ -1015,8 +1042,9 @@ def _test_neighbours(inclusions: sparse.csr_array) -> float:
         return 1.0
     pairs = inclusions[:, 1:].multiply(inclusions[:, :-1])
     closing_pairs = inclusions[:, :1].multiply(inclusions[:, -1:])
-    pairs_in_full_batches = n * int((sizes == n).sum())
-    adjacent = int(pairs.sum()) + int(closing_pairs.sum()) - pairs_in_full_batches
+    full_batches = int((sizes == n).sum())
+    adjacent = int(pairs.sum()) + int(closing_pairs.sum())
+    adjacent -= n * full_batches
     rest = n - inner
     ordered_pairs = inner * (inner - 1)
     mean = ordered_pairs / (n - 1)
@@ -1073,12 +1101,18 @@ def _test_equal_batches(
     with np.errstate(divide="ignore"):
         log_rates = 2 * np.log(distribution.mass) - log_subsets
         expected = pairs * float(np.exp(log_rates).sum())
-    return min(1.0, expected / equal) if equal else 1.0
+    if not equal:
+        return 1.0
+    return min(1.0, expected / equal)
 
 
 def _tally(batches: Batches) -> Counter[bytes]:
     """Count batches by their members."""
-    return Counter(np.sort(batch).astype(np.int64).tobytes() for batch in batches)
+    tally: Counter[bytes] = Counter()
+    for batch in batches:
+        members = np.sort(batch).astype(np.int64)
+        tally[members.tobytes()] += 1
+    return tally
 
 
 def _test_fit(sizes: Integers, distribution: SizeDistribution) -> float:
@@ -1105,15 +1139,18 @@ def _test_fit(sizes: Integers, distribution: SizeDistribution) -> float:
 
 
 def _normal_p_value(score: float) -> float:
-    return float(2 * stats.norm.sf(abs(score)))
+    tail = stats.norm.sf(abs(score))
+    return float(2 * tail)
 
 
 def _gamma_p_value(value: float, mean: float, variance: float) -> float:
     """Return the two-sided p-value under the gamma distribution (a scaled χ²) of these moments."""
     if variance <= 0:
-        return 1.0 if math.isclose(value, mean, rel_tol=1e-9, abs_tol=1e-9) else 0.0
-    gamma = stats.gamma(mean * mean / variance, scale=variance / mean)
-    return float(_two_sided(gamma.cdf(value), gamma.sf(value)))
+        return float(math.isclose(value, mean, rel_tol=1e-9, abs_tol=1e-9))
+    shape = mean * mean / variance
+    gamma = stats.gamma(shape, scale=variance / mean)
+    p_value = _two_sided(gamma.cdf(value), gamma.sf(value))
+    return float(p_value)
 
 
 def _count_p_value(count: int, mean: float, variance: float) -> float:
@@ -1125,6 +1162,6 @@ def _count_p_value(count: int, mean: float, variance: float) -> float:
         return float(math.isclose(count, mean, rel_tol=1e-9, abs_tol=1e-9))
     lower = stats.poisson.cdf(count, mean)
     upper = stats.poisson.sf(count - 1, mean)
-    poisson = float(_two_sided(lower, upper))
+    exact = _two_sided(lower, upper)
     score = (count - mean) / math.sqrt(variance)
-    return max(poisson, _normal_p_value(score))
+    return max(float(exact), _normal_p_value(score))

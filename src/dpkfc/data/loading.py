@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from torch.utils._pytree import register_pytree_node, tree_map
+from torch.utils._pytree import register_pytree_node, tree_map, tree_map_only
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -59,13 +59,13 @@ def collate(source: Any, indices: NDArray[np.int64], collate_fn: Collate | None 
     Returns:
         The batch. A dict replaces any mapping of another kind (a tokenizer's `BatchEncoding`).
     """
-    if collate_fn is None:
-        tensors = tensors_of(source)
-        if tensors is not None:
-            index = torch.tensor(indices)
-            return tuple(x[index.to(x.device)] for x in tensors)
+    tensors = tensors_of(source)
+    if collate_fn is None and tensors is not None:
+        index = torch.tensor(indices)
+        return tuple(x[index.to(x.device)] for x in tensors)
     rows = Rows(source)
-    return _PlainCollate(collate_fn or default_collate)([rows[i] for i in indices.tolist()])
+    examples = [rows[i] for i in indices.tolist()]
+    return _PlainCollate(collate_fn or default_collate)(examples)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ class _PlainCollate:
     function: Collate
 
     def __call__(self, examples: list[Any]) -> Any:
-        return _replace_mappings(self.function(examples))
+        batch = self.function(examples)
+        return _replace_mappings(batch)
 
 
 class Fields(dict[str, Any]):
@@ -95,7 +96,7 @@ class Fields(dict[str, Any]):
 
     def to(self, device: Any) -> Fields:
         """Return the batch with its tensors on a device; a session has moved them already."""
-        moved: Fields = tree_map(lambda x: x.to(device) if isinstance(x, Tensor) else x, self)
+        moved: Fields = tree_map_only(Tensor, lambda x: x.to(device), self)
         return moved
 
 
@@ -112,7 +113,10 @@ def _replace_mappings(batch: Any) -> Any:
     def replace_mapping(x: Any) -> Any:
         if not isinstance(x, Mapping):
             return x
-        return Fields((name, _replace_mappings(value)) for name, value in x.items())
+        fields = Fields()
+        for name, value in x.items():
+            fields[name] = _replace_mappings(value)
+        return fields
 
     return tree_map(replace_mapping, batch)
 
@@ -167,7 +171,8 @@ class MicroBatches:
 
     def alone(self, index: int) -> Any:
         """Return a batch of one record."""
-        return collate(self._source, np.array([index]), self._collate_fn)
+        indices = np.array([index])
+        return collate(self._source, indices, self._collate_fn)
 
     def load(self, parts: Sequence[NDArray[np.int64]]) -> Iterator[Any]:
         """Yield the micro-batches of one step that is already cut, in order.
@@ -216,8 +221,9 @@ def tensors_of(source: Any) -> tuple[Tensor, ...] | None:
     """Return the tensors of a dataset with a common first axis, None for another dataset."""
     if type(source) is TensorDataset:
         return tuple(source.tensors)
-    if isinstance(source, (tuple, list)) and source and all(isinstance(x, Tensor) for x in source):
-        return tuple(source)
+    if isinstance(source, (tuple, list)) and source:
+        if all(isinstance(x, Tensor) for x in source):
+            return tuple(source)
     return None
 
 
@@ -291,7 +297,9 @@ def layout(
             table = table[:, None]
         table = np.repeat(table, views, axis=1)
     # A row alone takes another path than rows together. So it is alone in every batch, or in none.
-    least = 1 if bound == 1 else 2
+    least = 2
+    if bound == 1:
+        least = 1
     if table.ndim == 1:
         runs = split(table, bound)
         if multiple is not None:
@@ -306,7 +314,9 @@ def layout(
     start = 0
     while start < len(order):
         width = int(counts[order[start]])
-        end = len(order) if bound is None else start + max(1, bound // width)
+        end = len(order)
+        if bound is not None:
+            end = start + max(1, bound // width)
         units = table[order[start:end], :width]
         parts.append(_part(units, multiple, least, reduction, views))
         start = end
@@ -320,16 +330,20 @@ def _part(
 
     Short units are filled with their first record. Padding repeats the first record of the part.
     """
+    units, group = table.shape
     is_record = table >= 0
-    divisor = is_record.sum(1, keepdims=True) if reduction == "mean" else views
+    divisor: Any = views
+    if reduction == "mean":
+        divisor = is_record.sum(1, keepdims=True)
     records = np.where(is_record, table, table[:, :1]).ravel()
     weights = (is_record / divisor).ravel()
     padding = max(-records.size % (multiple or 1), least - records.size)
-    records = np.concatenate([records, np.repeat(records[:1], padding)])
+    fillers = np.repeat(records[:1], padding)
+    records = np.concatenate([records, fillers])
     weights = np.concatenate([weights, np.zeros(padding)])
-    has_weights = not bool((weights == 1).all())
-    units, group = table.shape
-    return Part(records, weights if has_weights else None, units, group)
+    if (weights == 1).all():
+        return Part(records, None, units, group)
+    return Part(records, weights, units, group)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -399,7 +413,9 @@ def _columns(data: Any) -> Sequence[Any] | None:
         return tensors
     if not isinstance(data, tuple | list) or not data:
         return None
-    return data if all(isinstance(x, Tensor | np.ndarray) for x in data) else None
+    if all(isinstance(x, Tensor | np.ndarray) for x in data):
+        return data
+    return None
 
 
 def _inputs(data: Any) -> Iterator[Any]:
@@ -456,10 +472,14 @@ def _number_bytes(numbers: Any) -> Iterator[bytes]:
     if not isinstance(numbers, Tensor):
         numbers = torch.as_tensor(np.asarray(numbers))
     x = numbers.detach().cpu()
-    # Adding zero makes minus zero zero.
-    x = x.float() + 0.0 if x.is_floating_point() else x.long()
-    yield str(tuple(x.shape)).encode()
-    yield x.contiguous().numpy().tobytes()
+    if x.is_floating_point():
+        # Adding zero makes minus zero zero.
+        x = x.float() + 0.0
+    else:
+        x = x.long()
+    shape = str(tuple(x.shape))
+    yield shape.encode()
+    yield x.numpy().tobytes()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -531,8 +551,10 @@ def _rows_by_storage(dataset: Any) -> dict[Any, _Rows]:
 def _has_common_rows(dataset: Any, other: Any) -> bool:
     rows = _rows_by_storage(dataset)
     other_rows = _rows_by_storage(other)
-    shared = rows.keys() & other_rows.keys()
-    return any(np.isin(rows[storage], other_rows[storage]).any() for storage in shared)
+    for storage in rows.keys() & other_rows.keys():
+        if np.isin(rows[storage], other_rows[storage]).any():
+            return True
+    return False
 
 
 def _locate(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
@@ -584,10 +606,12 @@ def _locate_in_table(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
     A selection shares this memory, and so do concatenated parts.
     """
     if dataset._indices is not None:
-        rows = np.asarray(dataset._indices.column(0).to_numpy(), dtype=np.int64)[rows]
+        selected = dataset._indices.column(0).to_numpy()
+        rows = np.asarray(selected, dtype=np.int64)[rows]
     columns = []
-    for k in range(dataset._data.num_columns):
-        chunks = dataset._data.column(k).chunks
+    table = dataset._data
+    for k in range(table.num_columns):
+        chunks = table.column(k).chunks
         columns.append([_describe_chunk(chunk) for chunk in chunks])
     start = 0
     for parts in zip(*columns, strict=False):
@@ -605,5 +629,6 @@ def _locate_in_table(dataset: Any, rows: _Rows) -> Iterator[tuple[Any, _Rows]]:
 
 def _describe_chunk(chunk: Any) -> tuple[tuple[int, ...], int, int]:
     """Return the addresses of a chunk's buffers, its offset in them and its length."""
-    addresses = tuple(x.address for x in chunk.buffers() if x is not None)
+    buffers = [x for x in chunk.buffers() if x is not None]
+    addresses = tuple(x.address for x in buffers)
     return addresses, chunk.offset, len(chunk)

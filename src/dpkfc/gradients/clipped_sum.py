@@ -81,7 +81,9 @@ def contribution_bound(clipping: str, max_grad_norm: float) -> float:
         )
     if clipping == "embedding_residual":
         return math.sqrt(2)
-    return 1.0 if clipping in ("embedding", "normalised") else max_grad_norm
+    if clipping in ("embedding", "normalised"):
+        return 1.0
+    return max_grad_norm
 
 
 def clip_factors(
@@ -202,19 +204,22 @@ class Split:
                 w[:, span.columns] += block.inner_products(span)
                 gain = 1 + basis.defect
                 error = error + block.product_error(span, layer_norms[name], gain)
-        finite = torch.isfinite(norms) & torch.isfinite(w).all(1)
-        w = w.masked_fill(~finite.unsqueeze(1), 0.0)
-        norms = norms.masked_fill(~finite, math.nan)
+        wrong = ~(norms.isfinite() & w.isfinite().all(1))
+        w = w.masked_fill(wrong.unsqueeze(1), 0.0)
+        norms = norms.masked_fill(wrong, math.nan)
         w_norms = w.norm(dim=1) + 0 * norms
-        factors = clip_factors(w_norms, basis.embedding_norm) * basis.embedding_scale
+        factors = clip_factors(w_norms, basis.embedding_norm)
+        factors = factors * basis.embedding_scale
         self._embedding = self._embedding + factors @ w
         relative = w_norms / basis.embedding_norm
         if basis.residual_norm is None:
             return relative, torch.zeros_like(relative)
         removed = (1 - basis.defect) * w_norms.square()
-        squares = norms.square() - removed + 2 * w_norms * error
+        slack = 2 * w_norms * error
+        squares = norms.square() - removed + slack
         residuals = squares.clamp(min=0).sqrt()
-        factors = clip_factors(residuals, basis.residual_norm) * basis.residual_scale
+        factors = clip_factors(residuals, basis.residual_norm)
+        factors = factors * basis.residual_scale
         self._removed = self._removed + factors @ w
         return torch.maximum(relative, residuals / basis.residual_norm), factors
 
@@ -231,8 +236,9 @@ class Split:
             layers: of the model.
         """
         like = next(iter(sums.values()))
-        is_wide = any(x.dtype == torch.float64 for x in sums.values())
-        dtype = torch.float64 if is_wide else torch.float32
+        dtype = torch.float32
+        if torch.float64 in [x.dtype for x in sums.values()]:
+            dtype = torch.float64
         zeros = like.new_zeros(self._basis.width, dtype=torch.float64)
         embedding = zeros + self._embedding
         stacked = {EMBEDDING: embedding.to(dtype)}
@@ -322,23 +328,17 @@ def full_precision() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
-        operations = [x for x in _backend_operations() if hasattr(x, "fp32_precision")]
-        before = [x.fp32_precision for x in operations]
-        for operation, value in zip(operations, before, strict=True):
-            undo.callback(_restore_precision, operation, value)
+        operations: list[Any] = [torch.backends.cuda.matmul]
+        for backend in (torch.backends.cudnn, torch.backends.mkldnn):
+            for name in ("matmul", "conv", "rnn"):
+                operations.append(getattr(backend, name, None))
+        operations = [x for x in operations if hasattr(x, "fp32_precision")]
+        for operation in operations:
+            undo.callback(_restore_precision, operation, operation.fp32_precision)
         _switch_off_older(undo)
         for operation in operations:
             operation.fp32_precision = "ieee"
         yield
-
-
-def _backend_operations() -> Iterator[Any]:
-    backends: Any = torch.backends
-    yield backends.cuda.matmul
-    for backend in (backends.cudnn, backends.mkldnn):
-        for name in ("matmul", "conv", "rnn"):
-            if hasattr(backend, name):
-                yield getattr(backend, name)
 
 
 def _switch_off_older(undo: ExitStack) -> None:
@@ -405,12 +405,16 @@ class ClippedSummer:
             del unkeyed
             factors = dict.fromkeys(layer_norms, factor)
             all_finite = False
-        finite = torch.isfinite(norms)
-        excluded = None if all_finite or bool(finite.all()) else ~finite
+        excluded = None
+        if not all_finite:
+            wrong = ~norms.isfinite()
+            if bool(wrong.any()):
+                excluded = wrong
         if self._split is None or self._split.keeps_residual:
             for key in list(blocks):
+                name, _ = key
                 # Each block is freed as soon as its sum is taken.
-                self._add(key, blocks.pop(key).weighted_sum(factors[key[0]], excluded))
+                self._add(key, blocks.pop(key).weighted_sum(factors[name], excluded))
         return norms
 
     def _norms(
@@ -439,19 +443,23 @@ class ClippedSummer:
     def _factors(self, layer_norms: Mapping[str, Tensor], norms: Tensor) -> NamedTensors:
         """Return clip factors `[N]` of each layer, zero where the whole gradient is not finite."""
         clip = self._clip
+        bound = clip.max_grad_norm
         if clip.clipping != "per_layer":
-            factors = clip_factors(norms, clip.max_grad_norm, clip.clipping, clip.automatic_gamma)
-            return dict.fromkeys(layer_norms, factors)
-        layer_bound = clip.max_grad_norm / math.sqrt(len(self._layers))
-        finite = torch.isfinite(norms)
-        return {name: clip_factors(x, layer_bound) * finite for name, x in layer_norms.items()}
+            common = clip_factors(norms, bound, clip.clipping, clip.automatic_gamma)
+            return dict.fromkeys(layer_norms, common)
+        bound = bound / math.sqrt(len(self._layers))
+        is_finite = norms.isfinite()
+        factors = {}
+        for name, x in layer_norms.items():
+            factors[name] = clip_factors(x, bound) * is_finite
+        return factors
 
     def _add(self, key: tuple[str, bool], value: Any) -> None:
         total = self._sums.get(key)
         if total is None:
             self._sums[key] = value
         elif isinstance(total, dict):
-            self._sums[key] = {role: total[role] + value[role] for role in total}
+            add_gradients(total, value)
         else:
             total += value
 
@@ -474,8 +482,10 @@ class ClippedSummer:
                 zeros = torch.zeros(p.shape, dtype=p.dtype, device=p.device)
                 sums[name] = raise_precision(zeros)
         # In one order, whether or not a layer was called: processes add their sums entry by entry.
-        names = [name for layer in self._layers for name in layer.parameters.values()]
-        ordered = {name: sums[name] for name in names}
+        ordered = {}
+        for layer in self._layers:
+            for name in layer.parameters.values():
+                ordered[name] = sums[name]
         if self._split is None:
             return ordered
         return self._split.result(ordered, self._layers)
@@ -488,10 +498,14 @@ class ClippedSummer:
         if plain is None:
             return whitened
         if isinstance(plain, dict):
-            return plain if entry is None else entry.apply_roles(plain)
+            if entry is None:
+                return plain
+            return entry.apply_roles(plain)
         if entry is not None and not entry.is_identity:
             plain = map_groups(layer, plain, entry.apply)
-        return plain if whitened is None else plain + whitened
+        if whitened is None:
+            return plain
+        return plain + whitened
 
 
 def _resolve_flags(
@@ -502,8 +516,9 @@ def _resolve_flags(
     The host usually waits for a GPU once.
     """
     norms = {name: x.norms.double() for name, x in results.items()}
-    are_finite = [x.isfinite().all() for x in norms.values()]
-    *unsure, all_finite = read_flags([*flags, torch.stack(are_finite).all()])
+    finite = [x.isfinite().all() for x in norms.values()]
+    all_flags = [*flags, torch.stack(finite).all()]
+    *unsure, all_finite = read_flags(all_flags)
     if not any(unsure):
         return norms, all_finite
     for name, x in results.items():
@@ -530,26 +545,38 @@ def map_groups(layer: Layer, matrix: Tensor, work: Callable[[Tensor], Tensor]) -
 def matrix_of(layer: Layer, tensors: Mapping[str, Tensor]) -> Tensor:
     """Return a layer's weight and bias as the matrix that `split_sum` cuts, the bias last."""
     columns = []
-    if "weight" in layer.parameters:
-        weight = tensors[layer.parameters["weight"]]
-        columns.append(weight.T if layer.transposed else weight.flatten(1))
-    if "bias" in layer.parameters:
-        columns.append(tensors[layer.parameters["bias"]].unsqueeze(1))
-    return torch.cat(columns, 1) if len(columns) > 1 else columns[0]
+    names = layer.parameters
+    if "weight" in names:
+        weight = tensors[names["weight"]]
+        if layer.transposed:
+            weight = weight.T
+        columns.append(weight.flatten(1))
+    if "bias" in names:
+        bias = tensors[names["bias"]]
+        columns.append(bias.unsqueeze(1))
+    if len(columns) == 1:
+        return columns[0]
+    return torch.cat(columns, 1)
 
 
 def split_sum(layer: Layer, value: Tensor | NamedTensors) -> Mapping[str, Tensor]:
     """Cut a layer's sum, for example a matrix `[d_out, d_in (+1)]`, into tensors by parameter."""
-    if isinstance(value, dict):
-        return {layer.parameters[role]: tensor for role, tensor in value.items()}
+    names = layer.parameters
     result: NamedTensors = {}
-    if "weight" in layer.parameters:
+    if isinstance(value, dict):
+        for role, tensor in value.items():
+            result[names[role]] = tensor
+        return result
+    columns = value
+    if "bias" in names:
+        columns = value[:, :-1]
+    if "weight" in names:
+        if layer.transposed:
+            columns = columns.T
         shape = layer.tensor("weight").shape
-        columns = value[:, :-1] if "bias" in layer.parameters else value
-        columns = columns.T if layer.transposed else columns
-        result[layer.parameters["weight"]] = columns.reshape(shape)
-    if "bias" in layer.parameters:
-        result[layer.parameters["bias"]] = value[:, -1].contiguous()
+        result[names["weight"]] = columns.reshape(shape)
+    if "bias" in names:
+        result[names["bias"]] = value[:, -1].contiguous()
     return result
 
 
@@ -565,17 +592,20 @@ def diagonal_metric(layers: Sequence[Layer], scales: Mapping[str, Tensor]) -> Me
         One entry a layer: without rotations for matrix-shaped layers (the bias is the last column),
         by role for others.
     """
-    return {layer.name: _diagonal_entry(layer, scales) for layer in layers}
-
-
-def _diagonal_entry(layer: Layer, scales: Mapping[str, Tensor]) -> Entry:
-    if layer.rule not in MATRICES:
-        return Elementwise({role: scales[full] for role, full in layer.parameters.items()})
-    matrix = matrix_of(layer, scales)
-    if layer.rule == "embedding":
-        return Eigenbasis(matrix.T.contiguous())
-    by_group = matrix.view(layer.groups, -1, matrix.shape[-1])
-    return Eigenbasis(by_group.mean(0))
+    metric: dict[str, Entry] = {}
+    for layer in layers:
+        if layer.rule not in MATRICES:
+            by_role = {role: scales[name] for role, name in layer.parameters.items()}
+            metric[layer.name] = Elementwise(by_role)
+            continue
+        matrix = matrix_of(layer, scales)
+        if layer.rule == "embedding":
+            matrix = matrix.T.contiguous()
+        else:
+            by_group = matrix.view(layer.groups, -1, matrix.shape[-1])
+            matrix = by_group.mean(0)
+        metric[layer.name] = Eigenbasis(matrix)
+    return metric
 
 
 # --------------------------------------------------------------------------------------------------
@@ -585,9 +615,7 @@ def _diagonal_entry(layer: Layer, scales: Mapping[str, Tensor]) -> Entry:
 # result.
 
 
-def example_gradient(
-    model: nn.Module, loss_fn: LossFn, batch: Any, weight: float = 1.0
-) -> NamedTensors:
+def example_gradient(model: nn.Module, loss_fn: LossFn, batch: Any, weight: float) -> NamedTensors:
     """Return the gradient of the loss of one example.
 
     Args:
@@ -610,9 +638,12 @@ def example_gradient(
 
 
 def add_gradients(total: NamedTensors, gradients: Mapping[str, Tensor]) -> None:
-    """Add the gradient of one row to that of its privacy unit, in place."""
+    """Add gradients to the sums of others, in place."""
     for name, gradient in gradients.items():
-        total[name] = total[name] + gradient if name in total else gradient
+        if name in total:
+            total[name] = total[name] + gradient
+        else:
+            total[name] = gradient
 
 
 # --------------------------------------------------------------------------------------------------
@@ -657,7 +688,10 @@ def capture(
     # A loss may stand for several rows, but never for a part of one.
     if tape.size is not None and tape.size % max(1, len(losses)):
         check_losses(losses, tape.size)
-    calls = tape.backward(losses) if is_differentiated else tape.inputs()
+    if is_differentiated:
+        calls = tape.backward(losses)
+    else:
+        calls = tape.inputs()
     return _Contributions(layers, calls, losses.shape[0])
 
 
@@ -665,7 +699,7 @@ class _Contributions(Mapping[str, Block]):
     """Layer name to block, each formed when it is read, without the patches of a convolution."""
 
     def __init__(self, layers: Sequence[Layer], calls: Calls, batch_size: int) -> None:
-        self._layers: dict[str, Layer] = {}
+        self._layers = {}
         for layer in layers:
             if _has_rows(layer, calls.get(layer.name), batch_size):
                 self._layers[layer.name] = layer
@@ -674,8 +708,8 @@ class _Contributions(Mapping[str, Block]):
 
     def __getitem__(self, name: str) -> Block:
         block: Any = blocks_of(self._layers[name], self._calls[name], self._batch_size)
-        contribution: Block = block.make_factor_block()
-        return contribution
+        factors: Block = block.make_factor_block()
+        return factors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layers)
@@ -723,8 +757,10 @@ def unknown_row(model: nn.Module, error: BaseException) -> str | None:
         trace = trace.tb_next
     if embedding is None:
         return None
-    paths = [path for path, module in model.named_modules() if module is embedding]
-    name = paths[0] if paths else type(embedding).__name__
+    name = type(embedding).__name__
+    for path, module in model.named_modules():
+        if module is embedding:
+            name = path
     last = embedding.num_embeddings - 1
     return (
         f"embedding '{name}' has {embedding.num_embeddings} rows, and the batch holds an id "
@@ -868,14 +904,17 @@ def clipped_sum(
     with randomize_generators(repeatable):
         for i, (loaded, rows) in enumerate(micro_batches):
             is_counted = counted is None or i < counted
-            target = summer if is_counted else ClippedSummer(layers, metric, clip)
+            target = summer
+            if not is_counted:
+                target = ClippedSummer(layers, metric, clip)
             for calls, batch_size, groups in passes.contributions(loaded, rows):
                 part = target.add(calls, batch_size, groups).detach()
                 if is_counted:
                     norms.append(part)
     if not norms:
         return summer.result(), torch.zeros(0)
-    return summer.result(), torch.cat([x.to(norms[-1]) for x in norms])
+    alike = [x.to(norms[-1]) for x in norms]
+    return summer.result(), torch.cat(alike)
 
 
 @dataclass(frozen=True)
@@ -905,9 +944,8 @@ class _Passes:
         """Return the calls of a whole micro-batch, or None where its examples cannot be proved."""
         n = len(rows.records)
         device = device_of(self.layers)
-        batch, tracker = follow_augmentation(
-            self.augment, self.model, move_batch(loaded, device), n
-        )
+        batch = move_batch(loaded, device)
+        batch, tracker = follow_augmentation(self.augment, self.model, batch, n)
         restart = restarter(device)
         all_calls: Calls = {}
         with restored_attributes(self.model):
@@ -923,7 +961,8 @@ class _Passes:
                         calls = copy_inputs(self.layers, settled(self.layers, calls, n))
                 # Moved: a call that two dictionaries hold is not freed when the sum has used it.
                 for name in list(calls):
-                    all_calls.setdefault(name, []).extend(calls.pop(name))
+                    several = calls.pop(name)
+                    all_calls.setdefault(name, []).extend(several)
         return all_calls
 
     def _pass(self, batch: Any, rows: Rows, factor: float, tracker: Tracker) -> Calls | None:
@@ -947,12 +986,15 @@ class _Passes:
         total: NamedTensors = {}
         first = unit * rows.group
         for row in range(first, first + rows.group):
-            weight = 1.0 if rows.weights is None else float(rows.weights[row])
+            weight = 1.0
+            if rows.weights is not None:
+                weight = float(rows.weights[row])
             if weight == 0.0:
                 continue
             self.proof.exact_rows += 1
-            is_alone = len(rows.records) == 1
-            record = loaded if is_alone else self._record(int(rows.records[row]))
+            record = loaded
+            if len(rows.records) > 1:
+                record = self._record(int(rows.records[row]))
             self._add_row(record, weight, total)
         if not total:
             for name, p in named_tensors(self.layers).items():
@@ -975,12 +1017,15 @@ class _Passes:
                     torch.enable_grad(),
                 ):
                     factor = weight * point.weight
-                    add_gradients(total, example_gradient(self.model, loss, batch, factor))
+                    gradients = example_gradient(self.model, loss, batch, factor)
+                    add_gradients(total, gradients)
 
     def _record(self, index: int) -> Any:
         if self.one_record is None:
+            what = "the micro-batch"
             failure = self.proof.operation or self.proof.private_operation
-            what = "the micro-batch" if failure is None else failure.operation
+            if failure is not None:
+                what = failure.operation
             raise ValueError(
                 f"{what} hides the batch axis, and clipped_sum was given no one_record to "
                 "differentiate records alone"
@@ -1041,7 +1086,9 @@ def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
     storages = {p.untyped_storage().data_ptr() for p in tensors} - {0}
 
     def copy(x: Tensor) -> Tensor:
-        return x.clone() if x.untyped_storage().data_ptr() in storages else x
+        if x.untyped_storage().data_ptr() in storages:
+            return x.clone()
+        return x
 
     def copy_call(call: Any) -> Any:
         if not isinstance(call, Call):
@@ -1049,7 +1096,10 @@ def copy_inputs(layers: Sequence[Layer], calls: Calls) -> Calls:
         args, kwargs = tree_map_only(Tensor, copy, (call.args, call.kwargs))
         return replace(call, args=args, kwargs=kwargs)
 
-    return {name: [copy_call(call) for call in several] for name, several in calls.items()}
+    copies = {}
+    for name, several in calls.items():
+        copies[name] = list(map(copy_call, several))
+    return copies
 
 
 def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
@@ -1077,5 +1127,5 @@ def losses_of(loss_fn: LossFn, model: nn.Module, batch: Any) -> Tensor:
 def move_batch(batch: Any, device: torch.device) -> Any:
     """Return a batch with its tensors on a device."""
     # The processor would read what an accelerator has not copied yet.
-    non_blocking = device.type != "cpu"
-    return tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), batch)
+    move = partial(Tensor.to, device=device, non_blocking=device.type != "cpu")
+    return tree_map_only(Tensor, move, batch)

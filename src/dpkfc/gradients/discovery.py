@@ -53,7 +53,8 @@ def owned_parameters(module: nn.Module) -> tuple[NamedTensors, set[nn.Module]]:
     below: set[nn.Module] = set()
     if isinstance(module, nn.MultiheadAttention) or is_parametrized(module):
         parameters = dict(module.named_parameters())
-        below = set(module.modules()) - {module}
+        below.update(module.modules())
+        below.remove(module)
     elif is_called(module):
         for path, child in _uncalled_children(module, ""):
             for role, p in child.named_parameters(recurse=False):
@@ -97,9 +98,9 @@ def refuse_power_iteration(name: str, module: nn.Module) -> None:
     """
     if not module.training:
         return
-    has_hook = any(isinstance(x, SpectralNorm) for x in module._forward_pre_hooks.values())
+    hooks = module._forward_pre_hooks.values()
     is_iterated = isinstance(module, parametrizations._SpectralNorm) and hasattr(module, "_u")
-    if has_hook or is_iterated:
+    if is_iterated or any(isinstance(x, SpectralNorm) for x in hooks):
         raise ValueError(
             f"module '{name}' ({type(module).__name__}) takes a step of its power iteration in "
             "every forward pass; call layer.parametrizations.weight.eval() before training"
@@ -138,10 +139,10 @@ def find_layers(model: nn.Module) -> list[Layer]:
     _refuse_lazy(model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
     owners = list(_owners(model))
-    users: dict[Tensor, list[tuple[_Owner, str]]] = {}
+    users: dict[Tensor, list[_Owner]] = {}
     for owner in owners:
-        for role, p in owner.trainable.items():
-            users.setdefault(p, []).append((owner, role))
+        for p in owner.trainable.values():
+            users.setdefault(p, []).append(owner)
     layers: dict[str, Layer] = {}
     covered: set[Tensor] = set()
     for owner in owners:
@@ -192,7 +193,9 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
         if not roles:
             continue
         if not is_called(module):
-            path = f"{name}.{roles[0]}" if name else roles[0]
+            path = roles[0]
+            if name:
+                path = f"{name}.{path}"
             raise ValueError(
                 f"parameter '{path}' is held by {type(module).__name__}, and never used. Give the"
                 " model a forward function that uses it, or freeze it (docs/errors.md#not-covered)"
@@ -204,21 +207,27 @@ def _owners(model: nn.Module) -> Iterator[_Owner]:
 
 
 def _attention_owners(name: str, module: nn.Module, parameters: NamedTensors) -> Iterator[_Owner]:
-    output_name = f"{name}.out_proj" if name else "out_proj"
+    output_name = "out_proj"
+    if name:
+        output_name = f"{name}.out_proj"
     for paths, own_name in ((IN, name), (OUT, output_name)):
-        own = {role: parameters[path] for role, path in paths.items() if path in parameters}
-        if any(p.requires_grad for p in own.values()):
-            yield _Owner(own_name, module, "linear", own, paths)
+        own = {}
+        for role, path in paths.items():
+            if path in parameters:
+                own[role] = parameters[path]
+        owner = _Owner(own_name, module, "linear", own, paths)
+        if owner.trainable:
+            yield owner
 
 
-def _sharers(users: list[tuple[_Owner, str]]) -> tuple[_Owner, ...]:
+def _sharers(users: list[_Owner]) -> tuple[_Owner, ...]:
     """Return the owners that use one parameter, embeddings first.
 
     The rule of the first owner holds for all where they agree.
     """
-    ruled = [owner.module for owner, _ in users if owner.rule not in _ALONE]
+    ruled = [owner.module for owner in users if owner.rule not in _ALONE]
     using = []
-    for owner, _ in users:
+    for owner in users:
         # A module without a rule that holds the parameter of a child (the bias of a BERT or RoBERTa
         # head) does not use it.
         only_holds = False
@@ -249,7 +258,9 @@ def _shared_rule(sharers: Sequence[_Owner], roles: Sequence[str]) -> str:
         return first.rule
     # Tensors are compared by their ids: they have no truth value of their own.
     trained = [{role: id(p) for role, p in owner.trainable.items()} for owner in sharers]
-    return first.rule if all(ids == trained[0] for ids in trained) else "fallback"
+    if all(ids == trained[0] for ids in trained):
+        return first.rule
+    return "fallback"
 
 
 def _is_alike(owner: _Owner, first: _Owner, roles: Sequence[str]) -> bool:
@@ -273,9 +284,12 @@ def _layer(
     name = first.name
     if name in taken:
         # A module whose weight is shared and whose bias is its own belongs to two layers.
-        name = ".".join([name, *roles] if name else roles)
+        parts = [name, *roles]
+        name = ".".join(filter(None, parts))
     others = [sharer.module for sharer in sharers if sharer is not first]
-    is_alone = len(sharers) == 1
+    is_hooked = rule != "fallback"
+    if len(sharers) == 1 and _is_leaf(first.module, roles):
+        is_hooked = True
     return Layer(
         name=name,
         modules=(first.module, *others),
@@ -284,7 +298,7 @@ def _layer(
         frozen=tuple(role for role, p in first.parameters.items() if not p.requires_grad),
         paths=first.paths,
         transposed=_is_transposed(first.module),
-        is_hooked=rule != "fallback" or (is_alone and _is_leaf(first.module, roles)),
+        is_hooked=is_hooked,
     )
 
 
@@ -304,9 +318,9 @@ def _rule_of(module: nn.Module, roles: list[str]) -> str:
         return "custom"
     if not weights_are_computed(module, roles):
         return _rule(module)
-    is_ordinary = isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) in ("linear", "conv")
-    if is_ordinary and has_computed_weight(module, roles):
-        return "computed"
+    if isinstance(module, (nn.Linear, *_CONVS)) and _rule(module) != "fallback":
+        if has_computed_weight(module, roles):
+            return "computed"
     return "fallback"
 
 
@@ -325,8 +339,8 @@ def _rule(module: nn.Module) -> str:
         return "embedding"
     for kind in _CONVS:
         if isinstance(module, kind) and forward is kind.forward:
-            has_own_product = type(module)._conv_forward is not kind._conv_forward
-            return "fallback" if has_own_product else "conv"
+            if type(module)._conv_forward is kind._conv_forward:
+                return "conv"
     for rule, kinds in (("norm", _NORMS + _BATCH_NORMS), ("recurrent", _RECURRENT)):
         if any(isinstance(module, kind) and forward is kind.forward for kind in kinds):
             return rule
@@ -339,7 +353,8 @@ def _transposed_linear_forward() -> Callable[..., Any] | None:
     It computes `x W + b` with W `[d_in, d_out]`.
     """
     loaded = sys.modules.get("transformers.pytorch_utils")
-    return getattr(getattr(loaded, "Conv1D", None), "forward", None)
+    kind = getattr(loaded, "Conv1D", None)
+    return getattr(kind, "forward", None)
 
 
 def _is_transposed(module: nn.Module) -> bool:
@@ -395,7 +410,9 @@ def _check_partition(model: nn.Module, layers: Iterable[Layer]) -> None:
     expected = {name for name, p in model.named_parameters() if p.requires_grad}
     if not expected:
         raise ValueError("the model has no trainable parameter: every requires_grad is False")
-    covered = [name for layer in layers for name in layer.parameters.values()]
+    covered: list[str] = []
+    for layer in layers:
+        covered += layer.parameters.values()
     differing = expected ^ set(covered)
     if differing or len(covered) != len(set(covered)):
         names = ", ".join(sorted(differing)) or "a parameter counted twice"

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ ARGUMENTS = (
 )
 IN = {"weight": "in_proj_weight", "bias": "in_proj_bias"}
 OUT = {"weight": "out_proj.weight", "bias": "out_proj.bias"}
+INPUTS = ARGUMENTS[:3]
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -50,14 +50,16 @@ def is_attention(module: nn.Module) -> bool:
         return False
     if is_parametrized(module) or is_parametrized(module.out_proj):
         return False
-    names = {name for name, _ in module.named_parameters()}
+    names = dict(module.named_parameters()).keys()
     is_plain = names <= {*IN.values(), *OUT.values()}
     return is_plain and module.in_proj_weight is not None
 
 
 def expected_axis(module: nn.Module) -> BatchAxis:
     """Return where attention takes the batch to be in its arguments."""
-    return BatchAxis(0 if getattr(module, "batch_first", False) else 1)
+    if module.batch_first:
+        return BatchAxis(0)
+    return BatchAxis(1)
 
 
 class AttentionCall:
@@ -97,9 +99,11 @@ class AttentionCall:
         assert isinstance(module, nn.MultiheadAttention)
         arguments = name_arguments(ARGUMENTS, args, kwargs)
         for name, x in arguments.items():
-            arguments[name] = x.detach() if isinstance(x, Tensor) else x
-        draws = module.training and module.dropout > 0
-        states = random_states(module.in_proj_weight.device) if draws else None
+            if isinstance(x, Tensor):
+                arguments[name] = x.detach()
+        states = None
+        if module.training and module.dropout > 0:
+            states = random_states(module.in_proj_weight.device)
         return cls(module, arguments, states)
 
     def linear(self, layer: Layer, batch_size: int) -> tuple[Tensor, Tensor]:
@@ -116,7 +120,10 @@ class AttentionCall:
         if layer.paths == IN:
             a, b = self._projections()
         else:
-            a, b = self._output_layer()
+            a = self._differentiated[1]
+            b = torch.zeros_like(a)
+            if self.gradients and self.gradients[0] is not None:
+                b = self.gradients[0]
         if expected_axis(self.module).dim == 1:
             return a.transpose(0, 1), b.transpose(0, 1)
         return a, b
@@ -124,7 +131,7 @@ class AttentionCall:
     def _distinct_inputs(self) -> list[tuple[Tensor, list[int]]]:
         """Return the distinct inputs, with their uses as queries (0), keys (1), values (2)."""
         distinct: list[tuple[Tensor, list[int]]] = []
-        for i, name in enumerate(ARGUMENTS[:3]):
+        for i, name in enumerate(INPUTS):
             x = self.arguments[name]
             for other, places in distinct:
                 if _is_same_memory(x, other):
@@ -135,21 +142,18 @@ class AttentionCall:
         return distinct
 
     def _projections(self) -> tuple[Tensor, Tensor]:
-        time = 1 if self.module.batch_first else 0
+        time = 1 - expected_axis(self.module).dim
         gradients = self._differentiated[0]
         inputs = []
         rows = []
         for x, places in self._distinct_inputs():
             zero = torch.zeros_like(gradients[places[0]])
-            columns = [gradients[i] if i in places else zero for i in range(3)]
+            columns = [zero] * 3
+            for i in places:
+                columns[i] = gradients[i]
             inputs.append(x)
             rows.append(torch.cat(columns, -1))
         return torch.cat(inputs, time), torch.cat(rows, time)
-
-    def _output_layer(self) -> tuple[Tensor, Tensor]:
-        inputs = self._differentiated[1]
-        gradient = self.gradients[0] if self.gradients else None
-        return inputs, torch.zeros_like(inputs) if gradient is None else gradient
 
     @cached_property
     def _differentiated(self) -> tuple[list[Tensor], Tensor]:
@@ -162,16 +166,17 @@ class AttentionCall:
         has_gradient = any(g is not None for g in self.gradients)
         with self._restore_call_conditions(), torch.set_grad_enabled(has_gradient):
             projected = []
-            for name, weight, bias in zip(ARGUMENTS[:3], weights, biases, strict=True):
-                with torch.no_grad():
-                    x = F.linear(self.arguments[name], weight, bias)
-                projected.append(x.requires_grad_(has_gradient))
+            for name, weight, bias in zip(INPUTS, weights, biases, strict=True):
+                x = F.linear(self.arguments[name], weight, bias)
+                x.requires_grad_(has_gradient)
+                projected.append(x)
             mixed, attention_weights = self._attend(*projected)
         outputs = [mixed]
-        gradients = [*self.gradients[:1]] or [None]
-        if gradients[0] is not None:
+        gradients: list[Tensor | None] = [None]
+        if self.gradients and self.gradients[0] is not None:
+            gradient = self.gradients[0].to(mixed.dtype)
             weight = m.out_proj.weight.detach()
-            gradients = [gradients[0].to(mixed.dtype) @ weight.to(mixed.dtype)]
+            gradients = [gradient @ weight.to(mixed.dtype)]
         if attention_weights is not None and len(self.gradients) > 1:
             outputs.append(attention_weights)
             gradients.append(self.gradients[1])
@@ -180,12 +185,12 @@ class AttentionCall:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return attention by torch's own function, with identities for the four projections."""
         m = self.module
-        is_first = m.batch_first
-        if is_first:
+        if m.batch_first:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         same = torch.eye(m.embed_dim, dtype=q.dtype, device=q.device)
-        names = [name for name in ARGUMENTS[3:] if name in self.arguments]
-        options = {name: self.arguments[name] for name in names}
+        options = dict(self.arguments)
+        for name in INPUTS:
+            del options[name]
         mixed, weights = F.multi_head_attention_forward(
             q,
             k,
@@ -207,7 +212,9 @@ class AttentionCall:
             v_proj_weight=same,
             **options,
         )
-        return mixed.transpose(0, 1) if is_first else mixed, weights
+        if m.batch_first:
+            mixed = mixed.transpose(0, 1)
+        return mixed, weights
 
     @contextmanager
     def _restore_call_conditions(self) -> Iterator[None]:
@@ -224,8 +231,9 @@ class AttentionCall:
 
 
 def _is_same_memory(x: Tensor, y: Tensor) -> bool:
-    is_same_place = x.data_ptr() == y.data_ptr() and x.shape == y.shape
-    return is_same_place and x.stride() == y.stride()
+    if x.data_ptr() != y.data_ptr():
+        return False
+    return x.shape == y.shape and x.stride() == y.stride()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -279,10 +287,14 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
         batch_size: examples N. The tape names no axis in a batch of one, so the size decides there.
     """
     x = call.input
-    is_cell = isinstance(call.module, nn.RNNCellBase)
-    if not isinstance(x, Tensor) or x.dim() != (2 if is_cell else 3):
+    rank = 3
+    dim = 0
+    if isinstance(call.module, nn.RNNCellBase):
+        rank = 2
+    elif not call.module.batch_first:
+        dim = 1
+    if not isinstance(x, Tensor) or x.dim() != rank:
         return False
-    dim = 0 if is_cell or call.module.batch_first else 1
     if batch_size == 1:
         return x.shape[dim] == 1
     return call.axes[0] == BatchAxis(dim)
@@ -328,34 +340,36 @@ def _read(call: Call) -> _Sequence:
     """
     module = call.module
     arguments = name_arguments(("input", "hx"), call.args, call.kwargs)
-    x, hx = arguments["input"], arguments.get("hx")
-    gradients: list[Tensor | None] = [
-        raise_precision(g) for g in call.output_gradients if g is not None
-    ]
+    x = raise_precision(arguments["input"])
+    hx = arguments.get("hx")
+    gradients = [raise_precision(g) for g in call.output_gradients if g is not None]
     state: tuple[Tensor, ...] = ()
-    if hx is not None:
-        state = hx if isinstance(hx, tuple) else (hx,)
+    if isinstance(hx, tuple):
+        state = hx
+    elif hx is not None:
+        state = (hx,)
+    state = tuple(s.to(x.dtype) for s in state)
     if isinstance(module, nn.RNNCellBase):
         x = x.unsqueeze(1)
         state = tuple(s.unsqueeze(0) for s in state)
         # A cell has no outputs next to its states.
-        gradients = [None, *(g.unsqueeze(0) for g in gradients if g is not None)]
-    elif not module.batch_first:
+        of_states = [g.unsqueeze(0) for g in gradients]
+        return _Sequence(x, state or _zero_state(module, x), [None, *of_states])
+    if not module.batch_first:
         x = x.transpose(0, 1)
-        if gradients[0] is not None:
-            gradients[0] = gradients[0].transpose(0, 1)
-    x = raise_precision(x)
-    state = tuple(s.to(x.dtype) for s in state)
-    return _Sequence(x, state or _zero_state(module, x), gradients)
+        gradients[0] = gradients[0].transpose(0, 1)
+    return _Sequence(x, state or _zero_state(module, x), [*gradients])
 
 
 def _zero_state(module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
-    directions = 1 + getattr(module, "bidirectional", False)
-    count = getattr(module, "num_layers", 1) * directions
+    count = 1
     hidden: Any = module.hidden_size
-    widths = [getattr(module, "proj_size", 0) or hidden]
+    widths = [hidden]
     if _is_lstm(module):
         widths.append(hidden)
+    if isinstance(module, nn.RNNBase):
+        count = module.num_layers * (1 + module.bidirectional)
+        widths[0] = module.proj_size or hidden
     return tuple(x.new_zeros(count, len(x), width) for width in widths)
 
 
@@ -366,13 +380,15 @@ def _is_lstm(module: nn.Module) -> bool:
 def _differentiate(module: nn.Module, sequence: _Sequence) -> tuple[list[_MatrixUse], list[Tensor]]:
     """Return all matrix uses of one call and ∂ℓ_n/∂s_nt of each, `[N, T, d_out]`."""
     uses: list[_MatrixUse] = []
+    sums: list[Tensor] = []
     with torch.enable_grad():
         outputs = _run_recurrence(module, sequence, uses)
-        sums = [s for use in uses for s in use.sums]
+        for use in uses:
+            sums += use.sums
         gradients = iter(differentiate(outputs, sequence.gradients, sums))
     stacked = []
     for use in uses:
-        steps = [*islice(gradients, len(use.sums))]
+        steps = [next(gradients) for _ in use.sums]
         stacked.append(torch.stack(steps, 1))
     return uses, stacked
 
@@ -384,19 +400,20 @@ def _run_recurrence(module: nn.Module, sequence: _Sequence, uses: list[_MatrixUs
     """
     x = sequence.x
     final: list[tuple[Tensor, ...]] = []
-    is_cell = isinstance(module, nn.RNNCellBase)
-    directions = [""]
-    if getattr(module, "bidirectional", False):
-        directions.append("_reverse")
-    for index in range(getattr(module, "num_layers", 1)):
+    layers = [[""]]
+    if isinstance(module, nn.RNNBase):
+        layers = [[f"_l{index}"] for index in range(module.num_layers)]
+        if module.bidirectional:
+            for suffixes in layers:
+                suffixes.append(f"{suffixes[0]}_reverse")
+    for suffixes in layers:
         outputs = []
-        for direction in directions:
+        for suffix in suffixes:
             state = tuple(s[len(final)] for s in sequence.state)
-            suffix = "" if is_cell else f"_l{index}{direction}"
             output, state = _run_direction(module, suffix, x, state, uses)
             outputs.append(output)
             final.append(state)
-        x = torch.cat(outputs, 2) if len(outputs) > 1 else outputs[0]
+        x = torch.cat(outputs, 2)
     final_states = [torch.stack(parts) for parts in zip(*final, strict=True)]
     return [x, *final_states]
 
@@ -412,20 +429,27 @@ def _run_direction(
     names = ("weight_ih", "bias_ih", "weight_hh", "bias_hh", "weight_hr")
     w_ih, b_ih, w_hh, b_hh, w_hr = (_weight(module, name + suffix, x) for name in names)
     of_inputs = _add_inputs(x, w_ih, b_ih).unbind(1)
-    hidden_inputs, of_hidden = list[Tensor](), list[Tensor]()
-    projection_inputs, projections = list[Tensor](), list[Tensor]()
-    outputs = list[Tensor]()
+    hidden_inputs: list[Tensor] = []
+    of_hidden: list[Tensor] = []
+    projection_inputs: list[Tensor] = []
+    projections: list[Tensor] = []
+    outputs: list[Tensor] = []
     is_reverse = suffix.endswith("_reverse")
-    times = range(x.shape[1])
-    for t in reversed(times) if is_reverse else times:
-        hidden_inputs.append(state[0].detach())
-        of_hidden.append(_add_inputs(state[0], w_hh, b_hh))
+    times = list(range(x.shape[1]))
+    if is_reverse:
+        times.reverse()
+    for t in times:
+        h = state[0]
+        hidden_inputs.append(h.detach())
+        of_hidden.append(_add_inputs(h, w_hh, b_hh))
         state = _step(module, of_inputs[t], of_hidden[-1], state)
+        h = state[0]
         if w_hr is not None:
-            projection_inputs.append(state[0].detach())
-            projections.append(F.linear(state[0], w_hr))
-            state = (projections[-1], *state[1:])
-        outputs.append(state[0])
+            projection_inputs.append(h.detach())
+            h = F.linear(h, w_hr)
+            projections.append(h)
+            state = (h, *state[1:])
+        outputs.append(h)
     inputs = x.detach().unbind(1)
     uses.append(_MatrixUse(f"weight_ih{suffix}", f"bias_ih{suffix}", inputs, of_inputs))
     uses.append(_MatrixUse(f"weight_hh{suffix}", f"bias_hh{suffix}", hidden_inputs, of_hidden))
@@ -438,13 +462,14 @@ def _run_direction(
 
 def _weight(module: nn.Module, name: str, like: Tensor) -> Tensor | None:
     tensor = getattr(module, name, None)
-    return tensor.detach().to(like.dtype) if isinstance(tensor, Tensor) else None
+    if isinstance(tensor, Tensor):
+        return tensor.detach().to(like.dtype)
+    return None
 
 
 def _add_inputs(rows: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
     """Return what rows add to the gates, inside the graph, also where nothing before it is."""
-    sums = F.linear(rows, weight, bias)
-    return sums if sums.requires_grad else sums.requires_grad_()
+    return F.linear(rows, weight, bias).requires_grad_()
 
 
 def _step(
@@ -455,15 +480,21 @@ def _step(
     The gates are in torch's own order.
     """
     if _is_lstm(module):
-        i, f, g, o = (of_input + of_hidden).chunk(4, 1)
-        new = torch.sigmoid(i) * torch.tanh(g)
-        c = torch.sigmoid(f) * state[1] + new
-        return torch.sigmoid(o) * torch.tanh(c), c
+        gates = of_input + of_hidden
+        i, f, g, o = gates.chunk(4, 1)
+        new = i.sigmoid() * g.tanh()
+        c = f.sigmoid() * state[1] + new
+        h = o.sigmoid() * c.tanh()
+        return h, c
     if isinstance(module, (nn.GRU, nn.GRUCell)):
         r, z, n = of_input.chunk(3, 1)
         r_hidden, z_hidden, n_hidden = of_hidden.chunk(3, 1)
-        new = torch.tanh(n + torch.sigmoid(r + r_hidden) * n_hidden)
-        keep = torch.sigmoid(z + z_hidden)
-        return ((1 - keep) * new + keep * state[0],)
-    activation = torch.relu if module.nonlinearity == "relu" else torch.tanh
-    return (activation(of_input + of_hidden),)
+        reset = (r + r_hidden).sigmoid()
+        new = (n + reset * n_hidden).tanh()
+        keep = (z + z_hidden).sigmoid()
+        h = (1 - keep) * new + keep * state[0]
+        return (h,)
+    total = of_input + of_hidden
+    if module.nonlinearity == "relu":
+        return (total.relu(),)
+    return (total.tanh(),)

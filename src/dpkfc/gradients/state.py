@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
-from itertools import islice, pairwise
+from itertools import pairwise
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _every_module
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_leaves
 
 from dpkfc.distributed import is_divided, local, reshard
 from dpkfc.gradients.layers import Layer, named_tensors
@@ -47,8 +47,7 @@ from dpkfc.rng_state import restarter
 # or inside lists, tuples, deques, sets, dicts, and objects of classes that belong to no installed
 # package (a memory bank of the user's own).
 
-_ORDER = tuple(vars(nn.Module()))
-_INTERNAL = frozenset(_ORDER)
+_INTERNAL = frozenset(vars(nn.Module()))
 _HOLDERS = (list, tuple, deque, set, frozenset, dict, OrderedDict, defaultdict, Counter)
 _PLAIN = (int, float, complex, str, bytes, type(None))
 _DEPTH = 4
@@ -99,7 +98,10 @@ class Snapshot:
         if isinstance(x, Tensor):
             return cls._take_tensor(x, watched, most)
         if isinstance(x, np.ndarray):
-            return cls(x, x.copy() if most is None or x.nbytes <= most else None)
+            copy = None
+            if most is None or x.nbytes <= most:
+                copy = x.copy()
+            return cls(x, copy)
         if not depth or not _is_container(type(x)) or id(x) in watched:
             return cls(x)
         if type(x) not in _HOLDERS:
@@ -114,10 +116,12 @@ class Snapshot:
     def _take_tensor(cls, x: Tensor, watched: set[int], most: int | None) -> Snapshot:
         if id(x) in watched or isinstance(x, nn.Parameter):
             return cls(x)
-        can_copy = x.layout == torch.strided and not x.is_quantized and not x.is_meta
-        can_copy = can_copy and x.grad_fn is None
-        is_small = most is None or x.numel() * x.element_size() <= most
-        return cls(x, x.detach().clone() if can_copy and is_small else None, _version(x))
+        copy = None
+        is_plain = x.layout == torch.strided and not x.is_quantized and not x.is_meta
+        if is_plain and x.grad_fn is None:
+            if most is None or x.nbytes <= most:
+                copy = x.detach().clone()
+        return cls(x, copy, _version(x))
 
     def is_unchanged(self, now: Any, *, by_value: bool = False) -> bool:
         """Return whether `now` is the same object and nothing was written into it.
@@ -127,12 +131,14 @@ class Snapshot:
             by_value: compare the values of tensors, and not only torch's counter of writes.
         """
         if now is not self.value:
-            is_plain = type(now) is type(self.value) and isinstance(now, _PLAIN)
-            return is_plain and same_values(now, self.value)
-        if isinstance(now, Tensor) and not (by_value and self.copy is not None):
-            return self.version in (None, _version(now))
-        if self.copy is not None:
+            if type(now) is not type(self.value) or not isinstance(now, _PLAIN):
+                return False
+            return same_values(now, self.value)
+        is_counted = isinstance(now, Tensor) and not by_value
+        if self.copy is not None and not is_counted:
             return same_values(now, self.copy)
+        if isinstance(now, Tensor):
+            return self.version in (None, _version(now))
         if self.inner is None:
             return True
         keys, values = _items(now)
@@ -165,11 +171,10 @@ class Snapshot:
         """Return whether two values are equal: tensors, arrays, numbers, texts and containers."""
         if type(self.value) is not type(other.value) or self.keys != other.keys:
             return False
-        if isinstance(self.value, (Tensor, np.ndarray)):
+        if isinstance(self.value, _VALUES):
             return same_values(self._contents, other._contents)
-        if isinstance(self.value, _PLAIN):
-            return same_values(self.value, other.value)
-        ours, theirs = self.inner or (), other.inner or ()
+        ours = self.inner or ()
+        theirs = other.inner or ()
         if self.flat != other.flat or len(ours) != len(theirs):
             return False
         if self.flat:
@@ -178,7 +183,9 @@ class Snapshot:
 
     @property
     def _contents(self) -> Any:
-        return self.value if self.copy is None else self.copy
+        if self.copy is None:
+            return self.value
+        return self.copy
 
 
 class AttributeSnapshot:
@@ -191,23 +198,20 @@ class AttributeSnapshot:
 
     def __init__(self, model: nn.Module, without: Collection[nn.Module] = ()) -> None:
         modules = [m for m in paths_of(model) if m not in without]
-        tensors: set[int] = set()
+        watched: set[int] = set()
         for m in modules:
-            tensors.update(id(x) for x in m._parameters.values())
-            tensors.update(id(x) for x in m._buffers.values())
-        self._tensors = frozenset(tensors)
-        self._watched = tensors
-        self._before = {m: (dict(vars(m)), self._snapshots(vars(m))) for m in modules}
-
-    def _snapshots(self, values: Mapping[str, Any]) -> dict[str, Snapshot]:
-        # The attributes that every module has come first.
-        has_order = tuple(islice(values, len(_ORDER))) == _ORDER
-        snapshots = {}
-        for name, x in islice(values.items(), len(_ORDER) if has_order else 0, None):
-            kind: Any = type(x)
-            if name not in _INTERNAL and _may_hold_values(kind):
-                snapshots[name] = Snapshot.take(x, self._watched)
-        return snapshots
+            for x in (*m._parameters.values(), *m._buffers.values()):
+                watched.add(id(x))
+        self._tensors = frozenset(watched)
+        self._before = {}
+        for m in modules:
+            attributes = dict(vars(m))
+            snapshots = {}
+            for name, x in attributes.items():
+                kind: Any = type(x)
+                if name not in _INTERNAL and _may_hold_values(kind):
+                    snapshots[name] = Snapshot.take(x, watched)
+            self._before[m] = (attributes, snapshots)
 
     def changed(
         self, *, by_value: bool = False, also: Iterable[nn.Module] = ()
@@ -225,13 +229,13 @@ class AttributeSnapshot:
         others = set(also)
         for module, (before, snapshots) in self._before.items():
             now = vars(module)
-            is_same = len(now) == len(before)
-            is_same = is_same and all(map(operator.is_, now.values(), before.values()))
-            if is_same and not snapshots:
-                continue
+            if not snapshots and len(now) == len(before):
+                if all(map(operator.is_, now.values(), before.values())):
+                    continue
             names = _changed_names(before, snapshots, now, by_value)
-            values = [x[name] for name in names for x in (before, now) if name in x]
-            if names and (module in others or any(_holds_values(x) for x in values)):
+            values = [before.get(name) for name in names]
+            values += [now.get(name) for name in names]
+            if names and (module in others or any(map(_holds_values, values))):
                 changed[module] = frozenset(names)
         return changed
 
@@ -241,22 +245,25 @@ class AttributeSnapshot:
         """Return copies of the present values of some attributes, None where one is gone."""
         copies: dict[nn.Module, dict[str, Snapshot | None]] = {}
         for module, names in changed.items():
+            now = vars(module)
             copies[module] = dict.fromkeys(sorted(names))
-            for name in vars(module).keys() & names:
-                copies[module][name] = Snapshot.take(vars(module)[name], set(self._tensors))
+            for name in now.keys() & names:
+                watched = set(self._tensors)
+                copies[module][name] = Snapshot.take(now[name], watched)
         return copies
 
     def restore(self, changed: Mapping[nn.Module, frozenset[str]]) -> None:
         """Undo changes."""
         for module, names in changed.items():
+            now = vars(module)
             before, snapshots = self._before[module]
             for name in names:
                 if name in snapshots:
-                    vars(module)[name] = snapshots[name].restore()
+                    now[name] = snapshots[name].restore()
                 elif name in before:
-                    vars(module)[name] = before[name]
+                    now[name] = before[name]
                 else:
-                    vars(module).pop(name, None)
+                    now.pop(name, None)
 
 
 def _changed_names(
@@ -289,12 +296,11 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
         if module in paths:
             continue
         paths[module] = path
-        children = [
-            (f"{path}.{name}" if path else name, child)
-            for name, child in module._modules.items()
-            if child is not None
-        ]
-        waiting.extend(reversed(children))
+        if path:
+            path += "."
+        for name, child in reversed(module._modules.items()):
+            if child is not None:
+                waiting.append((path + name, child))
     return paths
 
 
@@ -308,8 +314,9 @@ def is_own(kind: Any) -> bool:
 
     Then no other code watches its objects.
     """
-    roots = [x.__module__ for x in kind.__mro__ if x.__module__.partition(".")[0] not in _COMMON]
-    if not roots or not all(map(is_own_module, roots)):
+    names = [x.__module__ for x in kind.__mro__]
+    own = [name for name in names if name.partition(".")[0] not in _COMMON]
+    if not own or not all(map(is_own_module, own)):
         return False
     return "__dict__" in dir(kind) and not issubclass(kind, type)
 
@@ -317,9 +324,10 @@ def is_own(kind: Any) -> bool:
 @cache
 def is_own_module(name: str) -> bool:
     """Return whether a Python module is neither of a package nor of the standard library."""
-    if name.partition(".")[0] in {*sys.stdlib_module_names, "torch", "dpkfc"}:
+    package = name.partition(".")[0]
+    if package in sys.stdlib_module_names or package in ("torch", "dpkfc"):
         return False
-    file = str(getattr(sys.modules.get(name), "__file__", None) or "")
+    file = str(getattr(sys.modules.get(name), "__file__", ""))
     return "site-packages" not in file and "dist-packages" not in file
 
 
@@ -336,30 +344,38 @@ def same_values(one: Any, other: Any) -> bool:
             return False
         if one.layout != torch.strided:
             one, other = one.to_dense(), other.to_dense()
-        return torch.equal(one, other) or bool(_equal_or_nan(one, other).all())
+        if torch.equal(one, other):
+            return True
+        return bool(equal_or_nan(one, other).all())
     if isinstance(one, np.ndarray):
+        if one.dtype != other.dtype:
+            return False
         is_number = one.dtype.kind in "fc"
-        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=is_number)
+        return np.array_equal(one, other, equal_nan=is_number)
     if one == other:
         return True
     return isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other)
 
 
-def _equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
+def equal_or_nan(one: Tensor, other: Tensor) -> Tensor:
+    """Return which entries are equal, or both NaN."""
     return (one == other) | (one.isnan() & other.isnan())
 
 
 def _holds_values(x: Any, depth: int = _DEPTH) -> bool:
     if depth and _is_container(type(x)):
-        return any(_holds_values(y, depth - 1) for y in _items(x)[1])
+        _, values = _items(x)
+        return any(_holds_values(y, depth - 1) for y in values)
     return isinstance(x, _VALUES)
 
 
 def _items(x: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the names, where a container has names, and the items of the container."""
-    if isinstance(x, _HOLDERS) and not isinstance(x, dict):
+    named = x
+    if not isinstance(x, _HOLDERS):
+        named = vars(x)
+    elif not isinstance(x, dict):
         return (), tuple(x)
-    named = x if isinstance(x, dict) else vars(x)
     return tuple(named), tuple(named.values())
 
 
@@ -367,7 +383,9 @@ def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
     """Put items back into a container. Tuples and frozen sets keep theirs."""
     if isinstance(x, (tuple, frozenset)):
         return
-    container: Any = x if isinstance(x, _HOLDERS) else vars(x)
+    container: Any = x
+    if not isinstance(x, _HOLDERS):
+        container = vars(x)
     container.clear()
     if isinstance(container, dict):
         container.update(zip(keys, values, strict=True))
@@ -378,7 +396,9 @@ def _fill(x: Any, keys: tuple[Any, ...], values: list[Any]) -> None:
 
 
 def _version(x: Tensor) -> int:
-    return 0 if x.is_inference() else x._version
+    if x.is_inference():
+        return 0
+    return x._version
 
 
 # --------------------------------------------------------------------------------------------------
@@ -388,6 +408,10 @@ _log = logging.getLogger(__name__)
 _built: WeakKeyDictionary[nn.Module, dict[str, Snapshot | None]] = WeakKeyDictionary()
 # Attributes that were restored and reported once.
 _reported: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
+
+
+# A module and the name of a tensor in it.
+_Place = tuple[nn.Module, str]
 
 
 class PassState:
@@ -409,24 +433,32 @@ class PassState:
     ) -> None:
         reshard(model)
         self._model = model
-        self._paths = {m: path for m, path in paths_of(model).items() if m not in without}
-        buffers = self._tensors(lambda m: m._buffers)
-        self._buffers = {key: (b, b.clone()) for key, b in buffers.items()}
-        self._parameters: dict[tuple[nn.Module, str], tuple[Any, int, Tensor | bytes | None]] = {}
+        self._paths = paths_of(model)
+        for m in without:
+            self._paths.pop(m, None)
+        self._buffers: dict[_Place, tuple[Tensor, Tensor]] = {}
+        self._parameters: dict[_Place, tuple[Any, int, Tensor | bytes | None]] = {}
         self._extra: dict[nn.Module, Snapshot] = {}
-        for key, p in self._tensors(lambda m: m._parameters).items():
-            self._parameters[key] = (p, p._version, _copy_or_digest(p) if by_value else None)
+        for place, b in self._tensors("_buffers").items():
+            self._buffers[place] = (b, b.clone())
+        for place, p in self._tensors("_parameters").items():
+            copy = None
+            if by_value:
+                copy = _copy_or_digest(p)
+            self._parameters[place] = (p, p._version, copy)
         for m in self._paths:
             if type(m).get_extra_state is not nn.Module.get_extra_state:
                 self._extra[m] = _extra_state(m)
         self.written: list[nn.Module] = []
 
-    def _tensors(
-        self, kind: Callable[[nn.Module], Mapping[str, Tensor | None]]
-    ) -> dict[tuple[nn.Module, str], Tensor]:
-        """Return module and name of each buffer or parameter to the tensor."""
-        named = {(m, leaf): x for m in self._paths for leaf, x in kind(m).items()}
-        return {key: x for key, x in named.items() if x is not None}
+    def _tensors(self, kind: str) -> dict[_Place, Tensor]:
+        """Return module and name of each of the `_buffers` or `_parameters` to the tensor."""
+        tensors = {}
+        for m in self._paths:
+            for leaf, x in vars(m)[kind].items():
+                if x is not None:
+                    tensors[m, leaf] = x
+        return tensors
 
     def restore(self) -> str:
         """Undo whatever changed.
@@ -457,7 +489,7 @@ class PassState:
             )
 
     def _changed_buffers(self) -> Iterator[str]:
-        now = self._tensors(lambda m: m._buffers)
+        now = self._tensors("_buffers")
         on_accelerator = [pair for pair in self._buffers.values() if is_on_accelerator(pair[0])]
         are_same = _are_same(on_accelerator)
         for module, leaf in {**self._buffers, **now}:
@@ -475,7 +507,7 @@ class PassState:
             )
 
     def _changed_parameters(self) -> Iterator[str]:
-        present = self._tensors(lambda m: m._parameters)
+        present = self._tensors("_parameters")
         for module, leaf in {**self._parameters, **present}:
             if (module, leaf) not in self._parameters:
                 del module._parameters[leaf]
@@ -493,7 +525,10 @@ class PassState:
 
     def _name(self, module: nn.Module, leaf: str) -> str:
         self.written.append(module)
-        return f"{self._paths[module]}.{leaf}" if self._paths[module] else leaf
+        path = self._paths[module]
+        if path:
+            return f"{path}.{leaf}"
+        return leaf
 
 
 _PUT_BACK = "It has been put back"
@@ -529,10 +564,14 @@ def _restore_parameter(
 
 def _are_same(pairs: Sequence[tuple[Tensor, Tensor]]) -> bool:
     """Return whether all tensors equal their copies, in one question to their GPU."""
-    if not pairs or any(x.shape != copy.shape or x.dtype != copy.dtype for x, copy in pairs):
+    flags: list[Tensor] = []
+    for x, copy in pairs:
+        if x.shape != copy.shape or x.dtype != copy.dtype:
+            return False
+        is_same = equal_or_nan(x, copy).all()
+        flags.append(is_same.to(pairs[0][0].device))
+    if not flags:
         return False
-    device = pairs[0][0].device
-    flags = [_equal_or_nan(x, copy).all().to(device) for x, copy in pairs]
     return bool(torch.stack(flags).all())
 
 
@@ -551,10 +590,12 @@ def _copy_or_digest(p: Tensor) -> Tensor | bytes | None:
 
 def _digest(p: Tensor) -> bytes:
     """Return the digest of the shape and the values."""
-    digest = hashlib.sha256(str(tuple(p.shape)).encode())
+    shape = str(tuple(p.shape))
+    digest = hashlib.sha256(shape.encode())
     flat = local(p).contiguous().flatten()
-    for part in flat.split(max(1, LARGE // p.element_size())):
-        digest.update(part.view(torch.uint8).cpu().numpy())
+    for part in flat.split(LARGE // p.element_size()):
+        in_bytes = part.view(torch.uint8)
+        digest.update(in_bytes.cpu().numpy())
     return digest.digest()
 
 
@@ -583,7 +624,9 @@ def _write_copy(x: Tensor, copy: Tensor) -> Tensor:
 
 def _extra_state(module: nn.Module) -> Snapshot:
     state: Any = module.get_extra_state()
-    return Snapshot.take(state.getvalue() if isinstance(state, io.BytesIO) else state)
+    if isinstance(state, io.BytesIO):
+        state = state.getvalue()
+    return Snapshot.take(state)
 
 
 @contextmanager
@@ -636,8 +679,7 @@ def restored_state(model: nn.Module, without: Collection[nn.Module] = ()) -> Ite
         ValueError: naming the parameter, buffer or module, which would carry statistics of private
             data outside the mechanism.
     """
-    state = PassState(model, without=without)
-    with _refuse_change(state.restore):
+    with _refuse_change(PassState(model, without=without).restore):
         yield
 
 
@@ -731,16 +773,12 @@ def check_memory(
     Raises:
         ValueError: naming module and attribute.
     """
-
-    def restore() -> None:
-        before.restore(before.changed(by_value=True))
-
-    def present_values() -> dict[nn.Module, dict[str, Snapshot | None]]:
-        return before.values(before.changed(by_value=True))
-
     if not before.changed(by_value=True):
         return
     restart = restarter(device)
+
+    def restore() -> None:
+        before.restore(before.changed(by_value=True))
 
     def run(batch: Any) -> Tensor:
         restart()
@@ -751,10 +789,11 @@ def check_memory(
     for batch in tested:
         restore()
         run(batch)
-        runs.append(present_values())
+        runs.append(before.values(before.changed(by_value=True)))
     # Once more, on top of the last pass.
     run(tested[0])
-    dependent = _find_dependent(runs, present_values())
+    again = before.values(before.changed(by_value=True))
+    dependent = _find_dependent(runs, again)
     if not dependent:
         return
     for earlier, later in pairwise(tested):
@@ -777,20 +816,23 @@ def _find_dependent(
 ) -> dict[nn.Module, frozenset[str]]:
     """Return attributes whose values depended on the input. Record the others as caches."""
     dependent: dict[nn.Module, frozenset[str]] = {}
-    for module in {module: None for values in runs for module in values}:
+    modules: dict[nn.Module, None] = {}
+    for values in runs:
+        modules |= dict.fromkeys(values)
+    for module in modules:
         first, *others = [values.get(module, {}) for values in runs]
+        last = again.get(module, {})
         names = frozenset(first).union(*others)
-        changed = {name for name in names for run in others if not _is_equal(name, first, run)}
+        changed = set()
+        for run in others:
+            changed |= {name for name in names if not _is_equal(name, first, run)}
         if changed:
             dependent[module] = frozenset(changed)
-            continue
-        if not all(_is_equal(name, first, again.get(module, {})) for name in names):
-            continue
-        last = others[-1] if others else first
-        if any(_is_computed(snapshot) for snapshot in last.values()):
-            _report(module, names)  # made anew in every pass
-        else:
-            _built[module] = dict(last)
+        elif all(_is_equal(name, first, last) for name in names):
+            if any(map(_is_computed, others[-1].values())):
+                _report(module, names)  # made anew in every pass
+            else:
+                _built[module] = dict(others[-1])
     return dependent
 
 
@@ -800,7 +842,8 @@ def _is_computed(snapshot: Snapshot | None) -> bool:
         return False
     if isinstance(snapshot.value, Tensor):
         return snapshot.value.grad_fn is not None
-    return any(isinstance(x, Snapshot) and _is_computed(x) for x in snapshot.inner or ())
+    inner = [x for x in snapshot.inner or () if isinstance(x, Snapshot)]
+    return any(map(_is_computed, inner))
 
 
 def _is_equal(
@@ -939,7 +982,8 @@ class _Reached:
                 self._note_value(name, value, depth)
             self.follow(x.func, depth)
         elif isinstance(x, MethodType):
-            self._note_value(type(x.__self__).__name__, x.__self__, depth)
+            owner = x.__self__
+            self._note_value(type(owner).__name__, owner, depth)
             self.follow(x.__func__, depth)
         elif isinstance(x, FunctionType):
             self._seen.add(id(x))
@@ -947,12 +991,15 @@ class _Reached:
                 self._note_variables(x, depth)
         elif callable(x) and (isinstance(x, nn.Module) or is_own(kind)):
             self._note_value(kind.__name__, x, depth)
-            called = x.forward if isinstance(x, nn.Module) else vars(kind).get("__call__")
+            called = vars(kind).get("__call__")
+            if isinstance(x, nn.Module):
+                called = x.forward
             self.follow(called, depth)
 
     def _note_variables(self, function: FunctionType, depth: int) -> None:
+        code = function.__code__
         cells = function.__closure__ or ()
-        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        for name, cell in zip(code.co_freevars, cells, strict=True):
             value = _content(cell)
             if value is not _NOTHING:
                 self._note(name, cell, value, depth)
@@ -960,16 +1007,17 @@ class _Reached:
             self._note_value(name, value, depth)
         for i, value in enumerate(function.__defaults__ or ()):
             self._note_value(f"default {i}", value, depth)
-        for name in _globals_of(function.__code__):
-            if name in function.__globals__:
-                self._note(name, function.__globals__, function.__globals__[name], depth)
+        variables = function.__globals__
+        for name in _globals_of(code):
+            if name in variables:
+                self._note(name, variables, variables[name], depth)
 
     def _note_value(self, name: str, value: Any, depth: int) -> None:
         """Note a value that cannot be replaced in its place, only written into."""
         self._note(name, {name: value}, value, depth)
 
     def _note(self, name: str, place: Any, value: Any, depth: int) -> None:
-        if self._note_callable(value, depth) or isinstance(value, type):
+        if isinstance(value, type) or self._note_callable(value, depth):
             return
         snapshot = Snapshot.take(value, self._watched, _INSIDE, LARGE)
         self._variables.append(_Variable(name, place, snapshot))
@@ -977,8 +1025,9 @@ class _Reached:
 
     def _note_inside(self, snapshot: Snapshot, depth: int) -> None:
         for x in snapshot.inner or ():
-            value = x.value if isinstance(x, Snapshot) else x
-            if not self._note_callable(value, depth) and isinstance(x, Snapshot):
+            if not isinstance(x, Snapshot):
+                self._note_callable(x, depth)
+            elif not self._note_callable(x.value, depth):
                 self._note_inside(x, depth)
 
     def _note_callable(self, value: Any, depth: int) -> bool:
@@ -1074,7 +1123,13 @@ def augmented(augment: Augmentation | None, model: nn.Module, batch: Any, rows: 
 
 
 def _sizes(batch: Any) -> list[int | None]:
-    return [len(x) if isinstance(x, Tensor) and x.dim() else None for x in tree_flatten(batch)[0]]
+    sizes: list[int | None] = []
+    for x in tree_leaves(batch):
+        size = None
+        if isinstance(x, Tensor) and x.dim():
+            size = len(x)
+        sizes.append(size)
+    return sizes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -1101,7 +1156,9 @@ def check_optimizer(optimizer: Any, parameters: Mapping[str, Tensor]) -> None:
                 f"parameter '{name}' is complex, which is not supported; freeze it, or hold a real "
                 "one with a last axis of 2 (torch.view_as_complex)"
             )
-    in_optimizer = {p for group in optimizer.param_groups for p in group["params"]}
+    in_optimizer: set[Tensor] = set()
+    for group in optimizer.param_groups:
+        in_optimizer.update(group["params"])
     for name, p in parameters.items():
         if p not in in_optimizer:
             raise ValueError(
@@ -1264,11 +1321,11 @@ def refuse_gradient_hooks(model: nn.Module) -> None:
 
 def traces(parameters: Mapping[str, Tensor]) -> dict[str, Trace]:
     """Return version and first entries of each parameter, which show whether it was written."""
-    return {name: _trace(p) for name, p in parameters.items()}
-
-
-def _trace(parameter: Tensor) -> Trace:
-    return parameter._version, local(parameter).flatten()[:16].clone()
+    found = {}
+    for name, p in parameters.items():
+        entries = local(p).flatten()[:16]
+        found[name] = (p._version, entries.clone())
+    return found
 
 
 def check_moved(
@@ -1290,9 +1347,11 @@ def check_moved(
     for group in optimizer.param_groups:
         for p in group["params"]:
             rates[p] = group.get("lr", 1.0)
+    now = traces(parameters)
     for name, parameter in parameters.items():
-        version, values = before[name]
-        if parameter._version != version or not torch.equal(values, _trace(parameter)[1]):
+        version, entries = now[name]
+        old_version, old_entries = before[name]
+        if version != old_version or not torch.equal(old_entries, entries):
             continue
         # This process may hold nothing of a sharded parameter.
         if local(parameter).numel() > 0 and rates[parameter] > 0:
@@ -1318,7 +1377,8 @@ class WeightGuard:
 
     def accept(self) -> None:
         """Take the weights as they are now for those of the last release."""
-        self._versions = {name: parameter._version for name, parameter in self._parameters.items()}
+        for name, p in self._parameters.items():
+            self._versions[name] = p._version
 
     def check(self) -> None:
         """Raise if a parameter was written since the weights were accepted.
@@ -1359,13 +1419,15 @@ class WeightGuard:
             RuntimeError: a pre-hook replaced or wrote a gradient, by name of the parameter. Then no
                 parameter is written.
         """
-        gradients = {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
-        written = {name: gradient._version for name, gradient in gradients.items()}
+        released = {}
+        for name, p in self._parameters.items():
+            if p.grad is not None:
+                released[name] = (p.grad, p.grad._version)
 
         def check(*_: Any) -> None:
-            for name, gradient in gradients.items():
+            for name, (gradient, version) in released.items():
                 is_same = self._parameters[name].grad is gradient
-                if not is_same or gradient._version != written[name]:
+                if not is_same or gradient._version != version:
                     raise RuntimeError(
                         f"a step pre-hook replaced the release in the gradient of '{name}'; remove "
                         "the hook"
@@ -1374,7 +1436,9 @@ class WeightGuard:
         inner: Any = optimizer
         while inner is not None and "_optimizer_step_pre_hooks" not in vars(inner):
             inner = vars(inner).get("optimizer")
-        handle = None if inner is None else inner.register_step_pre_hook(check)
+        handle = None
+        if inner is not None:
+            handle = inner.register_step_pre_hook(check)
         try:
             optimizer.step()
         finally:
@@ -1424,7 +1488,8 @@ class ReleasedWeights:
         reshard(self._model)
         now = self._tensors()
         for name in sorted(now.keys() | self._known.keys()):
-            known, found = self._known.get(name), now.get(name)
+            known = self._known.get(name)
+            found = now.get(name)
             is_same = False
             if known is not None and found is not None:
                 is_same = torch.equal(_fingerprint(found).cpu(), known.cpu())
@@ -1442,13 +1507,17 @@ class ReleasedWeights:
         Raises:
             RuntimeError: another name.
         """
-        known = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+        known = set(dict(self._model.named_parameters(remove_duplicate=False)))
         for path, module in self._model.named_modules(remove_duplicate=False):
             saved = module._buffers.keys() - module._non_persistent_buffers_set
-            known |= {f"{path}.{name}" if path else name for name in saved}
+            prefix = ""
+            if path:
+                prefix = f"{path}."
+            known |= {prefix + name for name in saved}
         # torch saves the weights of a checkpointed module without the name of its wrapper.
         known |= {name.replace("_checkpoint_wrapped_module.", "") for name in known}
-        if other := sorted(set(names) - known):
+        other = sorted(set(names) - known)
+        if other:
             raise RuntimeError(
                 f"'{other[0]}' of the state dict is no parameter and no buffer, so no release made"
                 " it; remove the hook that adds it"
@@ -1485,24 +1554,30 @@ def _fingerprint(x: Tensor) -> Tensor:
     flat = values.contiguous().flatten()
     if flat.nbytes <= _SMALL:
         return flat.clone().view(torch.uint8)
-    if flat.storage_offset() * flat.element_size() % _WORD:
+    offset = flat.storage_offset() * flat.element_size()
+    if offset % _WORD:
         flat = flat.clone()
     every_byte = flat.view(torch.uint8)
-    end = every_byte.numel() // _WORD * _WORD
+    end = flat.nbytes - flat.nbytes % _WORD
     words = every_byte[:end].view(torch.int64)
-    whole = words.numel() // _WIDTH * _WIDTH
-    last = nn.functional.pad(words[whole:], (0, whole + _WIDTH - words.numel()))
-    count = _ROWS if values.is_cpu else _ROWS_ON_CARD
-    blocks = [*words[:whole].view(-1, _WIDTH).split(count), last[None]]
+    rest = len(words) % _WIDTH
+    table = words[: len(words) - rest].view(-1, _WIDTH)
+    last = words.new_zeros(1, _WIDTH)
+    last[0, :rest] = words[len(words) - rest :]
+    count = _ROWS_ON_CARD
+    if values.is_cpu:
+        count = _ROWS
     columns = words.new_zeros(2, _WIDTH)
     rows = []
-    for block in blocks:
-        parts = (block, block >> 32)
-        columns += torch.stack([part.sum(0) for part in parts])
-        rows.append(torch.stack([part.sum(1) for part in parts]))
+    for block in (*table.split(count), last):
+        upper = block >> 32
+        columns[0] += block.sum(0)
+        columns[1] += upper.sum(0)
+        rows.append(torch.stack([block.sum(1), upper.sum(1)]))
 
     def weigh(sums: Tensor) -> Tensor:
-        return (sums * torch.arange(1, sums.shape[-1] + 1, device=sums.device)).sum(-1)
+        places = torch.arange(1, sums.shape[-1] + 1, device=sums.device)
+        return (sums * places).sum(-1)
 
     tail = weigh(every_byte[end:].long())
     return torch.cat([weigh(columns), weigh(torch.cat(rows, 1)), tail[None]])

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dpkfc.distributed import find_graph_tensor, trainable_tensors
 from dpkfc.gradients.fallback import add_blocks, blocks_of_one, gradient_of
-from dpkfc.gradients.internals import ARGUMENTS, AttentionCall, expected_axis
+from dpkfc.gradients.internals import ARGUMENTS, INPUTS, AttentionCall, expected_axis
 from dpkfc.gradients.layers import Call, Calls, Layer, name_arguments
 from dpkfc.linalg.blocks import Lookup
 from dpkfc.memory import is_out_of_memory
@@ -199,7 +199,8 @@ class Tape:
 
     def _begin_tracker(self, size: int) -> None:
         self.tracker = Tracker(size, self.model.buffers(), trusts_public_rows=True)
-        self.tracker.declare_parameters(trainable_tensors(self.model).values())
+        parameters = trainable_tensors(self.model)
+        self.tracker.declare_parameters(parameters.values())
         self._share_parameters()
         self._stack.enter_context(self.tracker.following())
 
@@ -266,14 +267,17 @@ class Tape:
 
     def _axis(self, x: Tensor) -> BatchAxis | None:
         """Return the batch axis of an input or an output."""
-        if self.size == 1:
-            return BatchAxis(0, 1, max(1, x.shape[0])) if x.dim() else None
-        axis = self.tracker.axis(x) if self.tracker is not None else None
-        if axis is None and self.lenient and self.size:
-            state = self.tracker.state(x) if self.tracker is not None else None
-            if self.tracker is None or isinstance(state, Unknown):
-                axis = _guessed_axis(x, self.size)
-        return axis
+        if self.size == 1 and x.dim():
+            return BatchAxis(0, 1, max(1, x.shape[0]))
+        is_unknown = True
+        if self.tracker is not None:
+            state = self.tracker.state(x)
+            if isinstance(state, BatchAxis):
+                return state
+            is_unknown = isinstance(state, Unknown)
+        if self.lenient and is_unknown and self.size:
+            return _guessed_axis(x, self.size)
+        return None
 
     def _end_call(self, call: _OpenCall, outputs: Sequence[Tensor] = ()) -> None:
         if self.tracker is not None:
@@ -302,7 +306,7 @@ class Tape:
         if should_have_gradients and not torch.is_grad_enabled():
             self._hidden.update({layer.name: layer for layer in layers})
             return None
-        several = sum(_is_differentiable(x) for x in tensors_of(output)) > 1
+        several = sum(is_differentiable(x) for x in tensors_of(output)) > 1
         if several:
             # Otherwise an output would receive the gradients of another one made of it.
             output = tree_map_only(Tensor, _view_of_output, output)
@@ -359,7 +363,7 @@ class Tape:
                 layers=layers,
                 call=Call(module, args, kwargs, [], call.axes, output_axes, call.attention),
                 outputs=[(x.shape, x.dtype, x.device) for x in outputs],
-                edges=[_edge(x, module) if _is_differentiable(x) else None for x in outputs],
+                edges=[_edge(x, module) for x in outputs],
                 versions=[(x.detach(), x._version) for x in call.tensors],
                 is_public=is_public,
             )
@@ -399,7 +403,7 @@ class Tape:
         """Return whether queries, keys and values have the batch where attention takes it to be."""
         named = name_arguments(ARGUMENTS, *given)
         expected = expected_axis(module)
-        inputs = [named[name] for name in ARGUMENTS[:3]]
+        inputs = [named[name] for name in INPUTS]
         fits = all(self._axis(x) == expected for x in inputs)
         if not fits and self.tracker is not None:
             why = "queries, keys or values have the batch in another place than it takes"
@@ -507,8 +511,11 @@ class Tape:
         records, self._records = self._records, []
         if self.size == 1 and not self.lenient:
             return blocks_of_one(self.layers, gradient_of(self.model, total))
-        meetings = self._shared.meetings if self._shared is not None else []
-        weights = self._shared.weights if self._shared is not None else []
+        meetings: list[Meeting] = []
+        weights: list[WeightUse] = []
+        if self._shared is not None:
+            meetings = self._shared.meetings
+            weights = self._shared.weights
         batched = [record for record in records if not record.is_public]
         uses: list[Meeting | WeightUse] = [*meetings, *weights]
         all_edges = [edge for record in batched for edge in record.edges]
@@ -565,12 +572,12 @@ class Tape:
         used: set[str] = set()
         for record in records:
             own = [gradients.get(edge) for edge in record.edges]
-            arrived.append(own)
-            if any(g is not None for g in own):
+            is_reached = any(g is not None for g in own)
+            arrived.append((own, is_reached))
+            if is_reached:
                 used.update(layer.name for layer in record.layers)
         calls: Calls = {}
-        for record, own in zip(records, arrived, strict=True):
-            is_reached = any(g is not None for g in own)
+        for record, (own, is_reached) in zip(records, arrived, strict=True):
             for layer in record.layers:
                 if is_reached or layer.name not in used:
                     calls.setdefault(layer.name, []).append(_call(record, own))
@@ -582,35 +589,45 @@ class Tape:
         """Add the gradients of parameters that all examples share to the calls."""
         assert self.tracker is not None
         size = self.tracker.size
-        public, targets = list[_Record](), list[Any]()
+        public: list[_Record] = []
+        targets: list[Any] = []
         for record in records:
-            if record.is_public and record.edges and record.edges[0] is not None:
-                public.append(record)
-                targets.append(record.edges[0])
+            # A public record has one output.
+            for edge in record.edges:
+                if record.is_public and edge is not None:
+                    public.append(record)
+                    targets.append(edge)
         names = []
         for name, p in trainable_tensors(self.model).items():
             if id(p) in self.tracker.read:
                 names.append(name)
                 targets.append(p)
         gradients = pulled_back(pairs, targets, size)
-        of_layers, of_parameters = gradients[: len(public)], gradients[len(public) :]
-        for record, gradient in zip(public, of_layers, strict=True):
+        for record, gradient in zip(public, gradients, strict=False):
             if gradient is not None:
-                rows = gradient.reshape(size, *record.outputs[0][0])
+                shape = record.outputs[0][0]
+                rows = gradient.reshape(size, *shape)
                 _add_call(calls, record, _shared_call(record, rows, size))
-        named = zip(names, of_parameters, strict=True)
-        add_blocks(self.layers, {name: g for name, g in named if g is not None}, calls)
+        own = {}
+        of_parameters = gradients[len(public) :]
+        for name, gradient in zip(names, of_parameters, strict=True):
+            if gradient is not None:
+                own[name] = gradient
+        add_blocks(self.layers, own, calls)
 
     def _add_weights(self, pairs: Sequence[tuple[WeightUse, Tensor]], calls: Calls) -> None:
         """Add the gradients of matrices that a function read itself to the calls."""
         assert self.tracker is not None
         size = self.tracker.size
         for use, gradient in pairs:
-            names = [name for name in (use.name, use.bias) if name]
-            shapes = {name: self.model.get_parameter(name).shape for name in names}
-            rows = shapes[use.name][0] if use.is_lookup else 0
-            gradients = use.gradients(gradient, size, rows)
-            own = {name: gradients[name].reshape(size, *shape) for name, shape in shapes.items()}
+            rows = 0
+            if use.is_lookup:
+                rows = self.model.get_parameter(use.name).shape[0]
+            own = {}
+            for name, x in use.gradients(gradient, size, rows).items():
+                if name:
+                    shape = self.model.get_parameter(name).shape
+                    own[name] = x.reshape(size, *shape)
             add_blocks(self.layers, own, calls)
 
 
@@ -659,11 +676,12 @@ def _call(record: _Record, arrived: Sequence[Tensor | None]) -> Call:
             gradients.append(torch.zeros(shape, dtype=dtype, device=device))
         else:
             gradients.append(gradient.reshape(shape))
-    if record.call.attention is not None:
-        record.call.attention.gradients = [
-            None if gradient is None else full
-            for gradient, full in zip(arrived, gradients, strict=True)
-        ]
+    attention = record.call.attention
+    if attention is not None:
+        attention.gradients = list(gradients)
+        for i, gradient in enumerate(arrived):
+            if gradient is None:
+                attention.gradients[i] = None
     return replace(record.call, output_gradients=gradients)
 
 
@@ -673,25 +691,29 @@ def _add_call(calls: Calls, record: _Record, call: Call) -> None:
         calls.setdefault(layer.name, []).append(call)
 
 
-def _is_differentiable(x: Tensor) -> bool:
-    return x.is_floating_point() and x.requires_grad
+def is_differentiable(x: Any) -> bool:
+    """Return whether a value is a tensor that gradients arrive at."""
+    return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
 
 
 def _view_of_output(x: Tensor) -> Tensor:
     return x.view_as(x) if x.requires_grad else x
 
 
-def _edge(x: Tensor, module: nn.Module) -> GradientEdge:
-    """Return where the gradients of an output arrive.
+def _edge(x: Tensor, module: nn.Module) -> GradientEdge | None:
+    """Return where the gradients of an output arrive, None where none does.
 
     A linear layer on sequences returns a view of its product. Where that view is changed in place
     later (`ReLU(inplace=True)`), it gets no gradient of its own, but the product does.
     """
-    base = x._base if x._is_view() and isinstance(module, nn.Linear) else None
-    if base is None or base.grad_fn is None or base.numel() != x.numel():
-        return get_gradient_edge(x)
-    is_whole = base.is_contiguous() and x.is_contiguous()
-    return get_gradient_edge(base if is_whole else x)
+    if not is_differentiable(x):
+        return None
+    base = x._base
+    if isinstance(module, nn.Linear) and base is not None and base.grad_fn is not None:
+        is_whole = base.numel() == x.numel()
+        if is_whole and base.is_contiguous() and x.is_contiguous():
+            return get_gradient_edge(base)
+    return get_gradient_edge(x)
 
 
 def _has_recurrent_batch(
@@ -714,10 +736,13 @@ def _parameters_of(module: nn.Module, layers: Sequence[Layer]) -> list[Tensor] |
 
     It is None where `functional_call` has put other tensors in their place.
     """
+    parameters = []
     try:
-        return [layer.tensor(role, module) for layer in layers for role in layer.parameters]
+        for layer in layers:
+            parameters += [layer.tensor(role, module) for role in layer.parameters]
     except AttributeError:
         return None
+    return parameters
 
 
 def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
@@ -730,14 +755,19 @@ def _shared_call(record: _Record, gradient: Tensor, size: int) -> Call:
     """
 
     def repeat(x: Tensor) -> Tensor:
-        return x.expand(size, *x.shape).flatten(0, 1)
+        rows = x.expand(size, *x.shape)
+        return rows.flatten(0, 1)
 
     call = record.call
     args, kwargs = tree_map_only(Tensor, repeat, (call.args, call.kwargs))
-    lengths = [x.shape[0] for x, _ in record.versions]
-    axes: list[BatchAxis | None] = [BatchAxis(0, 1, max(1, length)) for length in lengths]
-    output_axis = BatchAxis(0, 1, max(1, gradient.shape[1]))
-    return Call(call.module, args, kwargs, [gradient.flatten(0, 1)], axes, [output_axis])
+    axes: list[BatchAxis | None] = []
+    for x, _ in record.versions:
+        length = max(1, x.shape[0])
+        axes.append(BatchAxis(0, 1, length))
+    output_length = max(1, gradient.shape[1])
+    output_axis = BatchAxis(0, 1, output_length)
+    rows = gradient.flatten(0, 1)
+    return Call(call.module, args, kwargs, [rows], axes, [output_axis])
 
 
 def _has_public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], size: int) -> bool:
@@ -749,14 +779,14 @@ def _has_public_rows(layer: Layer, call: _OpenCall, outputs: Sequence[Tensor], s
         return False
     if not call.tensors or not outputs or call.parametric or call.unknown:
         return False
-    first_tensors = (call.tensors[0], outputs[0])
-    return all(x.dim() >= 2 and x.shape[0] == size for x in first_tensors)
+    for x in (call.tensors[0], outputs[0]):
+        if x.dim() < 2 or x.shape[0] != size:
+            return False
+    return True
 
 
 def _guessed_axis(x: Tensor, size: int) -> BatchAxis | None:
-    if not x.dim():
-        return None
-    if x.shape[0] % size == 0 and x.shape[0]:
+    if x.dim() and x.shape[0] and x.shape[0] % size == 0:
         return BatchAxis(0, 1, x.shape[0] // size)
     for dim, length in enumerate(x.shape):
         if length == size:
@@ -820,9 +850,11 @@ def check_losses(losses: Tensor, batch_size: int | None = None) -> None:
         ValueError: naming the shape and the fix.
     """
     if not isinstance(losses, Tensor) or losses.dim() != 1:
-        shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        found = type(losses).__name__
+        if isinstance(losses, Tensor):
+            found = str(tuple(losses.shape))
         raise ValueError(
-            f"loss_fn must return one loss per example, a vector [batch]; got {shape}. Use "
+            f"loss_fn must return one loss per example, a vector [batch]; got {found}. Use "
             "reduction='none' and average over each example's own positions"
         )
     if not losses.is_floating_point():
@@ -880,8 +912,8 @@ class Meeting:
         rows = example_first(gradient, axis, size)
         if axis.extra_dims:
             first = axis.dim + 1
-            copies = range(first, first + axis.extra_dims)
-            rows = rows.sum(dim=[*copies])
+            copies = list(range(first, first + axis.extra_dims))
+            rows = rows.sum(copies)
         return rows.reshape(size, *self.source.shape)
 
 
@@ -923,13 +955,16 @@ class WeightUse:
         if self.is_lookup:
             ids = a.reshape(size, -1).long()
             b = b.reshape(size, ids.shape[1], -1)
-            lookup = Lookup(ids, b, rows).drop_row(self.padding)
-            return {self.name: lookup.per_example()}
+            lookup = Lookup(ids, b, rows)
+            kept = lookup.drop_row(self.padding)
+            return {self.name: kept.per_example()}
         a = a.reshape(size, -1, a.shape[-1])
         b = b.reshape(size, a.shape[1], -1)
         a = a.to(b.dtype)
-        product = torch.bmm(a.mT, b) if self.crosswise else torch.bmm(b.mT, a)
-        gradients = {self.name: product}
+        if self.crosswise:
+            gradients = {self.name: a.mT @ b}
+        else:
+            gradients = {self.name: b.mT @ a}
         if self.bias:
             gradients[self.bias] = b.sum(1)
         return gradients
@@ -951,17 +986,19 @@ class SharedUses:
     meetings: list[Meeting] = field(default_factory=list)
     weights: list[WeightUse] = field(default_factory=list)
     _transposed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _open: WeightUse | None = None
 
     def call(self, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a function of torch, with one row per example in place of a shared tensor."""
-        name = _name(function)
         states = [self.tracker.state(x) for x in tensors_in((*args, *kwargs.values()))]
         if PARAMETRIC not in states:
             return function(*args, **kwargs)
         if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
             # Inside a checkpoint the pass is repeated without this.
             return function(*args, **kwargs)
+        name = getattr(function, "__name__", "").strip("_")
+        if name == "get":
+            attribute = getattr(function, "__self__", None)
+            name = getattr(attribute, "__name__", "")
         if name in _SPREADING:
             return self._spread(function, args, kwargs)
         if name in ("linear", "embedding", "matmul", "rmatmul"):
@@ -1020,7 +1057,8 @@ class SharedUses:
         for x in tensors:
             own = self.tracker.axis(x)
             if own is not None:
-                axes.add(own.shifted(rank - x.dim()))
+                missing = rank - x.dim()
+                axes.add(own.shifted(missing))
         if len(axes) != 1:
             return args, kwargs
         axis = axes.pop()
@@ -1039,14 +1077,13 @@ class SharedUses:
             self._add(x, rows, axis)
             return rows
 
-        positional = tuple(rows_of(x) for x in args)
-        return positional, {key: rows_of(x) for key, x in kwargs.items()}
+        named = {key: rows_of(x) for key, x in kwargs.items()}
+        return tuple(map(rows_of, args)), named
 
     def _note_transpose(self, source: Any, result: Any) -> None:
-        if not isinstance(source, Tensor) or not isinstance(result, Tensor):
+        if id(source) not in self.names or not isinstance(result, Tensor):
             return
-        is_matrix = id(source) in self.names and source.dim() == 2
-        if is_matrix and result.shape == source.T.shape:
+        if source.dim() == 2 and result.shape == source.T.shape:
             self._transposed[id(result)] = (result, source)
 
     def _weight(self, function: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -1061,10 +1098,7 @@ class SharedUses:
             return None
         if name != "embedding" and axis.dim >= x.dim() - 1:
             return None
-
-        def name_of(p: Tensor | None) -> str:
-            return self.names[id(p)] if any(p is other for other in read) else ""
-
+        names = {id(p): self.names[id(p)] for p in read}
         covered = [weight, *read, *product.given]
         outputs = list[Tensor]()
         self.tracker.cover(covered)
@@ -1078,8 +1112,8 @@ class SharedUses:
             self.tracker.fail(name, "a trainable matrix is used outside its layer")
             return result
         use = WeightUse(
-            name=name_of(weight),
-            bias=name_of(bias),
+            name=names.get(id(weight), ""),
+            bias=names.get(id(bias), ""),
             input=x.detach(),
             axis=axis,
             output_axis=output_axis,
@@ -1100,12 +1134,13 @@ class SharedUses:
         if name == "linear":
             given = name_arguments(("input", "weight", "bias"), args, kwargs)
             return _Product(given["input"], given["weight"], given.get("bias"))
-        x, matrix = args[:2] if name == "matmul" else args[1::-1]
-        transposed = self._transposed.get(id(matrix))
-        weight = matrix if transposed is None else transposed[1]
+        matrix, x = args[:2]
+        if name == "matmul":
+            x, matrix = args[:2]
+        _, weight = self._transposed.get(id(matrix), (matrix, matrix))
         if not isinstance(x, Tensor) or weight.dim() > 2:
             return None
-        return _Product(x, weight, given=(matrix,), crosswise=transposed is None)
+        return _Product(x, weight, given=(matrix,), crosswise=weight is matrix)
 
 
 @dataclass(frozen=True)
@@ -1130,14 +1165,8 @@ class _Product:
 
 def _broadcast_shape(x: Tensor, rank: int) -> tuple[int, ...]:
     """Return the shape of a tensor with leading ones, so that it has `rank` dimensions."""
-    return (1,) * (rank - x.dim()) + tuple(x.shape)
-
-
-def _name(function: Any) -> str:
-    name = getattr(function, "__name__", "").strip("_")
-    if name == "get":
-        return str(getattr(getattr(function, "__self__", None), "__name__", ""))
-    return name
+    missing = rank - x.dim()
+    return (*[1] * missing, *x.shape)
 
 
 def pulled_back(
@@ -1169,6 +1198,14 @@ def pulled_back(
         if is_out_of_memory(error):
             raise
     # One of the operations has no batching rule.
-    examples = [grad([g[i] for g in rows]) for i in range(size)]
-    columns = zip(*examples, strict=True)
-    return [None if column[0] is None else torch.stack(column) for column in columns]
+    examples = []
+    for i in range(size):
+        own = [g[i] for g in rows]
+        examples.append(grad(own))
+    stacked = []
+    for column in zip(*examples, strict=True):
+        whole = None
+        if column[0] is not None:
+            whole = torch.stack(column)
+        stacked.append(whole)
+    return stacked

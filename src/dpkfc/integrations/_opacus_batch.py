@@ -29,7 +29,7 @@ from dpkfc.gradients.clipped_sum import ClippedSummer, batch_tracker
 from dpkfc.gradients.fallback import blocks_of_one
 from dpkfc.gradients.layers import Calls, Layer
 from dpkfc.gradients.state import evaluation_mode, restored_state
-from dpkfc.gradients.tape import Tape, custom_function, nodes_of
+from dpkfc.gradients.tape import Tape, custom_function, is_differentiable, nodes_of, tensors_of
 from dpkfc.memory import is_out_of_memory
 from dpkfc.tracking import BatchAxis, State, Total, Tracker, Unknown, example_first
 from dpkfc.verification import PublicRows, Verdict, check_on_public_rows, draw_public_rows
@@ -135,8 +135,10 @@ class ModelCall:
 
 def _model_call(joined: list[Any], singles: list[list[Any]], places: list[int]) -> ModelCall:
     """Return the call with its outputs at some places."""
-    outputs = [joined[i] for i in places]
-    return ModelCall(outputs, [[single[i] for i in places] for single in singles])
+    chosen = []
+    for leaves in (joined, *singles):
+        chosen.append([leaves[i] for i in places])
+    return ModelCall(chosen[0], chosen[1:])
 
 
 @dataclass(frozen=True)
@@ -180,20 +182,18 @@ class _TakeOver(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one function of torch."""
         kwargs = kwargs or {}
-        recording = self._recording() if self.is_on and func in _TAKEN_OVER else None
-        if recording is None:
-            return func(*args, **kwargs)
-        if func is Tensor.backward:
-            if not recording.differentiate(args[0]):
-                return func(*args, **kwargs)
-            self.is_done = True
-            return None
-        if self.is_done:
-            return func(*args, **kwargs)
-        return _apply_public_divisor(recording, func, args, kwargs)
+        recording = self._recording()
+        if recording is not None and self.is_on:
+            if func is Tensor.backward:
+                if recording.differentiate(args[0]):
+                    self.is_done = True
+                    return None
+            elif func in _CLASS_LOSSES and not self.is_done:
+                return _apply_public_divisor(recording, func, args, kwargs)
+        return func(*args, **kwargs)
 
 
-_TAKEN_OVER = (Tensor.backward, F.cross_entropy, F.nll_loss)
+_CLASS_LOSSES = (F.cross_entropy, F.nll_loss)
 
 
 def _apply_public_divisor(recording: BatchRecording, loss: Any, args: Any, kwargs: Any) -> Any:
@@ -310,8 +310,7 @@ class BatchRecording:
         if self.exact is None:
             self.exact = self.tracker.failure or self._find_unknown(output)
         if self.exact is None:
-            tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-            versions = [(x, x._version) for x in tensors]
+            versions = [(x, x._version) for x in tensors_of((args, kwargs))]
             self._inputs.append(_Inputs(args, kwargs, output, versions))
             return None
         if self.tape is not None:
@@ -321,7 +320,7 @@ class BatchRecording:
     def _find_unknown(self, output: Any) -> Unknown | None:
         """Return the state of the first output whose examples cannot be told; None without one."""
         assert self.tracker is not None
-        for x in filter(_is_differentiable, tree_leaves(output)):
+        for x in filter(is_differentiable, tree_leaves(output)):
             state = self.tracker.state(x)
             if isinstance(state, Unknown):
                 return state
@@ -331,51 +330,52 @@ class BatchRecording:
         """Run the model on each example alone; return the outputs put together."""
         assert self.tracker is not None
         tracker = self.tracker
-        leaves, spec = tree_flatten(output)
-        joined = list(leaves)
-        states: list[tuple[Tensor, State]] = []
+        joined, spec = tree_flatten(output)
+        states: dict[int, State] = {}
         tracker.pause()
         try:
             singles = self._run_singles(args, kwargs)
-            for place, whole in enumerate(leaves):
-                parts = [single[place] for single in singles]
+            for i, whole in enumerate(joined):
+                parts = [single[i] for single in singles]
                 is_float = isinstance(whole, Tensor) and whole.is_floating_point()
                 if is_float and parts[0].requires_grad:
-                    joined[place], state = self._join(whole, parts)
-                    states.append((joined[place], state))
+                    joined[i], states[i] = self._join(whole, parts)
         finally:
             tracker.resume()
-        tracker.failure = tracker.altered = None
-        for value, state in states:
-            tracker.set_state(value, state)
-        replaced = [i for i, x in enumerate(leaves) if joined[i] is not x]
-        self._model_calls.append(_model_call(joined, singles, replaced))
+        tracker.failure = None
+        tracker.altered = None
+        for i, state in states.items():
+            tracker.set_state(joined[i], state)
+        self._model_calls.append(_model_call(joined, singles, list(states)))
         return tree_unflatten(joined, spec)
 
     def _run_singles(self, args: Arguments, kwargs: Keywords) -> list[list[Any]]:
         """Return the flattened outputs of the model for each example alone."""
+        outputs = []
         self.runs_single_examples = True
         try:
             with restored_state(self.model):
-                return [
-                    tree_flatten(self.model(*a, **k))[0] for a, k in self.examples(args, kwargs)
-                ]
+                for own_args, own_kwargs in self.examples(args, kwargs):
+                    output = self.model(*own_args, **own_kwargs)
+                    outputs.append(tree_leaves(output))
         finally:
             self.runs_single_examples = False
+        return outputs
 
     def _join(self, whole: Tensor, parts: list[Tensor]) -> tuple[Tensor, State]:
         """Return the outputs of single examples as the output of a batch, and its batch axis."""
         one = parts[0]
         if not whole.dim():
             stacked = torch.stack(parts)
-            is_mean = self.reduction == "mean"
-            return (stacked.mean() if is_mean else stacked.sum()), Total(is_mean=is_mean)
-        for dim in range(whole.dim()):
-            if one.dim() != whole.dim() or whole.shape[dim] != self.size * one.shape[dim]:
-                continue
-            others = whole.shape[:dim] + whole.shape[dim + 1 :]
-            if others == one.shape[:dim] + one.shape[dim + 1 :]:
-                return torch.cat(parts, dim), BatchAxis(dim, 1, max(1, one.shape[dim]))
+            if self.reduction == "mean":
+                return stacked.mean(), Total(is_mean=True)
+            return stacked.sum(), Total()
+        for dim, length in enumerate(one.shape):
+            expected = list(one.shape)
+            expected[dim] = self.size * length
+            if list(whole.shape) == expected:
+                axis = BatchAxis(dim, 1, max(1, length))
+                return torch.cat(parts, dim), axis
         raise ValueError(
             f"the model gives {list(whole.shape)} for {self.size} examples and {list(one.shape)} "
             "for one; an output needs one axis for the examples"
@@ -395,7 +395,7 @@ class BatchRecording:
                 f"the examples inside a {type(container).__name__} cannot be separated; call the "
                 "model with the tensors of the batch"
             )
-        states = [self.tracker.state(x) for x in leaves if isinstance(x, Tensor)]
+        states = map(self.tracker.state, tensors_of(leaves))
         if not any(isinstance(state, (BatchAxis, Unknown)) for state in states):
             raise ValueError(_NO_BATCH)
         for i in range(self.size):
@@ -418,7 +418,9 @@ class BatchRecording:
                 f"an input of the model {list(x.shape)} was made by {state.operation}, which hides "
                 "its examples; make it inside forward"
             )
-        return one_example(x, state, self.size, i) if isinstance(state, BatchAxis) else x
+        if isinstance(state, BatchAxis):
+            return one_example(x, state, self.size, i)
+        return x
 
     # -- the loss ---------------------------------------------------------------------------------
 
@@ -474,7 +476,11 @@ class BatchRecording:
     def reaches_the_model(self, x: Tensor) -> bool:
         """Return whether a tensor depends on a trainable parameter of the model."""
         parameters = {id(p) for p in self.model.parameters() if p.requires_grad}
-        return any(id(getattr(node, "variable", None)) in parameters for node in nodes_of(x))
+        for node in nodes_of(x):
+            variable = getattr(node, "variable", None)
+            if id(variable) in parameters:
+                return True
+        return False
 
     def _sum_factor(self, state: State | None) -> float:
         """Return the factor that makes the loss the sum of the losses of its examples.
@@ -519,7 +525,9 @@ class BatchRecording:
                 "example over its own positions, and divide by constants"
             )
         self.entry_weight = state.factor
-        return float(self.size) if state.is_mean else 1.0
+        if state.is_mean:
+            return float(self.size)
+        return 1.0
 
     def _differentiate_singles(self, total: Tensor) -> None:
         """Pull the gradients at the outputs back through the calls of single examples.
@@ -528,7 +536,9 @@ class BatchRecording:
             ValueError: the loss has a backward pass in Python, which may mix examples.
         """
         self._repeat_for_singles()
-        outputs = [x for call in self._model_calls for x in call.outputs]
+        outputs: list[Tensor] = []
+        for call in self._model_calls:
+            outputs += call.outputs
         custom = custom_function(total, outputs)
         if custom is not None:
             raise ValueError(
@@ -538,14 +548,16 @@ class BatchRecording:
         output_gradients = torch.autograd.grad(total, outputs, allow_unused=True, retain_graph=True)
         gradients = []
         for i in range(self.size):
-            singles = [x for call in self._model_calls for x in call.singles[i]]
+            singles: list[Tensor] = []
+            for call in self._model_calls:
+                singles += call.singles[i]
             starts: list[Tensor] = []
             rows: list[Tensor] = []
             for output, gradient, single in zip(outputs, output_gradients, singles, strict=True):
                 if gradient is not None and single.requires_grad:
                     starts.append(single)
                     rows.append(self._example_row(output, gradient, single, i))
-            gradients.append(self._parameter_gradients(starts, rows) if starts else {})
+            gradients.append(self._parameter_gradients(starts, rows))
         self.gradients = gradients
 
     def _repeat_for_singles(self) -> None:
@@ -554,20 +566,27 @@ class BatchRecording:
         for call in inputs:
             call.check()
             singles = self._run_singles(call.args, call.kwargs)
-            leaves = tree_flatten(call.output)[0]
-            places = [i for i, x in enumerate(leaves) if _is_differentiable(x)]
+            leaves = tree_leaves(call.output)
+            places = [i for i, x in enumerate(leaves) if is_differentiable(x)]
             self._model_calls.append(_model_call(leaves, singles, places))
 
     def _example_row(self, output: Tensor, gradient: Tensor, single: Tensor, i: int) -> Tensor:
         """Return the gradient at the output of example i."""
         if not output.dim():
-            return gradient / self.size if self.reduction == "mean" else gradient
-        dim = next(d for d in range(output.dim()) if output.shape[d] != single.shape[d])
-        return gradient.narrow(dim, i * single.shape[dim], single.shape[dim])
+            if self.reduction == "mean":
+                return gradient / self.size
+            return gradient
+        dim = 0
+        while output.shape[dim] == single.shape[dim]:
+            dim += 1
+        length = single.shape[dim]
+        return gradient.narrow(dim, i * length, length)
 
     def _parameter_gradients(
         self, outputs: list[Tensor], output_gradients: list[Tensor] | None
     ) -> dict[str, Tensor]:
+        if not outputs:
+            return {}
         parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         values = torch.autograd.grad(
             outputs,
@@ -579,7 +598,7 @@ class BatchRecording:
         gradients = {}
         for name, gradient in zip(parameters, values, strict=True):
             if gradient is not None:
-                gradients[name] = gradient.to_dense().detach() if gradient.is_sparse else gradient
+                gradients[name] = gradient.to_dense().detach()
         return gradients
 
     # -- the sum ----------------------------------------------------------------------------------
@@ -600,10 +619,6 @@ class BatchRecording:
         self.gradients = None
 
 
-def _is_differentiable(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.is_floating_point() and x.requires_grad
-
-
 def unwrap_containers(batch: Any) -> Any:
     """Return a batch with dicts and lists in place of other mappings and sequences.
 
@@ -620,19 +635,21 @@ def _holds_tensors(x: Any) -> bool:
     """Return whether an argument that is not a tensor has tensors inside."""
     if isinstance(x, Tensor):
         return False
-    parts = [x] if isinstance(x, (Mapping, list, tuple)) else []
+    parts = [x]
     if hasattr(x, "__dict__"):
-        parts = [x, *vars(x).values()]
-    leaves = tree_leaves([unwrap_containers(part) for part in parts])
-    return any(isinstance(leaf, Tensor) for leaf in leaves)
+        parts += vars(x).values()
+    unwrapped = list(map(unwrap_containers, parts))
+    return bool(tensors_of(unwrapped))
 
 
 def one_example(x: Tensor, axis: BatchAxis, size: int, i: int) -> Tensor:
     """Return what a batch of example i alone would hold."""
     if axis.pre == axis.post == 1:
         return x.narrow(axis.dim, i, 1)
-    parts = x.unflatten(axis.dim, (axis.pre, size, axis.post)).select(axis.dim + 1, i)
-    return parts.flatten(axis.dim, axis.dim + 1)
+    dim = axis.dim
+    parts = x.unflatten(dim, (axis.pre, size, axis.post))
+    own = parts.select(dim + 1, i)
+    return own.flatten(dim, dim + 1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -668,16 +685,21 @@ class _Call:
 
     def record(self) -> list[Tensor]:
         """Return what belongs to the first example. Only its types and shapes are used."""
-        pairs = zip(self.leaves, self.axes, strict=True)
-        return [one_example(x, axis, self.size, 0) for x, axis in pairs if axis is not None]
+        record = []
+        for x, axis in zip(self.leaves, self.axes, strict=True):
+            if axis is not None:
+                record.append(one_example(x, axis, self.size, 0))
+        return record
 
     def collate(self, records: Sequence[list[Tensor]]) -> list[Tensor]:
         """Return the batched arguments of some examples."""
         batched = []
         for place, axis in enumerate(self.batch_axes):
+            dim = axis.dim
             shape = (axis.pre, 1, axis.post)
-            parts = [record[place].unflatten(axis.dim, shape) for record in records]
-            batched.append(torch.cat(parts, axis.dim + 1).flatten(axis.dim, axis.dim + 2))
+            parts = [record[place].unflatten(dim, shape) for record in records]
+            joined = torch.cat(parts, dim + 1)
+            batched.append(joined.flatten(dim, dim + 2))
         return batched
 
     def count(self, rows: list[Tensor]) -> int:
@@ -692,16 +714,17 @@ class _Call:
     def outputs(self, model: nn.Module, rows: list[Tensor]) -> list[Tensor]:
         """Call the model with these rows; return its floating-point outputs that have axes."""
         given = iter(rows)
-        pairs = zip(self.leaves, self.axes, strict=True)
-        leaves = [x if axis is None else next(given) for x, axis in pairs]
+        leaves = list(self.leaves)
+        for i, axis in enumerate(self.axes):
+            if axis is not None:
+                leaves[i] = next(given)
         args, kwargs = tree_unflatten(leaves, self.spec)
         return _float_arrays(model(*args, **kwargs))
 
 
 def _float_arrays(output: Any) -> list[Tensor]:
     """Return the floating-point tensors with axes in an output."""
-    leaves = [x for x in tree_leaves(output) if isinstance(x, Tensor)]
-    return [x for x in leaves if x.is_floating_point() and x.dim()]
+    return [x for x in tensors_of(output) if x.is_floating_point() and x.dim()]
 
 
 def check_model(
@@ -733,10 +756,13 @@ def check_model(
     leaves, spec = tree_flatten((args, kwargs))
     axes: list[BatchAxis | None] = []
     for x in leaves:
-        state = tracker.state(x) if isinstance(x, Tensor) else None
-        if isinstance(state, Unknown):
-            return Verdict(operation=state)
-        axes.append(state if isinstance(state, BatchAxis) else None)
+        axis = None
+        if isinstance(x, Tensor):
+            state = tracker.state(x)
+            if isinstance(state, Unknown):
+                return Verdict(operation=state)
+            axis = tracker.axis(x)
+        axes.append(axis)
     if not any(axes):
         raise ValueError(_NO_BATCH)
     call = _Call(leaves, spec, axes, tracker.size)
@@ -772,16 +798,14 @@ def _output_axes(model: nn.Module, call: _Call) -> list[BatchAxis | None]:
             continue
         axes: list[BatchAxis | None] = []
         for x, y in zip(outputs_of_three, outputs_of_two, strict=True):
-            axis_of_output = tracker.axis(x)
-            axes.append(_growing_axis(x, y) if axis_of_output is None else axis_of_output)
+            axes.append(tracker.axis(x) or _growing_axis(x, y))
         return axes
     return []
 
 
 def _growing_axis(of_three: Tensor, of_two: Tensor) -> BatchAxis | None:
     """Return the axis that is three halves as long for three examples as for two."""
-    for dim in range(of_three.dim()):
-        length = of_three.shape[dim]
+    for dim, length in enumerate(of_three.shape):
         if length and 2 * length == 3 * of_two.shape[dim]:
             return BatchAxis(dim, 1, length // 3)
     return None
@@ -795,14 +819,17 @@ def _project(outputs: Sequence[Tensor], axes: Sequence[BatchAxis | None], size: 
     rows = []
     for x, axis in zip(outputs, axes, strict=False):
         if axis is not None:
-            rows.append(example_first(x, axis, size).reshape(size, -1))
+            own = example_first(x, axis, size)
+            rows.append(own.reshape(size, -1))
     if not rows:
         raise ValueError(
             "no output of the model has an axis for the examples; return one row for each example"
         )
-    row = torch.cat([x.to(rows[0].dtype) for x in rows], 1)
-    weights = torch.cos(torch.arange(row.shape[1], dtype=row.dtype, device=row.device))
-    return (row + 0.5 * row.square()) @ weights
+    alike = [x.to(rows[0].dtype) for x in rows]
+    row = torch.cat(alike, 1)
+    places = torch.arange(row.shape[1], dtype=row.dtype, device=row.device)
+    curved = row + 0.5 * row.square()
+    return curved @ places.cos()
 
 
 def check_padding(
@@ -838,9 +865,10 @@ def check_padding(
         public = draw_public_rows(source.dataset[0], 0, source.collate_fn, integers)
         if len(public.longer) < 2:
             return
+        records = list(public.longer)
         try:
-            padded = run(public.collate(list(public.longer[:2])))
-            alone = run(public.collate(list(public.longer[:1])))
+            padded = run(public.collate(records[:2]))
+            alone = run(public.collate(records[:1]))
         except Exception as error:
             if is_out_of_memory(error):
                 raise
@@ -883,7 +911,7 @@ def _agree(padded: Tensor, alone: Tensor) -> bool:
     if padded.dim() != alone.dim():
         return True
     first = padded[:1]
-    lengths = [min(a, b) for a, b in zip(first.shape, alone.shape, strict=True)]
+    lengths = list(map(min, first.shape, alone.shape))
     fronts = []
     backs = []
     for x in (first, alone):
@@ -893,6 +921,7 @@ def _agree(padded: Tensor, alone: Tensor) -> bool:
             back = back.narrow(dim, x.shape[dim] - length, length)
         fronts.append(front)
         backs.append(back)
-    return any(
-        torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for a, b in (fronts, backs)
-    )
+    for a, b in (fronts, backs):
+        if torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return True
+    return False

@@ -265,7 +265,7 @@ def optimizer_attributes(
         reduction: of the loss, "mean" or "sum".
         attach_step_hook: takes a function that sees each release before the optimizer steps on it.
     """
-    return {
+    attributes = {
         "original_optimizer": optimizer,
         "loss_reduction": reduction,
         "accumulated_iterations": 1,
@@ -284,11 +284,10 @@ def optimizer_attributes(
             "optimizer.grad_samples is absent: gradients of single examples are private; read"
             " p.grad, the release, after optimizer.step()"
         ),
-        **{
-            name: Refusal(f"optimizer.{name} {_ONE_STEP}")
-            for name in ("clip_and_accumulate", "add_noise", "scale_grad", "pre_step")
-        },
     }
+    for name in ("clip_and_accumulate", "add_noise", "scale_grad", "pre_step"):
+        attributes[name] = Refusal(f"optimizer.{name} {_ONE_STEP}")
+    return attributes
 
 
 def add_attributes(owner: Any, attributes: Mapping[str, Any]) -> list[str]:
@@ -299,8 +298,9 @@ def add_attributes(owner: Any, attributes: Mapping[str, Any]) -> list[str]:
         is_ours = present is owner or isinstance(present, (Refusal, WrapperMethod))
         if is_ours or not hasattr(owner, name):
             added.append(name)
-    # torch would take a module for a part of its owner, so the dictionary is written.
-    vars(owner).update({name: attributes[name] for name in added})
+    for name in added:
+        # torch would take a module for a part of its owner, so the dictionary is written.
+        vars(owner)[name] = attributes[name]
     return added
 
 
@@ -325,7 +325,9 @@ class Hook:
         self.__name__ = "dpkfc_hook"
 
     def __call__(self, *arguments: Any) -> Any:
-        return None if self._function is None else self._function(*arguments)
+        if self._function is not None:
+            return self._function(*arguments)
+        return None
 
     @property
     def __globals__(self) -> dict[str, Any]:
@@ -391,9 +393,9 @@ class PrivateStep:
         optimizer: Optimizer,
         ledger: Ledger,
         *,
-        loss_reduction: str = "mean",
-        verify: bool | str = True,
-        source: DataLoader[Any] | None = None,
+        loss_reduction: str,
+        verify: bool | str,
+        source: DataLoader[Any] | None,
     ) -> None:
         self.plan = plan
         self.model = model
@@ -821,7 +823,10 @@ class PrivateStep:
         return tensors
 
     def _optimizer_parameters(self) -> list[Tensor]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        parameters: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            parameters += group["params"]
+        return parameters
 
     def _clear_gradients(self) -> None:
         for p in [*self._parameters.values(), *self._optimizer_parameters()]:

@@ -55,7 +55,8 @@ class Logger(Callback):
 
     def on_start(self, session: Any) -> None:
         """Begin a run with the parameters of the plan."""
-        self._writer.open(describe_plan(session.plan), private=self.private)
+        parameters = describe_plan(session.plan)
+        self._writer.open(parameters, private=self.private)
 
     def on_refresh(self, state: PreconditionerState) -> None:
         """Remember the scale of a preconditioner, which is written with its step."""
@@ -84,7 +85,9 @@ class Logger(Callback):
 def describe_plan(plan: Plan) -> dict[str, Any]:
     """Return the public parameters of a plan, by name."""
     config = plan.config
-    preconditioner = config.preconditioner
+    preconditioner = "none"
+    if config.preconditioner is not None:
+        preconditioner = type(config.preconditioner).__name__
     return {
         "target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
@@ -95,7 +98,7 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
         "steps": plan.steps,
         "clipping": config.clipping,
         "accountant": plan.accountant,
-        "preconditioner": "none" if preconditioner is None else type(preconditioner).__name__,
+        "preconditioner": preconditioner,
         "certified": plan.certified,
         "plan_hash": plan.hash,
     }
@@ -124,9 +127,10 @@ class TensorBoard:
         _make_folder(self._folder, private)
         self._writer = tensorboard.SummaryWriter(self._folder)
         self._began = time.time()
-        rows = [f"|{name}|{value}|" for name, value in parameters.items()]
-        text = "\n".join(["|parameter|value|", "|---|---|", *rows])
-        self._writer.add_text("plan", text, 0, walltime=self._began)
+        rows = ["|parameter|value|", "|---|---|"]
+        for name, value in parameters.items():
+            rows.append(f"|{name}|{value}|")
+        self._writer.add_text("plan", "\n".join(rows), 0, walltime=self._began)
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         """Write a scalar for each number."""
@@ -154,20 +158,24 @@ class MLflow:
         self, experiment: str = "dpkfc", tracking_uri: str | None = None, name: str | None = None
     ) -> None:
         _import("mlflow")
-        self._experiment, self._uri, self._name = experiment, tracking_uri, name
+        self._experiment = experiment
+        self._uri = tracking_uri
+        self._name = name
         self._client: Any = None
         self._run = ""
         self._began = 0
 
     def open(self, parameters: Mapping[str, Any], *, private: bool) -> None:
         """Create a run and write the parameters."""
-        self._client = _import("mlflow").MlflowClient(tracking_uri=self._uri)
+        mlflow = _import("mlflow")
+        self._client = mlflow.MlflowClient(tracking_uri=self._uri)
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             experiment = self._client.create_experiment(self._experiment)
         else:
             experiment = found.experiment_id
-        self._run = self._client.create_run(experiment, run_name=self._name).info.run_id
+        run = self._client.create_run(experiment, run_name=self._name)
+        self._run = run.info.run_id
         self._began = round(1000 * time.time())
         for name, value in parameters.items():
             self._client.log_param(self._run, name, value)
@@ -205,7 +213,8 @@ class WandB:
             raise ValueError(
                 "WandB takes no settings=, which could record the console; leave it out"
             )
-        self._folder, self._options = folder, options
+        self._folder = folder
+        self._options = options
         self._run: Any = None
         self._began = 0.0
         self._is_live = False
@@ -216,16 +225,17 @@ class WandB:
         self._is_live = private
         wandb = _import("wandb")
         settings = wandb.Settings(console="off", x_disable_stats=True, x_disable_meta=True)
-        folder = None if self._folder is None else Path(self._folder)
-        if folder is not None:
-            _make_folder(folder, private)
         options = {"project": "dpkfc", **self._options}
-        self._run = wandb.init(dir=folder, config=dict(parameters), settings=settings, **options)
+        if self._folder is not None:
+            options["dir"] = Path(self._folder)
+            _make_folder(options["dir"], private)
+        self._run = wandb.init(config=dict(parameters), settings=settings, **options)
         self._began = time.time()
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         """Write the numbers as one row of the history."""
-        self._rows.append(({**figures, "_timestamp": self._began}, step))
+        row = {**figures, "_timestamp": self._began}
+        self._rows.append((row, step))
         if self._is_live:
             self._hand_over()
 
@@ -274,13 +284,16 @@ def make_logger(name: str, folder: StrPath, title: str, *, private: bool = False
         ImportError: the package is not installed.
     """
     place = Path(folder) / "log"
+    writer: Writer
     if name == "tensorboard":
-        return Logger(TensorBoard(place), private=private)
-    if name == "mlflow":
-        return Logger(MLflow(name=title), private=private)
-    if name == "wandb":
-        return Logger(WandB(place, name=title), private=private)
-    raise ValueError(f"there is no logger {name!r}; choose one of {', '.join(LOGGERS)}")
+        writer = TensorBoard(place)
+    elif name == "mlflow":
+        writer = MLflow(name=title)
+    elif name == "wandb":
+        writer = WandB(place, name=title)
+    else:
+        raise ValueError(f"there is no logger {name!r}; choose one of {', '.join(LOGGERS)}")
+    return Logger(writer, private=private)
 
 
 def check_logger(name: str) -> None:
