@@ -19,7 +19,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpkfc._checks import check_in_range
+from dpkfc._checks import check_in_range, check_integer
 from dpkfc.features.scattering import check_images
 
 WEIGHTS = "encoder.safetensors"
@@ -130,9 +130,10 @@ class EncoderFeatures(nn.Module):
             blocks: how many; that of all blocks takes the first convolution too.
 
         Raises:
-            ValueError: less than one block, or more than there are.
+            ValueError: no integer, less than one block, or more than there are.
         """
         count = len(self.encoder.blocks)
+        check_integer("unfreeze: blocks", blocks, 1)
         check_in_range("unfreeze: blocks", blocks, f"[1, {count}]")
         chosen = self.encoder if blocks == count else self.encoder.blocks[-blocks:]
         for module in chosen.modules():

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     import dp_accounting
 
     Charges = Sequence[tuple[dp_accounting.DpEvent, int]]
-    import dp_accounting
 
 # --------------------------------------------------------------------------------------------------
 # Events of dp-accounting as plain values, for ledgers and cards, and their properties.
