@@ -160,7 +160,8 @@ class ScatteringTransform(nn.Module):
                 second = self._modulus(first, scale, next_scale)
                 features.append(self._smooth(second, next_scale))
         _, height, width = self.settings.feature_shape
-        size = (len(x), x.shape[1], -1, height, width)
+        # An export keeps `x.shape[0]` open, not `len(x)`.
+        size = (x.shape[0], x.shape[1], -1, height, width)
         merged = [feature.reshape(size) for feature in features]
         return torch.cat(merged, dim=2).flatten(1, 2)
 
