@@ -363,13 +363,16 @@ def compared(above: Sequence[float], below: Sequence[float]) -> tuple[float, flo
 
 
 def votes(differences: Differences) -> list[str]:
-    """Return what each data set says; two comparisons on one set are one vote."""
-    cast: dict[str, set[str]] = defaultdict(set)
+    """Return what each data set says: of its comparisons, the one that is worst for the claim."""
+    cast: dict[str, list[str]] = defaultdict(list)
     for where, (gain, error) in differences.items():
-        cast[where.partition(" (")[0]].add(
-            "holds" if gain > error else "the reverse" if gain < -error else "no difference"
-        )
-    return [vote.pop() if len(vote) == 1 else "no difference" for vote in cast.values()]
+        said = "no difference"
+        if gain > error:
+            said = "holds"
+        elif gain < -error:
+            said = "the reverse"
+        cast[where.partition(" (")[0]].append(said)
+    return [max(said, key=SAID.index) for said in cast.values()]
 
 
 def verdict(differences: Differences) -> str:
