@@ -253,3 +253,5 @@ def test_wandb_gets_one_time_and_settings_that_record_nothing_else(monkeypatch, 
     assert set(rows[0][1]) == PUBLIC | {"_timestamp"}
     with pytest.raises(ValueError, match="takes no settings="):
         WandB(settings={"console": "wrap"})
+    with pytest.raises(ValueError, match="takes no dir=.*give folder="):
+        WandB(dir=tmp_path)

@@ -200,11 +200,12 @@ class WandB:
     Args:
         folder: of the files of the run, readable by its owner alone if the logger is private; None
             takes the present one.
-        options: further arguments of `wandb.init`, such as `project` and `mode`; not `settings`.
+        options: further arguments of `wandb.init`, such as `project` and `mode`; neither `settings`
+            nor `dir`.
 
     Raises:
         ImportError: the package is not installed.
-        ValueError: `settings` among the options.
+        ValueError: `settings` or `dir` among the options.
     """
 
     def __init__(self, folder: StrPath | None = None, **options: Any) -> None:
@@ -212,6 +213,10 @@ class WandB:
         if "settings" in options:
             raise ValueError(
                 "WandB takes no settings=, which could record the console; leave it out"
+            )
+        if "dir" in options:
+            raise ValueError(
+                "WandB takes no dir=, which a private logger could not protect; give folder="
             )
         self._folder = folder
         self._options = options
