@@ -193,7 +193,7 @@ def pure_noise(p: Plan, model: nn.Module, step: int) -> dict[str, Tensor]:
 def test_batches_are_used_as_they_are_drawn_and_an_empty_one_is_released() -> None:
     """None is drawn again, skipped, or filled up because it came out empty.
 
-    One row has a second row of weight zero beside it, and a release counts it once.
+    A single row is padded with a row of weight zero, which does not count.
     """
     p, model = plan(expected_batch_size=1, steps=12), net()
     drawn = [p.draw(step, p.sampling_stream()) for step in range(12)]

@@ -612,8 +612,7 @@ def _describe_optimizer(optimizer: Any) -> str:
 
 
 _FIX = "use plain fully_shard(module) over all processes, or leave the model whole on every process"
-# Prefixes of names of parameters: in a state dict, in the state of a look-ahead filter, in an
-# average.
+# Prefixes of names of parameters: in a state dict, in the state of a filter, in an average.
 _PREFIXES = ("", "before.", "average.")
 # A sharded parameter to the tensor that takes its place while a module runs.
 _gathered = WeakIdKeyDictionary()

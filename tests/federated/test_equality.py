@@ -299,3 +299,12 @@ def test_all_records_at_once_are_those_looked_up_one_by_one_and_stay_the_clients
     looked_up = local.clipped_sum(held, held.all.copy())
     assert all(torch.equal(sums[name], looked_up[name]) for sums in quick for name in looked_up)
     assert torch.equal(held.dataset[0], data[0])
+
+
+@pytest.mark.parametrize("bound", [None, 4])
+def test_a_client_with_one_record_takes_the_path_of_several(bound: int | None) -> None:
+    """Its bound on the norm would otherwise change when a second record joins."""
+    own = Records(tuple(x[:1] for x in records()))
+    (_, part), *others = own.micro_batches(own.all, bound)
+    assert not others and part.units == 1
+    assert part.records.tolist() == [0, 0] and part.weights.tolist() == [1.0, 0.0]

@@ -171,8 +171,8 @@ class Canaries:
         """
         copies = subject.records_of_a_unit
         columns = []
-        for x, *own in zip(subject.dataset, *self.rows, strict=False):
-            rows = torch.stack(own)
+        for i, x in enumerate(subject.dataset):
+            rows = torch.stack([row[i] for row in self.rows])
             repeated = rows.repeat_interleave(copies, 0)
             columns.append(torch.cat([x, repeated]))
         ids = torch.arange(len(self.names)).repeat_interleave(copies)

@@ -117,7 +117,7 @@ class Records:
             bound: most rows of a micro-batch.
         """
         tensors = tensors_of(self.dataset) if self.collate_fn is None else None
-        is_one_batch = indices is self.all and indices.size and bound is None
+        is_one_batch = indices is self.all and indices.size > 1 and bound is None
         if is_one_batch and tensors is not None:
             return [(tuple(x.clone() for x in tensors), Part(indices, None, indices.size))]
         parts = layout(indices, bound)

@@ -1,4 +1,4 @@
-"""Verify a ledger against what lies beside it, and add up several ledgers."""
+"""Verify a ledger against the files of its run, and add up several ledgers."""
 
 from __future__ import annotations
 
