@@ -16,6 +16,7 @@ setting that the row at ε = 1 had found.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import time
@@ -43,8 +44,10 @@ from dpkfc.features import (
     Scattering,
     SyntheticEncoder,
     SyntheticImages,
+    build_features,
     standardise,
 )
+from dpkfc.features.encoder import Encoder
 from dpkfc.postprocess import WeightEMA
 
 SOURCES = {
@@ -98,12 +101,17 @@ class Arm:
             return "network"
         return "tuned" if self.maps[0].startswith("tuned") else "head"
 
+    @property
+    def blocks(self) -> int:
+        """Return how many of the encoder's last blocks train."""
+        return int(self.maps[0].removeprefix("tuned"))
+
     def build(self, shape: Sequence[int], classes: int) -> nn.Module:
         """Return the model that is trained."""
         if self.kind == "head":
             return LinearHead(shape[0], classes)
         if self.kind == "tuned":
-            return tuned_encoder((shape[0], shape[1], shape[2]), classes, int(self.maps[0][-1]))
+            return EncoderTail(self.blocks, classes)
         return mnist_cnn(classes, shape[0], ACTIVATIONS[self.activation])
 
     @property
@@ -147,12 +155,41 @@ CONTROLS = [
 ]
 
 
-def tuned_encoder(shape: tuple[int, int, int], classes: int, blocks: int) -> nn.Module:
-    """Return the encoder, whose last blocks train, and a head."""
-    settings = JoinedFeatures((SyntheticEncoder(shape),))
-    features = settings.build()
-    features.parts[0].features.unfreeze(blocks)
-    return nn.Sequential(features, LinearHead(*settings.feature_shape, classes))
+GREY = (1, 28, 28)
+
+
+class EncoderTail(nn.Module):
+    """The last blocks of the encoder, which train, and a head, for grey images of 28 × 28.
+
+    Its inputs are what the blocks before return, since those never change.
+    """
+
+    def __init__(self, blocks: int, classes: int) -> None:
+        super().__init__()
+        settings = JoinedFeatures((SyntheticEncoder(GREY),))
+        scaled_encoder = copy.deepcopy(build_features(settings)).parts[0]
+        scaled_encoder.features.unfreeze(blocks)
+        self.blocks, self.norm = encoder_parts(scaled_encoder.features.encoder, blocks)[1:]
+        scaled_encoder.features = nn.AdaptiveAvgPool2d(2)
+        self.scaled = scaled_encoder
+        self.head = LinearHead(*settings.feature_shape, classes)
+
+    def train(self, mode: bool = True) -> EncoderTail:
+        """Keep the statistics of the synthetic images in training mode too."""
+        return super().train(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits `[B, classes]` of what the blocks before return."""
+        rows = self.scaled(functional.relu(self.norm(self.blocks(x.float())))).flatten(1)
+        logits: Tensor = self.head(rows * math.sqrt(ENERGY / rows.shape[1]))
+        return logits
+
+
+def encoder_parts(encoder: Encoder, blocks: int) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """Return what stands before the last blocks, these, and the norm behind them."""
+    layers = nn.Sequential(encoder.stem, *encoder.blocks)
+    first = 0 if blocks == len(encoder.blocks) else len(layers) - blocks
+    return layers[:first], layers[first:], encoder.norm
 
 
 # The columns of IMDB's words, with and without weights by Zipf's law, and rows of another norm.
@@ -214,6 +251,9 @@ class Features:
         """Return a feature map by name."""
         if map_ == "scattering":
             return Scattering(self.shape).build()
+        if map_.startswith("tuned"):
+            encoder = SyntheticEncoder(self.shape).build().encoder
+            return encoder_parts(encoder, int(map_.removeprefix("tuned")))[0]
         return SyntheticEncoder(self.shape, pool=int(map_[-1])).build()
 
     def probe(self, scales: str) -> Probe:
@@ -244,6 +284,8 @@ class Features:
         found = []
         for chunk in self.images(part).split(250):
             x = scaled(chunk.to(self._device))
+            if map_.startswith("tuned"):
+                x = x.expand(-1, 3, -1, -1)
             y = features(x)
             if mirror:
                 y = (y + features(x.flip(3)).flip(3)) / 2
@@ -264,8 +306,10 @@ class Features:
 
         Those of a head are `[n, d]` in half precision, and every map has equal energy.
         """
-        if arm.kind != "head":
+        if arm.kind == "network":
             return scaled(self.images(part)).to(self._device)
+        if arm.kind == "tuned":
+            return self.raw(arm.maps[0], part).to(self._device)
         parts = []
         for map_ in arm.maps:
             x = self.raw(map_, part, arm.mirror)

@@ -26,7 +26,7 @@ BOUNDS = {
     # Budgets, the officer's card in every host, idioms of Opacus, callbacks, loggers and the
     # scikit-learn estimators took 22,000 tokens; releases beside the steps, for bounds and for
     # private evaluations, 3,100; features without data 4,900; mended ledgers and cards 2,800.
-    "core": (85, 268_460, 8.40, 0.0125, 0),
+    "core": (85, 268_480, 8.40, 0.0125, 0),
     # Own data on the command line took 14,000 tokens; the answer on a page, the short help, class
     # scores, an early end and the card command the rest; private bounds and a private early end
     # 2,650; numbers as targets 1,500; training of the encoder and its recipes 2,310; a head
@@ -42,8 +42,6 @@ SINGLE_IMPORTERS = {
     "features.scattering",  # wavelet scattering, a map without weights
     "integrations._opacus_step",  # the step behind a script's optimizer
 }
-# Calls of isinstance or match on blocks and metric entries outside of linalg.
-DISPATCHES = 5
 LINALG = {"Outer", "Lookup", "Tied", "PerExample", "ConvBlock", "Patched", "Formed"}
 LINALG |= {"Kronecker", "Eigenbasis", "Elementwise", "Identity", "Diagonal", "Dense", "LowRank"}
 
@@ -99,7 +97,7 @@ def dispatches(file: File) -> Iterator[str]:
 
 def test_dispatch_on_blocks_and_metric_entries_stays_in_linalg() -> None:
     found = [line for file in source_files() if file.top != "linalg" for line in dispatches(file)]
-    assert len(found) <= DISPATCHES, found
+    assert not found
 
 
 def test_the_readme_and_the_documents_are_short() -> None:

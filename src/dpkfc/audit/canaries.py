@@ -273,8 +273,9 @@ def _plant_gradients(
             canaries.plant(f"{name}: positions cancel", row, name, gradient, 1.0)
         layer = layers.get(name)
         entry = metric.get(name)
-        if layer is not None and isinstance(entry, Kronecker) and layer.rule == "linear":
-            _plant_extremes(canaries, row, layer, entry, plantable[name])
+        sides = None if entry is None else entry.sides
+        if layer is not None and sides is not None and layer.rule == "linear":
+            _plant_extremes(canaries, row, layer, sides, plantable[name])
     for name, (input_shape, output_shape) in list(plantable.items())[-1:]:
         a = _unit_vector(torch.ones(input_shape))
         u = _unit_vector(torch.ones(output_shape))

@@ -106,12 +106,11 @@ class AttentionCall:
             states = random_states(module.in_proj_weight.device)
         return cls(module, arguments, states)
 
-    def linear(self, layer: Layer, batch_size: int) -> tuple[Tensor, Tensor]:
+    def linear(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """Return inputs and output gradients of one of the two linear layers.
 
         Args:
             layer: of the projections, or of the output.
-            batch_size: examples N.
 
         Returns:
             `[N, T, d_in]` and `[N, T, d_out]`. T counts the positions of queries, keys and values,
@@ -300,13 +299,12 @@ def has_batch_in_place(call: Call, batch_size: int) -> bool:
     return call.axes[0] == BatchAxis(dim)
 
 
-def recurrent_gradients(layer: Layer, calls: Sequence[Call], batch_size: int) -> dict[str, Tensor]:
+def recurrent_gradients(layer: Layer, calls: Sequence[Call]) -> dict[str, Tensor]:
     """Return the gradients of each example's loss for an LSTM, GRU, RNN or one of their cells.
 
     Args:
         layer: names the parameters.
         calls: its calls in one forward pass, whose gradients are added.
-        batch_size: examples N.
 
     Returns:
         Role to gradients `[N, *parameter.shape]`.

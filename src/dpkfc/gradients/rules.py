@@ -149,7 +149,7 @@ def _block_of_calls(
     layer: Layer, calls: Sequence[Call], batch_size: int
 ) -> AnyBlock | ParametrizedBlock:
     if layer.rule == "recurrent":
-        return PerExample(recurrent_gradients(layer, calls, batch_size))
+        return PerExample(recurrent_gradients(layer, calls))
     if layer.rule not in ("fallback", "custom"):
         calls = [_example_first(layer, call, batch_size) for call in calls]
     if layer.rule == "tied":
@@ -167,7 +167,7 @@ def _example_first(layer: Layer, call: Call, batch_size: int) -> Call:
     example stay rows: `[N * views, ...]`.
     """
     if call.attention is not None:
-        x, b = call.attention.linear(layer, batch_size)
+        x, b = call.attention.linear(layer)
         return _plain_call(call, x, b)
     gradient = call.output_gradients[0]
     axis = call.axes[0]

@@ -256,11 +256,13 @@ class _Block:
         dimensions: positions T, input features and output features of a matrix-shaped layer whose
             norm method is chosen, None for others.
         settings: of a convolution, None for others.
+        matrix: the block itself if it has `dimensions`, else None.
     """
 
     kind: ClassVar[str | None] = None
     dimensions: Any = None
     settings: Any = None
+    matrix: Any = None
 
     def select(self: _Form, rows: Rows) -> _Form:
         """Return the block of the examples start … stop, or of a mask."""
@@ -434,6 +436,11 @@ class Outer(_Block):
     def dimensions(self) -> tuple[int, int, int]:
         """Return positions T, input features d_in and output features d_out."""
         return self.a.shape[1], self.d_in, self.d_out
+
+    @property
+    def matrix(self) -> Outer:
+        """Return the block itself."""
+        return self
 
     def outer(self) -> Outer:
         """Return the block itself."""
@@ -1128,6 +1135,11 @@ class ConvBlock(_Block):
     def dimensions(self) -> tuple[int, int, int]:
         """Return positions T, input features d_in and output features d_out."""
         return self.positions, self.d_in, self.d_out
+
+    @property
+    def matrix(self) -> ConvBlock:
+        """Return the block itself."""
+        return self
 
     def merge_rows(self, count: int, size: int) -> ConvBlock:
         """Return the block of `count` examples, each the sum of `size` consecutive rows."""

@@ -329,9 +329,11 @@ class _Entry:
 
     Attributes:
         is_elementwise: the map is one of gradients by role, and otherwise one of a matrix.
+        sides: the entry itself if it has a map of inputs and one of outputs, else None.
     """
 
     is_elementwise: ClassVar[bool] = False
+    sides: Kronecker | None = None
 
     @property
     def is_identity(self) -> bool:
@@ -362,6 +364,11 @@ class Kronecker(_Entry):
 
     input: Side = field(default_factory=Identity)
     output: Side = field(default_factory=Identity)
+
+    @property
+    def sides(self) -> Kronecker:  # type: ignore[override]
+        """Return the product itself, which is a map of inputs and one of outputs."""
+        return self
 
     @property
     def is_identity(self) -> bool:

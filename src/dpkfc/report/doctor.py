@@ -595,17 +595,16 @@ def _layer_cost(name: str, block: AnyBlock, entry: Any, timings: Timings) -> Lay
 
     That is one position, an embedding, or a gradient that is materialised anyway.
     """
-    if not isinstance(block, Outer | ConvBlock):
+    matrix = block.matrix
+    metric = Kronecker() if entry is None else entry.sides
+    if matrix is None or metric is None:
         return None
-    if entry is not None and not isinstance(entry, Kronecker):
-        return None
-    metric = Kronecker() if entry is None else entry
-    rule = choice_for(block, metric).method
+    rule = choice_for(matrix, metric).method
     if rule == "rank-one":
         return None
-    positions, d_in, d_out = block.dimensions
-    seconds = norm_seconds(block, metric, timings)
-    outer = block.outer()
+    positions, d_in, d_out = matrix.dimensions
+    seconds = norm_seconds(matrix, metric, timings)
+    outer = matrix.outer()
     sides = (
         _side_cost("A", metric.input, outer.explicit().a, timings),
         _side_cost("G", metric.output, outer.b, timings),
@@ -646,9 +645,7 @@ def _feasible_methods(block: Outer | ConvBlock, rule: str) -> list[str]:
     """Return the methods that fit into memory, and always that of the rule."""
     if rule not in METHODS:
         return [rule]
-    _, d_in, d_out = block.dimensions
-    size = block.b.element_size() * d_in * d_out * block.batch_size * block.groups
-    if size <= _GRADIENT_BYTES:
+    if block.like.element_size() * block.num_entries * block.batch_size <= _GRADIENT_BYTES:
         return list(METHODS)
     return [method for method in METHODS if method == rule or method != "materialised"]
 
@@ -656,8 +653,9 @@ def _feasible_methods(block: Outer | ConvBlock, rule: str) -> list[str]:
 def _convolution(block: Outer | ConvBlock) -> str:
     """Return what the widths do not say about a convolution, as part of a key."""
     text = f" groups {block.groups}" if block.groups > 1 else ""
-    if isinstance(block, ConvBlock):
-        text += f" {block.kernel}/{block.stride}/{block.dilation}"
+    convolution = block.settings
+    if convolution is not None:
+        text += f" {convolution.kernel}/{convolution.stride}/{convolution.dilation}"
     return text
 
 
@@ -790,8 +788,8 @@ def choose_sides(
                 widths[row["layer"]][row["side"]] = row["dim"]
         blocks, _ = capture_blocks(model, layers, inputs, rows)
         for name, block in blocks.items():
-            if isinstance(block, Outer | ConvBlock):
-                choices += _choose_layer_sides(name, block, widths[name], rank, timings)
+            if block.matrix is not None:
+                choices += _choose_layer_sides(name, block.matrix, widths[name], rank, timings)
     timings.save()
     return tuple(choices)
 
