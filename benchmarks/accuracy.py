@@ -228,14 +228,15 @@ def final_jobs() -> list[dict[str, Any]]:
 
 
 def table() -> str:
-    """Mean ± sample standard deviation over the seeds, with the tuned rate and the validation
-    accuracy that chose it.
+    """Mean and 95 % interval over the seeds, with the tuned rate and the validation accuracy that
+    chose it.
     """
+    from common import interval
+
     results = read()
     runs = list(results["runs"].values())
     lines = [
-        "| method | optimizer | lr | validation % (tuning seed) | test % (mean ± std) | seeds |"
-        " clipped | σ |",
+        "| method | optimizer | lr | validation % (tuning seed) | test % | seeds | clipped | σ |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for optimizer in RATES:
@@ -251,12 +252,7 @@ def table() -> str:
             ]
             if not test:
                 continue
-            values = 100 * np.array([r["accuracy"] for r in test])
-            spread = (
-                f"{values.mean():.2f} ± {values.std(ddof=1):.2f}"
-                if len(values) > 1
-                else f"{values.mean():.2f}"
-            )
+            spread = interval([100 * r["accuracy"] for r in test])
             label = {"sgd": "SGD, momentum 0.9", "adam": "Adam"}[optimizer]
             lines.append(
                 f"| {name} | {label} | {best['lr']:g} | {100 * best['accuracy']:.2f} | {spread} |"

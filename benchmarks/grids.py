@@ -98,13 +98,11 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _spread(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Mean accuracy, and of several runs their standard deviation and number."""
-    more = (
-        f" ± {statistics.stdev(100 * row['accuracy'] for row in rows):.2f} ({len(rows)})"
-        if len(rows) > 1
-        else ""
-    )
-    return f"{_mean(rows):.2f}{more}"
+    """Mean accuracy, and of several runs its 95 % interval and their number."""
+    from common import interval
+
+    more = f" ({len(rows)})" if len(rows) > 1 else ""
+    return interval([100 * row["accuracy"] for row in rows]) + more
 
 
 def _each(**values: Sequence[Any]) -> list[Settings]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, markdown, read_json
+from common import RESULTS, half_interval, interval, markdown, read_json
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "img" / "accuracy.png"
 TITLES = {"mnist-cnn": "MNIST", "fashion-mnist-cnn": "Fashion-MNIST"}
@@ -63,7 +63,7 @@ def cells(results: Mapping[str, Any], recipe: str) -> Cells:
 
 
 def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
-    """A method a line, its mean and standard deviation over seeds at each ε."""
+    """A method a line, its mean and 95 % interval at each ε."""
     found = cells(results, recipe)
     epsilons = sorted({epsilon for of in found.values() for epsilon in of})
     rows = [
@@ -75,6 +75,8 @@ def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
         for line in LINES
         if line.arm in found
     ]
+    if recipe == "mnist-cnn":
+        rows.insert(0, _head_on_features(epsilons))
     return markdown(
         [
             f"{TITLES[recipe]}, test %",
@@ -85,18 +87,26 @@ def table(results: Mapping[str, Any], recipe: str = "mnist-cnn") -> str:
     )
 
 
+def _head_on_features(epsilons: Sequence[float]) -> list[str]:
+    """Return the line of the linear head that the recipe `mnist` trains."""
+    controls = read_json(RESULTS / "features_controls.json")
+    values = {
+        row["epsilon"]: [100 * accuracy for accuracy in row["test"]]
+        for row in controls.get("rows", [])
+        if (row["data"], row["arm"]) == ("mnist", "scattering+encoder2, synthetic, dp-kfc")
+    }
+    cells = [_format_accuracy(values.get(epsilon, [])) for epsilon in epsilons]
+    return ["linear head on features, DP-KFC natural", "nothing: synthetic images", *cells]
+
+
 def _format_accuracy(values: Sequence[float]) -> str:
     if not values:
         return "–"
-    # The spaces do not break: a narrow column keeps a figure on one line.
-    spread = f"\u00a0±\u00a0{statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}\u00a0({len(values)})"
+    return f"{interval(values)}\u00a0({len(values)})"
 
 
 def picture(results: Mapping[str, Any], path: Path) -> None:
-    """Accuracy against ε, a panel a data set, with the standard deviation over seeds and every line
-    labelled at its end.
-    """
+    """Accuracy against ε with 95 % intervals, a panel a data set, a label at the end of a line."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -109,14 +119,16 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
     for panel, (recipe, found) in zip(panels[0], shown.items(), strict=True):
         epsilons = sorted({epsilon for of in found.values() for epsilon in of})
         ends = []
-        for line in (one for one in LINES if one.arm in found):
-            x = [epsilons.index(epsilon) for epsilon in sorted(found[line.arm])]
+        for number, line in enumerate(one for one in LINES if one.arm in found):
+            # Neighbouring error bars must not overlap.
+            shift = 0.018 * (number - len(LINES) / 2)
+            x = [epsilons.index(epsilon) + shift for epsilon in sorted(found[line.arm])]
             values = [found[line.arm][epsilon] for epsilon in sorted(found[line.arm])]
             y = [statistics.mean(v) for v in values]
             panel.errorbar(
                 x,
                 y,
-                yerr=[statistics.stdev(v) for v in values],
+                yerr=[half_interval(v) for v in values],
                 color=line.colour,
                 linestyle=line.style,
                 marker="o",
@@ -124,7 +136,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
                 linewidth=2.4 if line.arm == "dp-kfc-natural" else 1.5,
                 capsize=2,
             )
-            ends.append((y[-1], x[-1], line))
+            ends.append((y[-1], x[-1] - shift + 0.08, line))
         low, high = panel.get_ylim()
         for (_, x_end, line), y_text in zip(
             ends, _spread_heights([end[0] for end in ends], (high - low) / 19), strict=True
@@ -140,7 +152,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
                 fontsize=9,
             )
         panel.set_xticks(range(len(epsilons)), [f"ε = {epsilon:g}" for epsilon in epsilons])
-        panel.set_xlim(-0.1, len(epsilons) - 1 + 0.95)
+        panel.set_xlim(-0.15, len(epsilons) - 1 + 0.95)
         panel.set(
             title=f"{TITLES[recipe]}, CNN, δ = 10⁻⁵, 5 epochs, batches of 256",
             ylabel="test accuracy, %",

@@ -140,10 +140,10 @@ def key(settings: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
-    """Markdown: accuracy on the test set, mean ± standard deviation over seeds, and the rate that
+    """Markdown: accuracy on the test set, mean and 95 % interval, and the rate that
     validation chose.
     """
-    from common import markdown
+    from common import interval, markdown
     from dpkfc.app.settings import METHODS
 
     rows = []
@@ -163,12 +163,11 @@ def table(results: dict[str, Any], only: tuple[str, ...] = ()) -> str:
         scores = [100 * run["accuracy"] for run in runs]
         cost = statistics.median(run["seconds"] for run in runs)
         relative = f"{cost / base:.1f}×" if base else "–"
-        mean = f"{statistics.mean(scores):.1f} ± {statistics.stdev(scores):.1f}"
         rows.append(
             [
                 METHODS[method].label,
                 f"`{method}`",
-                mean,
+                interval(scores),
                 f"{found['lr']:g}",
                 found["edge"],
                 relative,

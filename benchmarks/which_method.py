@@ -8,7 +8,6 @@ reader has, and each of its answers names a row of the table or says that nothin
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from pathlib import Path
 
 import claims
 import grids
-from common import RESULTS, markdown
+from common import RESULTS, interval, markdown
 
 CHART = Path(__file__).resolve().parents[1] / "docs" / "img" / "which-method.svg"
 ARMS = ("dp-sgd", "dp-adam", "dp-kfc-a", "natural", "adadps", "dp-ngd")
-PLUS_MINUS = "\u00a0±\u00a0"  # keeps a figure and its spread on one line
 HEAD = (
     "test %",
     "ε",
@@ -94,17 +92,11 @@ def accuracies(row: Row, found: claims.Accuracies) -> dict[str, Sequence[float]]
 
 
 def table() -> str:
-    """Return a task a line and a method a column, with mean and standard deviation over seeds."""
+    """Return a task a line and a method a column, with mean and 95 % interval."""
     found, lines = claims.measured(RESULTS), []
     for row in ROWS:
         values = accuracies(row, found)
-        cells = {
-            arm: PLUS_MINUS.join(
-                [f"{statistics.mean(values[arm]):.2f}", f"{statistics.stdev(values[arm]):.2f}"]
-            )
-            for arm in ARMS
-            if len(values.get(arm, ())) > 1
-        }
+        cells = {arm: interval(values[arm]) for arm in ARMS if len(values.get(arm, ())) > 1}
         lines.append([row.title, row.epsilon, *(cells.get(arm, "–") for arm in ARMS)])
     return markdown(list(HEAD), lines)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from dpkfc.app.html import best_trials, winners_tests
+from dpkfc.app.html.render import interval
 from dpkfc.app.recipes.catalogue import find_recipe, run_config
 from dpkfc.app.tuning.runs import Plain, Run, Store, Task
 from dpkfc.app.tuning.search import Arm, Range, Search, arm_of, use_public_data, use_source
-from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text, spread
+from dpkfc.app.tuning.tune import Trials, percent, searches, settings_text
 
 OTHER = {
     "mnist-cnn": "fashion-mnist-cnn",
@@ -288,7 +290,7 @@ class Chain:
 def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
     """Return what has been run of a recipe, as Markdown.
 
-    Each arm has a line with mean ± sample standard deviation over the seeds, by ε.
+    Each arm has a line with mean and 95 % interval over the seeds, by ε.
     """
     rows = [row for row in rows if row["run"]["recipe"] == recipe]
     tests = winners_tests(rows)
@@ -321,9 +323,18 @@ def table(rows: Iterable[Mapping[str, Any]], recipe: str) -> str:
 
 
 def _score_cell(tests: Iterable[Mapping[str, Any]], epsilon: float) -> str:
-    """Return mean ± deviation in percent and the number of tests at one ε."""
+    """Return the mean with its 95 % interval in percent, and the number of tests at one ε."""
     scores = [100 * row["accuracy"] for row in tests if row["target_epsilon"] == epsilon]
-    return f"{spread(scores)} ({len(scores)})" if scores else "–"
+    return f"{mean_and_interval(scores)} ({len(scores)})" if scores else "–"
+
+
+def mean_and_interval(values: Sequence[float]) -> str:
+    """Return a mean with its 95 % interval (Student's t); a dash for no value."""
+    if not values:
+        return "–"
+    half = interval(values)
+    more = "" if half is None else f" ± {half:.2f}"
+    return f"{statistics.mean(values):.2f}{more}"
 
 
 def _table_line(cells: Iterable[str]) -> str:

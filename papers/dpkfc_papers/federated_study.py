@@ -38,17 +38,19 @@ from dpkfc.app.datasets.sources import (
     Source,
     load_pixels,
 )
+from dpkfc.app.html.render import interval
 from dpkfc.app.models import resnet20, seeded
 from dpkfc.app.run_folder import placed
 from dpkfc.app.tuning.runs import Clock, Plain, Store, StudyError, TimeIsUp, hardware
 from dpkfc.app.tuning.search import Choice, Range, Space
-from dpkfc.app.tuning.tune import percent, settings_text, spread
+from dpkfc.app.tuning.tune import percent, settings_text
 from dpkfc.curvature.kfac import KFAC
 from dpkfc.curvature.probes import FeatureNoise
 from dpkfc.data.augment import reflect_pad_crop_flip
 from dpkfc.data.sampling import REPLACE_ONE
 from dpkfc.federated.plan import FedAvgM, FederatedConfig, FedGD, FedSOFIM, PerUpload, TrustedServer
 from dpkfc.federated.simulation import dirichlet, federate, iid, parts
+from dpkfc_papers.accuracy import mean_and_interval
 
 # --------------------------------------------------------------------------------------------------
 # Frozen features of a network that was trained on public images only, made once and stored on the
@@ -841,14 +843,14 @@ def accuracies(study: Study, store: Store, task: str) -> str:
         seeds |= {len(values) for values in columns if values}
         best = percent(_best_validation(study, store, task, name))
         formula = settings_text(_formula_settings(settings))
-        rows.append([method.label, best, *map(spread, columns), formula])
+        rows.append([method.label, best, *map(mean_and_interval, columns), formula])
     if not rows:
         return "*Not run yet.*"
     count = str(max(seeds, default=0))
     if len(seeds) > 1:
         count = f"{min(seeds)} to {max(seeds)}"
     return (
-        f"{_markdown(head, rows)}\n\nTest accuracy in percent, mean ± standard deviation; seeds a"
+        f"{_markdown(head, rows)}\n\nTest accuracy in percent, with 95 % intervals; seeds a"
         f" cell: {count}."
     )
 
@@ -955,7 +957,7 @@ def tables(study: Study, store: Store) -> str:
 
 
 def figure(study: Study, store: Store, path: Path) -> Path:
-    """Draw accuracy over ε with error bars of one standard deviation, one panel a task.
+    """Draw accuracy over ε with 95 % intervals, one panel a task.
 
     Tasks that were run at one ε only are left out, unless all tasks were.
 
@@ -969,7 +971,7 @@ def figure(study: Study, store: Store, path: Path) -> Path:
     tasks = _tasks_with_curves(study, store, names[0]) or study.tasks
     caption = (
         "20 clients, 70 rounds, δ = 1e-5, replace-one, trusted server; linear head on public"
-        " features; mean ± std"
+        " features; 95 % intervals"
     )
     width = max(7.2, 1.2 + 3.2 * len(tasks))
     height = 4.3
@@ -985,12 +987,12 @@ def figure(study: Study, store: Store, path: Path) -> Path:
         for k, name in enumerate(names):
             # Neighbouring error bars must not overlap.
             shift = 1 + 0.03 * (k - len(names) / 2)
-            x, means, deviations = _read_curve(study, store, task, name)
+            x, means, halves = _read_curve(study, store, task, name)
             if x:
                 panel.errorbar(
                     [epsilon * shift for epsilon in x],
                     means,
-                    deviations,
+                    halves,
                     label=METHODS[name].label,
                     color=(*COLOURS, INK)[k % 7],
                     linestyle="--" if METHODS[name].control_of else "-",
@@ -1025,15 +1027,15 @@ def _tasks_with_curves(study: Study, store: Store, name: str) -> list[str]:
 def _read_curve(
     study: Study, store: Store, task: str, name: str
 ) -> tuple[list[float], list[float], list[float]]:
-    """Return every ε with test accuracies of a method, their means and standard deviations."""
-    epsilons, means, deviations = [], [], []
+    """Return every ε with test accuracies of a method, their means and half intervals."""
+    epsilons, means, halves = [], [], []
     for epsilon in study.epsilons:
         values = _values(study, store, task, name, epsilon=epsilon)
         if values:
             epsilons.append(epsilon)
             means.append(statistics.mean(values))
-            deviations.append(statistics.stdev(values) if len(values) > 1 else 0.0)
-    return epsilons, means, deviations
+            halves.append(interval(values) or 0.0)
+    return epsilons, means, halves
 
 
 # --------------------------------------------------------------------------------------------------

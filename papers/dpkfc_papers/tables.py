@@ -31,7 +31,7 @@ from dpkfc.app.tuning.runs import (
     drive,
     minutes_left,
 )
-from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text, spread
+from dpkfc.app.tuning.tune import expected_seconds, reported, settings_text
 
 # --------------------------------------------------------------------------------------------------
 # Tables of the papers: the printed numbers, and the run that stands for each, or why there is none.
@@ -352,8 +352,9 @@ class Outcome:
 
     @property
     def ours(self) -> str:
-        """Mean ± sample standard deviation."""
-        return spread(self.values)
+        """Mean ± sample standard deviation, which is what papers print."""
+        deviation = f" ± {statistics.stdev(self.values):.2f}" if len(self.values) > 1 else ""
+        return f"{statistics.mean(self.values):.2f}{deviation}" if self.values else "–"
 
 
 def verdict(published: Published, seeds: int, values: Sequence[float]) -> str:

@@ -10,7 +10,6 @@ import math
 import random
 import secrets
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -428,14 +427,6 @@ class Tuned(Cost):
 def percent(accuracy: float | None) -> str:
     """An accuracy in a table."""
     return "–" if accuracy is None else f"{100 * accuracy:.2f}"
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean ± sample standard deviation of seeds in a table; a dash for none."""
-    if not values:
-        return "–"
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{deviation}"
 
 
 def settings_text(params: Mapping[str, Plain]) -> str:
