@@ -20,8 +20,8 @@ from typing import Any
 from common import RESULTS, interval, machine, markdown, read_json
 
 PATH = RESULTS / "baselines.json"
-PUBLIC = {"mnist-cnn": "@fashion-mnist-cnn:500", "fashion-mnist-cnn": "@mnist-cnn:500"}
-TITLES = {"mnist-cnn": "MNIST", "fashion-mnist-cnn": "Fashion-MNIST"}
+PUBLIC = {"fashion-mnist-cnn": "@mnist-cnn:500", "mnist-cnn": "@fashion-mnist-cnn:500"}
+TITLES = {"fashion-mnist-cnn": "Fashion-MNIST", "mnist-cnn": "MNIST"}
 COMMON = {
     "epsilon": 1.0,
     "delta": 1e-5,
@@ -84,13 +84,12 @@ def search(store: Any, recipe: str, label: str) -> tuple[Any, float | None]:
 
 
 def missing(store: Any) -> Iterator[Any]:
-    """Yield what has not been run: searches first, then one seed of every method at a time."""
+    """Yield what has not been run: of a data set searches first, then seed after seed."""
     for recipe in PUBLIC:
         for label in METHODS:
             while (run := search(store, recipe, label)[0]) is not None:
                 yield run
-    for seed in SEEDS:
-        for recipe in PUBLIC:
+        for seed in SEEDS:
             for label in METHODS:
                 rate = search(store, recipe, label)[1]
                 run = make_run(recipe, label, rate or 0.0, seed, "test")

@@ -19,15 +19,12 @@ from dpkfc.report.card import session_card, to_markdown
 from dpkfc.report.officer import registry_record
 from dpkfc.report.verify import verify_ledger
 from tests.distributed.cases import CASES
-from tests.golden.record import digest, flatten_weights
+from tests.golden.record import digest, flatten_weights, processor
 from tests.test_session import loss_fn
 
 OLD = Path(__file__).parent / "old"
 INDEX = json.loads((OLD / "index.json").read_text("utf-8"))
-SAME_MACHINE = (
-    INDEX["processor"] == torch.backends.cpu.get_cpu_capability()
-    and INDEX["torch"] == torch.__version__
-)
+SAME_MACHINE = INDEX["processor"] == processor() and INDEX["torch"] == torch.__version__
 # Sections that cards of layout 2 have beside those of the old files.
 ADDED = {"layout", "declared", "dates", "meaning", "total"}
 DATED = {"created", "date", "dpkfc", "generated", "ledger", "software", "versions"}
@@ -50,6 +47,9 @@ def test_an_old_run_goes_on(name: str, tmp_path: Path) -> None:
         assert digest(flatten_weights(model)) == expected["weights"]
     stored = json.loads((folder / "card.json").read_text("utf-8"))
     found = json.loads(json.dumps(card))
+    if not SAME_MACHINE:
+        # Digests of a metric depend on its last bits.
+        del stored["curvature"]["refreshes"], found["curvature"]["refreshes"]
     assert set(found) - set(stored) == ADDED
     for key in set(stored) - DATED:
         assert found.get(key) == stored.get(key), key
