@@ -158,6 +158,9 @@ def test_images_and_texts_may_have_numbers_too(tmp_path: Path):
     bounds = Schema(target="cost", target_bounds=(100, 300), images=ImageForm(size=16))
     labels = encode_folder(folder, bounds, table).labels
     torch.testing.assert_close(labels, torch.linspace(-1, 0.9, 20))
+    (folder / names[3]).write_text("no image")
+    broken = encode_folder(folder, bounds, table)
+    assert broken.labels.isnan().nonzero().flatten().tolist() == [3]
     texts = write_texts(tmp_path / "notes.jsonl", 10)
     form = replace(bounds.text, key="note", buckets=16)
     schema = replace(bounds, target="id", target_bounds=(0, 4), text=form)

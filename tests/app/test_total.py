@@ -16,6 +16,7 @@ from dpkfc.config import PrivacyConfig
 from dpkfc.federated import FederatedConfig, LocalGradient
 from dpkfc.privacy import Budget
 from dpkfc.privacy.ledger import Ledger, verify
+from dpkfc.report import rounded_up
 from dpkfc.report.verify import describe_total, total_of_ledgers, verify_ledger
 from tests.app.finished import call
 
@@ -51,9 +52,10 @@ def test_runs_charge_their_budget_until_it_is_spent(tmp_path: Path) -> None:
     assert call(*RUN, "--budget", path, "--out", tmp_path / "a").exit_code == 0
     card = json.loads((tmp_path / "a" / "privacy_card.json").read_text("utf-8"))
     assert card["budget"]["people"] == "writers" and card["budget"]["before"] == 0.0
-    assert "| budget | writers: ε of all runs 0.0000 before this one and" in (
-        tmp_path / "a" / "privacy_card.md"
-    ).read_text("utf-8")
+    page, _, annex = (tmp_path / "a" / "privacy_card.md").read_text("utf-8").partition("# Annex")
+    assert "| budget | writers: ε of all runs 0.0000 before this one and" in annex
+    total = f"ε = {rounded_up(card['budget']['after'], 4)}, δ = 1e-05 for all runs that the budget"
+    assert f"- **Total over several runs:** {total} of writers had counted." in page
     content = path.read_bytes()
     said = refused(*RUN, "--budget", path, "--out", tmp_path / "b")
     named = re.search(

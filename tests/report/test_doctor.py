@@ -44,6 +44,19 @@ def test_a_cnn_is_described_layer_by_layer():
     assert max(map(len, narrow.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_proved_batch_axis_is_told_from_another(axis: int | None):
+    class Head(nn.Linear):
+        def forward(self, x):
+            out = super().forward(x)
+            return out if axis is None else out - out.mean(axis)
+
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), Head(8, 3))
+    found = diagnose(model, KFAC(probe=PinkNoise((1, 8, 8)), probe_size=16))
+    assert bool(found.unproved) == (axis is not None)
+    assert ("one at a time" in _text(found)) == (axis is not None)
+
+
 def test_an_oversize_side_is_said():
     found = diagnose(
         digits_cnn(),

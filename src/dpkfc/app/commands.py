@@ -252,7 +252,7 @@ def _fill_content(found: Card, given: Mapping[str, str]) -> dict[str, Any]:
     known = content.get("declared") or {}
     declared = Declared(**{**known, **given})
     if content.get("layout") != LAYOUT:
-        content |= explain_ledger(found)
+        content = explain_ledger(found) | content
     return content | {"layout": LAYOUT, "declared": vars(declared)}
 
 

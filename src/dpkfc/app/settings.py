@@ -750,12 +750,18 @@ def parse_pairs(setting: str, text: str) -> dict[str, str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message: the nearest known word, or all of them."""
+    """Return the end of an error message: the nearest known word, or those that fit a line."""
     known = sorted(known)
     word = str(word)
     longer = [name for name in known if word and name.startswith(word)]
     close = longer or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return f"did you mean {close[0]!r}?" if close else f"known: {shorten(known)}"
+
+
+def shorten(names: Iterable[str], most: int = 90) -> str:
+    """Return names in one text, cut after `most` characters."""
+    text = ", ".join(names)
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _fits_a_file(text: str) -> bool:

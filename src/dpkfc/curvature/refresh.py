@@ -112,7 +112,7 @@ def logits_of(output: Any) -> Tensor:
     """Return the tensor in a model's output: itself, its `.logits` or its item `logits`.
 
     Raises:
-        ValueError: no such tensor, or one that is not finite.
+        ValueError: no such tensor.
     """
     logits = output
     if isinstance(output, Mapping):
@@ -124,6 +124,16 @@ def logits_of(output: Any) -> Tensor:
             f"the model's output on the probe is a {type(output).__name__} without `.logits`; "
             "give KFAC a loss(output, generator) that returns one loss an example"
         )
+    return logits
+
+
+def _finite_logits(output: Any) -> Tensor:
+    """Return the tensor in a model's output on a probe, whose values are read.
+
+    Raises:
+        ValueError: no such tensor, or one that is not finite.
+    """
+    logits = logits_of(output)
     if logits.numel() and not all(torch.isfinite(x) for x in torch.aminmax(logits)):
         raise ValueError(
             f"the model's output on the probe (shape {tuple(logits.shape)}) contains NaN or "
@@ -160,7 +170,7 @@ def likelihood_loss(
         ValueError: labels that are missing or out of range, or an output that does not fit the
             likelihood or the mask.
     """
-    logits = logits_of(output)
+    logits = _finite_logits(output)
     if labels != "given":
         given = None
     elif given is None:
@@ -185,7 +195,7 @@ def likelihood_loss(
 
 def labels_fit(likelihood: str, output: Any, given: Tensor) -> bool:
     """Return whether labels `[n, ...]` have the shape and the classes of an output `[N, ...]`."""
-    logits = logits_of(output)
+    logits = _finite_logits(output)
     if likelihood != "categorical":
         return given[0].numel() == logits[0].numel()
     if logits.dim() >= 4:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 # Of the Markdown. `dpkfc ledger verify` compares the text of cards of this layout.
-LAYOUT = 2
+LAYOUT = 3
 WEIGHTS, LEDGER, CARD, REGISTRY = (
     "model.safetensors",
     "ledger.jsonl",

@@ -30,6 +30,7 @@ from dpkfc.app.owndata import UNKNOWN, Figures, Records, number_equal
 from dpkfc.app.owndata.schema import ImageForm, Schema, target_of
 from dpkfc.app.pretrained import SENTENCE_WIDTH, minilm_vectors
 from dpkfc.app.recipes.text import weighted_words
+from dpkfc.app.settings import shorten
 
 DELIMITED = (".csv", ".tsv")
 TABLE_SUFFIXES = (*DELIMITED, ".parquet", ".feather", ".arrow")
@@ -150,7 +151,7 @@ def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[
     for name in names:
         if name not in kinds:
             raise DatasetError(
-                f"{path}: has no column {name!r}; its header has {_shorten(list(kinds))}"
+                f"{path}: has no column {name!r}; its header has {shorten(kinds, 60)}"
             )
     try:
         if path.suffix.lower() in DELIMITED:
@@ -162,11 +163,6 @@ def read_table(path: Path, names: Sequence[str], delimiter: str = ",") -> tuple[
         raise unreadable_error(path, error) from None
     except pa.ArrowException:
         raise damaged_error(path, f"is not a whole {path.suffix[1:]} file") from None
-
-
-def _shorten(names: list[str]) -> str:
-    listed = ", ".join(names)
-    return listed if len(listed) <= 60 else f"{listed[:57]}..."
 
 
 def _read_delimited(
@@ -393,6 +389,7 @@ def encode_folder(
     images = []
     kept = []
     broken = 0
+    unknown, _ = target_of(schema).encode([None])
     form = schema.images
     nothing = np.zeros((form.channels, form.size, form.size), np.float32)
     bytes_each = 4 * form.channels * form.size**2
@@ -401,7 +398,7 @@ def encode_folder(
         pixels = _read_image(path, form)
         if pixels is None:
             broken += 1
-            numbers[row] = UNKNOWN
+            numbers[row] = unknown[0].item()
         if pixels is not None or with_broken:
             images.append(nothing if pixels is None else pixels)
             kept.append(row)

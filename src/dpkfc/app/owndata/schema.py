@@ -291,7 +291,9 @@ class Column:
         )
 
     def _is_missing(self, value: str | None) -> bool:
-        if value is None or value.strip() in (self.missing or MISSING):
+        if value is None:
+            return True
+        if canonical(value) in map(canonical, self.missing or MISSING):
             return True
         if self.kind == "number":
             return parse_number(value) is None
@@ -320,6 +322,19 @@ class Encoded:
     features: np.ndarray
     missing: float
     odd: float
+
+
+def canonical(text: str) -> str:
+    """Return a text without spaces around it, and in one form where programs write two.
+
+    A column of whole numbers with missing values is often stored as 1.0, and true as True or TRUE.
+    """
+    text = text.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    head, _, zeros = text.partition(".")
+    is_whole = zeros != "" and not zeros.strip("0") and head.removeprefix("-").isdecimal()
+    return head if is_whole else text
 
 
 def parse_number(text: str) -> float | None:
@@ -351,9 +366,9 @@ def _encode_categories(column: Column, values: list[str]) -> _Rows:
     """Return one-hot rows; the last place belongs to unknown categories, which buckets lack."""
     rows = np.zeros((len(values), column.width - 1), np.float32)
     odd = np.zeros(len(values), bool)
-    place_of = {category: place for place, category in enumerate(column.categories)}
+    place_of = {canonical(category): place for place, category in enumerate(column.categories)}
     for number, value in enumerate(values):
-        text = value.strip()
+        text = canonical(value)
         if column.buckets:
             place = _bucket(text, column.buckets)
         else:
@@ -549,7 +564,7 @@ def check_schema(schema: Schema, where: str, *, may_be_open: bool = False) -> Sc
             units.append(name)
     if len(set(units)) > 1:
         raise ConfigError(f"{where}: {units[0]!r} and {units[1]!r} are both units; keep one")
-    different = len(set(schema.classes))
+    different = len(set(map(canonical, schema.classes)))
     if schema.classes and different < max(2, len(schema.classes)):
         raise ConfigError(
             f"{where}: classes must be two or more different values, got {list(schema.classes)}"
@@ -873,12 +888,12 @@ class Classes:
 
     def encode(self, values: Sequence[str | None]) -> tuple[np.ndarray, Figures]:
         """Return class numbers int64 `[N]`."""
-        number_of = {name: number for number, name in enumerate(self.names)}
+        number_of = {canonical(name): number for number, name in enumerate(self.names)}
         numbers = []
         for value in values:
             number = UNKNOWN
             if value is not None:
-                number = number_of.get(value.strip(), UNKNOWN)
+                number = number_of.get(canonical(value), UNKNOWN)
             numbers.append(number)
         return np.array(numbers, np.int64), {}
 
