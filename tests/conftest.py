@@ -11,7 +11,6 @@ import random
 import re
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from hypothesis import HealthCheck, settings
 from torch.overrides import _get_current_function_mode
 
 from dpkfc.integrations._opacus_batch import remove_finished_modes
+from tests.quick import make_accounting_quick, make_figures_blank
 
 settings.register_profile(
     "repeatable",
@@ -36,9 +36,14 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+# Files whose accounting is that of users.
+EXACT = ("test_account", "test_calibration", "test_events", "test_tradeoff")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    # Collection leaves little garbage, and the search for it takes half of the time.
+    gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -58,7 +63,11 @@ def _repeatable(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        # Otherwise torch notes the whole stack for each kind of device that is not there.
+        torch.default_generator.manual_seed(0)
     monkeypatch.delenv("DPKFC_DATA", raising=False)
 
 
@@ -73,25 +82,22 @@ def _end_abandoned_modes() -> Iterator[None]:
         remove_finished_modes()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _quick_accounting(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Account with few points, but in tests of accounting and of figures of the past."""
+    path = request.path
+    if path.parent.name == "golden" or path.stem.startswith(EXACT):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patched:
+        make_accounting_quick(patched)
+        yield
+
+
 @pytest.fixture(scope="module")
 def blank_figures() -> Iterator[None]:
-    """Leave the figures of runs blank, and measure them on 32 examples at most.
-
-    Otherwise they take longer than a few steps. Runs of tests/app/test_train.py and of the
-    documents measure and draw them in full.
-    """
-    from dpkfc.app import results
-    from dpkfc.app.run_folder import placed
-
-    choose_factors = results._choose_factors
-
-    def choose_few(prepared: Any) -> Any:
-        factors, measured_on = choose_factors(prepared)
-        return replace(factors, probe_size=min(factors.probe_size, 32)), measured_on
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("dpkfc.app.plots.save", lambda figure, path: placed(path, Path.touch))
-        patched.setattr(results, "_choose_factors", choose_few)
+        make_figures_blank(patched)
         yield
 
 
@@ -122,5 +128,6 @@ def pytest_collection_finish() -> None:
     """Modules and thousands of items stay to the end: no later search for garbage need look at
     them.
     """
-    gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
+    gc.enable()

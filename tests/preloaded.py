@@ -6,8 +6,11 @@ Not Flower: a test shows that it is imported late.
 
 from __future__ import annotations
 
+import gc
 from contextlib import suppress
 from importlib import import_module
+
+gc.disable()
 
 NEEDED = (
     "matplotlib.pyplot",
@@ -27,3 +30,7 @@ for name in NEEDED:
 for name in OPTIONAL:
     with suppress(ImportError):
         import_module(name)
+
+# A process that is forked need not search these modules for garbage.
+gc.freeze()
+gc.enable()

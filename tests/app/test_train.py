@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from dpkfc.app import plots, results
 from dpkfc.app import train as train_module
 from dpkfc.app.datasets import DatasetError
 from dpkfc.app.demos import COMPARED, demo
@@ -42,14 +45,21 @@ QUICK = {
     "evaluate_every": 2,
 }
 
+# Fixtures of this folder leave them out.
+SAVE, CHOOSE_FACTORS = plots.save, results._choose_factors
+
 
 def _config(out: Path | str, **changed) -> RunConfig:
     return run_config({**QUICK, "out": str(out), **changed})
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _figures() -> None:
-    """Here figures are drawn."""
+@contextmanager
+def drawn_figures() -> Iterator[None]:
+    """Draw figures, and measure them in full."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("dpkfc.app.plots.save", SAVE)
+        patched.setattr("dpkfc.app.results._choose_factors", CHOOSE_FACTORS)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -61,7 +71,8 @@ def _remembered_accounting():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    return run(_config(folder)), folder
+    with drawn_figures():
+        return run(_config(folder)), folder
 
 
 def test_a_run_leaves_its_folder(finished):
@@ -372,7 +383,8 @@ def test_signals_get_their_handlers_back():
 
 def test_the_demo_compares_two_methods(tmp_path: Path):
     settings = {key: value for key, value in QUICK.items() if key != "recipe"}
-    done = demo(settings, out=str(tmp_path / "demo"))
+    with drawn_figures():
+        done = demo(settings, out=str(tmp_path / "demo"))
     assert set(done.results) == {"dp-sgd", "dp-kfc"} == set(COMPARED)
     assert (tmp_path / "demo" / "comparison.png").stat().st_size > 10_000
     assert (tmp_path / "demo" / "dp-kfc" / "privacy_card.md").is_file() and not done.interrupted

@@ -488,6 +488,7 @@ def test_rounded_noise_on_a_device() -> None:
     assert two_sided(z.cpu() * p.expected_batch_size, p.stddev) > 1e-9
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_command_line_trains_with_rounded_noise(tmp_path: Path) -> None:
     quick = [
         "--steps",

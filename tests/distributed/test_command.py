@@ -21,6 +21,7 @@ from dpkfc.privacy.ledger import LedgerError, verify
 from tests.distributed.cases import Case
 from tests.distributed.group import run, start
 from tests.ports import free_port
+from tests.quick import make_figures_blank
 from tests.test_session import loss_fn, net, session
 
 SETTINGS = [
@@ -39,6 +40,8 @@ SETTINGS = [
     *("--probe-size", "8", "--every", "2", "--evaluate-every", "2", "--test-mode"),
 ]
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 # Of no process.
 NEVER = -1
 
@@ -48,6 +51,7 @@ def command(
 ) -> dict[str, Any]:
     """One process as torchrun starts it."""
     torch.set_num_threads(1)
+    make_figures_blank(pytest.MonkeyPatch())
     os.chdir(folder)
     os.environ.update(
         TORCHELASTIC_RUN_ID="one", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world)
