@@ -1604,6 +1604,10 @@ class Tracker:
         """Return what is known of a tensor, None if no example and no parameter decide it."""
         if is_lazy(x):
             return None  # it has no values yet, and no operation of torch may look at it
+        with torch._C.DisableTorchFunction():
+            return self._state(x)
+
+    def _state(self, x: Tensor) -> State | None:
         key = id(x)
         base = x._base
         known = self._states.get(key)
@@ -2050,11 +2054,13 @@ class _Dispatch(_Mode, TorchDispatchMode):
         kwargs = kwargs or {}
         if not self.is_on:
             return func(*args, **kwargs)
-        before = self._tracker.values_before(func, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            before = self._tracker.values_before(func, args, kwargs)
         output = func(*args, **kwargs)
         if func in _UNFILLED:
             torch.ops.aten.zero_.default(output)
-        self._tracker.follow(func, args, kwargs, output, before)
+        with torch._C.DisableTorchFunction():
+            self._tracker.follow(func, args, kwargs, output, before)
         return output
 
 
