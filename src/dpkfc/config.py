@@ -348,6 +348,18 @@ class Plan(PlanBase):
 
 # --------------------------------------------------------------------------------------------------
 
+
+def check_plan(plan: Any) -> None:
+    """Check that a loop is given a plan, and not the settings that make one.
+
+    Raises:
+        ValueError: naming the fix.
+    """
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        raise ValueError(f"plan is a {kind}; pass what PrivacyConfig(...).calibrate(...) returns")
+
+
 SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 

@@ -1251,8 +1251,8 @@ def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
     for key, name in trainable.items():
         if key not in covered:
             raise RuntimeError(
-                f"parameter '{name}' is trainable but belongs to no covered layer; add and "
-                "unfreeze layers before the model is made private (docs/errors.md#not-covered)"
+                f"parameter '{name}' is trainable but in no covered layer; add and unfreeze "
+                "layers before the model is made private (docs/errors.md#not-covered)"
             )
     for key, name in covered.items():
         if key not in trainable:
