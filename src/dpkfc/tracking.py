@@ -1386,12 +1386,8 @@ def _nll_loss(operation: Operation) -> Answer:
             operation.lost("the divisor of the loss counts the labels of all examples"),
         ]
     if weight is not None:
-        return operation.lost(
-            "a mean with class weights divides by a sum over the labels of the batch"
-        )
-    return operation.lost(
-        f"a mean with ignore_index={ignored} divides by a count of the labels of the batch"
-    )
+        return operation.lost("class weights divide it by the labels of the batch")
+    return operation.lost(f"ignore_index={ignored} divides it by the labels of the batch")
 
 
 @_rule("multi_margin_loss multilabel_margin_loss_forward")
