@@ -87,8 +87,8 @@ class Counts:
                 self.branches += 1 + sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
                 if ODD_NAME.match(node.name):
                     self.odd_names.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-            elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                length = sum(map(message_length, node.exc.args))
+            elif isinstance(node, ast.Raise | ast.Yield):
+                length = sum(map(message_length, messages_of(node)))
                 self.messages += length > 0
                 if length > 160:
                     self.long_messages.append(f"{path.relative_to(ROOT)}:{node.lineno} {length}")
@@ -101,6 +101,15 @@ def docstring_lines(tree: ast.Module) -> set[int]:
     return {
         node.body[0].lineno for node in owners if ast.get_docstring(node, clean=False) is not None
     }
+
+
+def messages_of(node: ast.Raise | ast.Yield) -> list[ast.expr]:
+    """Return the texts of an error, or of a check: a pair of a condition and a message."""
+    if isinstance(node, ast.Raise):
+        return node.exc.args if isinstance(node.exc, ast.Call) else []
+    if isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2:
+        return node.value.elts[1:]
+    return []
 
 
 def message_length(node: ast.expr) -> int:

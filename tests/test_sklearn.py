@@ -219,14 +219,50 @@ def test_class_weights_are_public_numbers(blobs):
         ({"steps": 0}, "steps"),
         ({"learning_rate": -1}, "learning_rate must be positive"),
         ({"classes": [1]}, "two classes or more"),
+        ({"classes": 3}, "classes must list labels of one type, as .0, 1., got 3"),
+        ({"classes": ["a", 1]}, "classes must list labels of one type"),
         ({"class_weights": {9: 1.0}}, "names 9"),
         ({"class_weights": {0: -1.0}}, "must be finite and >= 0"),
+        ({"class_weights": "balanced"}, "must map labels to public numbers, got 'balanced'"),
+        ({"epsilon": None, "max_grad_norm": 1.0}, "epsilon must be positive and finite, got None"),
+        ({"delta": "x"}, r"delta must be in \(0, 1\), got 'x'"),
+        ({"max_grad_norm": "a"}, "max_grad_norm must be positive and finite, got 'a'"),
+        ({"steps": 1.5}, "steps must be an integer >= 1, got 1.5"),
+        ({"batch_size": "all"}, "batch_size must be an integer >= 1, got 'all'"),
     ],
 )
 def test_bad_settings_are_one_error(blobs, settings, message):
     with pytest.raises(ValueError, match=message) as caught:
         DPLogisticRegression(**{**QUIET, **settings}).fit(*blobs)
-    assert len(str(caught.value)) <= 200
+    assert len(str(caught.value)) <= 160
+
+
+@pytest.mark.parametrize("widths", [0, (-3,), ("a",), (1.5,)])
+def test_a_width_is_an_integer(blobs, widths):
+    with pytest.raises(ValueError, match="hidden_layer_sizes must be an integer >= 1"):
+        DPMLPClassifier(**QUIET, hidden_layer_sizes=widths).fit(*blobs)
+
+
+@pytest.mark.parametrize(
+    "rows", [np.full(9, 7.25), np.full((9, 2), 7.25j), 7.25 + np.zeros((1, 9, 2))]
+)
+def test_an_error_shows_no_row(rows):
+    with pytest.raises(ValueError, match="shape|Complex data") as caught:
+        DPLogisticRegression(**QUIET).fit(rows, np.zeros(9))
+    assert "7.25" not in str(caught.value) and len(str(caught.value)) <= 160
+
+
+def test_a_frame_may_mix_all_types_of_columns(blobs):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(blobs[0], columns=["a", "b"])
+    count = len(frame)
+    frame["text"] = pandas.Series(["u", None] * count, dtype="string")[:count]
+    frame["kind"] = pandas.Categorical(["x", "y"] * (count // 2))
+    frame["whole"] = pandas.Series([pandas.NA, 1] * count, dtype="Int64")[:count]
+    frame["day"] = pandas.date_range("2020", periods=count)
+    estimator = DPLogisticRegression(**QUIET).fit(frame, blobs[1])
+    assert np.isfinite(estimator.predict_proba(frame)).all()
+    assert estimator.feature_names_in_.tolist() == list(frame)
 
 
 def test_what_is_taken_as_public_is_said(blobs):

@@ -16,7 +16,7 @@ def check_positive(name: str, value: Any) -> None:
     Raises:
         ValueError: the value is something else.
     """
-    if not (_is_number(value) and value > 0 and math.isfinite(value)):
+    if not (is_number(value) and value > 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be positive and finite, got {_show(value)}")
 
 
@@ -26,7 +26,7 @@ def check_not_negative(name: str, value: Any) -> None:
     Raises:
         ValueError: the value is something else.
     """
-    if not (_is_number(value) and value >= 0 and math.isfinite(value)):
+    if not (is_number(value) and value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name} must be finite and >= 0, got {_show(value)}")
 
 
@@ -42,7 +42,7 @@ def check_in_range(name: str, value: Any, interval: str) -> None:
         ValueError: the value lies outside, or is no number.
     """
     low, high = (float(end) for end in interval[1:-1].split(","))
-    is_inside = _is_number(value) and low <= value <= high
+    is_inside = is_number(value) and low <= value <= high
     if is_inside and interval[0] == "(":
         is_inside = value > low
     if is_inside and interval[-1] == ")":
@@ -83,7 +83,8 @@ def check_optional_integer(name: str, value: Any, least: int) -> None:
         check_integer(name, value, least)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a real number, of Python or NumPy."""
     return isinstance(value, Real)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from dpkfc._checks import (
     check_integer,
+    check_not_negative,
     check_one_of,
     check_optional_integer,
     check_positive,
@@ -347,6 +348,18 @@ class Plan(PlanBase):
 
 # --------------------------------------------------------------------------------------------------
 
+
+def check_plan(plan: Any) -> None:
+    """Check that a loop is given a plan, and not the settings that make one.
+
+    Raises:
+        ValueError: naming the fix.
+    """
+    if not isinstance(plan, Plan):
+        kind = type(plan).__name__
+        raise ValueError(f"plan is a {kind}; pass what PrivacyConfig(...).calibrate(...) returns")
+
+
 SAMPLERS = ("poisson", "truncated_poisson", "fixed", "shuffle")
 
 
@@ -634,6 +647,7 @@ class PrivacyConfig:
         Raises:
             ValueError: a value outside its range, or a batch larger than the dataset.
         """
+        check_not_negative("noise_multiplier", noise_multiplier)
         sampler = self._sampler(dataset_size)
         check_target(None, delta, dataset_size)
         return self._plan(sampler, self._steps(dataset_size), noise_multiplier, delta, None)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from dpkfc import checkpoint, distributed
 from dpkfc.callbacks import Callback, CallbackCalls, StepReport
 from dpkfc.checkpoint import StrPath
-from dpkfc.config import Plan
+from dpkfc.config import Plan, check_plan
 from dpkfc.curvature.base import PreconditionerState
 from dpkfc.data.loading import Collate, MicroBatches, layout
 from dpkfc.data.sampling import make_units
@@ -358,6 +358,7 @@ class Session:
         resume: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        check_plan(plan)
         config = plan.config
         self.plan = plan
         self.model = model

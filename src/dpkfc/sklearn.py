@@ -6,6 +6,7 @@ before noise depends on statistics of the rows: bounds, classes and weights are 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import operator
@@ -88,7 +89,22 @@ class _PrivateEstimator(BaseEstimator):
         return tags
 
     def _read_rows(self, X: Any, *, reset: bool) -> Floats:
-        """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked."""
+        """Return the rows `[n, d]` in float64, NaN included; only shape and type are checked.
+
+        Raises:
+            ValueError: another shape or type. Messages of scikit-learn would print the rows.
+        """
+        shape = np.shape(X)
+        if len(shape) != 2:
+            raise ValueError(
+                f"X has shape {shape}, not [n, d]. Reshape your data: X.reshape(-1, 1) for one"
+                " feature, X.reshape(1, -1) for one row"
+            )
+        if np.iscomplexobj(X):
+            raise ValueError("Complex data not supported: X holds complex numbers")
+        if hasattr(X, "iloc"):
+            # pandas cannot put all of its types of columns into one array of another type.
+            X = X.astype(object)
         rows = validate_data(
             self,
             X,
@@ -174,8 +190,8 @@ class _PrivateEstimator(BaseEstimator):
         """Return the plan of one fit of `count` rows."""
         check_one_of("method", self.method, METHODS)
         check_positive("learning_rate", self.learning_rate)
-        steps = operator.index(self.steps)
-        check_integer("steps", steps, 1)
+        check_positive("epsilon", self.epsilon)
+        steps = read_count("steps", self.steps)
         preconditioner = None
         if self.method == "dp-kfc":
             preconditioner = KFAC(
@@ -189,7 +205,10 @@ class _PrivateEstimator(BaseEstimator):
         clip = self.max_grad_norm
         if clip is None:
             clip = choose_clip(count, self.n_features_in_, self.epsilon)
-        batch_size = count if self.batch_size is None else operator.index(self.batch_size)
+        check_positive("max_grad_norm", clip)
+        batch_size = count
+        if self.batch_size is not None:
+            batch_size = read_count("batch_size", self.batch_size)
         return PrivacyConfig(
             expected_batch_size=min(batch_size, count),
             steps=steps,
@@ -197,7 +216,7 @@ class _PrivateEstimator(BaseEstimator):
             preconditioner=preconditioner,
             weight_average=_AVERAGE,
             max_physical_batch_size=_MOST_ROWS,
-        ).calibrate(float(self.epsilon), float(self.delta), count)
+        ).calibrate(float(self.epsilon), self.delta, count)
 
     def _fit_count(self) -> int:
         """Return how often this object was fitted before."""
@@ -312,7 +331,14 @@ class _PrivateClassifier(ClassifierMixin, _PrivateEstimator):
     def _read_labels(self, y: Any, count: int) -> NDArray[Any]:
         """Return the labels `[n]`, and set `classes_`."""
         if self.classes is not None:
-            self.classes_ = np.unique(np.asarray(self.classes))
+            try:
+                known = list(self.classes)
+                np.sort(np.array(known, dtype=object))  # labels of two types have no order
+            except TypeError:
+                raise ValueError(
+                    f"classes must list labels of one type, as [0, 1], got {self.classes!r:.60}"
+                ) from None
+            self.classes_ = np.unique(np.asarray(known))
             return read_targets(self, keep_types(y), count)
         labels = read_targets(self, y, count)
         check_classification_targets(labels)
@@ -531,18 +557,34 @@ def choose_clip(count: int, features: int, epsilon: float) -> float:
 
     Source: the factor 12 was measured on generated tables and iris; see docs/sklearn.md.
     """
-    check_positive("epsilon", epsilon)
     chosen = math.sqrt(count * epsilon / (features + 1)) / 12
     return min(chosen, math.sqrt(2 * (features + 1)))
+
+
+def read_count(name: str, value: Any) -> int:
+    """Return a setting as an integer >= 1, of NumPy's types too.
+
+    Raises:
+        ValueError: the setting is something else.
+    """
+    with contextlib.suppress(TypeError):
+        value = operator.index(value)
+    check_integer(name, value, 1)
+    return int(value)
 
 
 def read_class_weights(weights: Mapping[Any, float] | None, classes: Sequence[Any]) -> Tensor:
     """Return one public weight a class `[K]`, 1 where none is given.
 
     Raises:
-        ValueError: a label that is not among the classes, or a weight that is negative.
+        ValueError: no mapping, a label that is not among the classes, or a weight that is negative.
     """
     weights = weights or {}
+    if not isinstance(weights, Mapping):
+        raise ValueError(
+            f"class_weights must map labels to public numbers, got {weights!r:.40}; counts of"
+            " labels are private"
+        )
     for label, weight in weights.items():
         if label not in classes:
             raise ValueError(f"class_weights names {label!r}, which is not among the classes")
@@ -602,8 +644,14 @@ def scale(values: Floats, bounds: Any, center: Any, half_width: Any) -> Floats:
 
 
 def build_network(inputs: int, hidden: Sequence[int], outputs: int) -> nn.Sequential:
-    """Return linear layers with tanh between them."""
-    widths = [inputs, *(operator.index(width) for width in hidden)]
+    """Return linear layers with tanh between them.
+
+    Raises:
+        ValueError: a width that is no integer >= 1.
+    """
+    widths = [inputs]
+    for width in np.atleast_1d(hidden):
+        widths.append(read_count("a width of hidden_layer_sizes", width))
     layers: list[nn.Module] = []
     for before, after in zip(widths, widths[1:], strict=False):
         layers += [nn.Linear(before, after), nn.Tanh()]

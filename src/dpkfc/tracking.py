@@ -1386,12 +1386,8 @@ def _nll_loss(operation: Operation) -> Answer:
             operation.lost("the divisor of the loss counts the labels of all examples"),
         ]
     if weight is not None:
-        return operation.lost(
-            "a mean with class weights divides by a sum over the labels of the batch"
-        )
-    return operation.lost(
-        f"a mean with ignore_index={ignored} divides by a count of the labels of the batch"
-    )
+        return operation.lost("class weights divide it by the labels of the batch")
+    return operation.lost(f"ignore_index={ignored} divides it by the labels of the batch")
 
 
 @_rule("multi_margin_loss multilabel_margin_loss_forward")
@@ -1604,6 +1600,10 @@ class Tracker:
         """Return what is known of a tensor, None if no example and no parameter decide it."""
         if is_lazy(x):
             return None  # it has no values yet, and no operation of torch may look at it
+        with torch._C.DisableTorchFunction():
+            return self._state(x)
+
+    def _state(self, x: Tensor) -> State | None:
         key = id(x)
         base = x._base
         known = self._states.get(key)
@@ -2050,11 +2050,13 @@ class _Dispatch(_Mode, TorchDispatchMode):
         kwargs = kwargs or {}
         if not self.is_on:
             return func(*args, **kwargs)
-        before = self._tracker.values_before(func, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            before = self._tracker.values_before(func, args, kwargs)
         output = func(*args, **kwargs)
         if func in _UNFILLED:
             torch.ops.aten.zero_.default(output)
-        self._tracker.follow(func, args, kwargs, output, before)
+        with torch._C.DisableTorchFunction():
+            self._tracker.follow(func, args, kwargs, output, before)
         return output
 
 

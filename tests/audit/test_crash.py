@@ -134,7 +134,7 @@ def test_a_second_process_in_a_run_folder_is_refused(driven: dict, number: int, 
     found = driven["two"][number]
     last = found["error"].strip().splitlines()[-1]
     assert found["second"] == 1 and last.endswith(
-        "ledger.jsonl is being written by another run; let it end first"
+        "ledger.jsonl is being written by another run; let it end, or close() it"
     )
     assert found["kept"], "the second changed nothing"
     assert found["third"] == 0, "the lock dies with its process"

@@ -106,9 +106,7 @@ def test_untying_after_the_layers_were_found_is_noticed() -> None:
     layers = find_layers(model)
     _check_covered(model, layers)
     model.head.weight = nn.Parameter(model.table.weight.detach().clone())
-    with pytest.raises(
-        RuntimeError, match=r"'head.weight' is trainable but belongs to no covered layer"
-    ):
+    with pytest.raises(RuntimeError, match=r"'head.weight' is trainable but in no covered layer"):
         _check_covered(model, layers)
 
 

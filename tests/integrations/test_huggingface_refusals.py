@@ -10,6 +10,7 @@ from transformers import BertForMultipleChoice, BertForSequenceClassification
 
 from dpkfc.integrations.huggingface import PrivateTrainer
 from dpkfc.privacy.ledger import verify
+from dpkfc.session import Session
 from tests.integrations.hf_cases import B, N, arguments, examples, model_of, plan_of, trainer_of
 
 
@@ -31,8 +32,20 @@ from tests.integrations.hf_cases import B, N, arguments, examples, model_of, pla
     ],
 )
 def test_arguments_that_contradict_the_plan(settings, match: str, tmp_path) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=match) as caught:
         trainer_of(tmp_path, **settings)
+    assert len(str(caught.value)) <= 160
+
+
+@pytest.mark.parametrize("wrong", [plan_of().config, "plan"])
+def test_a_plan_is_what_a_configuration_was_calibrated_to(wrong, tmp_path) -> None:
+    makers = [
+        lambda: trainer_of(tmp_path, plan=wrong),
+        lambda: Session(wrong, torch.nn.Linear(2, 2), None, []),
+    ]
+    for make in makers:
+        with pytest.raises(ValueError, match=r"plan is a .* what PrivacyConfig.*calibrate"):
+            make()
 
 
 def test_loss_scaling_is_refused(tmp_path) -> None:

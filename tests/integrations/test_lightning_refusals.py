@@ -145,7 +145,7 @@ def checkpoints(**settings):
             r"EarlyStopping\(monitor='loss.*reads what",
         ),
         (Watching, {}, "EarlyStopping.*without noise"),
-        (Logging, checkpoints(monitor="loss (NOT private)_step"), "ModelCheckpoint.*keeps"),
+        (Logging, checkpoints(monitor="loss (NOT private)_step"), "ModelCheckpoint.*without noise"),
         (Logging, checkpoints(filename="{loss (NOT private):.2f}"), r"ModelCheckpoint\(filename"),
         (Net, {"overfit_batches": 1}, "overfit_batches replaces the sampler"),
         (Net, {"gradient_clip_val": 1.0}, "clipping is not supported for manual"),
@@ -226,3 +226,8 @@ def test_loss_scaling_is_refused(tmp_path) -> None:
     trainer = trainer_of(tmp_path, PrivateTraining(plan_of(), data()), precision="16-true")
     with pytest.raises(ValueError, match="scales losses"):
         trainer.fit(Net())
+
+
+def test_a_plan_is_what_a_configuration_was_calibrated_to() -> None:
+    with pytest.raises(ValueError, match=r"plan is a NoneType; pass what PrivacyConfig"):
+        PrivateTraining(None, [])

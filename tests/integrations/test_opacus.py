@@ -113,6 +113,8 @@ def test_epsilon_is_that_of_the_releases_at_any_delta() -> None:
     assert engine.ledger.max_releases is None
     with pytest.raises(ValueError, match=r"delta must be in \(0, 1\)"):
         engine.get_epsilon(0.0)
+    with pytest.raises(ValueError, match="got '1e-5'"):
+        engine.get_epsilon("1e-5")
 
 
 def test_an_engine_without_a_model_has_spent_nothing() -> None:

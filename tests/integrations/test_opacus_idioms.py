@@ -5,7 +5,9 @@ the line to write, before any budget is spent.
 from __future__ import annotations
 
 import copy
+import io
 import math
+import re
 
 import pytest
 import torch
@@ -462,6 +464,54 @@ def test_frozen_norms_in_eval_mode_stay_and_an_optimizer_made_before_is_named() 
         private(ModuleValidator.fix(trained), optimizer=optimizer)
 
 
+class Bounded(torch.optim.SGD):
+    """Changes the release and the weights around the step of its base class."""
+
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.clamp_(-1, 1)
+
+
+def test_an_optimizer_may_call_the_step_of_its_base_class() -> None:
+    runs = []
+    for kind, lr in ((torch.optim.SGD, 0.1), (Bounded, 0.2)):
+        model = mlp()
+        engine, model, optimizer, batches = private(
+            model, optimizer=kind(model.parameters(), lr), noise_multiplier=1.0
+        )
+        assert train(model, optimizer, batches) == engine.ledger.count == N // B
+        engine._private.check_released()
+        with pytest.raises(RuntimeError, match="without a new batch"):
+            optimizer.step()
+        runs.append(weights(model))
+    torch.testing.assert_close(runs[0].clamp(-1, 1), runs[1])
+
+
+def test_a_copy_in_the_middle_of_a_batch_holds_nothing_of_it() -> None:
+    engine, model, optimizer, batches = private(noise_multiplier=1.0)
+    x, y = next(iter(batches))
+    loss = nn.functional.cross_entropy(model(x), y)
+    copies = [copy.deepcopy(model)]
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    copies.append(torch.load(file, weights_only=False))
+    loss.backward()
+    optimizer.step()
+    assert engine.ledger.count == 1
+    for other in copies:
+        assert other._module is other and all(p.grad is None for p in other.parameters())
+        other(x).sum().backward()
+        for part in other.modules():
+            for hook in [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]:
+                assert not hook.is_active
+
+
 # -- schedules, imports ----------------------------------------------------------------------------
 
 
@@ -487,6 +537,16 @@ def test_an_import_of_another_name_of_opacus_names_the_line_to_write(name: str) 
         exec(f"from dpkfc.integrations.opacus import {name}")
     assert len(str(caught.value)) <= 160
     assert IMPORTS[name] in str(caught.value)
+
+
+_OF_THEIR_OWN = re.compile("^_|Abstract|FSDP|TP$|Hooks.|get_gsm|create_or|Simple|Gradientlipping")
+
+
+@pytest.mark.parametrize("part", ["optimizers", "validators", "grad_sample", "accountants"])
+def test_every_name_that_a_script_takes_from_a_part_of_opacus_is_known(part: str) -> None:
+    module = pytest.importorskip(f"opacus.{part}")
+    for name in module.__all__:
+        assert name in IMPORTS or hasattr(ours, name) or _OF_THEIR_OWN.search(name), name
 
 
 def test_an_unknown_name_is_an_ordinary_error() -> None:

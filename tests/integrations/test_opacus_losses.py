@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dpkfc import tracking
 from tests.integrations.opacus_cases import backward, data, loader, mlp, private, train, weights
 
 
@@ -74,9 +75,24 @@ def with_own_backward(out: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(Mixing.apply(out), y)
 
 
+def of_classes(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out, y, weight=out.new_tensor([1.0, 2.0, 0.5]))
+
+
+def without_a_class(out: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(out, y, ignore_index=0)
+
+
+def weighted_by_numpy(out: Tensor, y: Tensor) -> Tensor:
+    return (F.cross_entropy(out, y, reduction="none") * torch.from_numpy(1.0 * y.numpy())).mean()
+
+
 @pytest.mark.parametrize(
     ("loss", "match"),
     [
+        (of_classes, r"class weights .*; write reduction='none', then mean\(\)"),
+        (without_a_class, r"ignore_index=0 .*; write reduction='none', then mean\(\)"),
+        (weighted_by_numpy, r"lift_fresh.*; reduce losses by mean\(\) or sum\(\)"),
         (contrastive, "not a sum over examples: aten.mm"),
         (cox, "not a sum over examples: aten.logcumsumexp"),
         (dice, "not a sum over examples: aten.div"),
@@ -95,8 +111,9 @@ def test_a_loss_that_mixes_examples_is_refused_by_name(loss, match: str, alone: 
     engine, model, optimizer, batches = private(
         model, data_loader=loader(batch_size=20), verify=False
     )
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=match) as caught:
         train(model, optimizer, batches, criterion=loss)
+    assert len(str(caught.value)) <= 160
     assert engine.ledger.count == 0
     assert all(p.grad is None for p in model.parameters())
 
@@ -171,6 +188,31 @@ def test_a_batch_whose_loss_was_refused_is_not_stepped() -> None:
     with pytest.raises(RuntimeError, match="without a backward pass"):
         optimizer.step()
     assert engine.ledger.count == 0
+
+
+@pytest.mark.parametrize("others", [3, 6])
+def test_open_batches_of_other_engines_do_not_multiply_the_work(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook whose cells were interrupted keeps their engines alive."""
+    left = []
+    for _ in range(others):
+        _, model, _, batches = private(verify=False)
+        left.append((model, next(iter(batches))))
+    calls = 0
+    run = tracking._Functions.__torch_function__
+
+    def count(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        return run(*args)
+
+    _, model, optimizer, batches = private(verify=False)
+    batch = next(iter(batches))
+    monkeypatch.setattr(tracking._Functions, "__torch_function__", count)
+    backward(model, batch)
+    optimizer.step()
+    assert others < calls < 500 * (others + 1)
 
 
 def leave_batch(loss) -> weakref.ref[nn.Module]:

@@ -197,7 +197,7 @@ def misuse_input_overwritten(model, optimizer, batches):
         (misuse_closure, "closure"),
         (misuse_old_pass, "another pass over the private loader"),
         (misuse_backward_of_an_earlier_batch, "without a backward pass through the model"),
-        (misuse_weight_penalty, "the loss is not a sum over examples: aten.add.Tensor"),
+        (misuse_weight_penalty, "aten.add.Tensor.*for a penalty on weights use weight_decay"),
         (misuse_changed_noise, "optimizer.noise_multiplier was changed"),
         (misuse_frozen_later, "'0.weight' was replaced or frozen"),
         (misuse_new_layer, "'2.weight' was replaced"),

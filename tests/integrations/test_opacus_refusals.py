@@ -56,7 +56,11 @@ class OwnLoader(DataLoader):
         ({"clipping": "adaptive"}, "clipping='automatic', which needs no bound"),
         ({"max_grad_norm": [1.0, 2.0]}, "one number"),
         ({"max_grad_norm": 0.0}, "positive"),
+        ({"max_grad_norm": "1.0"}, "max_grad_norm must be positive and finite, got '1.0'"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": None}, "noise_multiplier must be finite and >= 0, got None"),
+        ({"epochs": 3}, r"give it to make_private_with_epsilon\(\.\.\.\)"),
+        ({"data_loader": DataLoader([], batch_size=B)}, "dataset_size must be an integer >= 1"),
         ({"noise_generator": torch.Generator()}, "test_mode_seed"),
         ({"grad_sample_mode": "ghost_fsdp"}, "leave it out"),
         ({"grad_sample_mode": "no_op"}, "leave it out"),
@@ -144,11 +148,16 @@ def test_refused_engines(settings, match: str) -> None:
         ({"epochs": 0}, "epochs must be positive"),
         ({"target_epsilon": -1.0}, "epsilon"),
         ({"target_delta": 2.0}, "delta"),
+        ({"target_epsilon": "3"}, "epsilon must be positive and finite, got '3'"),
+        ({"target_delta": "1e-5"}, r"delta must be in \(0, 1\), got '1e-5'"),
+        ({"target_epsilon": 1e9}, "choose a smaller epsilon or give the noise"),
+        ({"noise_multiplier": 1.0}, "the target .* decides the noise"),
     ],
 )
 def test_refused_budgets(settings, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ValueError, match=match) as caught:
         with_epsilon(**settings)
+    assert len(str(caught.value)) <= 160
 
 
 def test_one_engine_one_model_and_no_model_twice() -> None:

@@ -103,7 +103,7 @@ def refuse_power_iteration(name: str, module: nn.Module) -> None:
     if is_iterated or any(isinstance(x, SpectralNorm) for x in hooks):
         raise ValueError(
             f"module '{name}' ({type(module).__name__}) takes a step of its power iteration in "
-            "every forward pass; call layer.parametrizations.weight.eval() before training"
+            "every forward pass; call its eval() before training"
         )
 
 

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from itertools import pairwise
-from types import CellType, CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -1251,8 +1251,8 @@ def _check_covered(model: nn.Module, layers: Sequence[Layer]) -> None:
     for key, name in trainable.items():
         if key not in covered:
             raise RuntimeError(
-                f"parameter '{name}' is trainable but belongs to no covered layer; add and "
-                "unfreeze layers before the model is made private (docs/errors.md#not-covered)"
+                f"parameter '{name}' is trainable but in no covered layer; add and unfreeze "
+                "layers before the model is made private (docs/errors.md#not-covered)"
             )
     for key, name in covered.items():
         if key not in trainable:
@@ -1424,7 +1424,9 @@ class WeightGuard:
             if p.grad is not None:
                 released[name] = (p.grad, p.grad._version)
 
-        def check(*_: Any) -> None:
+        def check(stepped: torch.optim.Optimizer, *_: Any) -> None:
+            if is_nested_step(stepped):
+                return
             for name, (gradient, version) in released.items():
                 is_same = self._parameters[name].grad is gradient
                 if not is_same or gradient._version != version:
@@ -1445,6 +1447,24 @@ class WeightGuard:
             self.accept()
             if handle is not None:
                 handle.remove()
+
+
+# What torch puts around the step of each class of optimizers, to run the hooks.
+_HOOKED_STEP = torch.optim.Optimizer.profile_hook_step(lambda optimizer: None).__code__
+
+
+def is_nested_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a hook runs in a step that the step of a subclass has called.
+
+    For `super().step()` torch runs all hooks once more.
+    """
+    steps = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _HOOKED_STEP and frame.f_locals["self"] is optimizer:
+            steps += 1
+        frame = frame.f_back
+    return steps > 1
 
 
 class ReleasedWeights:

@@ -7,7 +7,7 @@ examples share meet the examples. Nothing stays on the model once the tape is cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -99,6 +99,36 @@ class _Record:
     is_public: bool
 
 
+class Hook:
+    """A hook of the model. Copies and pickles of the model hold an inactive one."""
+
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        self._function = function
+        self.__name__ = "dpkfc_hook"
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function, if there is one."""
+        if self._function is not None:
+            return self._function(*arguments)
+        return None
+
+    @property
+    def __globals__(self) -> dict[str, Any]:
+        """Refuse torch.jit.script, which alone reads this attribute to compile a hook."""
+        raise RuntimeError(
+            "torch.jit.script would compile the hooks of the privacy engine with the model; call "
+            "engine.close() first"
+        )
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the hook still calls a function."""
+        return self._function is not None
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
+
+
 class Tape:
     """Context manager that records the calls of covered modules and differentiates them once.
 
@@ -169,10 +199,10 @@ class Tape:
                     members.setdefault(module, []).append(layer)
         for module, layers in members.items():
             before = module.register_forward_pre_hook(
-                partial(self._begin_call, tuple(layers)), with_kwargs=True
+                Hook(partial(self._begin_call, tuple(layers))), with_kwargs=True
             )
             after = module.register_forward_hook(
-                partial(self._finish_call, tuple(layers)),
+                Hook(partial(self._finish_call, tuple(layers))),
                 with_kwargs=True,
                 prepend=True,
                 always_call=True,

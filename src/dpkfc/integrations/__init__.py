@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan
+from dpkfc.gradients.state import is_nested_step
 from dpkfc.report import json_number
 from dpkfc.session import Session
 
@@ -53,6 +54,8 @@ def refuse_unreleased_steps(session: Session, guarded: Optimizer | None = None) 
 
     def check(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal steps_before
+        if is_nested_step(optimizer):
+            return
         if session.steps_done <= steps_before:
             for group in optimizer.param_groups:
                 for p in group["params"]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import textwrap
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -490,10 +491,13 @@ class BatchRecording:
                 reduction is not the declared one, or its factor is not that of earlier batches.
         """
         if isinstance(state, Unknown):
-            raise ValueError(
-                f"the loss is not a sum over examples: {state.operation}, {state.reason[:70]}; "
-                "reduce losses by mean() or sum()"
-            )
+            fix = "; reduce losses by mean() or sum()"
+            if "nll_loss" in state.operation:
+                fix = "; write reduction='none', then mean()"
+            elif state.reason.startswith("a trainable parameter"):
+                fix = "; for a penalty on weights use weight_decay"
+            text = f"the loss is not a sum over examples: {state.operation}, {state.reason}"
+            raise ValueError(textwrap.shorten(text, 160 - len(fix), placeholder="") + fix)
         if isinstance(state, BatchAxis):
             raise ValueError(
                 "backward() needs one number; reduce the losses of the examples by mean() or sum()"

@@ -35,10 +35,12 @@ from dpkfc.gradients.state import (
     check_finite,
     check_optimizer,
     checked_state,
+    is_nested_step,
     refuse_gradient_hooks,
     restore_attributes,
     restored_state,
 )
+from dpkfc.gradients.tape import Hook
 from dpkfc.integrations._opacus_batch import (
     Arguments,
     BatchRecording,
@@ -311,39 +313,10 @@ def remove_attributes(owner: Any, names: list[str]) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Hooks on a script's model, and the settings that a private optimizer shows.
+# The settings that a private optimizer shows.
 
 # Scripts read these settings of the plan from a private optimizer. Changing one is refused.
 SHOWN = ("noise_multiplier", "max_grad_norm", "expected_batch_size")
-
-
-class Hook:
-    """A hook of the model. Copies and pickles of the model hold an inactive one."""
-
-    def __init__(self, function: Callable[..., Any] | None = None) -> None:
-        self._function = function
-        self.__name__ = "dpkfc_hook"
-
-    def __call__(self, *arguments: Any) -> Any:
-        if self._function is not None:
-            return self._function(*arguments)
-        return None
-
-    @property
-    def __globals__(self) -> dict[str, Any]:
-        """Refuse torch.jit.script, which alone reads this attribute to compile a hook."""
-        raise RuntimeError(
-            "torch.jit.script would compile the hooks of the privacy engine with the model; call "
-            "engine.close() first"
-        )
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the hook still calls a function."""
-        return self._function is not None
-
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
 
 
 def check_not_private(model: nn.Module, optimizer: Optimizer) -> None:
@@ -662,6 +635,8 @@ class PrivateStep:
 
     def _begin_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
         """Replace what is in `p.grad` by a release, or by nothing."""
+        if is_nested_step(optimizer):
+            return
         untracked = self._untracked_gradients()
         self._clear_gradients()
         self._is_running_model = True  # the fallback runs the model again
@@ -792,6 +767,8 @@ class PrivateStep:
         self._step_hook = hook
 
     def _end_step(self, optimizer: Optimizer, args: Arguments, kwargs: Keywords) -> None:
+        if is_nested_step(optimizer):
+            return
         if self._has_released:
             self._released.record()
         self._has_released = False

@@ -47,22 +47,20 @@ def _refused(accelerator: Any, session: Session) -> Iterator[tuple[bool, str]]:
     )
     yield (
         scaled,
-        "the Accelerator scales losses (mixed_precision='fp16') by a factor that follows overflows"
-        " of private gradients, before they are clipped; use mixed_precision='bf16' or 'no'",
+        "mixed_precision='fp16' scales losses by a factor that follows overflows of"
+        " private gradients; use mixed_precision='bf16' or 'no'",
     )
     yield (
         accelerator.gradient_accumulation_steps != 1,
-        f"the Accelerator accumulates gradients over {accelerator.gradient_accumulation_steps}"
-        " batches; a logical batch is drawn "
-        "and clipped as one. Set PrivacyConfig.expected_batch_size to the whole batch and"
-        " max_physical_batch_size to what fits",
+        f"gradient_accumulation_steps is {accelerator.gradient_accumulation_steps}, but a"
+        " logical batch is drawn and clipped as one; set max_physical_batch_size of the"
+        " plan",
     )
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     yield (
         accelerator.num_processes > 1 or kind != "NO",
-        f"the Accelerator runs {accelerator.num_processes} processes ({kind}) and would wrap the"
-        " model; run the script in one "
-        "process (a Session shares a batch over the ranks of a torch process group by itself)",
+        f"the Accelerator runs {accelerator.num_processes} processes ({kind}) and would"
+        " wrap the model; run one process: a Session shares batches by itself",
     )
     plain = accelerator.unwrap_model(session.model, keep_torch_compile=False)
     yield (

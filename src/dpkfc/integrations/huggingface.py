@@ -38,7 +38,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import TrainOutput, get_last_checkpoint
 
 from dpkfc.checkpoint import StrPath
-from dpkfc.config import Plan
+from dpkfc.config import Plan, check_plan
 from dpkfc.data.loading import Collate, check_held_out
 from dpkfc.gradients.state import make_stateless, refuse_gradient_hooks
 from dpkfc.integrations import (
@@ -137,15 +137,14 @@ def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     size = args.per_device_train_batch_size
     yield (
         size not in (_DEFAULT_BATCH, logical, physical),
-        f"TrainingArguments.per_device_train_batch_size is {size}, but the plan draws {logical}"
-        f" examples a step in expectation and computes them {physical or 'all'} at a time; set"
-        " PrivacyConfig.expected_batch_size and max_physical_batch_size and leave this one out",
+        f"per_device_train_batch_size is {size}, but the plan draws {logical} examples,"
+        f" {physical or 'all'} at a time; set PrivacyConfig.expected_batch_size instead",
     )
     yield (
         args.gradient_accumulation_steps != 1,
-        f"TrainingArguments.gradient_accumulation_steps is {args.gradient_accumulation_steps}; a"
-        " logical batch is drawn and clipped as one. Set PrivacyConfig.expected_batch_size to the"
-        " whole batch and max_physical_batch_size to what fits in memory",
+        f"gradient_accumulation_steps is {args.gradient_accumulation_steps}, but a"
+        " logical batch is drawn and clipped as one; set"
+        " PrivacyConfig.max_physical_batch_size",
     )
     yield (
         args.max_steps > 0 and args.max_steps != plan.steps,
@@ -157,22 +156,20 @@ def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
         args.max_steps <= 0
         and epochs != _DEFAULT_EPOCHS
         and round(epochs * steps_per_epoch(plan)) != plan.steps,
-        f"TrainingArguments.num_train_epochs is {epochs} but the noise was calibrated for"
-        f" {plan.steps} releases of "
-        f"{steps_per_epoch(plan)} a pass; leave it out, and set PrivacyConfig.epochs",
+        f"num_train_epochs is {epochs}, but the noise was calibrated for {plan.steps}"
+        f" releases of {steps_per_epoch(plan)} a pass; leave it out, and set"
+        " PrivacyConfig.epochs",
     )
     yield (
         (args.max_grad_norm or 0) not in (0, _DEFAULT_CLIP),
-        f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it would clip the sum over a"
-        " batch, which bounds no "
-        "example. Examples are clipped by PrivacyConfig.max_grad_norm; leave this one out",
+        f"TrainingArguments.max_grad_norm is {args.max_grad_norm}: it clips a sum, which"
+        " bounds no example; leave it out: PrivacyConfig.max_grad_norm clips examples",
     )
 
     yield (
         args.train_sampling_strategy != "random",
-        f"TrainingArguments.train_sampling_strategy='{args.train_sampling_strategy}' groups or"
-        " orders the examples; the plan's "
-        "sampler draws them at random, which is what ε is computed for. Leave it out",
+        f"train_sampling_strategy is '{args.train_sampling_strategy}', but the plan's"
+        " sampler draws them at random, which is what ε is computed for; leave it out",
     )
     yield (
         args.include_num_input_tokens_seen not in ("no", False),
@@ -191,15 +188,14 @@ def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
 
     yield (
         args.fp16,
-        "TrainingArguments.fp16 multiplies the loss by a factor that follows overflows of private"
-        " gradients, before they are clipped; use bf16=True, which needs no scaling",
+        "TrainingArguments.fp16 scales the loss by a factor that follows overflows of"
+        " private gradients; use bf16=True, which needs no scaling",
     )
     yield (
         (args.activation_checkpointing_kwargs or {"use_reentrant": False})
         != {"use_reentrant": False},
-        "activation checkpointing is taken as torch does it by default (use_reentrant=False): only"
-        " then do layers show their "
-        "inputs when they first run. Leave activation_checkpointing_kwargs out",
+        "activation checkpointing shows the inputs of layers with use_reentrant=False"
+        " only, torch's default; leave activation_checkpointing_kwargs out",
     )
     yield (
         args.torch_compile,
@@ -212,9 +208,8 @@ def _refused(args: Any, plan: Plan) -> Iterator[tuple[bool, str]]:
     )
     yield (
         bool(args.deepspeed or args.fsdp or args.parallelism_config) or args.world_size > 1,
-        "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config and a"
-        " launcher of several "
-        "processes (a Session shares a batch over the ranks of a process group)",
+        "this trainer runs in one process: leave out deepspeed, fsdp, parallelism_config"
+        " and launchers; a Session shares batches over processes",
     )
 
 
@@ -717,6 +712,7 @@ class PrivateTrainer(ClosedTrainer):
         log_private_loss: bool = False,
         **settings: Any,
     ) -> None:
+        check_plan(plan)
         refuse(_refused(args, plan))
         check_settings(settings)
         check_overrides(type(self), ClosedTrainer, per_example_loss is not None)

@@ -30,7 +30,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 
 from dpkfc.checkpoint import StrPath
-from dpkfc.config import Plan
+from dpkfc.config import Plan, check_plan
 from dpkfc.gradients.state import loss_state_restored, refuse_gradient_hooks
 from dpkfc.integrations import (
     refuse,
@@ -142,9 +142,8 @@ def refused(trainer: Any, module: pl.LightningModule) -> Iterator[tuple[bool, st
     )
     yield (
         not isinstance(module, PrivateModule),
-        f"{name} has a training_step of its own, whose loss of a whole batch cannot be clipped for"
-        " each example; derive it from dpkfc.integrations.lightning.PrivateModule and define"
-        " per_example_loss(batch) -> [B] instead",
+        f"{name} has a training_step of its own, whose loss is of a whole batch; derive"
+        " it from PrivateModule and define per_example_loss(batch) -> [B] instead",
     )
     yield (
         getattr(type(module), "per_example_loss", None) is PrivateModule.per_example_loss,
@@ -187,10 +186,8 @@ def _refused_callbacks(trainer: Any) -> Iterator[tuple[bool, str]]:
             value = getattr(callback, setting, None)
             yield (
                 MARK in str(value),
-                f"{type(callback).__name__}({setting}={value!r}) reads what is computed from"
-                " private examples without noise: when it stops, what it keeps and how it names it"
-                " would tell of them, and ε does not cover that; give it a metric of validation"
-                " data, or leave it out",
+                f"{type(callback).__name__}({setting}={value!r:.40}) reads what private examples"
+                " give without noise; give it a metric of validation data, or leave it out",
             )
 
 
@@ -255,6 +252,7 @@ class PrivateTraining(pl.Callback):
         ledger_path: StrPath | None = None,
         **settings: Any,
     ) -> None:
+        check_plan(plan)
         self.plan = plan
         self.session: Session | None = None
         self.steps_per_epoch = steps_per_epoch(plan)

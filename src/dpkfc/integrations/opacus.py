@@ -49,7 +49,7 @@ from torch.utils.data import (
 )
 
 from dpkfc import checkpoint
-from dpkfc._checks import check_integer, check_positive
+from dpkfc._checks import check_integer, check_positive, is_number
 from dpkfc.checkpoint import StrPath
 from dpkfc.config import Plan, PrivacyConfig
 from dpkfc.data.loading import Collate, check_once, split
@@ -77,10 +77,27 @@ _FIXED = "leave it out: noise and clip are fixed for the whole run; schedule the
 _OWN = "leave it out: engine.accountant counts every release, engine.get_epsilon(delta) is its ε"
 _SAMPLED = "leave it out: make_private takes a plain DataLoader and samples by itself"
 
+_OWN_OPTIMIZER = "leave it out: make_private returns the optimizer that it was given"
+_ANY_LAYER = "leave it out: a layer without a rule goes through torch.func"
+_GHOST = "write: make_private(..., grad_sample_mode='ghost', criterion=...), its third value"
+
 IMPORTS: dict[str, str] = {
     **dict.fromkeys(("GradSampleModule", "GradSampleModuleFastGradientClipping"), _PLAIN_MODEL),
-    "register_grad_sampler": "leave it out: a layer without a rule goes through torch.func",
-    "DPOptimizer": "leave it out: make_private returns the optimizer that it was given",
+    **dict.fromkeys(("GradSampleModuleExpandedWeights", "GradSampleModuleNoOp"), _PLAIN_MODEL),
+    **dict.fromkeys(("GradSampleHooks", "wrap_model", "prepare_module"), _PLAIN_MODEL),
+    **dict.fromkeys(("register_grad_sampler", "register_norm_sampler"), _ANY_LAYER),
+    **dict.fromkeys(("DPOptimizer", "DPOptimizerFastGradientClipping"), _OWN_OPTIMIZER),
+    **dict.fromkeys(("DPPerLayerOptimizer", "AdaClipDPOptimizer"), _OWN_OPTIMIZER),
+    **dict.fromkeys(("DistributedDPOptimizer", "get_optimizer_class"), _OWN_OPTIMIZER),
+    **dict.fromkeys(("DPLossFastGradientClipping", "DPTensorFastGradientClipping"), _GHOST),
+    **dict.fromkeys(
+        ("register_module_validator", "register_module_fixer"),
+        "leave it out: replace the module itself, then call ModuleValidator.validate",
+    ),
+    **dict.fromkeys(
+        ("UnsupportedModuleError", "ShouldReplaceModuleError", "IllegalModuleConfigurationError"),
+        "write: except ValueError",
+    ),
     **dict.fromkeys(("DPDataLoader", "UniformWithReplacementSampler"), _SAMPLED),
     **dict.fromkeys(
         ("DPDDP", "DifferentiallyPrivateDistributedDataParallel"),
@@ -93,6 +110,7 @@ IMPORTS: dict[str, str] = {
     **dict.fromkeys(
         ("RDPAccountant", "PRVAccountant", "GaussianAccountant", "create_accountant"), _OWN
     ),
+    **dict.fromkeys(("IAccountant", "register_accountant"), _OWN),
     "get_noise_multiplier": "write: make_private_with_epsilon(...); optimizer.noise_multiplier",
     **dict.fromkeys(("ExponentialNoise", "LambdaNoise", "StepNoise"), _FIXED),
     **dict.fromkeys(("ExponentialGradClip", "LambdaGradClip", "StepGradClip"), _FIXED),
@@ -162,8 +180,8 @@ class Accountant:
         Raises:
             ValueError: δ outside (0, 1).
         """
-        if not 0 < delta < 1:
-            raise ValueError(f"delta must be in (0, 1), got {delta}")
+        if not (is_number(delta) and 0 < delta < 1):
+            raise ValueError(f"delta must be in (0, 1), got {delta!r}")
         if self._run is None:
             return 0.0
         plan, ledger = self._run
@@ -322,6 +340,10 @@ _ELSEWHERE = {
         "the accountant has its own precision; leave it out",
     ),
     **dict.fromkeys(("accountant", "secure_mode"), "give it to PrivacyEngine(...)"),
+    **dict.fromkeys(
+        ("target_epsilon", "target_delta", "epochs"), "give it to make_private_with_epsilon(...)"
+    ),
+    "noise_multiplier": "the target (ε, δ) decides the noise; leave it out, or use make_private",
 }
 
 
@@ -478,8 +500,7 @@ def make_config(
             "max_grad_norm must be one number for all layers together; write"
             f" max_grad_norm={math.hypot(*max_grad_norm):.4g}, the norm of the list"
         )
-    if not isinstance(max_grad_norm, (int, float)):
-        raise ValueError(f"max_grad_norm must be a number, got {type(max_grad_norm).__name__}")
+    check_positive("max_grad_norm", max_grad_norm)
     assert source.batch_size is not None
     config = PrivacyConfig(
         expected_batch_size=source.batch_size,
@@ -805,7 +826,7 @@ class PrivacyEngine:
         config, size = make_config(
             chosen, self.accountant.name, (module, optimizer, data_loader), max_grad_norm, 1.0
         )
-        plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / size), size)
+        plan = config.with_noise(noise_multiplier, min(1e-5, 0.1 / max(1, size)), size)
         return self._attach(plan, (module, optimizer, data_loader), chosen, None)
 
     def make_private_with_epsilon(

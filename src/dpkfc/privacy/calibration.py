@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from dpkfc._checks import check_not_negative
+from dpkfc._checks import check_not_negative, check_positive, is_number
 from dpkfc.privacy.accounting import NEGLIGIBLE_NOISE, EpsilonCurve, total_epsilon
 from dpkfc.privacy.integration import integrated_epsilon
 
@@ -39,11 +39,14 @@ def check_target(epsilon: float | None, delta: float, dataset_size: int | None =
     Raises:
         CalibrationError: ε not positive and finite, or δ outside (0, 1).
     """
-    if epsilon is not None and not (epsilon > 0 and math.isfinite(epsilon)):
-        raise CalibrationError(f"epsilon must be positive and finite, got {epsilon}")
-    if not 0 < delta < 1:
+    if epsilon is not None:
+        try:
+            check_positive("epsilon", epsilon)
+        except ValueError as error:
+            raise CalibrationError(str(error)) from None
+    if not (is_number(delta) and 0 < delta < 1):
         raise CalibrationError(
-            f"delta must be in (0, 1), got {delta}; a common choice is 1 / N^1.1"
+            f"delta must be in (0, 1), got {delta!r}; a common choice is 1 / N^1.1"
         )
     if dataset_size is not None and (reason := vacuous(delta, dataset_size)):
         warnings.warn(
@@ -116,13 +119,13 @@ def calibrate_noise_multiplier(
         # Where the search starts has no effect on its result: ε adds up about as Gaussian noise.
         target = math.sqrt(max(epsilon**2 - total_epsilon(also, delta) ** 2, (epsilon / 10) ** 2))
     reach = (
-        f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon} at delta ="
-        f" {delta} in {count}"
+        f"no noise multiplier in [{SMALLEST:g}, {LARGEST:g}] gives epsilon = {epsilon:g} at delta ="
+        f" {delta:g} in {count}"
     )
     bracket = _bracket(rdp_excess, 0.0)
     if bracket is None and rdp_excess(math.log(SMALLEST)) <= 0:
         raise CalibrationError(
-            f"{reach} releases, all spend less; choose a smaller epsilon, or give the noise itself"
+            f"{reach} releases, all spend less; choose a smaller epsilon or give the noise"
         )
     if accountant != "rdp":
         # RDP is fast and a little too large. The integral is slower and about right. PLD is the

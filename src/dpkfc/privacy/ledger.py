@@ -613,7 +613,7 @@ def _open_locked(path: Path) -> int:
         except BlockingIOError as error:
             os.close(descriptor)
             raise LedgerError(
-                f"the ledger {path} is being written by another run; let it end first"
+                f"the ledger {path} is being written by another run; let it end, or close() it"
             ) from error
         except OSError as error:
             logger.warning(
