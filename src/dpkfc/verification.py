@@ -25,6 +25,7 @@ from dpkfc._checks import check_one_of
 from dpkfc.distributed import trainable_tensors
 from dpkfc.gradients.clipped_sum import (
     LossFn,
+    add_gradients,
     follow_augmentation,
     follow_pass,
     full_precision,
@@ -40,7 +41,7 @@ from dpkfc.gradients.tape import Tape, check_losses, run_eagerly, tensors_of
 from dpkfc.linalg.metric import NamedTensors
 from dpkfc.memory import is_out_of_memory
 from dpkfc.rng_state import device_of, preserve_generators, restarter, seed_generators
-from dpkfc.tracking import Unknown, UnknownOperation
+from dpkfc.tracking import Unknown, UnknownOperation, forget_batches
 
 # --------------------------------------------------------------------------------------------------
 # Public rows: records with the types and shapes of one record, and numbers of a fixed seed.
@@ -355,7 +356,13 @@ def check_on_public_rows(
     most = max(_MAX_ROWS, expected)
     max_rows = max(4, min(twice, bound or twice, most))
     device = device_of(layers)
-    with run_eagerly(), torch.enable_grad(), preserve_generators(), checked_state(model) as state:
+    with (
+        run_eagerly(),
+        forget_batches(),
+        torch.enable_grad(),
+        preserve_generators(),
+        checked_state(model) as state,
+    ):
         while True:
             seed_generators(1)
             check = _Check(model, layers, loss_fn, augment, device, max_rows, state)
@@ -495,6 +502,8 @@ class _Check:
         self._check_padding(rows)
         if not self._is_repeatable(rows, few, restarted=True):
             self._check_memory(rows)
+            if failure is not None:
+                self._check_repeatable(rows, few)
             # A proof needs no comparison. Without a proof every example has a pass of its own.
             return Verdict(
                 failure,
@@ -503,12 +512,13 @@ class _Check:
             )
         with ConstantNumbers():
             # numpy and random draw different numbers for a batch of another size.
-            if self._is_repeatable(rows, few, restarted=False):
+            are_constant = self._is_repeatable(rows, few, restarted=False)
+            if are_constant:
                 self._check_sizes(rows, failure)
-            if failure is not None:
+            if failure is None:
+                self._check_tape(rows, few, alone=are_constant)
+            else:
                 self._check_neighbours(rows, size, failure)
-        if failure is None:
-            self._check_tape(rows, few)
         self._check_memory(rows)
         return Verdict(failure)
 
@@ -563,6 +573,22 @@ class _Check:
                 values = self.loss_values(rows.batch(range(size)), size)
                 losses.append(values.nan_to_num())
         return torch.equal(*losses)
+
+    def _check_repeatable(self, rows: PublicRows, size: int) -> None:
+        """Check that model and loss do not keep what they were given in an earlier pass."""
+        batch = self._augment(rows.batch(range(size)), size)
+        restart = restarter(self.device)
+        passes = []
+        with ConstantNumbers():
+            for _ in range(3):
+                restart()
+                losses = losses_of(self.loss_fn, self.model, batch)
+                passes.append(losses.detach().double())
+        if any(self._losses_differ(passes[0], losses) for losses in passes[1:]):
+            raise ValueError(
+                "model or loss_fn remembers earlier batches, or has a random generator of its own;"
+                " use those of torch, numpy and random (docs/errors.md#state)"
+            )
 
     def _losses_differ(self, losses: Tensor, others: Tensor) -> bool:
         """Return whether losses differ by more than rounding."""
@@ -663,8 +689,17 @@ class _Check:
             parts.append(part.detach().double().flatten())
         return torch.cat(parts)
 
-    def _check_tape(self, rows: PublicRows, size: int) -> None:
-        """Compare the tape with plain autograd once, as a guard against faults of this library."""
+    def _check_tape(self, rows: PublicRows, size: int, *, alone: bool) -> None:
+        """Compare the tape with plain autograd once.
+
+        This is a guard against faults of this library, and against hooks that mix examples in the
+        backward pass, where no operation is followed.
+
+        Args:
+            rows: public rows.
+            size: of the batch on the tape.
+            alone: let plain autograd differentiate one row at a time.
+        """
         restart = restarter(self.device)
         batch = rows.batch(range(size))
         steps = torch.arange(1, size + 1, dtype=torch.float64, device=self.device)
@@ -674,10 +709,15 @@ class _Check:
         if failure is not None:
             return
         calls = tape.backward(losses)
-        restart()
-        losses = self.losses(batch, size)
-        weighted = losses * weights.to(losses)
-        expected = self._gradients(weighted.sum())
+        parts = [range(size)]
+        if alone:
+            parts = [range(i, i + 1) for i in range(size)]
+        expected: NamedTensors = {}
+        for part in parts:
+            restart()
+            losses = self.losses(rows.batch(part), len(part))
+            weighted = losses * weights[list(part)].to(losses)
+            add_gradients(expected, self._gradients(weighted.sum()))
         if not all(bool(g.isfinite().all()) for g in expected.values()):
             return
         total_norm = math.hypot(*map(_norm, expected.values()))
@@ -905,8 +945,9 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
             f"{what}: model, loss_fn or augment depends on the batch"
             " (docs/errors.md#mixes-examples)"
         )
-    reason = failure.reason[:70]
-    return f"{failure.operation} mixes examples: {what}, {reason} (docs/errors.md#mixes-examples)"
+    begin = f"{failure.operation} mixes examples: "
+    end = " (docs/errors.md#mixes-examples)"
+    return begin + failure.reason[: 160 - len(begin) - len(end)] + end
 
 
 def _is_permanent(error: Exception) -> bool:

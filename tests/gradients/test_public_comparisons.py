@@ -4,7 +4,8 @@ seen, and so are wrong rules.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -83,4 +84,52 @@ def test_a_layer_rule_that_gives_other_gradients_is_refused_before_a_release() -
     with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
         with pytest.raises(Exception, match="gain"):
             session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+        assert session.ledger.count == 0
+
+
+FEATURES: SimpleQueue[Tensor] = SimpleQueue()
+MEANS = {"mean": torch.zeros(3, dtype=torch.float64)}
+
+
+def queued(h: Tensor) -> Tensor:
+    """Add the features of the batch before, which no restored attribute holds."""
+    FEATURES.put(h.detach())
+    if FEATURES.qsize() > 1:
+        return h + FEATURES.get().mean(0)
+    return h
+
+
+def moving(h: Tensor) -> Tensor:
+    mean = MEANS["mean"]
+    MEANS["mean"] = 0.9 * mean + 0.1 * h.detach().mean(0)
+    return h - mean
+
+
+def mixing_backward(h: Tensor) -> Tensor:
+    """Let the backward pass read other values than the forward pass has saved."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x + x.flip(0)):
+        return h * h.exp()
+
+
+class Inner(nn.Module):
+    def __init__(self, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3).double(), nn.Linear(3, 3).double()
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.change(self.a(x).tanh()))
+
+
+@pytest.mark.parametrize("change", [queued, moving, mixing_backward])
+def test_a_model_that_mixes_where_no_operation_shows_it_is_refused(
+    change: Callable[[Tensor], Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model, x = Inner(change), torch.randn(24, 3, dtype=torch.float64)
+    plan = PrivacyConfig(expected_batch_size=8, steps=2, test_mode_seed=1).with_noise(1.0, 1e-3, 24)
+    with Session(plan, model, torch.optim.SGD(model.parameters(), 0.1), (x, x)) as session:
+        with pytest.raises(ValueError, match="earlier batch|do not add up") as error:
+            session.step(next(session.batches()), lambda m, b: m(b[0]).sin().sum(1))
+        assert len(str(error.value)) <= 160
         assert session.ledger.count == 0

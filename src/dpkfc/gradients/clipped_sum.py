@@ -1036,6 +1036,7 @@ class _Passes:
 def batch_tracker(model: nn.Module, batch: Any, size: int) -> Tracker:
     """Return a tracker for a batch whose tensors have their examples in front."""
     tracker = Tracker(size, model.buffers())
+    tracker.declare_earlier_batches()
     tracker.declare_batch(batch)
     tracker.declare_parameters(trainable_tensors(model).values())
     return tracker
@@ -1046,6 +1047,9 @@ def follow_augmentation(
 ) -> tuple[Any, Tracker]:
     """Return the batch as `augment` changes it, and the tracker that has followed the change."""
     tracker = batch_tracker(model, batch, size)
+    if tracker.is_opaque:
+        why = "it holds values that are no tensors, which no operation shows to be read"
+        tracker.fail("batch", why, is_read=True)
     with tracker.following():
         batch = augmented(augment, model, batch, size)
     return batch, tracker
