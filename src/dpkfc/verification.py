@@ -56,8 +56,8 @@ class PublicRows:
     Attributes:
         records: the records.
         collate: list of records to a batch.
-        longer: records whose leading axes have different lengths; none where records have no such
-            axis.
+        longer: records whose leading axes have different lengths, the longest first; none where
+            records have no such axis.
     """
 
     records: Sequence[Any]
@@ -101,7 +101,8 @@ def draw_public_rows(
     longer: list[Any] = []
     if len(lengths) == 1:
         base = lengths.pop()
-        sizes = (max(1, base // 2), base + 3, max(1, base // 3))
+        # Several short ones: an id in a record may be that of the padding.
+        sizes = [base + 3, *4 * [max(1, base // 2), max(1, base // 3)]]
         longer = [draw.value_like(record, length) for length in sizes]
     return PublicRows(records, collate, longer)
 
@@ -476,6 +477,7 @@ class _Check:
         batch, tracker = follow_augmentation(self.augment, self.model, batch, size)
         tape, losses = follow_pass(self.loss_fn, self.model, self.layers, batch, tracker)
         tape.check_enabled()
+        tape.check_depends(losses)
         return tape.failure(losses), tape, losses
 
     def _augment(self, batch: Any, size: int) -> Any:
@@ -543,6 +545,10 @@ class _Check:
         Returns:
             Why a collate function cannot be compared, or None.
         """
+        lengths = [x.shape[0] for x in tensors_of(rows.records[0]) if x.dim()]
+        while size > 2 and size in lengths:
+            # A tensor of one record would look like one with a row for each.
+            size -= 1
         failure = None
         if not self._check_rows("collate_fn", rows.batch, size):
             reason = "it draws random numbers of its own, so that it cannot be compared"
@@ -782,23 +788,21 @@ class _Check:
 
     def _check_padding(self, rows: PublicRows) -> None:
         """Check that the loss of a short record does not depend on the padding of its batch."""
-        if len(rows.longer) < 2:
-            return
-        short, long = rows.longer[:2]
-        with ConstantNumbers():
-            try:
-                in_batch = self.loss_values(rows.collate([short, long]), 2)
-                alone = self.loss_values(rows.collate([short]), 1)
-            except Exception as error:
-                if is_out_of_memory(error):
-                    raise
-                # Records of several lengths cannot be batched at all.
-                return
-        if self._losses_differ(in_batch[:1], alone):
-            raise ValueError(
-                "an example padded to the length of a longer one has another loss than alone; mask"
-                " the padding (docs/errors.md#gradient-mismatch)"
-            )
+        for short in rows.longer[1:]:
+            with ConstantNumbers():
+                try:
+                    in_batch = self.loss_values(rows.collate([short, rows.longer[0]]), 2)
+                    alone = self.loss_values(rows.collate([short]), 1)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    # Records of such lengths cannot be batched at all.
+                    continue
+            if self._losses_differ(in_batch[:1], alone):
+                raise ValueError(
+                    "an example padded to the length of a longer one has another loss than alone;"
+                    " mask the padding (docs/errors.md#gradient-mismatch)"
+                )
 
     def _check_memory(self, rows: PublicRows) -> None:
         """Check that the forward pass keeps nothing of its examples for later ones."""
@@ -842,7 +846,7 @@ def _first_line(error: Exception) -> str:
 
 def _row_tensors(batch: Any, size: int) -> list[Tensor]:
     """Return the tensors of a batch with one row for each example."""
-    return [x for x in tensors_of(batch) if x.dim() and len(x) == size]
+    return [x for x in tensors_of(batch) if x.dim() and not x.is_nested and len(x) == size]
 
 
 def _gradients_differ(gradient: Tensor, other: Tensor) -> bool:
@@ -947,7 +951,11 @@ def _mixing_message(failure: Unknown | None, what: str) -> str:
         )
     begin = f"{failure.operation} mixes examples: "
     end = " (docs/errors.md#mixes-examples)"
-    return begin + failure.reason[: 160 - len(begin) - len(end)] + end
+    room = 160 - len(begin) - len(end)
+    reason = failure.reason
+    if len(reason) > room:
+        reason = reason.partition(" (shapes")[0]
+    return begin + reason[:room] + end
 
 
 def _is_permanent(error: Exception) -> bool:
